@@ -1,0 +1,32 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up what they need first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test lint bench clean
+
+setup: .venv/.done
+
+.venv/.done: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv (the first time this takes a few minutes) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/commonweal demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Two processes of one thread each: the models in the tests are too small to gain from more threads.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+bench: setup
+	$(BIN)/python benchmarks/round.py
+
+clean:
+	rm -rf .venv build src/*.egg-info

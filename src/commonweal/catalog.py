@@ -1,0 +1,152 @@
+"""Names to things: a file in a folder is an entry, its signature is its configuration.
+
+`aaggff-d` is `rules/aaggff_d.py`; a file that offers several things names each as the thing is called in Python.
+Anything outside the package is named `package.module:callable`.
+"""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Any, get_type_hints
+
+import pydantic
+
+from commonweal.errors import ConfigError, did_you_mean
+
+__all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
+
+# Where each kind lives: a package whose files are scanned, or a module whose __all__ is.
+KINDS = {
+    "rules": "commonweal.rules",
+    "clients": "commonweal.clients",
+    "servers": "commonweal.server",
+    "algorithms": "commonweal.algorithm",
+    "datasets": "commonweal.datasets",
+    "models": "commonweal.models",
+}
+# What the experiment itself supplies, not its author.
+SUPPLIED = {"models": ("shape", "outputs"), "algorithms": ("rule", "local", "step")}
+
+Part = dict[str, Any]  # {"name": ..., parameters ...}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that an experiment can name."""
+
+    kind: str
+    name: str
+    factory: Callable[..., Any]
+
+    @property
+    def about(self) -> str:
+        """What its file, or itself, says of it."""
+        module = inspect.getmodule(self.factory)
+        shared = module is not None and module.__name__ == KINDS[self.kind]
+        text = self.factory.__doc__ if shared or module is None else module.__doc__
+        return inspect.cleandoc(text or "")
+
+    @property
+    def details(self) -> str:
+        """The formula and the parameters, as its own docstring gives them."""
+        return inspect.cleandoc(self.factory.__doc__ or "")
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        supplied = SUPPLIED.get(self.kind, ())
+        return {n: p for n, p in inspect.signature(self.factory).parameters.items() if n not in supplied}
+
+    def schema(self) -> type[pydantic.BaseModel]:
+        """The parameters with their types, as something that validates."""
+        hints = get_type_hints(self.factory)
+        fields: dict[str, Any] = {
+            name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
+            for name, p in self.parameters.items()
+        }
+        return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+
+
+@cache
+def entries(kind: str) -> Mapping[str, Entry]:
+    """Everything of a kind, by name."""
+    if kind not in KINDS:
+        raise ConfigError(f"there are no {kind!r}: {did_you_mean(kind, KINDS)}")
+    home = importlib.import_module(KINDS[kind])
+    found = {}
+    for stem, module in _files(home):
+        offered = [getattr(module, name) for name in module.__all__]
+        for thing in offered:
+            name = _plain(stem if stem and len(offered) == 1 else thing.__name__.lower())
+            found[name] = Entry(kind, name, thing)
+    return dict(sorted(found.items()))
+
+
+def _files(home: Any) -> list[tuple[str, Any]]:
+    if not hasattr(home, "__path__"):
+        return [("", home)]
+    stems = [m.name for m in pkgutil.iter_modules(home.__path__) if not m.name.startswith("_")]
+    return [(stem, importlib.import_module(f"{home.__name__}.{stem}")) for stem in stems]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_plus", "+").replace("_", "-")
+
+
+def find(kind: str, name: str) -> Entry:
+    """The entry of that name, or of that `package.module:callable`."""
+    known = entries(kind)
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise ConfigError(f"no {kind.removesuffix('s')} is called {name!r}: {did_you_mean(name, known)}")
+    module, _, attribute = name.partition(":")
+    try:
+        return Entry(kind, name, getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{kind.removesuffix('s')} {name!r} cannot be imported: {error}") from None
+
+
+def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
+    """A part of an experiment with all its parameters, defaults included, checked against the signature."""
+    if isinstance(part, str):
+        part = {"name": part}
+    if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
+        raise ConfigError(f"{kind.removesuffix('s')} = {part!r}: give a name, or a table with a name and parameters")
+    given = {key: value for key, value in part.items() if key != "name"}
+    entry = find(kind, part["name"])
+    for key in given:
+        if key not in entry.parameters:
+            hint = did_you_mean(key, entry.parameters) if entry.parameters else "it has none"
+            raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r} has no parameter {key!r}: {hint}")
+    # As JSON, so that lists may be tuples while a number in quotes stays an error.
+    try:
+        checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r}: {explain(error)}") from None
+    except TypeError as error:
+        raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r}: {error}") from None
+    return {"name": entry.name, **checked.model_dump()}
+
+
+def explain(error: pydantic.ValidationError) -> str:
+    """The first thing that is wrong, in a sentence."""
+    first = error.errors()[0]
+    where = ".".join(
+        str(p) for p in first["loc"] if not str(p).startswith(("function-", "literal[", "int", "float", "str"))
+    )
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
+    """The thing itself. `supplied` are values that the experiment knows (the shape of a row, say)."""
+    done = complete(kind, part)
+    factory = find(kind, done.pop("name")).factory
+    hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
+    values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
+    return factory(**values, **supplied)

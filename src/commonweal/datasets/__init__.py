@@ -1,0 +1,1 @@
+"""One dataset a file: a function that gives a Federation."""

@@ -1,0 +1,116 @@
+"""All clients on this machine: a cohort at once by vmap, in chunks under a memory budget, or one after the other.
+
+The three ways compute the same numbers up to float rounding. Which one `auto` takes depends on the module only, so it
+is the same on every machine, and the record of a run states it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from commonweal import randomness
+from commonweal.algorithm import Algorithm, Server
+from commonweal.errors import ConfigError, did_you_mean
+from commonweal.federation import Federation
+from commonweal.local import Lift, Local, Tensors, alone, many, measure
+from commonweal.task import Task
+
+__all__ = ["MODES", "Simulator"]
+
+MODES = ("auto", "vmap", "chunked", "loop")
+BUDGET = 1 << 28  # numbers that a chunk of clients may hold at once: 1 GB
+LARGE = 1 << 19  # parameters from which a client alone keeps the cores busy
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """Runs the clients of a federation in this process."""
+
+    task: Task
+    federation: Federation
+    mode: str = "auto"
+    budget: int = BUDGET
+    kept: dict[int, Tensors] = field(default_factory=dict)  # what clients that have taken part hold for themselves
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"no engine is called {self.mode!r}: {did_you_mean(self.mode, MODES)}")
+        if self.mode in ("vmap", "chunked") and self.task.random:
+            raise ConfigError(f"engine {self.mode!r} cannot run a model with dropout: use 'loop' or 'auto'")
+
+    @cached_property
+    def decision(self) -> tuple[str, str]:
+        """The way clients are run, and why."""
+        if self.mode != "auto":
+            return self.mode, "asked for"
+        kinds = {type(m) for m in self.task.module.modules()}
+        if self.task.random:
+            return "loop", "the model draws random numbers (dropout)"
+        if any(issubclass(kind, nn.modules.conv._ConvNd | nn.RNNBase) for kind in kinds):
+            return "loop", "convolutions and recurrent layers are faster client by client"
+        if self.task.size >= LARGE:
+            return "loop", f"{self.task.size} parameters keep the cores busy client by client"
+        return "chunked", f"{self.task.size} parameters in layers that are faster together"
+
+    def collect(self, algorithm: Algorithm, seen: Tensors, ids: Tensor, seed: int) -> Tensors:
+        """Have each client of the cohort do its work; give their replies in the cohort's order."""
+        round, parts = int(seen["round"]), []
+        order = torch.argsort(self.federation.train.sizes[ids], descending=True, stable=True)
+        for group in self._groups(algorithm, ids[order]):
+            streams = [randomness.stream(seed, round, self.key(i), randomness.TRAIN) for i in group.tolist()]
+            kept = self._kept(algorithm, group, seed)
+            lift: Lift = alone if len(group) == 1 else many
+            replies, kept = algorithm.work(self.task, seen, kept, self.federation.train, group, streams, lift)
+            self._keep(group, kept)
+            parts.append(replies)
+        back = torch.argsort(order)
+        joined = parts[0] if len(parts) == 1 else {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
+        if torch.equal(back, torch.arange(len(back))):
+            return joined
+        return {name: value[back] for name, value in joined.items()}
+
+    def evaluate(self, algorithm: Algorithm, server: Server) -> tuple[Tensor, Tensor]:
+        """Every client's loss and score (K,) of the server's model on its test rows; NaN where a client has none."""
+        return measure(self.task, algorithm.ask(server)["w"], self.federation.test)
+
+    def key(self, client: int) -> int:
+        return randomness.key(self.federation.names[client])
+
+    def _groups(self, algorithm: Algorithm, ids: Tensor) -> Iterator[Tensor]:
+        """Clients to be run together, by falling size, so that batches of very different length never meet."""
+        way, most = self.decision[0], len(ids)
+        local = getattr(algorithm, "local", None)
+        if way == "loop" or local is None:
+            yield from torch.split(ids, 1)
+            return
+        if way == "chunked":
+            most = max(1, self.budget // self._cost(local, int(self.federation.train.sizes[ids[0]])))
+        sizes = self.federation.train.sizes[ids].tolist()
+        widths = [min(n, local.batch or n) for n in sizes]
+        exact = self.task.size > self.task.trained  # padding would enter a BatchNorm's statistics
+        start = 0
+        for i in range(1, len(ids) + 1):
+            apart = i < len(ids) and (sizes[i] != sizes[start] if exact else 2 * widths[i] < widths[start])
+            if i == len(ids) or apart or i - start == most:
+                yield ids[start:i]
+                start = i
+
+    def _cost(self, local: Local, rows: int) -> int:
+        """How many numbers a client holds in a step: vectors with their gradients, and what its rows become."""
+        return 6 * self.task.size + 3 * min(local.batch or rows, rows) * self.task.width(self.federation.train.x)
+
+    def _kept(self, algorithm: Algorithm, ids: Tensor, seed: int) -> Tensors:
+        each = []
+        for i in ids.tolist():
+            if i not in self.kept:
+                rng = randomness.stream(seed, 0, self.key(i), randomness.KEEP)
+                self.kept[i] = algorithm.keep(self.task, int(rng.integers(1 << 62)))
+            each.append(self.kept[i])
+        return {name: torch.stack([k[name] for k in each]) for name in each[0]}
+
+    def _keep(self, ids: Tensor, kept: Tensors) -> None:
+        if kept:
+            self.kept.update({i: {n: value[k] for n, value in kept.items()} for k, i in enumerate(ids.tolist())})

@@ -1,0 +1,41 @@
+"""Every error a user can cause, and the sentence that helps.
+
+CommonwealError
+├── ConfigError    an experiment, a name or a parameter that cannot be right
+├── DataError      rows, files or client values that cannot be used
+└── RunError       a run folder that cannot be written, resumed or read
+
+Each message says what is wrong, what was got, and what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["CommonwealError", "ConfigError", "DataError", "RunError", "did_you_mean"]
+
+
+class CommonwealError(Exception):
+    """The base of all errors that are the user's to mend; the command shows it as one sentence."""
+
+
+class ConfigError(CommonwealError):
+    """An experiment, a name or a parameter that cannot be right."""
+
+
+class DataError(CommonwealError):
+    """Rows, files or client values that cannot be used."""
+
+
+class RunError(CommonwealError):
+    """A run folder that cannot be written, resumed or read."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest of the known names, or all of them.
+
+    >>> did_you_mean("fedagv", ["fedavg", "aaggff-s"])
+    "did you mean 'fedavg'?"
+    """
+    known = sorted(known)
+    close = get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)

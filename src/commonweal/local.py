@@ -1,0 +1,229 @@
+"""What a client does with the model it receives: the base class is plain local SGD, variants override a method.
+
+Client code speaks of a single client. An engine lifts it: `many` runs a group of clients at once by vmap, `alone` runs
+one as it is. What is random was drawn before (`Plan`), so both give the same numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from commonweal import scores
+from commonweal.errors import ConfigError
+from commonweal.federation import Rows
+from commonweal.task import Batch, Task
+
+__all__ = ["Lift", "Local", "Plan", "Tensors", "alone", "many", "measure", "plan", "visit"]
+
+Tensors = dict[str, Tensor]
+Lift = Callable[[Callable[..., Any], tuple[int | None, ...]], Callable[..., Any]]
+Gradient = Callable[[Tensors], tuple[Tensors, Tensor]]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Plain local SGD, from the received model, over the client's own rows.
+
+    epochs: passes over the rows; steps: a number of batches instead, the same for every client
+    batch: rows a step (0: all of them); lr, momentum, weight_decay: as in torch.optim.SGD
+    clip: the largest norm of a gradient; decay: lr is multiplied by it every `decay_every` rounds
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch: int = 20
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    decay: float = 1.0
+    decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in {"epochs": 1, "batch": 0, "decay_every": 1, "momentum": 0, "weight_decay": 0}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"client {name} = {getattr(self, name)}: it must be at least {least}")
+        for name in ("lr", "decay", "clip", "steps"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ConfigError(f"client {name} = {value}: it must be above 0")
+
+    def rate(self, round: int) -> float:
+        """The learning rate of round 1, 2, ..."""
+        return self.lr * self.decay ** ((round - 1) // self.decay_every)
+
+    def keep(self, task: Task, seed: int) -> Tensors:
+        """What a client holds for itself before its first round."""
+        return {}
+
+    def draws(self, task: Task) -> int:
+        """How many uniform random numbers a step needs."""
+        return 0
+
+    def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
+        """The vectors to be trained."""
+        return {"w": seen["w"]}
+
+    def loss(
+        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What a step lowers, and the module's statistics after it."""
+        return task.loss(v["w"], batch)
+
+    def step(self, task: Task, v: Tensors, memory: Tensors, gradient: Gradient, lr: float) -> tuple[Tensors, Tensors]:
+        """One step on a batch. `gradient(v)` gives the gradient of `loss`; vectors have a clients' axis in front."""
+        slope, statistics = gradient(v)
+        v, memory = self.descend(v, slope, memory, lr)
+        if statistics.shape[-1]:
+            v = v | {"w": torch.cat([v["w"][..., : task.trained], statistics], -1)}
+        return v, memory
+
+    def descend(self, v: Tensors, slope: Tensors, memory: Tensors, lr: float) -> tuple[Tensors, Tensors]:
+        """SGD with clipping, weight decay and momentum, in torch's order."""
+        if self.clip is not None:
+            norm = sum(g.square().sum(-1, keepdim=True) for g in slope.values()) ** 0.5
+            slope = {name: g * (self.clip / (norm + 1e-6)).clamp(max=1) for name, g in slope.items()}
+        if self.weight_decay:
+            slope = {name: g.add(v[name], alpha=self.weight_decay) for name, g in slope.items()}
+        if self.momentum:
+            slope = {name: g.add(memory[name], alpha=self.momentum) if memory else g for name, g in slope.items()}
+            memory = slope
+        return {name: v[name].sub(g, alpha=lr) for name, g in slope.items()}, memory
+
+    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        """What the server is told, and what the client keeps."""
+        return {"update": seen["w"] - v["w"]}, kept
+
+
+def many(f: Callable[..., Any], dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """One client's function, run for a group of clients at once."""
+    return torch.vmap(f, in_dims=dims)
+
+
+def alone(f: Callable[..., Any], dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """One client's function, run for a group of one."""
+
+    def call(*arguments: Any) -> Any:
+        single = [tree_map(lambda t: t.squeeze(0), a) if d == 0 else a for a, d in zip(arguments, dims, strict=True)]
+        return tree_map(lambda t: t.unsqueeze(0), f(*single))
+
+    return call
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which rows each of S clients takes at which step, and the random numbers it will need."""
+
+    order: Tensor  # row numbers in the order they are taken, client after client
+    base: Tensor  # (S,) where a client's part of `order` begins
+    sizes: Tensor  # (S,)
+    steps: Tensor  # (S,)
+    epoch: Tensor  # (S,) steps in a pass over the rows
+    batch: int
+    u: Tensor  # (sum of steps, draws), client after client
+    seeds: tuple[int, ...]  # for modules that draw inside (dropout)
+
+    def at(self, t: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Step t of the first k clients: row numbers (k, B), shares in the loss (k, B), uniform numbers (k, draws)."""
+        n = self.sizes[:k]
+        b = n.clamp(max=self.batch) if self.batch else n
+        epoch = self.epoch[:k]
+        before = t % epoch * b  # rows taken in this pass before this step
+        length = torch.minimum(b, n - before)
+        column = torch.arange(int(length.max()))
+        real = column < length[:, None]
+        begin = self.base[:k] + t // epoch * n + before
+        # Padding repeats the batch's first row, with no share in the loss.
+        rows = self.order[begin[:, None] + torch.where(real, column, 0)]
+        first = self.steps.cumsum(0)[:k] - self.steps[:k]
+        return rows, real / length[:, None], self.u[first + t]
+
+
+def plan(local: Local, task: Task, rows: Rows, ids: Tensor, streams: Sequence[np.random.Generator]) -> Plan:
+    """Draw everything that is random in the visits of these clients."""
+    sizes = rows.sizes[ids]
+    order, base, steps, epoch, u, seeds = [], [0], [], [], [], []
+    # BatchNorm cannot take a batch of one row: such a rest at the end of a pass is left out.
+    spare = int(task.size > task.trained)
+    for n, begin, rng in zip(sizes.tolist(), rows.offsets[ids].tolist(), streams, strict=True):
+        epoch.append(max(1, -(-(n - spare) // (local.batch or n))))
+        steps.append(local.steps or local.epochs * epoch[-1])
+        epochs = -(-steps[-1] // epoch[-1])
+        order += [begin + rng.permutation(n) for _ in range(epochs)]
+        base.append(base[-1] + epochs * n)
+        u.append(rng.random((steps[-1], local.draws(task)), dtype=np.float32))
+        seeds.append(int(rng.integers(1 << 62)))
+    return Plan(
+        torch.from_numpy(np.concatenate(order)),
+        torch.tensor(base[:-1]),
+        sizes,
+        torch.tensor(steps),
+        torch.tensor(epoch),
+        local.batch,
+        torch.from_numpy(np.concatenate(u)),
+        tuple(seeds),
+    )
+
+
+def visit(
+    local: Local, task: Task, seen: Tensors, kept: Tensors, rows: Rows, planned: Plan, lift: Lift
+) -> tuple[Tensors, Tensors]:
+    """Train a group of clients from what they were sent and what they keep; give their replies and what they keep now.
+
+    The clients come by falling number of steps: those that are done leave at the end, and only the others are computed.
+    """
+    v: Tensors = lift(lambda k, _: local.start(task, seen, k), (0, 0))(kept, planned.steps)
+    loss = lift(lambda w, x, y, share, k, u: local.loss(task, w, Batch(x, y, share), seen, k, u), (0,) * 6)
+    memory: Tensors = {}
+    left: list[Tensors] = []
+    lr = local.rate(int(seen["round"]))
+    with torch.random.fork_rng(devices=[], enabled=task.random):
+        if task.random:
+            torch.manual_seed(planned.seeds[0])
+        for t in range(int(planned.steps[0])):
+            k = int((planned.steps > t).sum())
+            if k < len(v["w"]):
+                left.append({name: value[k:].clone() for name, value in v.items()})
+                v, memory = ({name: value[:k] for name, value in part.items()} for part in (v, memory))
+            gradient = _gradient(loss, planned.at(t, k), rows, {name: value[:k] for name, value in kept.items()})
+            v, memory = local.step(task, v, memory, gradient, lr)
+    if left:
+        v = {name: torch.cat([part[name] for part in [v, *reversed(left)]]) for name in v}
+    replies, kept = lift(lambda w, k, n: local.reply(task, w, seen, k, n), (0, 0, 0))(v, kept, planned.steps)
+    return replies, kept
+
+
+def _gradient(loss: Callable[..., Any], at: tuple[Tensor, Tensor, Tensor], rows: Rows, kept: Tensors) -> Gradient:
+    """The gradient of a group's losses on one batch each: losses are separate, so the sum's gradient is each one's own."""
+    index, share, u = at
+    x, y = rows.x[index], rows.y[index]
+
+    def gradient(v: Tensors) -> tuple[Tensors, Tensor]:
+        leaves = {name: value.detach().requires_grad_() for name, value in v.items()}
+        losses, statistics = loss(leaves, x, y, share, kept, u)
+        slopes = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, slopes, strict=True)), statistics
+
+    return gradient
+
+
+PASS = 1 << 24  # numbers a judging pass may hold: 64 MB
+
+
+def measure(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The loss and the score of one model on each client's rows: one pass over all rows, then a reduction by client."""
+    index, offsets = (None, rows.offsets) if ids is None else rows.where(ids)
+    total, at_once = int(offsets[-1]), max(1, PASS // task.width(rows.x))
+    losses, evidence = [], []
+    with torch.no_grad():
+        for a in range(0, total, at_once):
+            part = slice(a, a + at_once) if index is None else index[a : a + at_once]
+            loss, row = task.judge(w, rows.x[part], rows.y[part])
+            losses.append(loss)
+            evidence.append(row)
+    mean = scores.by_client(torch.cat(losses), offsets)
+    return mean, scores.named(task.score).clients(torch.cat(evidence), offsets)

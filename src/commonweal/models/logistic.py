@@ -1,0 +1,15 @@
+"""Logistic regression: one linear layer on the flattened row."""
+
+import math
+
+from torch import nn
+
+__all__ = ["logistic"]
+
+
+def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """outputs = W x + b, starting from W and b of 0 (the loss is convex: no start is better)"""
+    linear = nn.Linear(math.prod(shape), outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)

@@ -1,0 +1,20 @@
+"""A multilayer perceptron on the flattened row; 200-200 is the TwoNN of McMahan et al., AISTATS 2017."""
+
+import math
+from itertools import pairwise
+
+from torch import nn
+
+__all__ = ["mlp"]
+
+
+def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
+    """Linear layers with ReLU between them.
+
+    hidden: the number of units of each hidden layer
+    """
+    widths = [math.prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))

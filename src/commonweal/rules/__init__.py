@@ -1,0 +1,1 @@
+"""One rule a file: how much each report of a cohort counts."""

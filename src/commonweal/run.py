@@ -1,0 +1,257 @@
+"""A run is a loop over rounds, and the caller's `for` is the hook: `for round in run(experiment): ...`."""
+
+import hashlib
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commonweal import catalog, metrics, randomness, scores
+from commonweal.algorithm import Algorithm, Averaging, Server, Told
+from commonweal.engines.simulator import Simulator
+from commonweal.errors import ConfigError, DataError
+from commonweal.experiment import Experiment
+from commonweal.federation import Federation
+from commonweal.store import Store
+from commonweal.task import Task
+
+__all__ = ["Job", "Round", "prepare", "run"]
+
+SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again, to the same bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What happened in a round. `losses`, `scores` are the received model's on the cohort's training rows."""
+
+    number: int
+    clients: tuple[str, ...]  # the cohort
+    losses: Tensor  # (S,)
+    scores: Tensor  # (S,)
+    weights: dict[str, float]  # of the reports that were used
+    dropped: dict[str, str]  # name -> why
+    evaluation: tuple[Tensor, Tensor] | None  # every client's test loss and score (K,), after the round
+    metrics: dict[str, float]  # of the test scores; empty where the round was not evaluated
+    server: Server
+    seconds: dict[str, float]
+
+    def line(self) -> dict[str, Any]:
+        """The round as the store writes it."""
+        cohort = {"clients": self.clients, "losses": self.losses, "scores": self.scores}
+        return {
+            "round": self.number,
+            **cohort,
+            "weights": self.weights,
+            "dropped": self.dropped,
+            "metrics": self.metrics,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """An experiment with its parts built: what `run` needs."""
+
+    task: Task
+    federation: Federation
+    algorithm: Algorithm
+    rounds: int = 100
+    cohort: int | float | str = "all"
+    seed: int = 0
+    engine: str = "auto"
+    evaluate_every: int = 1
+    text: str = ""  # the experiment, as written to a run's folder
+    simulator: Simulator = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "simulator", Simulator(self.task, self.federation, self.engine))
+        size = self.size
+        if not 1 <= size <= self.federation.clients:
+            raise ConfigError(f"cohort = {self.cohort!r} is {size} clients, but there are {self.federation.clients}")
+        undefined = scores.undefined(self.task.score, self.federation.test.y, self.federation.test.offsets)
+        if undefined:
+            names = [self.federation.names[k] for k in undefined]
+            raise DataError(
+                f"the {self.task.score} of {', '.join(map(repr, names[:5]))} is undefined: their test rows have one "
+                "label only; give such clients more rows, merge them, or score by accuracy"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many clients take part in a round."""
+        clients = self.federation.clients
+        if self.cohort == "all":
+            return clients
+        return int(self.cohort) if isinstance(self.cohort, int) else max(1, round(float(self.cohort) * clients))
+
+    def cohort_of(self, number: int) -> Tensor:
+        """The clients of a round, drawn without replacement from (seed, round)."""
+        clients = self.federation.clients
+        if self.size == clients:
+            return torch.arange(clients)
+        rng = randomness.stream(self.seed, number, 0, randomness.COHORT)
+        return torch.from_numpy(np.sort(rng.choice(clients, self.size, replace=False)))
+
+    def facts(self) -> dict[str, Any]:
+        """What the run's record says of where and on what it ran."""
+        import commonweal
+
+        way, why = self.simulator.decision
+        versions = {
+            "commonweal": commonweal.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        return {
+            **versions,
+            "engine": way,
+            "engine_because": why,
+            "clients": self.federation.clients,
+            "unscored": self.federation.unscored,
+            "train_rows": len(self.federation.train.y),
+            "test_rows": len(self.federation.test.y),
+            "parameters": self.task.size,
+            "score": self.task.score,
+        }
+
+
+def prepare(experiment: Experiment) -> Job:
+    """Build what an experiment names."""
+    e = experiment
+    federation: Federation = catalog.build("datasets", e.dataset)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
+        module = catalog.build("models", e.model, shape=tuple(federation.train.x.shape[1:]), outputs=federation.outputs)
+    parts = {"rule": catalog.build("rules", e.rule), "local": catalog.build("clients", e.client)}
+    algorithm = catalog.build("algorithms", e.algorithm, **parts, step=catalog.build("servers", e.server))
+    plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}
+    return Job(Task(module, federation.loss, federation.score), federation, algorithm, text=e.toml(), **plain)
+
+
+def given(task: Task, federation: Federation, rule: Any, client: Any, server: Any, **plain: Any) -> Job:
+    """A job from a user's own task and federation; each part is a name, a table, or the thing itself."""
+
+    def part(kind: str, value: Any) -> Any:
+        return catalog.build(kind, value) if isinstance(value, str | Mapping) else value
+
+    algorithm = Averaging(part("rules", rule), part("clients", client), part("servers", server))
+    digest = hashlib.blake2b(task.initial.numpy().tobytes(), digest_size=8)
+    for rows in (federation.train, federation.test):
+        for tensor in (rows.x, rows.y, rows.offsets):
+            digest.update(tensor.contiguous().numpy().tobytes())
+    lines = [f"{key} = {value!r}" for key, value in plain.items()]
+    lines += [f"algorithm = '''{algorithm}'''", f"given = '{digest.hexdigest()}'"]
+    return Job(task, federation, algorithm, text="\n".join(lines) + "\n", **plain)
+
+
+def run(
+    what: Experiment | Job | Task,
+    federation: Federation | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **parts: Any,
+) -> Iterator[Round]:
+    """Run an experiment round by round; with `out`, write it to a folder that `resume` goes on from.
+
+    Users with their own model and rows give a Task and a Federation instead, and any of rule, client, server, rounds,
+    cohort, seed, engine and evaluate_every.
+
+    >>> federation = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
+    >>> [r.number for r in run(Task(torch.nn.Linear(1, 2)), federation, rule="aaggff-s", rounds=2)]
+    [1, 2]
+    """
+    if isinstance(what, Task):
+        if federation is None:
+            raise ConfigError("run(task) needs a Federation as its second argument")
+        job = given(what, federation, **({"rule": "fedavg", "client": "sgd", "server": "sgd"} | parts))
+    elif federation is not None or parts:
+        raise ConfigError(
+            "run(experiment) takes no other parts: change the experiment, or give a Task and a Federation"
+        )
+    else:
+        job = prepare(what) if isinstance(what, Experiment) else what
+    return _rounds(job, None if out is None else Store(Path(out)), resume)
+
+
+def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
+    server, last = job.algorithm.init(job.task, job.federation.clients), 0
+    if store is not None:
+        last, saved = store.open(job.text, job.facts(), resume)
+        if last:
+            server = _like(server, saved["server"])
+            job.simulator.kept.update({int(i): kept for i, kept in saved.get("kept", {}).items()})
+    saved_at, saved_round = time.monotonic(), last
+
+    def save() -> None:
+        nonlocal saved_at, saved_round
+        if store is not None and last > saved_round:
+            store.checkpoint(last, {"server": server, "kept": {str(i): k for i, k in job.simulator.kept.items() if k}})
+            saved_at, saved_round = time.monotonic(), last
+
+    try:
+        for number in range(last + 1, job.rounds + 1):
+            done = _round(job, server, number)
+            if store is not None:
+                _write(store, job, done)
+            server, last = done.server, number
+            if number == job.rounds or time.monotonic() - saved_at > SAVE_EVERY:
+                save()
+            yield done
+        if store is not None and last == job.rounds:
+            store.model(job.task.tensors(server["w"]))
+    finally:
+        save()  # Ctrl-C, a failed write or a caller that stops: keep every whole round
+
+
+def _like(fresh: Server, saved: Server) -> Server:
+    """The saved server with the empty parts that files do not hold."""
+    return {
+        name: _like(value, saved.get(name, {})) if isinstance(value, dict) else saved[name]
+        for name, value in fresh.items()
+    } | {name: value for name, value in saved.items() if name not in fresh}
+
+
+def _round(job: Job, server: Server, number: int) -> Round:
+    names, start = job.federation.names, time.perf_counter()
+    ids = job.cohort_of(number)
+    replies = job.simulator.collect(job.algorithm, job.algorithm.ask(server), ids, job.seed)
+    trained = time.perf_counter()
+    told: Told = job.algorithm.tell(job.task, server, ids, replies, job.federation.clients)
+    decided = time.perf_counter()
+    evaluation, summary = None, {}
+    if number % job.evaluate_every == 0 or number == job.rounds:
+        evaluation = job.simulator.evaluate(job.algorithm, told.server)
+        summary = _summary(job, evaluation[1])
+    seconds = {"train": trained - start, "decide": decided - trained, "evaluate": time.perf_counter() - decided}
+    weights = {names[i]: w for i, w in zip(told.ids.tolist(), told.weights.tolist(), strict=True)}
+    dropped = {names[i]: why for i, why in told.dropped.items()}
+    cohort = tuple(names[i] for i in ids.tolist())
+    return Round(
+        number, cohort, replies["loss"], replies["score"], weights, dropped, evaluation, summary, told.server, seconds
+    )
+
+
+def _summary(job: Job, test_scores: Tensor) -> dict[str, float]:
+    scored = job.federation.scored
+    if len(scored) == 0:
+        raise DataError("no client has test rows: give a test share above 0, or clients with more rows")
+    names = (
+        job.federation.names
+        if len(scored) == job.federation.clients
+        else [job.federation.names[k] for k in scored.tolist()]
+    )
+    return metrics.summary(test_scores[scored], job.federation.test.sizes[scored], names)
+
+
+def _write(store: Store, job: Job, done: Round) -> None:
+    store.append("rounds.jsonl", done.line())
+    store.append("timings.jsonl", {"round": done.number, **done.seconds})
+    if done.evaluation is not None:
+        losses, test_scores = done.evaluation
+        store.table(done.number, job.federation.names, test_scores, losses)

@@ -1,0 +1,190 @@
+"""A module, its loss and its score, as functions of one flat vector.
+
+The vector holds the trained parameters first and the running statistics (BatchNorm's) after them: statistics travel and
+are averaged like the rest, but no gradient moves them.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from commonweal import scores
+from commonweal.errors import ConfigError, did_you_mean
+
+__all__ = ["LOSSES", "Batch", "Task"]
+
+
+class Batch(NamedTuple):
+    """Some rows of one client, each with its share in the batch's loss (padding has share 0, the others sum to 1)."""
+
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,)
+    share: Tensor  # (B,)
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def _binary(outputs: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(-1), y.to(outputs.dtype), reduction="none")
+
+
+def _squared(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.squeeze(-1) - y).square()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) -> (N,)
+    "cross-entropy": _cross_entropy,
+    "binary": _binary,
+    "squared": _squared,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A module with what it is trained on (`criterion`, a name in LOSSES) and judged by (`score`, a name in SCORES).
+
+    A run starts from the values that the module has. Parameters that require no gradient stay with the module.
+
+    >>> task = Task(nn.Linear(2, 3))
+    >>> task.size, task.initial.shape
+    (9, torch.Size([9]))
+    """
+
+    module: nn.Module
+    criterion: str = "cross-entropy"
+    score: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        scores.named(self.score)
+        if self.criterion not in LOSSES:
+            raise ConfigError(f"no loss is called {self.criterion!r}: {did_you_mean(self.criterion, LOSSES)}")
+        if not any(p.requires_grad for p in self.module.parameters()):
+            raise ConfigError(f"{type(self.module).__name__} has no parameter to train")
+
+    @cached_property
+    def _pieces(self) -> dict[str, Tensor]:
+        """The trained parameters, then the floating-point buffers, by name, in the vector's order."""
+        trained = {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
+        return trained | {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._pieces)
+
+    @cached_property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        return tuple(p.shape for p in self._pieces.values())
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [p.numel() for p in self._pieces.values()]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def trained(self) -> int:
+        """How many of the vector's coordinates gradients move; those after them are statistics."""
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    @cached_property
+    def initial(self) -> Tensor:
+        """The module's own values."""
+        return torch.cat([p.flatten() for p in self._pieces.values()]).to(torch.float32)
+
+    @cached_property
+    def layer(self) -> Tensor:
+        """For every coordinate the number of the module that owns it: `u[task.layer]` gives each layer one value."""
+        owners = [name.rpartition(".")[0] for name in self.names]
+        number = {owner: i for i, owner in enumerate(dict.fromkeys(owners))}
+        return torch.repeat_interleave(torch.tensor([number[o] for o in owners]), torch.tensor(self.sizes))
+
+    def fresh(self, seed: int) -> Tensor:
+        """Another random start of the same architecture (layers that cannot reset themselves keep their values)."""
+        module = deepcopy(self.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for part in module.modules():
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
+        return Task(module, self.criterion, self.score).initial
+
+    def tensors(self, w: Tensor) -> dict[str, Tensor]:
+        """The vector cut into the module's named tensors (views; the backward of torch.split is a single cat)."""
+        pieces = torch.split(w, self.sizes)
+        return {name: p.view(shape) for name, p, shape in zip(self.names, pieces, self.shapes, strict=True)}
+
+    @cached_property
+    def _training(self) -> nn.Module:
+        return deepcopy(self.module).train()
+
+    @cached_property
+    def _judging(self) -> nn.Module:
+        return deepcopy(self.module).eval()
+
+    def loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch's loss in training mode, and the statistics after it (empty where the module has none)."""
+        tensors = self.tensors(w)
+        # Normalisation layers write their statistics in place: give them copies, so that the vector stays as it was.
+        kept = {name: tensors[name].detach().clone() for name in self.names[self._parameters :]}
+        outputs = functional_call(self._training, tensors | kept, (_floats(batch.x),))
+        loss = (LOSSES[self.criterion](outputs, batch.y) * batch.share).sum()
+        return loss, torch.cat([k.flatten() for k in kept.values()]) if kept else w.new_empty(0)
+
+    @cached_property
+    def _parameters(self) -> int:
+        return sum(p.requires_grad for p in self.module.parameters())
+
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """What the model says of rows, in judging mode."""
+        result: Tensor = functional_call(self._judging, self.tensors(w), (_floats(x),))
+        return result
+
+    def judge(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row's loss (N,) and its evidence for the score (N, c)."""
+        outputs = self.outputs(w, x)
+        return LOSSES[self.criterion](outputs, y), scores.named(self.score).rows(outputs, y)
+
+    @cached_property
+    def _widths(self) -> dict[torch.Size, int]:
+        return {}
+
+    def width(self, x: Tensor) -> int:
+        """How many numbers the module computes for one row of x: what a row costs in memory, on every machine alike."""
+        if x.shape[1:] not in self._widths:
+            self._widths[x.shape[1:]] = _count_numbers(deepcopy(self._judging), x[:1]) + x[:1].numel()
+        return self._widths[x.shape[1:]]
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether training draws random numbers inside the module (dropout)."""
+        return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+
+
+def _count_numbers(module: nn.Module, x: Tensor) -> int:
+    count = 0
+
+    def add(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal count
+        count += sum(o.numel() for o in (output if isinstance(output, tuple) else (output,)) if isinstance(o, Tensor))
+
+    for part in module.modules():
+        if not list(part.children()):
+            part.register_forward_hook(add)
+    with torch.no_grad():
+        module(_floats(x))
+    return count
+
+
+def _floats(x: Tensor) -> Tensor:
+    """Images are stored as bytes and become numbers in [0, 1] only when a batch is taken."""
+    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x

@@ -1,0 +1,395 @@
+"""Every measure against its definition in plain Python, replication for integer weights, and the edges."""
+
+import inspect
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from commonweal import metrics
+from commonweal.errors import DataError
+from commonweal.metrics import (
+    Against,
+    against,
+    angle,
+    best,
+    gap,
+    gini,
+    improved,
+    kl,
+    mean,
+    paired,
+    spread,
+    std,
+    summary,
+    worst,
+)
+
+quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+# Eighths make ties common and sums exact, so that a wrong definition cannot hide behind rounding.
+positive = st.lists(st.integers(0, 40).map(lambda n: n / 8), min_size=1, max_size=12)
+signed = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12)
+counted = st.lists(
+    st.tuples(st.integers(0, 40).map(lambda n: n / 8), st.integers(0, 4)), min_size=1, max_size=9
+).filter(lambda rows: any(w for _, w in rows))
+shares = st.sampled_from([0.01, 0.05, 0.1, 0.2, 1 / 3, 0.5, 0.75, 1.0])
+
+Measure = Callable[..., float]
+WEIGHTED = [mean, std, gini, angle, kl]
+ALL = [*WEIGHTED, worst, best, gap]
+KEYS = ["mean", "worst", "worst_5", "worst_10", "worst_20", "best", "best_5", "best_10", "std", "gini", "gap"]
+KEYS += ["gap_10", "angle", "kl"]
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-9, abs=1e-9)
+
+
+def slow_std(x: list[float]) -> float:
+    m = sum(x) / len(x)
+    return math.sqrt(sum((v - m) ** 2 for v in x) / len(x))
+
+
+def slow_gini(x: list[float]) -> float:
+    return 100 * sum(abs(a - b) for a in x for b in x) / (2 * len(x) * sum(x)) if sum(x) else 0.0
+
+
+def slow_angle(x: list[float]) -> float:
+    norm = math.sqrt(sum(v * v for v in x) * len(x))
+    return math.degrees(math.acos(max(-1.0, min(1.0, sum(x) / norm)))) if norm else 0.0
+
+
+def slow_kl(x: list[float]) -> float:
+    parts = [v / sum(x) for v in x if v]
+    return sum(p * math.log(p * len(x)) for p in parts)
+
+
+def slow_tail(x: list[float], share: float, top: bool = False) -> float:
+    k = max(1, math.floor(Fraction(str(share)) * len(x)))
+    return sum(sorted(x, reverse=top)[:k]) / k
+
+
+@quick
+@given(signed)
+def test_mean_and_std_follow_their_definitions(x: list[float]) -> None:
+    assert mean(x) == near(sum(x) / len(x))
+    assert std(x) == near(slow_std(x))
+
+
+@quick
+@given(signed)
+def test_the_angle_is_the_arc_cosine(x: list[float]) -> None:
+    assert angle(x) == pytest.approx(slow_angle(x), abs=1e-5)  # arccos itself is good to about 1e-6 near 0
+
+
+@quick
+@given(positive)
+def test_gini_and_kl_follow_their_definitions(x: list[float]) -> None:
+    assert gini(x) == near(slow_gini(x))
+    assert kl(x) == near(slow_kl(x))
+
+
+@quick
+@given(positive)
+def test_gini_is_the_rank_formula_of_the_spec(x: list[float]) -> None:
+    ranked = sum((2 * i - len(x) - 1) * v for i, v in enumerate(sorted(x), start=1))
+    assert gini(x) * len(x) * sum(x) == near(100 * ranked)
+
+
+@quick
+@given(signed, shares)
+def test_tails_are_means_of_the_ends(x: list[float], share: float) -> None:
+    assert worst(x, share) == near(slow_tail(x, share))
+    assert best(x, share) == near(slow_tail(x, share, top=True))
+    assert gap(x, share) == near(slow_tail(x, share, top=True) - slow_tail(x, share))
+    assert (worst(x), best(x), gap(x)) == (min(x), max(x), max(x) - min(x))
+
+
+@pytest.mark.parametrize("measure", WEIGHTED)
+@quick
+@given(rows=counted)
+def test_an_integer_weight_is_that_many_equal_clients(measure: Measure, rows: list[tuple[float, int]]) -> None:
+    x, w = zip(*rows, strict=True)
+    copies = [v for v, n in rows for _ in range(n)]
+    assert measure(x, w) == near(measure(copies))
+
+
+@pytest.mark.parametrize("measure", ALL)
+@quick
+@given(x=positive)
+def test_equal_weights_change_nothing(measure: Measure, x: list[float]) -> None:
+    assert measure(x, weights=[0.3] * len(x)) == near(measure(x))
+
+
+@quick
+@given(counted)
+def test_weighted_gini_is_the_double_sum(rows: list[tuple[float, int]]) -> None:
+    total = sum(w for _, w in rows)
+    double = sum(w * u * abs(v - y) for v, w in rows for y, u in rows)
+    m = sum(w * v for v, w in rows) / total
+    assert gini(*zip(*rows, strict=True)) == near(100 * double / (2 * total**2 * m) if m else 0.0)
+
+
+@quick
+@given(counted, shares)
+def test_weighted_tails_do_not_depend_on_the_order(rows: list[tuple[float, int]], share: float) -> None:
+    x, w = zip(*rows, strict=True)
+    assert worst(x, share, w) == near(worst(x[::-1], share, w[::-1]))
+    assert best(x, share, w) == near(-worst([-v for v in x], share, w))
+
+
+def test_weighted_tails_by_hand() -> None:
+    assert worst([3, 1, 2, 9], 0.5, [5, 3, 1, 1]) == 1.25
+    assert best([3, 1, 2, 9], 0.5, [5, 3, 1, 1]) == 4.0
+    assert gap([3, 1, 2, 9], 0.5, [5, 3, 1, 1]) == 2.75
+    assert worst([0, 1, 1], 0.67, [1, 1, 3]) == pytest.approx(2 / 3)  # the tied clients weigh 2 each
+
+
+def test_a_client_of_weight_0_is_left_out() -> None:
+    assert worst([0, 5, 7], weights=[0, 1, 1]) == 5
+    assert best([5, 7, 9], 1.0, [1, 1, 0]) == 6
+    assert kl([4, 2, 2], [0, 1, 2]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "k"),
+    [(0.1, 30, 3), (0.29, 100, 29), (0.57, 100, 57), (0.05, 15, 1), (0.2, 15, 3), (0.1, 29, 2), (1.0, 7, 7)],
+)
+def test_the_tail_counts_exactly(share: float, clients: int, k: int) -> None:
+    x = np.arange(clients, dtype=float)
+    assert worst(x, share) == pytest.approx((k - 1) / 2)
+    assert best(x, share) == pytest.approx(clients - 1 - (k - 1) / 2)
+
+
+def test_every_hundredth_of_many_clients_is_counted_exactly() -> None:
+    x = np.arange(1000.0)
+    assert [worst(x, n / 100) for n in range(1, 101)] == [(10 * n - 1) / 2 for n in range(1, 101)]
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, 5e-324, 1e308, 0.7])
+@pytest.mark.parametrize("clients", [1, 3, 7, 1000])
+def test_equal_scores_are_exactly_even(value: float, clients: int) -> None:
+    x = [value] * clients
+    assert mean(x) == worst(x, 0.5) == best(x, 0.5) == value
+    assert std(x) == gini(x) == angle(x) == kl(x) == gap(x, 0.5) == 0.0
+    assert mean(x, range(1, clients + 1)) == value
+    assert std(x, range(1, clients + 1)) == angle(x, range(1, clients + 1)) == 0.0
+
+
+@pytest.mark.parametrize("measure", ALL)
+@pytest.mark.parametrize("x", [[0, 0, 0], [0], [-0.0, -0.0]])
+def test_all_zeros_give_a_positive_zero(measure: Measure, x: list[float]) -> None:
+    assert measure(x) == 0.0
+    assert math.copysign(1, measure(x)) == 1
+
+
+@pytest.mark.parametrize("power", [-1060, -500, 500, 1020])
+def test_the_unit_of_the_scores_does_not_matter(power: int) -> None:
+    x = [1.0, 2.0, 5.0, 0.0]
+    scaled = [math.ldexp(v, power) for v in x]
+    for relative in (gini, angle, kl):
+        assert relative(scaled) == relative(x)
+    for absolute in (mean, worst, best, gap):
+        assert absolute(scaled) == math.ldexp(absolute(x), power)
+    assert std(scaled) == pytest.approx(math.ldexp(std(x), power), rel=1e-3)  # few digits are left at 2 ** -1060
+
+
+def test_angles_by_hand() -> None:
+    assert angle([1, 0]) == pytest.approx(45)
+    assert angle([1, 0, 0]) == pytest.approx(math.degrees(math.acos(1 / math.sqrt(3))))
+    assert angle([-1, 1]) == 90
+    assert angle([-2, -2]) == 180
+    assert angle([1, 1 + 1e-9]) == pytest.approx(math.degrees(5e-10), rel=1e-6)  # arccos would give 0
+
+
+def test_gini_and_kl_of_one_client_that_has_all() -> None:
+    assert gini([0, 0, 0, 0, 3]) == pytest.approx(80)
+    assert kl([0, 0, 0, 0, 3]) == pytest.approx(math.log(5))
+    assert kl([0, 3], [3, 1]) == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize("measure", ALL)
+def test_tensors_arrays_and_lists_agree(measure: Measure) -> None:
+    x, w = [0.5, 0.25, 1.0], [1, 2, 3]
+    forms = [np.array(x), np.array(x, dtype=np.float32), torch.tensor(x), torch.tensor(x, requires_grad=True)]
+    forms += [torch.tensor(x, dtype=torch.bfloat16), tuple(x)]
+    for form in forms:
+        assert measure(form, weights=torch.tensor(w)) == measure(x, weights=w)
+        assert type(measure(form)) is float
+
+
+def test_input_is_left_as_it_was() -> None:
+    x, w = np.array([3.0, 1.0, 2.0]), np.array([1.0, 0.0, 2.0])
+    summary(x, w)
+    assert x.tolist() == [3, 1, 2]
+    assert w.tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [([1, 1], [0, 0], 1.0), ([1, 1], [1, 1], 0.0), ([1, 1, 1, 1], [0, 1, 2, 3], 0.25), ([1], [2], 0.0)],
+)
+def test_improved_counts_losses_that_fell(before: list[float], after: list[float], share: float) -> None:
+    assert improved(before, after) == share
+    assert improved(before, after, strict=False) == 1 - improved(after, before)
+
+
+def test_improved_by_weight() -> None:
+    assert improved([1, 1], [0, 2], weights=[3, 1]) == 0.75
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=10))
+def test_against_follows_the_paper(rows: list[tuple[int, int]]) -> None:
+    centre = Fraction(sum(old for old, _ in rows), len(rows))
+    low = [new - old for old, new in rows if old < centre]
+    high = [new - old for old, new in rows if old > centre]
+    got = against(*zip(*rows, strict=True))
+    assert got.suffering_improved == near(sum(c > 0 for c in low) / max(1, len(low)))
+    assert got.suffering_change == near(sum(low) / max(1, len(low)))
+    assert got.thriving_degraded == near(sum(c < 0 for c in high) / max(1, len(high)))
+    assert got.thriving_change == near(sum(high) / max(1, len(high)))
+
+
+def test_a_client_at_the_baseline_mean_is_in_neither_group() -> None:
+    assert against([1, 2, 3], [2, 100, 1]) == Against(1.0, 1.0, 1.0, -2.0)
+    assert against([0.1, 0.1, 0.1], [0, 1, 2]) == Against(0.0, 0.0, 0.0, 0.0)
+
+
+def test_spread_is_the_population_form() -> None:
+    assert spread([2, 4, 6]) == pytest.approx((4, math.sqrt(8 / 3)))
+    assert spread([7]) == (7.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
+def test_the_paired_interval_is_that_of_the_t_test(seed: int, confidence: float) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(0.5, 1, 6), rng.normal(0, 1, 6)
+    test = stats.ttest_rel(a, b)
+    interval = test.confidence_interval(confidence)
+    got = paired(a, b, confidence)
+    assert (got.difference, got.low, got.high) == pytest.approx((np.mean(a - b), interval.low, interval.high))
+    assert got.distinguishable == (test.pvalue < 1 - confidence)
+
+
+def test_paired_at_its_edges() -> None:
+    assert paired([3], [1]) == (2, -math.inf, math.inf, False)
+    assert paired([3, 4], [1, 2]) == (2, 2, 2, True)
+    assert paired([1, 2], [3, 4]) == (-2, -2, -2, True)
+    assert paired([1, 2], [1, 2]) == (0, 0, 0, False)
+
+
+@quick
+@given(positive)
+def test_the_summary_is_the_measures(x: list[float]) -> None:
+    got = summary(x)
+    assert list(got) == KEYS
+    assert all(type(value) is float for value in got.values())
+    for key in ("mean", "worst", "best", "std", "gini", "gap", "angle", "kl"):
+        assert got[key] == near(getattr(metrics, key)(x))
+    for key in ("worst_5", "worst_10", "worst_20", "best_5", "best_10", "gap_10"):
+        name, share = key.split("_")
+        assert got[key] == near(getattr(metrics, name)(x, int(share) / 100))
+
+
+def test_tails_of_a_summary_of_many_clients() -> None:
+    got = summary(np.random.default_rng(0).permutation(100))
+    assert [got[k] for k in ("worst_5", "worst_10", "worst_20", "best_5", "best_10")] == [2, 4.5, 9.5, 97, 94.5]
+    assert (got["gap"], got["gap_10"]) == (99, 90)
+
+
+def test_weights_add_only_the_weighted_mean_to_a_summary() -> None:
+    got = summary([1, 2, 6], [1, 1, 0], ["a", "b", "c"])
+    assert list(got) == ["mean", "weighted_mean", *KEYS[1:]]
+    assert got.pop("weighted_mean") == 1.5
+    assert got == summary([1, 2, 6])
+
+
+def test_a_summary_of_negative_scores_leaves_out_gini_and_kl() -> None:
+    got = summary([-1, 3])
+    assert [key for key, value in got.items() if math.isnan(value)] == ["gini", "kl"]
+    assert got["mean"] == 1
+
+
+@pytest.mark.parametrize("measure", [*ALL, summary])
+def test_bad_scores_are_refused_by_name(measure: Measure) -> None:
+    with pytest.raises(DataError, match=r"^scores must be finite; got nan at client 1$"):
+        measure([1, math.nan, 2])
+    with pytest.raises(DataError, match=r"got nan at client 'Ann', -inf at client 'Cy'$"):
+        measure([math.nan, 1, -math.inf], names=["Ann", "Bo", "Cy"])
+    with pytest.raises(DataError, match=r"one value per client; got shape \(0,\)"):
+        measure([])
+    with pytest.raises(DataError, match=r"got shape \(1, 2\)"):
+        measure(torch.ones(1, 2))
+    with pytest.raises(DataError, match=r"got shape \(\)"):
+        measure(0.5)
+    with pytest.raises(DataError, match=r"must be numbers, one per client; got \['a', 'b'\]"):
+        measure(["a", "b"])
+    with pytest.raises(DataError, match=r"names must be 2, one per client; got 1"):
+        measure([1, 2], names=["Ann"])
+
+
+@pytest.mark.parametrize("measure", [*ALL, summary])
+def test_bad_weights_are_refused(measure: Measure) -> None:
+    with pytest.raises(DataError, match=r"weights must be 2, one per client; got 3"):
+        measure([1, 2], weights=[1, 1, 1])
+    with pytest.raises(DataError, match=r"weights must be 0 or more; got -1.0 at client 'Bo'"):
+        measure([1, 2], weights=[1, -1], names=["Ann", "Bo"])
+    with pytest.raises(DataError, match=r"weights must be finite; got nan at client 'Bo'"):
+        measure([1, 2], weights=[1, math.nan], names=["Ann", "Bo"])
+    with pytest.raises(DataError, match=r"weights must not all be 0; got 2 zeros"):
+        measure([1, 2], weights=[0, 0])
+
+
+def test_many_bad_clients_are_counted_not_listed() -> None:
+    with pytest.raises(DataError, match=r"nan at client 4 and 995 more$"):
+        mean([math.nan] * 1000)
+
+
+@pytest.mark.parametrize("measure", [gini, kl])
+def test_negative_scores_are_refused_where_they_have_no_meaning(measure: Measure) -> None:
+    with pytest.raises(DataError, match=r"needs scores of 0 or more; got -0.5 at client 1"):
+        measure([1, -0.5])
+    with pytest.raises(DataError, match=r"got -0.5 at client 'Bo'"):
+        measure([1, -0.5], names=["Ann", "Bo"])
+
+
+@pytest.mark.parametrize("measure", [worst, best, gap])
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, math.nan, 5])
+def test_a_share_outside_its_range_is_refused(measure: Measure, share: float) -> None:
+    with pytest.raises(DataError, match=f"share must be above 0 and at most 1; got {share}"):
+        measure([1, 2], share)
+
+
+def test_pairs_must_match() -> None:
+    for function in (improved, against, paired):
+        with pytest.raises(DataError, match=r"the second values must be 2, one per (client|seed); got 1"):
+            function([1, 2], [1])
+    with pytest.raises(DataError, match=r"got nan at client 'Bo'"):
+        against([1, 2], [1, math.nan], names=["Ann", "Bo"])
+    with pytest.raises(DataError, match=r"got inf at seed 0"):
+        paired([math.inf], [1])
+    with pytest.raises(DataError, match=r"got nan at seed 1"):
+        spread([1, math.nan])
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
+def test_a_confidence_outside_its_range_is_refused(confidence: float) -> None:
+    with pytest.raises(DataError, match=f"confidence must lie between 0 and 1, both excluded; got {confidence}"):
+        paired([1, 2], [1, 2], confidence)
+
+
+def test_all_is_complete() -> None:
+    own = {
+        name
+        for name, value in vars(metrics).items()
+        if inspect.getmodule(value) is metrics and not name.startswith("_") and callable(value)
+    }
+    assert own == set(metrics.__all__)

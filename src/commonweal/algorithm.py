@@ -90,10 +90,10 @@ class Averaging:
         losses, scores = measure(task, seen["w"], rows, ids)
         planned = plan(self.local, task, rows, ids, streams)
         replies, kept = visit(self.local, task, seen, kept, rows, planned, lift)
-        return replies | {"loss": losses, "score": scores, "size": planned.sizes}, kept
+        return replies | {"loss": losses, "score": scores, "size": rows.sizes[ids]}, kept
 
     def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
-        """Weigh the reports and move the model. Those that are not finite are dropped; with none left, nothing moves."""
+        """Weigh the reports and move the model. What is not finite is dropped; with nothing left, nothing moves."""
         dropped = _unusable(ids, replies)
         if dropped:
             good = torch.tensor([k for k, i in enumerate(ids.tolist()) if i not in dropped], dtype=torch.int64)

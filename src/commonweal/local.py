@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from commonweal import scores
 from commonweal.errors import ConfigError
@@ -108,65 +107,64 @@ def alone(f: Callable[..., Any], dims: tuple[int | None, ...]) -> Callable[..., 
     """One client's function, run for a group of one."""
 
     def call(*arguments: Any) -> Any:
-        single = [tree_map(lambda t: t.squeeze(0), a) if d == 0 else a for a, d in zip(arguments, dims, strict=True)]
-        return tree_map(lambda t: t.unsqueeze(0), f(*single))
+        single = [_each(a, Tensor.squeeze) if d == 0 else a for a, d in zip(arguments, dims, strict=True)]
+        return _each(f(*single), Tensor.unsqueeze)
 
     return call
+
+
+def _each(tree: Any, change: Callable[[Tensor, int], Tensor]) -> Any:
+    """Take away or add the clients' axis of every tensor in a dict or tuple (torch's tree_map costs more than a step)."""
+    if isinstance(tree, Tensor):
+        return change(tree, 0)
+    if isinstance(tree, dict):
+        return {name: change(value, 0) for name, value in tree.items()}
+    return tuple(_each(value, change) for value in tree)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Which rows each of S clients takes at which step, and the random numbers it will need."""
 
-    order: Tensor  # row numbers in the order they are taken, client after client
-    base: Tensor  # (S,) where a client's part of `order` begins
-    sizes: Tensor  # (S,)
-    steps: Tensor  # (S,)
-    epoch: Tensor  # (S,) steps in a pass over the rows
-    batch: int
-    u: Tensor  # (sum of steps, draws), client after client
+    order: np.ndarray  # row numbers in the order they are taken, client after client
+    base: np.ndarray  # (S,) where in `order` a client's rows begin
+    sizes: np.ndarray  # (S,)
+    batch: np.ndarray  # (S,) rows a step
+    per_pass: np.ndarray  # (S,) steps in a pass over a client's rows
+    steps: np.ndarray  # (S,)
+    u: np.ndarray  # (sum of steps, draws), client after client
     seeds: tuple[int, ...]  # for modules that draw inside (dropout)
 
     def at(self, t: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Step t of the first k clients: row numbers (k, B), shares in the loss (k, B), uniform numbers (k, draws)."""
-        n = self.sizes[:k]
-        b = n.clamp(max=self.batch) if self.batch else n
-        epoch = self.epoch[:k]
-        before = t % epoch * b  # rows taken in this pass before this step
-        length = torch.minimum(b, n - before)
-        column = torch.arange(int(length.max()))
-        real = column < length[:, None]
-        begin = self.base[:k] + t // epoch * n + before
+        times, step = np.divmod(t, self.per_pass[:k])
+        before = step * self.batch[:k]  # rows taken earlier in the same pass
+        length = np.minimum(self.batch[:k], self.sizes[:k] - before)[:, None]
+        column = np.arange(length.max())
+        real = column < length
+        begin = self.base[:k] + times * self.sizes[:k] + before
         # Padding repeats the batch's first row, with no share in the loss.
-        rows = self.order[begin[:, None] + torch.where(real, column, 0)]
-        first = self.steps.cumsum(0)[:k] - self.steps[:k]
-        return rows, real / length[:, None], self.u[first + t]
+        rows = self.order[begin[:, None] + np.where(real, column, 0)]
+        share = (real / length).astype(np.float32)
+        u = self.u[np.cumsum(self.steps[:k]) - self.steps[:k] + t]
+        return torch.from_numpy(rows), torch.from_numpy(share), torch.from_numpy(u)
 
 
 def plan(local: Local, task: Task, rows: Rows, ids: Tensor, streams: Sequence[np.random.Generator]) -> Plan:
     """Draw everything that is random in the visits of these clients."""
-    sizes = rows.sizes[ids]
-    order, base, steps, epoch, u, seeds = [], [0], [], [], [], []
+    n = rows.sizes[ids].numpy()
+    b = np.minimum(n, local.batch or n)
     # BatchNorm cannot take a batch of one row: such a rest at the end of a pass is left out.
-    spare = int(task.size > task.trained)
-    for n, begin, rng in zip(sizes.tolist(), rows.offsets[ids].tolist(), streams, strict=True):
-        epoch.append(max(1, -(-(n - spare) // (local.batch or n))))
-        steps.append(local.steps or local.epochs * epoch[-1])
-        epochs = -(-steps[-1] // epoch[-1])
-        order += [begin + rng.permutation(n) for _ in range(epochs)]
-        base.append(base[-1] + epochs * n)
-        u.append(rng.random((steps[-1], local.draws(task)), dtype=np.float32))
+    per_pass = np.maximum(1, -(-(n - int(task.size > task.trained)) // b))
+    steps = np.full(len(n), local.steps) if local.steps else local.epochs * per_pass
+    passes = -(-steps // per_pass)
+    order, u, seeds = [], [], []
+    for size, first, count, times, rng in zip(n, rows.offsets[ids].tolist(), steps, passes, streams, strict=True):
+        order += [first + rng.permutation(size) for _ in range(times)]
+        u.append(rng.random((count, local.draws(task)), dtype=np.float32))
         seeds.append(int(rng.integers(1 << 62)))
-    return Plan(
-        torch.from_numpy(np.concatenate(order)),
-        torch.tensor(base[:-1]),
-        sizes,
-        torch.tensor(steps),
-        torch.tensor(epoch),
-        local.batch,
-        torch.from_numpy(np.concatenate(u)),
-        tuple(seeds),
-    )
+    base = np.cumsum(passes * n) - passes * n
+    return Plan(np.concatenate(order), base, n, b, per_pass, steps, np.concatenate(u), tuple(seeds))
 
 
 def visit(
@@ -176,7 +174,8 @@ def visit(
 
     The clients come by falling number of steps: those that are done leave at the end, and only the others are computed.
     """
-    v: Tensors = lift(lambda k, _: local.start(task, seen, k), (0, 0))(kept, planned.steps)
+    steps = torch.from_numpy(planned.steps)
+    v: Tensors = lift(lambda k, _: local.start(task, seen, k), (0, 0))(kept, steps)
     loss = lift(lambda w, x, y, share, k, u: local.loss(task, w, Batch(x, y, share), seen, k, u), (0,) * 6)
     memory: Tensors = {}
     left: list[Tensors] = []
@@ -184,7 +183,7 @@ def visit(
     with torch.random.fork_rng(devices=[], enabled=task.random):
         if task.random:
             torch.manual_seed(planned.seeds[0])
-        for t in range(int(planned.steps[0])):
+        for t in range(planned.steps[0]):
             k = int((planned.steps > t).sum())
             if k < len(v["w"]):
                 left.append({name: value[k:].clone() for name, value in v.items()})
@@ -193,7 +192,7 @@ def visit(
             v, memory = local.step(task, v, memory, gradient, lr)
     if left:
         v = {name: torch.cat([part[name] for part in [v, *reversed(left)]]) for name in v}
-    replies, kept = lift(lambda w, k, n: local.reply(task, w, seen, k, n), (0, 0, 0))(v, kept, planned.steps)
+    replies, kept = lift(lambda w, k, n: local.reply(task, w, seen, k, n), (0, 0, 0))(v, kept, steps)
     return replies, kept
 
 

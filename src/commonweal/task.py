@@ -29,7 +29,8 @@ class Batch(NamedTuple):
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(outputs, y, reduction="none")
+    # As logsumexp - logit: torch's own cross_entropy has no batching rule and is taken apart in Python under vmap.
+    return outputs.logsumexp(-1) - outputs.gather(-1, y[:, None]).squeeze(-1)
 
 
 def _binary(outputs: Tensor, y: Tensor) -> Tensor:
@@ -125,7 +126,11 @@ class Task:
 
     @cached_property
     def _training(self) -> nn.Module:
-        return deepcopy(self.module).train()
+        module = deepcopy(self.module).train()
+        for part in module.modules():
+            if type(part) is nn.Linear:
+                part.__class__ = _Linear
+        return module
 
     @cached_property
     def _judging(self) -> nn.Module:
@@ -136,7 +141,7 @@ class Task:
         tensors = self.tensors(w)
         # Normalisation layers write their statistics in place: give them copies, so that the vector stays as it was.
         kept = {name: tensors[name].detach().clone() for name in self.names[self._parameters :]}
-        outputs = functional_call(self._training, tensors | kept, (_floats(batch.x),))
+        outputs = self._call(self._training, tensors | kept, batch.x)
         loss = (LOSSES[self.criterion](outputs, batch.y) * batch.share).sum()
         return loss, torch.cat([k.flatten() for k in kept.values()]) if kept else w.new_empty(0)
 
@@ -146,8 +151,17 @@ class Task:
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """What the model says of rows, in judging mode."""
-        result: Tensor = functional_call(self._judging, self.tensors(w), (_floats(x),))
+        return self._call(self._judging, self.tensors(w), x)
+
+    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        result: Tensor = functional_call(module, tensors, (_floats(x),), tie_weights=self._tied)
         return result
+
+    @cached_property
+    def _tied(self) -> bool:
+        """Whether a parameter stands under two names; looking for that at every call costs as much as a small layer."""
+        every = [p for _, p in self.module.named_parameters(remove_duplicate=False)]
+        return len(every) > len(list(self.module.parameters()))
 
     def judge(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Each row's loss (N,) and its evidence for the score (N, c)."""
@@ -168,6 +182,16 @@ class Task:
     def random(self) -> bool:
         """Whether training draws random numbers inside the module (dropout)."""
         return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+
+
+class _Linear(nn.Linear):
+    """W x' instead of x W': under vmap the weights' gradient then comes out in their own layout, without a copy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            return super().forward(x)
+        outputs = (self.weight @ x.mT).mT
+        return outputs if self.bias is None else outputs + self.bias
 
 
 def _count_numbers(module: nn.Module, x: Tensor) -> int:

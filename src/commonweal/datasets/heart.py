@@ -26,7 +26,7 @@ def heart(prep: Literal["aaggff", "flamby"] = "aaggff", seed: int = 0, dir: str 
     """Four hospitals, 13 or 15 features, disease or not; score: AUROC
 
     prep: "aaggff" keeps all 920 rows and fills gaps with the hospital's mean (before the split: a small leak, as
-    published), 20 % test, stratified; "flamby" keeps the 740 complete rows with FLamby's own split (34 % test, its seed)
+    published), 20 % test, stratified; "flamby" keeps the 740 complete rows and FLamby's own split (34 % test)
     seed: which rows are test rows (aaggff); dir: the folder of the four files
     """
     from sklearn.model_selection import train_test_split  # slow to import, and the published splits are its

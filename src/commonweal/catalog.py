@@ -16,6 +16,8 @@ from typing import Any, get_type_hints
 import pydantic
 
 from commonweal.errors import ConfigError, did_you_mean
+from commonweal.rule import Rule
+from commonweal.server import ServerStep
 
 __all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
 
@@ -30,6 +32,9 @@ KINDS = {
 }
 # What the experiment itself supplies, not its author.
 SUPPLIED = {"models": ("shape", "outputs"), "algorithms": ("rule", "local", "step")}
+
+# Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step.
+NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers"}
 
 Part = dict[str, Any]  # {"name": ..., parameters ...}
 
@@ -60,11 +65,20 @@ class Entry:
         supplied = SUPPLIED.get(self.kind, ())
         return {n: p for n, p in inspect.signature(self.factory).parameters.items() if n not in supplied}
 
+    @property
+    def nested(self) -> dict[str, str]:
+        """The parameters that are parts, with their kinds."""
+        hints = get_type_hints(self.factory)
+        return {n: NESTED[hints[n]] for n in self.parameters if hints.get(n) in (Rule, ServerStep)}
+
     def schema(self) -> type[pydantic.BaseModel]:
         """The parameters with their types, as something that validates."""
         hints = get_type_hints(self.factory)
         fields: dict[str, Any] = {
-            name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
+            name: (
+                dict[str, Any] if name in self.nested else hints.get(name, Any),
+                ... if p.default is inspect.Parameter.empty else p.default,
+            )
             for name, p in self.parameters.items()
         }
         return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
@@ -122,6 +136,7 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
         if key not in entry.parameters:
             hint = did_you_mean(key, entry.parameters) if entry.parameters else "it has none"
             raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r} has no parameter {key!r}: {hint}")
+    given |= {key: complete(part_kind, given[key]) for key, part_kind in entry.nested.items() if key in given}
     # As JSON, so that lists may be tuples while a number in quotes stays an error.
     try:
         checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
@@ -146,7 +161,9 @@ def explain(error: pydantic.ValidationError) -> str:
 def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
     """The thing itself. `supplied` are values that the experiment knows (the shape of a row, say)."""
     done = complete(kind, part)
-    factory = find(kind, done.pop("name")).factory
+    entry = find(kind, done.pop("name"))
+    factory = entry.factory
+    done |= {key: build(part_kind, done[key]) for key, part_kind in entry.nested.items()}
     hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
     values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
     return factory(**values, **supplied)

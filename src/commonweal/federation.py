@@ -56,6 +56,7 @@ class Federation:
     outputs: int
     loss: str = "cross-entropy"
     score: str = "accuracy"
+    domains: tuple[str, ...] | None = None  # a group for every client, where the data has groups of clients
 
     def __post_init__(self) -> None:
         _check_names(self.names)

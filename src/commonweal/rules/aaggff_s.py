@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from commonweal.online import CDF, decision_gradient, doubly_robust, on_cohort, response
-from commonweal.rule import Reports, State
+from commonweal.rule import Kind, Reports, State
 from commonweal.simplex import quadratic
 
 __all__ = ["AAggFFS"]
+
+KIND = Kind("online", "CDF(f / mean f) / K", "online Newton step (follow the regularised leader, quadratic)")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class AAggFFS:
         steepest = 1 / clients  # L, the largest gradient entry: C2 / (1 + C1) with C1 = 0, C2 = 1/K
         alpha = 4 * clients * steepest
         beta = 1 / (4 * steepest) if self.beta is None else self.beta
-        g = decision_gradient(p, doubly_robust(self._response(reports.losses, steepest), reports.ids, clients))
+        r = self.response(reports.losses) / clients
+        g = decision_gradient(p, doubly_robust(r, reports.ids, clients))
         curvature = state["curvature"] + torch.outer(g, g)
         identity = torch.eye(clients, dtype=torch.float64)
         if self.variant == "reference":  # quadratic centred at 0, ridge counted twice
@@ -52,7 +55,8 @@ class AAggFFS:
             p = quadratic(alpha * identity + beta * curvature, linear)
         return on_cohort(p, reports), {"p": p, "linear": linear, "curvature": curvature}
 
-    def _response(self, losses: Tensor, high: float) -> Tensor:
-        r = response(losses, self.cdf, high)
+    def response(self, losses: Tensor) -> Tensor:
+        """K times eq. 8's response."""
+        r = response(losses, self.cdf, 1.0)
         # The authors' code has erfc for erf in the normal CDF: it falls with the loss, from 1.5 to 0.5.
-        return 1.5 * high - r if (self.variant, self.cdf) == ("reference", "normal") else r
+        return 1.5 - r if (self.variant, self.cdf) == ("reference", "normal") else r

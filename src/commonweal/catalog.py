@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -50,10 +51,21 @@ class Entry:
     @property
     def about(self) -> str:
         """What its file, or itself, says of it."""
-        module = inspect.getmodule(self.factory)
-        shared = module is not None and module.__name__ == KINDS[self.kind]
-        text = self.factory.__doc__ if shared or module is None else module.__doc__
-        return inspect.cleandoc(text or "")
+        shared = self.module.__name__ == KINDS[self.kind] or self.module.__name__ == "commonweal.local"
+        return inspect.cleandoc((self.factory if shared else self.module).__doc__ or "")
+
+    @property
+    def module(self) -> Any:
+        """The file that it stands in."""
+        return inspect.getmodule(self.factory)
+
+    @property
+    def paper(self) -> str:
+        """Where it comes from: the first sentence after the idea."""
+        _, _, rest = self.about.partition("\n\n")
+        sentence = rest.split("\n\n")[0].replace("\n", " ")
+        year = re.search(r"(?:19|20)\d\d\b|under review\)", sentence)
+        return sentence[: year.end()] if year else ""
 
     @property
     def details(self) -> str:

@@ -14,7 +14,7 @@ from commonweal.catalog import Part
 from commonweal.engines.simulator import MODES
 from commonweal.errors import ConfigError, did_you_mean
 
-__all__ = ["Experiment", "read"]
+__all__ = ["Experiment", "override", "read", "values"]
 
 _PARTS = {
     "dataset": "datasets",
@@ -103,18 +103,22 @@ def _value(value: Any) -> str:
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment in a TOML file, with `key=value` overrides (`rule=term`, `client.lr=0.01`)."""
+    return Experiment(**override(values(path), overrides))
+
+
+def values(path: str | Path) -> dict[str, Any]:
+    """What a TOML file says, not yet checked."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is not TOML: {error}") from None
-    return Experiment(**override(values, overrides))
 
 
-def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def override(base: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """These values with `key=value` texts laid over them, in order."""
-    result = dict(values)
+    result = dict(base)
     for text in overrides:
         key, equals, value = text.partition("=")
         key = key.strip()

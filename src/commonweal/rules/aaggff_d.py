@@ -28,12 +28,20 @@ class AAggFFD:
 
     cdf: CDF = "normal"
 
+    def response(self, losses: Tensor) -> Tensor:
+        """Eq. 8 for a full cohort: in [0, 1]."""
+        return response(losses, self.cdf, 1.0)
+
+    def bound(self, rounds: int, clients: int) -> float:
+        """What the regret stays below when everyone reports, by Theorem 5.2: 2 L sqrt(T log K), L = 3."""
+        return 6 * math.sqrt(rounds * math.log(clients))
+
     def init(self, clients: int) -> State:
         return {"t": torch.tensor(1), **empty_table("settled", "recent")}
 
     def __call__(self, reports: Reports, state: State) -> tuple[Tensor, State]:
         share = len(reports.ids) / reports.clients  # C, the sampling probability
-        cdf = response(reports.losses, self.cdf, 1.0)  # r / C, as C2 = C: nothing underflows however small C is
+        cdf = self.response(reports.losses)  # r / C, as C2 = C: nothing underflows however small C is
         mean = cdf.mean()
         c = lookup(state, reports.ids) - (cdf - mean) / (1 + share * mean)
         t = int(state["t"])

@@ -5,6 +5,7 @@ curvature. The authors' code solves a slightly different problem, and the paper'
 variant="reference" is it. Lemma A.10 asks for beta <= 1/2, which the printed 1/(4 L) = K/4 exceeds from K = 3 on.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,7 +44,7 @@ class AAggFFS:
         steepest = 1 / clients  # L, the largest gradient entry: C2 / (1 + C1) with C1 = 0, C2 = 1/K
         alpha = 4 * clients * steepest
         beta = 1 / (4 * steepest) if self.beta is None else self.beta
-        r = self.response(reports.losses) / clients
+        r = self.response(reports.losses) * len(reports.ids) / clients  # in [0, 1/K], whoever reports
         g = decision_gradient(p, doubly_robust(r, reports.ids, clients))
         curvature = state["curvature"] + torch.outer(g, g)
         identity = torch.eye(clients, dtype=torch.float64)
@@ -56,7 +57,11 @@ class AAggFFS:
         return on_cohort(p, reports), {"p": p, "linear": linear, "curvature": curvature}
 
     def response(self, losses: Tensor) -> Tensor:
-        """K times eq. 8's response."""
-        r = response(losses, self.cdf, 1.0)
+        """Eq. 8 for a full cohort: in [0, 1/K]."""
+        r = response(losses, self.cdf, high := 1 / len(losses))
         # The authors' code has erfc for erf in the normal CDF: it falls with the loss, from 1.5 to 0.5.
-        return 1.5 - r if (self.variant, self.cdf) == ("reference", "normal") else r
+        return 1.5 * high - r if (self.variant, self.cdf) == ("reference", "normal") else r
+
+    def bound(self, rounds: int, clients: int) -> float:
+        """What the regret stays below, by Theorem 5.1: 2 L K (1 + log(1 + T / (16 K))), L = 1/K."""
+        return 2 * (1 + math.log1p(rounds / (16 * clients)))

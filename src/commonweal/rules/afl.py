@@ -53,6 +53,9 @@ class AFL:
         new = {"lam": project(lam + self.lr * ahead)} | ({"last": g} if self.optimistic else {})
         return on_cohort(lam if self.lagged else new["lam"], reports), new
 
+    def response(self, losses: Tensor) -> Tensor:
+        return losses
+
     def gradient(self, reports: Reports, lam: Tensor) -> Tensor:
         """The slope of the mixture's loss in lam (S,), with the regulariser of eq. 6 and the prior's log-density."""
         g = reports.losses.double().clone()

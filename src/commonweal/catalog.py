@@ -47,17 +47,13 @@ class Entry:
     kind: str
     name: str
     factory: Callable[..., Any]
+    module: Any  # the file that offers it
 
     @property
     def about(self) -> str:
         """What its file, or itself, says of it."""
-        shared = self.module.__name__ == KINDS[self.kind] or self.module.__name__ == "commonweal.local"
+        shared = self.module.__name__ == KINDS[self.kind]
         return inspect.cleandoc((self.factory if shared else self.module).__doc__ or "")
-
-    @property
-    def module(self) -> Any:
-        """The file that it stands in."""
-        return inspect.getmodule(self.factory)
 
     @property
     def paper(self) -> str:
@@ -107,7 +103,7 @@ def entries(kind: str) -> Mapping[str, Entry]:
         offered = [getattr(module, name) for name in module.__all__]
         for thing in offered:
             name = _plain(stem if stem and len(offered) == 1 else thing.__name__.lower())
-            found[name] = Entry(kind, name, thing)
+            found[name] = Entry(kind, name, thing, module)
     return dict(sorted(found.items()))
 
 
@@ -129,11 +125,14 @@ def find(kind: str, name: str) -> Entry:
         return known[name]
     if ":" not in name:
         raise ConfigError(f"no {kind.removesuffix('s')} is called {name!r}: {did_you_mean(name, known)}")
-    module, _, attribute = name.partition(":")
+    path, _, attribute = name.partition(":")
     try:
-        return Entry(kind, name, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind.removesuffix('s')} {name!r} cannot be imported: {error}") from None
+        module = importlib.import_module(path)
+        factory = getattr(module, attribute)
+        inspect.signature(factory)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{kind.removesuffix('s')} {name!r} cannot be used: {error}") from None
+    return Entry(kind, name, factory, module)
 
 
 def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
@@ -162,9 +161,7 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
 def explain(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong, in a sentence."""
     first = error.errors()[0]
-    where = ".".join(
-        str(p) for p in first["loc"] if not str(p).startswith(("function-", "literal[", "int", "float", "str"))
-    )
+    where = ".".join(str(p) for i, p in enumerate(first["loc"]) if i == 0 or isinstance(p, int))
     if first["type"] == "missing":
         return f"{where} is missing"
     return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

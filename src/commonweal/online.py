@@ -43,13 +43,14 @@ CDFS: dict[str, Callable[[Tensor], Tensor]] = {  # App. B.1, scale 1, of a loss 
 def mixture(reports: Reports, response: Tensor, prior: Prior) -> Tensor:
     """Table 1 of the paper: one entropic step from the prior along the response, softmax(log prior + response).
 
-    FedAvg, q-FedAvg, TERM and PropFair are this with four responses. A response of -inf is a weight of 0; where all
-    are, nothing distinguishes the clients and the prior stands.
+    FedAvg, q-FedAvg, TERM and PropFair are this with four responses. A response of -inf is a weight of 0; where
+    responses do not differ, the prior stands, exactly.
     """
-    prior_shares = shares(reports, prior)
-    if torch.isneginf(response).all():
-        return prior_shares
-    return torch.softmax(prior_shares.log() + response, 0)
+    start = shares(reports, prior)
+    if (response == response[0]).all():
+        return start
+    weights = start * torch.exp(response - response.max())
+    return weights / weights.sum()
 
 
 def relative(losses: Tensor) -> Tensor:

@@ -231,7 +231,7 @@ def compare(
     picture: Annotated[Path | None, typer.Option(help="Draw every client's score to this PNG, SVG or PDF.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment under several rules and seeds and print what can be told apart. What is done is not repeated."""
+    """Run an experiment under several rules and seeds; print what can be told apart. What is done is not repeated."""
     from commonweal import report
     from commonweal.compare import cells, results, split_rules
     from commonweal.experiment import override, values

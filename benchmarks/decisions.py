@@ -30,7 +30,8 @@ def cross_device(rounds: int, cohort: int = 1000) -> None:
     seconds: dict[int, list[float]] = {k: [] for k in sizes}
     for _ in range(rounds):
         for k in sizes:
-            ids = torch.randint(0, k, (2 * cohort,), generator=generator).unique()[:cohort]
+            drawn = torch.randint(0, k, (2 * cohort,), generator=generator).unique()
+            ids = drawn[torch.randperm(len(drawn), generator=generator)[:cohort]]
             told = reports(ids, k, generator)
             start = time.perf_counter()
             _, states[k] = decide(told, states[k])

@@ -89,7 +89,9 @@ class Entry:
             )
             for name, p in self.parameters.items()
         }
-        return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        return pydantic.create_model(
+            self.name, __config__=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False), **fields
+        )
 
 
 @cache
@@ -164,6 +166,9 @@ def explain(error: pydantic.ValidationError) -> str:
     where = ".".join(str(p) for i, p in enumerate(first["loc"]) if i == 0 or isinstance(p, int))
     if first["type"] == "missing":
         return f"{where} is missing"
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{where} = {first['input']!r}: {did_you_mean(first['input'], known)}"
     return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from commonweal import catalog, metrics
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
-from commonweal.store import Record
+from commonweal.store import Record, to_json
 
 __all__ = ["app", "main"]
 
@@ -36,7 +36,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CommonwealError as error:
-        err.print(f"commonweal: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(f"commonweal: {error}")
         sys.exit(2)
 
 
@@ -47,14 +47,19 @@ def following(rounds: int, title: str, quiet: bool) -> Iterator[Any]:
     with Progress(
         *columns, TimeRemainingColumn(), TextColumn("{task.fields[worst]}"), console=err, disable=quiet
     ) as bar:
-        job = bar.add_task(title, total=rounds, rate="", worst="")
+        job = bar.add_task(title, total=rounds, rate="", worst="", visible=False)  # an error before shows no empty bar
 
         def step(done: Any, names: tuple[str, ...]) -> None:
             speed = bar.tasks[job].speed
             rate = f"{speed:.0f} rounds/s" if speed else ""
-            bar.update(job, completed=done.number, rate=rate, **_worst(done, names))
+            bar.update(job, completed=done.number, visible=True, rate=rate, **_worst(done, names))
 
         yield step
+
+
+def _say(text: str) -> None:
+    """A line beside the output; paths in it can be copied."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _worst(done: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -96,22 +101,22 @@ def run(
                 last = done.number
                 for about in {*done.notes, *(f"{name}: {why}" for name, why in done.dropped.items())} - told:
                     if len(told) < 10 and not (quiet or as_json):  # each kind of note once, and never a flood
-                        err.print(f"round {last}: {about}", markup=False)
+                        _say(f"round {last}: {about}")
                     told |= {about}
     except KeyboardInterrupt:
-        err.print(
-            f"stopped after round {last}; all of it is saved in {folder}: go on with the same command and --resume"
-        )
+        begun = (folder / "experiment.toml").exists()
+        saved = last or (len(Record.read(folder).rounds) if begun else 0)  # 0: stopped before its first new round
+        _say(f"stopped after round {saved}; all of it is saved in {folder}: go on with the same command and --resume")
         raise typer.Exit(130) from None
     if not (quiet or as_json):
-        err.print(f"{folder} was finished already." if last == 0 else f"saved in {folder}")
+        _say(f"{folder} was finished already." if last == 0 else f"saved in {folder}")
     _show_run(Record.read(folder), quiet, as_json)
 
 
 def _warn_unscored(names: list[str], quiet: bool) -> None:
     if names and not quiet:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-        err.print(f"{len(names)} clients have too few rows for a test set; they train but are not scored: {some}")
+        _say(f"{len(names)} clients have too few rows for a test set; they train but are not scored: {some}")
 
 
 def _show_run(record: Record, quiet: bool, as_json: bool) -> None:
@@ -121,7 +126,7 @@ def _show_run(record: Record, quiet: bool, as_json: bool) -> None:
     if as_json:
         clients = [{"client": n, "score": s, "loss": v} for n, s, v in record.clients()] if last else []
         facts = {"folder": str(record.folder), "finished": record.finished, "round": last and last["round"]}
-        print(json.dumps({**facts, "metrics": last and last["metrics"], "clients": clients}))
+        print(to_json({**facts, "metrics": last and last["metrics"], "clients": clients}, indent=None).decode(), end="")
     elif not quiet:
         out.print(report.result(record) if last else f"{record.folder}: no round has been evaluated yet")
 
@@ -190,17 +195,28 @@ def show(
     if not found:
         known = [name for kind in catalog.KINDS for name in catalog.entries(kind)]
         raise ConfigError(f"{what!r} is neither a run's folder nor a known name: {did_you_mean(what, known)}")
-    for entry in found:
-        parameters = {n: "required" if p.default is p.empty else p.default for n, p in entry.parameters.items()}
-        if as_json:
-            print(json.dumps({"kind": entry.kind, "name": entry.name, "about": entry.about, "parameters": parameters}))
-            continue
+    described = [_described(entry) for entry in found]
+    if as_json:
+        print(to_json(described, indent=None).decode(), end="")
+        return
+    for entry, about in zip(found, described, strict=True):
         out.print(f"[bold]{entry.name}[/bold] ({entry.kind.removesuffix('s')})")
         out.print(entry.about, markup=False)
         if entry.details != entry.about:
             out.print("\n" + entry.details, markup=False)
-        for name, default in parameters.items():
+        for name, default in about["parameters"].items():
             out.print(f"  {name} = {default!r}", markup=False)
+
+
+def _described(entry: catalog.Entry) -> dict[str, Any]:
+    parameters = {n: "required" if p.default is p.empty else p.default for n, p in entry.parameters.items()}
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "about": entry.about,
+        "formula": entry.details,
+        "parameters": parameters,
+    }
 
 
 def _show_regret(record: Record, quiet: bool) -> None:
@@ -257,15 +273,15 @@ def _compare(plan: list[Any], quiet: bool) -> None:
         with Progress(
             *columns, TimeRemainingColumn(), TextColumn("{task.fields[worst]}"), console=err, disable=quiet
         ) as bar:
-            job = bar.add_task("", total=sum(cell.experiment.rounds for cell in plan), worst="")
+            job = bar.add_task("", total=sum(cell.experiment.rounds for cell in plan), worst="", visible=False)
             before = {cell.folder: sum(c.experiment.rounds for c in plan[:i]) for i, cell in enumerate(plan)}
             for cell, names, done in compared(plan):
                 number = cell.experiment.rounds if done is None else done.number
                 fields: dict[str, Any] = {} if done is None else _worst(done, names)
                 about = f"{plan.index(cell) + 1}/{len(plan)} {cell.label}, seed {cell.experiment.seed}"
-                bar.update(job, completed=before[cell.folder] + number, description=about, **fields)
+                bar.update(job, completed=before[cell.folder] + number, description=about, visible=True, **fields)
     except KeyboardInterrupt:
-        err.print("stopped; every finished round is saved: the same command goes on where it stopped")
+        _say("stopped; every finished round is saved: the same command goes on where it stopped")
         raise typer.Exit(130) from None
 
 

@@ -14,7 +14,7 @@ from commonweal.catalog import Part
 from commonweal.engines.simulator import MODES
 from commonweal.errors import ConfigError, did_you_mean
 
-__all__ = ["Experiment", "override", "read", "values"]
+__all__ = ["Experiment", "Plain", "override", "read", "values"]
 
 _PARTS = {
     "dataset": "datasets",
@@ -30,24 +30,14 @@ def _part(kind: str) -> Any:
     return Annotated[Part, BeforeValidator(lambda value: catalog.complete(kind, value))]
 
 
-class Experiment(pydantic.BaseModel):
-    """Everything that determines a run. Each part is a name, or a table with `name` and parameters.
+class Plain(pydantic.BaseModel):
+    """What determines a run besides its parts."""
 
-    >>> Experiment(dataset="vowel", rule={"name": "aaggff-s", "cdf": "frechet"}).rule["variant"]
-    'paper'
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
-
-    dataset: _part("datasets")  # type: ignore[valid-type]
-    model: _part("models") = "logistic"  # type: ignore[valid-type]
-    algorithm: _part("algorithms") = "averaging"  # type: ignore[valid-type]
-    rule: _part("rules") = "fedavg"  # type: ignore[valid-type]
-    client: _part("clients") = "sgd"  # type: ignore[valid-type]
-    server: _part("servers") = "sgd"  # type: ignore[valid-type]
     rounds: int = Field(100, ge=1)
     cohort: Any = "all"  # clients a round: a number, or a share of them
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**64)
     engine: Literal[MODES] = "auto"  # type: ignore[valid-type]
     evaluate_every: int = Field(1, ge=1)
 
@@ -55,7 +45,6 @@ class Experiment(pydantic.BaseModel):
         for key in values:
             if key not in type(self).model_fields:
                 raise ConfigError(f"an experiment has no key {key!r}: {did_you_mean(key, type(self).model_fields)}")
-        values = _with_seed(values)
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
@@ -64,9 +53,30 @@ class Experiment(pydantic.BaseModel):
             what = "give a number of clients, a share above 0 and at most 1, or 'all'"
             raise ConfigError(f"cohort = {self.cohort!r}: {what}")
 
+
+class Experiment(Plain):
+    """Everything that determines a run. Each part is a name, or a table with `name` and parameters.
+
+    >>> Experiment(dataset="vowel", rule={"name": "aaggff-s", "cdf": "frechet"}).rule["variant"]
+    'paper'
+    """
+
+    dataset: _part("datasets")  # type: ignore[valid-type]
+    model: _part("models") = "logistic"  # type: ignore[valid-type]
+    algorithm: _part("algorithms") = "averaging"  # type: ignore[valid-type]
+    rule: _part("rules") = "fedavg"  # type: ignore[valid-type]
+    client: _part("clients") = "sgd"  # type: ignore[valid-type]
+    server: _part("servers") = "sgd"  # type: ignore[valid-type]
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**_with_seed(values))
+
     def change(self, **values: Any) -> "Experiment":
-        """The same experiment but for these keys."""
-        return Experiment(**(self.model_dump() | values))
+        """The same experiment but for these keys; a new seed is the dataset's too, where that had the old one."""
+        base = self.model_dump()
+        if "seed" in values and base["dataset"].get("seed") == self.seed:
+            del base["dataset"]["seed"]
+        return Experiment(**(base | values))
 
     def toml(self) -> str:
         """The whole experiment, defaults included, as it can be read back."""
@@ -104,7 +114,7 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(_value(v) for v in value) + "]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items() if v is not None) + " }"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:

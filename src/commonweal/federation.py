@@ -65,6 +65,13 @@ class Federation:
                 raise DataError(
                     f"{len(self.names)} names but offsets for {len(part.offsets) - 1} clients and {len(part.x)} rows"
                 )
+            if int(part.offsets[0]) != 0 or (part.sizes < 0).any():
+                raise DataError(f"offsets {part.offsets[:5].tolist()}...: they must start at 0 and never fall")
+            if part.y.shape != part.x.shape[:1]:
+                raise DataError(f"labels of shape {tuple(part.y.shape)} for {len(part.x)} rows: give one label a row")
+            if part.x.shape[1:] != self.train.x.shape[1:]:
+                shapes = tuple(self.train.x.shape[1:]), tuple(part.x.shape[1:])
+                raise DataError(f"training rows have shape {shapes[0]} and test rows {shapes[1]}: they must agree")
             _check_rows(part, self)
         empty = [self.names[k] for k in (self.train.sizes == 0).nonzero().flatten().tolist()]
         if empty:
@@ -102,7 +109,7 @@ class Federation:
             raise DataError(f"x has {len(features)} rows, y {len(labels)}, client {len(client)}: they must agree")
         if len(features) == 0:
             raise DataError("there are no rows: a federation needs at least one client with one row")
-        owners, inverse = np.unique(np.asarray(client), return_inverse=True)
+        owners, inverse = _owners(client)
         names = tuple(str(name) for name in owners.tolist())
         is_test = _split(inverse, labels.numpy(), names, test, seed)
         order = np.argsort(inverse, kind="stable")
@@ -112,13 +119,34 @@ class Federation:
         return cls(train, held, names, **(_target(labels) | what))
 
 
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what} must be a table of numbers: {error}") from None
+
+
+def _owners(client: Any) -> tuple[np.ndarray, np.ndarray]:
+    each = np.asarray(client)
+    if each.ndim != 1:
+        raise DataError(f"client has shape {each.shape}: give one name or number a row")
+    try:
+        owners, inverse = np.unique(each, return_inverse=True)
+    except TypeError:
+        kinds = ", ".join(sorted({type(name).__name__ for name in each.tolist()}))
+        raise DataError(
+            f"client has names of several types ({kinds}): give every row a text, or every row a number"
+        ) from None
+    return owners, inverse
+
+
 def _features(x: Any) -> Tensor:
-    tensor = torch.as_tensor(x if isinstance(x, Tensor) else np.asarray(x))
+    tensor = _tensor(x, "features (x)")
     return tensor if tensor.dtype in (torch.uint8, torch.int64, torch.float32) else tensor.to(torch.float32)
 
 
 def _labels(y: Any) -> Tensor:
-    tensor = torch.as_tensor(y if isinstance(y, Tensor) else np.asarray(y))
+    tensor = _tensor(y, "labels (y)")
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
@@ -182,7 +210,7 @@ def _check_rows(part: Rows, federation: Federation) -> None:
         wrong = ~torch.isfinite(part.y)
     else:
         top = 2 if federation.loss == "binary" else federation.outputs
-        wrong = (part.y < 0) | (part.y >= top)
+        wrong = (part.y < 0) | (part.y >= top) | (part.y != part.y.long())
     if wrong.any():
         row = wrong.nonzero()[0][0]
         limit = "" if federation.loss == "squared" else f"; labels must be whole numbers from 0 to {top - 1}"

@@ -4,7 +4,8 @@ Client code speaks of a single client. An engine lifts it: `many` runs a group o
 one as it is. What is random was drawn before (`Plan`), so both give the same numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from commonweal import scores
-from commonweal.errors import ConfigError
+from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
 
@@ -45,10 +46,10 @@ class Local:
 
     def __post_init__(self) -> None:
         for name, least in {"epochs": 1, "batch": 0, "decay_every": 1, "momentum": 0, "weight_decay": 0}.items():
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:  # NaN is not
                 raise ConfigError(f"client {name} = {getattr(self, name)}: it must be at least {least}")
         for name in ("lr", "decay", "clip", "steps"):
-            if (value := getattr(self, name)) is not None and value <= 0:
+            if (value := getattr(self, name)) is not None and not value > 0:
                 raise ConfigError(f"client {name} = {value}: it must be above 0")
 
     def rate(self, round: int) -> float:
@@ -155,7 +156,9 @@ def plan(local: Local, task: Task, rows: Rows, ids: Tensor, streams: Sequence[np
     n = rows.sizes[ids].numpy()
     b = np.minimum(n, local.batch or n)
     # BatchNorm cannot take a batch of one row: such a rest at the end of a pass is left out.
-    per_pass = np.maximum(1, -(-(n - int(task.size > task.trained)) // b))
+    per_pass = np.maximum(1, -(-(n - int(task.normalises)) // b))
+    if task.normalises and b.min() < 2:
+        raise DataError("BatchNorm needs two rows a step: a client has one training row, or batch = 1")
     steps = np.full(len(n), local.steps) if local.steps else local.epochs * per_pass
     passes = -(-steps // per_pass)
     order, u, seeds = [], [], []
@@ -180,9 +183,7 @@ def visit(
     memory: Tensors = {}
     left: list[Tensors] = []
     lr = local.rate(int(seen["round"]))
-    with torch.random.fork_rng(devices=[], enabled=task.random):
-        if task.random:
-            torch.manual_seed(planned.seeds[0])
+    with _seeded(planned.seeds):
         for t in range(planned.steps[0]):
             k = int((planned.steps > t).sum())
             if k < len(v["w"]):
@@ -194,6 +195,22 @@ def visit(
         v = {name: torch.cat([part[name] for part in [v, *reversed(left)]]) for name in v}
     replies, kept = lift(lambda w, k, n: local.reply(task, w, seen, k, n), (0, 0, 0))(v, kept, steps)
     return replies, kept
+
+
+@contextmanager
+def _seeded(seeds: tuple[int, ...]) -> Iterator[None]:
+    """Torch's generator seeded for a client alone, whose module may draw inside, and put back after it.
+
+    By hand: torch.random.fork_rng takes as long as a visit of a small client. Under vmap torch refuses such modules.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    if len(seeds) == 1:
+        generator.manual_seed(seeds[0])
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 def _gradient(loss: Callable[..., Any], at: tuple[Tensor, Tensor, Tensor], rows: Rows, kept: Tensors) -> Gradient:
@@ -219,7 +236,7 @@ def measure(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tup
     total, at_once = int(offsets[-1]), max(1, PASS // task.width(rows.x))
     losses, evidence = [], []
     with torch.no_grad():
-        for a in range(0, total, at_once):
+        for a in range(0, max(total, 1), at_once):  # without rows one empty pass: every client's value is NaN
             part = slice(a, a + at_once) if index is None else index[a : a + at_once]
             loss, row = task.judge(w, rows.x[part], rows.y[part])
             losses.append(loss)

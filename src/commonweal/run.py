@@ -1,6 +1,7 @@
 """A run is a loop over rounds, and the caller's `for` is the hook: `for round in run(experiment): ...`."""
 
 import hashlib
+import json
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,8 @@ from torch import Tensor
 from commonweal import catalog, metrics, randomness, scores
 from commonweal.algorithm import Algorithm, Averaging, Server, Told
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError, DataError
-from commonweal.experiment import Experiment
+from commonweal.errors import ConfigError, DataError, RunError, did_you_mean
+from commonweal.experiment import Experiment, Plain
 from commonweal.federation import Federation
 from commonweal.rule import bound
 from commonweal.store import Store
@@ -76,6 +77,8 @@ class Job:
         size = self.size
         if not 1 <= size <= self.federation.clients:
             raise ConfigError(f"cohort = {self.cohort!r} is {size} clients, but there are {self.federation.clients}")
+        if len(self.federation.scored) == 0:
+            raise DataError("no client has test rows: give a test share above 0, or clients with more rows")
         undefined = scores.undefined(self.task.score, self.federation.test.y, self.federation.test.offsets)
         if undefined:
             names = [self.federation.names[k] for k in undefined]
@@ -137,21 +140,47 @@ def prepare(experiment: Experiment) -> Job:
     return Job(Task(module, federation.loss, federation.score), federation, algorithm, text=e.toml(), **plain)
 
 
-def given(task: Task, federation: Federation, rule: Any, client: Any, server: Any, **plain: Any) -> Job:
+def given(task: Task, federation: Federation, parts: Mapping[str, Any]) -> Job:
     """A job from a user's own task and federation; each part is a name, a table, or the thing itself."""
+    for key in parts:
+        if key not in (known := [*PARTS, *Plain.model_fields]):
+            raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
+    plain = Plain(**{key: value for key, value in parts.items() if key not in PARTS}).model_dump()
+    local, step, rule = (_part(key, parts.get(key, default)) for key, default in PARTS.items())
+    algorithm = Averaging(bound(rule, federation, local), local, step)
+    text = [f"{key} = {value!r}" for key, value in plain.items()]
+    text += [f"algorithm = {json.dumps(_described(algorithm))}", f'given = "{_digest(task, federation)}"']
+    return Job(task, federation, algorithm, text="\n".join(text) + "\n", **plain)
 
-    def part(kind: str, value: Any) -> Any:
-        return catalog.build(kind, value) if isinstance(value, str | Mapping) else value
 
-    local = part("clients", client)
-    algorithm = Averaging(bound(part("rules", rule), federation, local), local, part("servers", server))
-    digest = hashlib.blake2b(task.initial.numpy().tobytes(), digest_size=8)
-    for rows in (federation.train, federation.test):
-        for tensor in (rows.x, rows.y, rows.offsets):
-            digest.update(tensor.contiguous().numpy().tobytes())
-    lines = [f"{key} = {value!r}" for key, value in plain.items()]
-    lines += [f"algorithm = '''{algorithm}'''", f"given = '{digest.hexdigest()}'"]
-    return Job(task, federation, algorithm, text="\n".join(lines) + "\n", **plain)
+PARTS = {"client": "sgd", "server": "sgd", "rule": "fedavg"}
+
+
+def _part(key: str, value: Any) -> Any:
+    if isinstance(value, str | Mapping):
+        return catalog.build(key + "s", value)
+    wanted = "start" if key == "client" else "__call__"
+    if not hasattr(value, wanted) or isinstance(value, type):
+        raise ConfigError(f"{key} = {value!r}: give a name, a table with a name and parameters, or a {key} itself")
+    return value
+
+
+def _described(thing: Any) -> str:
+    """A thing by its type and fields: a plain object's own text would hold its address, which changes."""
+    if not hasattr(thing, "__dict__"):
+        return repr(thing)
+    fields = ", ".join(f"{key}={_described(value)}" for key, value in vars(thing).items())
+    return f"{type(thing).__qualname__}({fields})"
+
+
+def _digest(task: Task, federation: Federation) -> str:
+    """A number for everything that a run depends on and no text can say: rows, names, the model's start."""
+    words = [type(task.module).__qualname__, str(task.module), task.criterion, task.score, *federation.names]
+    digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8)
+    rows = (tensor for part in (federation.train, federation.test) for tensor in (part.x, part.y, part.offsets))
+    for tensor in (task.initial, *rows):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def run(
@@ -174,13 +203,15 @@ def run(
     if isinstance(what, Task):
         if federation is None:
             raise ConfigError("run(task) needs a Federation as its second argument")
-        job = given(what, federation, **({"rule": "fedavg", "client": "sgd", "server": "sgd"} | parts))
+        job = given(what, federation, parts)
     elif federation is not None or parts:
         raise ConfigError(
             "run(experiment) takes no other parts: change the experiment, or give a Task and a Federation"
         )
-    else:
+    elif isinstance(what, Experiment | Job):
         job = prepare(what) if isinstance(what, Experiment) else what
+    else:
+        raise ConfigError(f"run({what!r}): give an Experiment (load(path) reads one), or a Task and a Federation")
     return _rounds(job, None if out is None else Store(Path(out)), resume)
 
 
@@ -214,12 +245,17 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         save()  # Ctrl-C, a failed write or a caller that stops: keep every whole round
 
 
-def _like(fresh: Server, saved: Server) -> Server:
-    """The saved server with the empty parts that files do not hold."""
-    return {
-        name: _like(value, saved.get(name, {})) if isinstance(value, dict) else saved[name]
-        for name, value in fresh.items()
-    } | {name: value for name, value in saved.items() if name not in fresh}
+def _like(fresh: Server, saved: Server, where: str = "server") -> Server:
+    """The saved server, with the empty parts that files do not hold; its tensors must be those of this experiment."""
+    known: Server = dict(saved)
+    for name, value in fresh.items():
+        if isinstance(value, dict):
+            known[name] = _like(value, saved.get(name, {}), f"{where}/{name}")
+        elif name not in saved or (name == "w" and saved[name].shape != value.shape):
+            raise RunError(
+                f"checkpoint.safetensors does not fit this experiment ({where}/{name}): delete it to begin anew"
+            )
+    return known
 
 
 def _round(job: Job, server: Server, number: int) -> Round:
@@ -254,8 +290,6 @@ def _round(job: Job, server: Server, number: int) -> Round:
 
 def _summary(job: Job, test_scores: Tensor) -> dict[str, float]:
     scored = job.federation.scored
-    if len(scored) == 0:
-        raise DataError("no client has test rows: give a test share above 0, or clients with more rows")
     names = (
         job.federation.names
         if len(scored) == job.federation.clients

@@ -58,17 +58,21 @@ def _auroc(evidence: Tensor, offsets: Tensor) -> Tensor:
     rank = ((first + last - 1).double() / 2)[tie] - offsets[client] + 1  # mid-ranks within the client, from 1
     positives = torch.segment_reduce(y, "sum", offsets=offsets)
     ranks = torch.segment_reduce(rank * y, "sum", offsets=offsets)
-    return (ranks - positives * (positives + 1) / 2) / (positives * (sizes - positives))  # 0 / 0 = NaN with one class
+    area = (ranks - positives * (positives + 1) / 2) / (positives * (sizes - positives))  # 0 / 0 = NaN with one class
+    return area.masked_fill(by_client(margin.isnan(), offsets) > 0, torch.nan)  # no number, no rank
 
 
 def _errors(outputs: Tensor, y: Tensor) -> Tensor:
     y = y.double()
-    return torch.stack([(outputs.squeeze(-1).double() - y).square(), y, y.square()], 1)
+    return torch.stack([(outputs.squeeze(-1).double() - y).square(), y], 1)
 
 
 def _r2(evidence: Tensor, offsets: Tensor) -> Tensor:
-    error, mean, square = by_client(evidence, offsets).unbind(1)
-    return 1 - error / (square - mean.square())
+    error, mean = by_client(evidence, offsets).unbind(1)
+    around = evidence[:, 1] - torch.repeat_interleave(mean, offsets.diff())  # centred first: no cancellation
+    variance = by_client(around.square(), offsets)
+    constant = variance <= 1e-24 * mean.square()  # what rounding leaves of nothing
+    return 1 - error / torch.where(constant, torch.nan, variance)
 
 
 SCORES = {
@@ -90,9 +94,9 @@ def named(name: str) -> Score:
 
 def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:
     """The clients with rows for which the score is undefined: AUROC needs both classes, R^2 two values."""
-    if name not in ("auroc", "r2"):
+    if name not in ("auroc", "r2") or len(y) == 0:
         return []
-    first = y[offsets[:-1].clamp(max=max(len(y) - 1, 0))].double()
+    first = y[offsets[:-1].clamp(max=len(y) - 1)].double()
     sizes = offsets.diff()
     differs = y.double() != torch.repeat_interleave(first, sizes)
     return ((by_client(differs.double(), offsets) == 0) & (sizes > 0)).nonzero().flatten().tolist()

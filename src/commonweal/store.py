@@ -16,6 +16,8 @@ import io
 import json
 import math
 import os
+import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from torch import Tensor
 
 from commonweal.errors import RunError
 
-__all__ = ["Record", "Store", "flatten", "unflatten"]
+__all__ = ["Record", "Store", "flatten", "to_json", "unflatten"]
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
@@ -82,6 +84,9 @@ def replace(path: Path, data: bytes, durable: bool = True) -> None:
         os.replace(temporary, path)
 
 
+BEGUN = {"run.json", "run.json.part", "experiment.toml.part"}  # all that a run killed at its very start leaves
+
+
 @dataclass(frozen=True)
 class Store:
     """The folder of a run that is being written."""
@@ -92,18 +97,18 @@ class Store:
         """Begin or go on: the last round that is saved (0 for none), and the server and clients after it."""
         known = self.folder / "experiment.toml"
         if known.exists():
-            if known.read_text(encoding="utf-8") != experiment:
-                what = f"another experiment ({_difference(known, experiment)})"
+            if difference := _difference(known, experiment):
+                what = f"another experiment ({difference})"
                 raise RunError(f"{str(self.folder)!r} holds {what}: choose another folder")
             if not resume:
                 raise RunError(f"{str(self.folder)!r} holds this run already: go on with --resume, or choose another")
-        elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):
+        elif self.folder.exists() and (self.folder.is_file() or {p.name for p in self.folder.iterdir()} - BEGUN):
             raise RunError(f"{str(self.folder)!r} is not empty and holds no run: choose another folder")
         saved = self._checkpoint()
         last = 0 if saved is None else int(saved.pop("last"))
         self._cut(last)
         if not known.exists():
-            replace(self.folder / "run.json", _json(facts))
+            replace(self.folder / "run.json", to_json(facts))
             replace(known, experiment.encode())
         return last, saved or {}
 
@@ -112,26 +117,35 @@ class Store:
         if not path.exists():
             return None
         try:
-            return unflatten(safetensors.torch.load(path.read_bytes()))
+            saved = unflatten(safetensors.torch.load(path.read_bytes()))
         except (OSError, safetensors.SafetensorError) as error:
             raise RunError(f"{str(path)!r} cannot be read ({error}): delete it to begin the run anew") from None
+        if not {"last", "server"} <= saved.keys():
+            raise RunError(f"{str(path)!r} is not a run's checkpoint: delete it to begin the run anew")
+        return saved
 
     def _cut(self, last: int) -> None:
         """Forget what was written after the checkpoint; the same will be written again."""
         for name in ("rounds.jsonl", "timings.jsonl"):
             path = self.folder / name
-            if path.exists():
-                lines = path.read_bytes().splitlines(keepends=True)
-                kept = [line for line in lines[:last] if line.endswith(b"\n")]
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            kept = [line for line in lines[:last] if line.endswith(b"\n")]
+            if len(kept) < last and name == "rounds.jsonl":
+                what = f"{len(kept)} rounds, but its checkpoint is of round {last}"
+                raise RunError(f"{str(path)!r} has {what}: delete checkpoint.safetensors to begin the run anew")
+            if len(lines) > len(kept):
                 replace(path, b"".join(kept))
         for path in (self.folder / "clients").glob("*"):
-            if path.suffix == ".part" or int(path.stem) > last:
+            number = re.fullmatch(r"(\d{6,})\.csv(\.part)?", path.name)
+            if number and (number[2] or int(number[1]) > last):
                 path.unlink()
+        for name in ("rounds.jsonl", "timings.jsonl", "model.safetensors", "checkpoint.safetensors"):
+            self.folder.joinpath(name + ".part").unlink(missing_ok=True)
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.folder / name
         with writing(path), open(path, "ab", buffering=0) as file:
-            data = _json(line, indent=None)
+            data = to_json(line, indent=None)
             if file.write(data) != len(data):
                 raise OSError(28, "no space left on device")
 
@@ -146,6 +160,9 @@ class Store:
 
     def checkpoint(self, last: int, state: Mapping[str, Any]) -> None:
         flat = flatten({"last": torch.tensor(last), **state})
+        rounds = self.folder / "rounds.jsonl"
+        with writing(rounds), open(rounds, "ab") as file:
+            os.fsync(file.fileno())  # the checkpoint must not outlive the rounds that it stands for
         data = safetensors.torch.save({name: value.detach().clone().contiguous() for name, value in flat.items()})
         replace(self.folder / "checkpoint.safetensors", data)
 
@@ -153,7 +170,8 @@ class Store:
         replace(self.folder / "model.safetensors", safetensors.torch.save({n: t.clone() for n, t in tensors.items()}))
 
 
-def _json(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
+def to_json(value: Any, indent: int | None = 2) -> bytes:
+    """JSON with a line end; NaN and infinity become null."""
     return (json.dumps(_plain(value), ensure_ascii=False, indent=indent, allow_nan=False) + "\n").encode()
 
 
@@ -169,9 +187,24 @@ def _plain(value: Any) -> Any:
 
 
 def _difference(known: Path, experiment: str) -> str:
-    old = set(known.read_text(encoding="utf-8").splitlines())
-    new = [line for line in experiment.splitlines() if line not in old]
-    return f"not {new[0]!r}" if new else "other keys"
+    """What the new experiment has and the old has not, as `key = value`; empty where they are the same."""
+    try:
+        old = known.read_text(encoding="utf-8")
+        if old == experiment:
+            return ""
+        before, after = (flat_items(tomllib.loads(text)) for text in (old, experiment))
+    except ValueError:
+        return "its experiment.toml cannot be read"
+    changed = [f"{key} = {value!r}" for key, value in after.items() if before.get(key) != value]
+    return "not " + changed[0] if changed else "it has " + ", ".join(sorted(before.keys() - after.keys()))
+
+
+def flat_items(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= flat_items(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
 
 
 @dataclass(frozen=True)
@@ -185,8 +218,6 @@ class Record:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Record":
-        import tomllib
-
         folder = Path(folder)
         try:
             experiment = tomllib.loads((folder / "experiment.toml").read_text(encoding="utf-8"))
@@ -195,7 +226,13 @@ class Record:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         except (OSError, ValueError) as error:
             raise RunError(f"{str(folder)!r} is not the folder of a run: {error}") from None
-        return cls(folder, experiment, facts, [json.loads(line) for line in lines if line.endswith("\n")])
+        try:
+            rounds = [json.loads(line) for line in lines if line.endswith("\n")]
+        except ValueError as error:
+            raise RunError(
+                f"{str(path)!r} is spoilt ({error}): delete it and checkpoint.safetensors, and run again"
+            ) from None
+        return cls(folder, experiment, facts, rounds)
 
     @property
     def finished(self) -> bool:
@@ -211,7 +248,10 @@ class Record:
             if not self.evaluated:
                 raise RunError(f"{str(self.folder)!r} has no evaluated round yet")
             round = self.evaluated[-1]["round"]
-        with open(self.folder / "clients" / f"{round:06d}.csv", encoding="utf-8", newline="") as file:
+        path = self.folder / "clients" / f"{round:06d}.csv"
+        if not path.exists():
+            raise RunError(f"{str(self.folder)!r}: round {round} was not evaluated")
+        with open(path, encoding="utf-8", newline="") as file:
             return [(r["client"], float(r["score"] or "nan"), float(r["loss"] or "nan")) for r in csv.DictReader(file)]
 
     def model(self) -> dict[str, Tensor]:
@@ -219,4 +259,7 @@ class Record:
         path = self.folder / "model.safetensors"
         if not path.exists():
             raise RunError(f"{str(self.folder)!r} is not finished: its model comes with the last round")
-        return {name: value.clone() for name, value in safetensors.torch.load(path.read_bytes()).items()}
+        try:
+            return {name: value.clone() for name, value in safetensors.torch.load(path.read_bytes()).items()}
+        except (OSError, safetensors.SafetensorError) as error:
+            raise RunError(f"{str(path)!r} cannot be read ({error})") from None

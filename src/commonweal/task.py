@@ -69,6 +69,11 @@ class Task:
             raise ConfigError(f"no loss is called {self.criterion!r}: {did_you_mean(self.criterion, LOSSES)}")
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ConfigError(f"{type(self.module).__name__} has no parameter to train")
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+                raise ConfigError(
+                    f"{type(part).__name__} keeps no statistics to judge by: set track_running_stats=True"
+                )
 
     @cached_property
     def _pieces(self) -> dict[str, Tensor]:
@@ -141,9 +146,14 @@ class Task:
         tensors = self.tensors(w)
         # Normalisation layers write their statistics in place: give them copies, so that the vector stays as it was.
         kept = {name: tensors[name].detach().clone() for name in self.names[self._parameters :]}
-        outputs = self._call(self._training, tensors | kept, batch.x)
+        counters = {name: b.clone() for name, b in self._counters.items()}
+        outputs = self._call(self._training, tensors | kept | counters, batch.x)
         loss = (LOSSES[self.criterion](outputs, batch.y) * batch.share).sum()
         return loss, torch.cat([k.flatten() for k in kept.values()]) if kept else w.new_empty(0)
+
+    @cached_property
+    def _counters(self) -> dict[str, Tensor]:
+        return {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
 
     @cached_property
     def _parameters(self) -> int:
@@ -154,8 +164,22 @@ class Task:
         return self._call(self._judging, self.tensors(w), x)
 
     def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        result: Tensor = functional_call(module, tensors, (_floats(x),), tie_weights=self._tied)
+        result: Tensor = functional_call(module, tensors, (self._ready(x),), tie_weights=self._tied)
         return result
+
+    def _ready(self, x: Tensor) -> Tensor:
+        """Images are stored as bytes and become numbers in [0, 1] only when a batch is taken; tokens stay whole."""
+        if x.dtype == torch.uint8:
+            return x.to(torch.float32) / 255
+        return x if x.is_floating_point() or self._tokens else x.to(torch.float32)
+
+    @cached_property
+    def _tokens(self) -> bool:
+        return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.module.modules())
+
+    @cached_property
+    def normalises(self) -> bool:
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
     @cached_property
     def _tied(self) -> bool:
@@ -175,13 +199,17 @@ class Task:
     def width(self, x: Tensor) -> int:
         """How many numbers the module computes for one row of x: what a row costs in memory, on every machine alike."""
         if x.shape[1:] not in self._widths:
-            self._widths[x.shape[1:]] = _count_numbers(deepcopy(self._judging), x[:1]) + x[:1].numel()
+            row = x.new_zeros((1, *x.shape[1:]))
+            self._widths[x.shape[1:]] = _count_numbers(deepcopy(self._judging), self._ready(row)) + row.numel()
         return self._widths[x.shape[1:]]
 
     @cached_property
     def random(self) -> bool:
         """Whether training draws random numbers inside the module (dropout)."""
-        return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
+        parts = list(self.module.modules())
+        dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in parts)
+        inside = any(isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0 for m in parts)
+        return dropout or inside or any(isinstance(m, nn.RReLU) for m in parts)
 
 
 class _Linear(nn.Linear):
@@ -205,10 +233,5 @@ def _count_numbers(module: nn.Module, x: Tensor) -> int:
         if not list(part.children()):
             part.register_forward_hook(add)
     with torch.no_grad():
-        module(_floats(x))
+        module(x)
     return count
-
-
-def _floats(x: Tensor) -> Tensor:
-    """Images are stored as bytes and become numbers in [0, 1] only when a batch is taken."""
-    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x

@@ -35,7 +35,7 @@ def heart(prep: Literal["aaggff", "flamby"] = "aaggff", seed: int = 0, dir: str 
     for path in locate("heart", tuple(f"processed.{h}.data" for h in HOSPITALS), dir):
         table = _read(path, complete=prep == "flamby")
         x, y = _columns(table, drop_first=prep == "flamby"), (table[:, -1] > 0).astype(np.int64)
-        share, state = (0.2, seed) if prep == "aaggff" else (0.34, 43)
+        share, state = (0.2, seed % 2**32) if prep == "aaggff" else (0.34, 43)
         # FLamby stratifies only where every label occurs more than twice: not in Switzerland.
         stratify = y if np.bincount(y, minlength=2).min() > 2 else None
         a, b = train_test_split(np.arange(len(y)), test_size=share, random_state=state, stratify=stratify)

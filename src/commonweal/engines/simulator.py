@@ -4,6 +4,7 @@ The three ways compute the same numbers up to float rounding. Which one `auto` t
 is the same on every machine, and the record of a run states it.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from commonweal.algorithm import Algorithm, Server
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Federation
 from commonweal.local import Lift, Local, Tensors, alone, many, measure
-from commonweal.task import Task
+from commonweal.task import Batch, Task
 
 __all__ = ["MODES", "Simulator"]
 
@@ -53,7 +54,22 @@ class Simulator:
             return "loop", "convolutions and recurrent layers are faster client by client"
         if self.task.size >= LARGE:
             return "loop", f"{self.task.size} parameters keep the cores busy client by client"
+        if not self._together:
+            return "loop", "vmap cannot run this model, or only by taking it apart"
         return "chunked", f"{self.task.size} parameters in layers that are faster together"
+
+    @cached_property
+    def _together(self) -> bool:
+        """Whether two clients' losses on a row each can be computed at once, without a fallback."""
+        train, w = self.federation.train, self.task.initial.repeat(2, 1).requires_grad_()
+        x, y = train.x[:1].expand(2, 2, *train.x.shape[1:]), train.y[:1].expand(2, 2)
+        with warnings.catch_warnings(action="error", category=UserWarning):
+            try:
+                loss = torch.vmap(lambda w, x, y: self.task.loss(w, Batch(x, y, torch.ones(2) / 2)))(w, x, y)[0]
+                torch.autograd.grad(loss.sum(), w)
+            except (RuntimeError, UserWarning):
+                return False
+        return True
 
     def collect(self, algorithm: Algorithm, seen: Tensors, ids: Tensor, seed: int) -> Tensors:
         """Have each client of the cohort do its work; give their replies in the cohort's order."""

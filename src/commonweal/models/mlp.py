@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from commonweal.errors import ConfigError
+
 __all__ = ["mlp"]
 
 
@@ -13,6 +15,8 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = (200, 20
 
     hidden: the number of units of each hidden layer
     """
+    if any(width < 1 for width in hidden):
+        raise ConfigError(f"mlp hidden = {list(hidden)}: every layer needs at least one unit")
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(widths):

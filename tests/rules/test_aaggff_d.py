@@ -1,0 +1,267 @@
+"""AAggFF-D against the paper's O(K) recursion with all K entries, its table against a dict, and Theorem 5.2."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import commonweal
+from commonweal import simplex
+from commonweal.online import empty_table, lookup, put, response
+from commonweal.rule import State
+from commonweal.rules.aaggff_d import AAggFFD
+from commonweal.rules.uniform import Uniform
+from commonweal.store import flatten, unflatten
+from reporting import reports, uniforms, vowel, weigh
+
+ORACLE_CDFS: dict[str, Callable[[float], float]] = {
+    "weibull": lambda x: 1 - math.exp(-(x**2)),
+    "frechet": lambda x: math.exp(-1 / x),
+    "gumbel": lambda x: math.exp(-math.exp(-(x - 1))),
+    "exponential": lambda x: 1 - math.exp(-x),
+    "logistic": lambda x: 1 / (1 + math.exp(-(x - 1))),
+    "normal": lambda x: 0.5 * (1 + math.erf((x - 1) / math.sqrt(2))),
+}
+
+
+def textbook(clients: int, cohorts: list[list[int]], losses: list[np.ndarray], cdf: str) -> list[np.ndarray]:
+    """Eqs. 10-12 and 95 as they are printed, every client's entry kept."""
+    p, total, weights = np.full(clients, 1 / clients), np.zeros(clients), []
+    for t, (ids, f) in enumerate(zip(cohorts, losses, strict=True), start=1):
+        C = len(ids) / clients
+        r = C * np.array([ORACLE_CDFS[cdf](x) for x in f / f.mean()])
+        mean = r.mean()
+        robust = np.full(clients, mean)
+        robust[ids] = (1 - 1 / C) * mean + r / C  # eq. 10
+        g = -robust / (1 + mean) + mean * (p @ (robust - mean)) / (1 + mean) ** 2  # eq. 11
+        total += g
+        L = C + 2 * C / C
+        exponent = -math.sqrt(math.log(clients)) * total / (L * math.sqrt(t + 1))  # eq. 12
+        p = np.exp(exponent - exponent.max())
+        p /= p.sum()
+        weights.append(p[ids] / p[ids].sum())  # eq. 95
+    return weights
+
+
+def rounds_of(seed: int, clients: int, size: int, count: int) -> tuple[list[list[int]], list[np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    cohorts = [rng.choice(clients, size, replace=False).tolist() for _ in range(count)]
+    return cohorts, [0.05 + 3 * rng.random(size) for _ in range(count)]
+
+
+def played(rule: AAggFFD, clients: int, cohorts: list[list[int]], losses: list[np.ndarray]) -> list[Tensor]:
+    state, weights = rule.init(clients), []
+    for ids, f in zip(cohorts, losses, strict=True):
+        w, state = rule(reports(torch.from_numpy(f), ids=ids, clients=clients), state)
+        weights.append(w)
+    return weights
+
+
+@pytest.mark.parametrize("cdf", ORACLE_CDFS)
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_it_is_the_papers_recursion(cdf: str, size: int) -> None:
+    cohorts, losses = rounds_of(size, 12, size, 50)
+    for got, expected in zip(
+        played(AAggFFD(cdf=cdf), 12, cohorts, losses),  # type: ignore[arg-type]
+        textbook(12, cohorts, losses, cdf),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_the_papers_recursion_when_the_cohorts_size_changes() -> None:
+    rng = np.random.default_rng(3)
+    cohorts = [rng.choice(12, 1 + t % 12, replace=False).tolist() for t in range(60)]
+    losses = [rng.exponential(size=len(ids)) for ids in cohorts]
+    got, expected = played(AAggFFD(), 12, cohorts, losses), textbook(12, cohorts, losses, "normal")
+    assert max(np.abs(a.numpy() - b).max() for a, b in zip(got, expected, strict=True)) < 1e-12
+
+
+def test_first_round_by_hand() -> None:
+    """K = 4, S = 2, CDF values a < b: the softmax of sqrt(log 4) (r - rbar) / (C (1 + rbar)) / (2.5 sqrt 2)."""
+    a, b = 1 - math.exp(-0.5), 1 - math.exp(-1.5)
+    gap = math.sqrt(math.log(4)) * (b - a) / (1 + (a + b) / 4) / (2.5 * math.sqrt(2))
+    got = weigh(AAggFFD(cdf="exponential"), reports([1.0, 3.0], ids=[2, 0], clients=4))
+    assert got.tolist() == pytest.approx([1 / (1 + math.exp(gap)), 1 / (1 + math.exp(-gap))], rel=1e-13)
+
+
+def test_clients_never_seen_stand_at_zero() -> None:
+    """A newcomer with the mean's loss, beside one who has fared badly for long and reports the same now."""
+    rule = AAggFFD()
+    state = rule.init(100)
+    for _ in range(20):
+        _, state = rule(reports([3.0, 1.0], ids=[5, 6], clients=100), state)
+    assert lookup(state, torch.tensor([99, 0, 50])).tolist() == [0.0, 0.0, 0.0]
+    weights, after = rule(reports([1.0, 1.0, 1.0], ids=[99, 5, 6], clients=100), state)
+    assert weights[1] > weights[0] > weights[2]
+    assert lookup(after, torch.tensor([99])).item() == 0.0  # its loss was the cohort's mean
+
+
+def test_a_billion_clients_cost_what_they_report() -> None:
+    rule, clients = AAggFFD(), 10**9
+    state = rule.init(clients)
+    for t in range(30):
+        ids = [(t * 33_554_467 + 7 * k) % clients for k in range(5)] + [clients - 1]
+        weights, state = rule(reports(uniforms(t, 6), ids=ids, clients=clients), state)
+        assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+        assert (weights > 0).all()
+    assert sum(value.numel() for value in state.values()) <= 2 * 2 * 30 * 6 + 1
+    assert lookup(state, torch.tensor([clients - 1])).item() != 0
+
+
+def test_a_billion_clients_agree_with_the_recursion_in_its_limit() -> None:
+    """With ever smaller C only sqrt(log K) and L = 2 + C know the population."""
+    cohorts, losses = rounds_of(0, 4, 4, 10)
+    got = played(AAggFFD(), 10**9, cohorts, losses)
+    c = np.zeros(4)
+    for t, (ids, f, weights) in enumerate(zip(cohorts, losses, got, strict=True), start=1):
+        cdf = np.array([ORACLE_CDFS["normal"](x) for x in f / f.mean()])
+        c[ids] -= (cdf - cdf.mean()) / (1 + 4e-9 * cdf.mean())
+        e = np.exp(-math.sqrt(math.log(1e9)) * c[ids] / ((2 + 4e-9) * math.sqrt(t + 1)))
+        np.testing.assert_allclose(weights.numpy(), e / e.sum(), rtol=1e-12)
+
+
+def test_the_table_is_a_dict() -> None:
+    """Over hundreds of rounds, through every merge of recent into settled entries."""
+    rng, plain, merges = np.random.default_rng(1), dict[int, float](), 0
+    state: State = empty_table("settled", "recent")
+    for _ in range(400):
+        ids = rng.choice(3000, rng.integers(1, 20), replace=False)
+        values = rng.normal(size=len(ids))
+        before = len(state["settled_ids"])
+        state = put(state, torch.from_numpy(ids), torch.from_numpy(values))
+        plain |= dict(zip(ids.tolist(), values.tolist(), strict=True))
+        merges += len(state["settled_ids"]) > before
+        asked = rng.choice(3000, 30, replace=False)
+        assert lookup(state, torch.from_numpy(asked)).tolist() == [plain.get(i, 0.0) for i in asked.tolist()]
+    assert 5 < merges < 300
+    known = set(state["settled_ids"].tolist()) | set(state["recent_ids"].tolist())
+    assert known == set(plain)
+
+
+def test_a_rounds_cost_is_not_that_of_everyone_seen() -> None:
+    """A small cohort leaves the settled table as it is: the same memory, not a copy."""
+    rule = AAggFFD()
+    _, state = rule(reports(uniforms(0, 1000), clients=10**6), rule.init(10**6))
+    _, after = rule(reports(uniforms(1, 5), ids=[1, 5000, 3, 900, 70000], clients=10**6), state)
+    assert after["settled"] is state["settled"]
+    assert after["recent_ids"].tolist() == [1, 3, 900, 5000, 70000]
+
+
+def test_the_last_word_of_a_client_wins() -> None:
+    state = put(empty_table("settled", "recent"), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double())
+    state = put(state, torch.tensor([2, 9]), torch.tensor([5.0, 6.0]).double())
+    assert lookup(state, torch.tensor([9, 2, 4, 3])).tolist() == [6.0, 5.0, 1.0, 0.0]
+
+
+def sequence(kind: str, rounds: int, clients: int) -> Tensor:
+    """Losses (T, K) that are hard for a learner."""
+    if kind == "static":  # one client always worst: who never learns pays in every round
+        return torch.full((rounds, clients), 0.01).index_fill(1, torch.tensor([0]), 5.0).double()
+    if kind == "random":
+        return uniforms(0, rounds, clients)
+    if kind == "alternating":
+        two = torch.full((2, clients), 0.01)
+        two[0, 0] = two[1, 1] = 5.0
+        return two.repeat(rounds // 2, 1).double()
+    if kind == "switching":  # the worst client changes once, when the learner is sure
+        first = sequence("static", rounds, clients)
+        return torch.cat([first[: rounds // 2], first[rounds // 2 :].roll(1, dims=1)])
+    drift = torch.linspace(0, 6, rounds).double()[:, None] + torch.arange(clients)
+    return 1.01 + drift.sin()
+
+
+def regret(rule: AAggFFD | Uniform, losses: Tensor) -> float:
+    """What the decisions paid beyond the best fixed one (eq. 5), decisions being those before a round's losses."""
+    clients = losses.shape[1]
+    p, state, paid, seen = torch.full((clients,), 1 / clients).double(), rule.init(clients), 0.0, []
+    for f in losses:
+        r = response(f, "normal", 1.0)
+        seen.append(r)
+        paid -= math.log1p(float(p @ r))
+        p, state = rule(reports(f), state)
+    return paid + simplex.best_fixed(torch.stack(seen))[1]
+
+
+@pytest.mark.parametrize("kind", ["random", "alternating", "switching", "drifting"])
+def test_regret_is_within_theorem_5_2(kind: str) -> None:
+    rounds, clients, L = 500, 8, 3.0  # L = C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)) at C = 1
+    assert regret(AAggFFD(), sequence(kind, rounds, clients)) <= 2 * L * math.sqrt(rounds * math.log(clients))
+
+
+def test_adversarial_regret_is_within_theorem_5_2() -> None:
+    """Whoever counts least is worst in the next round."""
+    rule, clients, rounds = AAggFFD(), 6, 500
+    p, state, paid, seen = torch.full((clients,), 1 / clients).double(), rule.init(clients), 0.0, []
+    for _ in range(rounds):
+        f = torch.full((clients,), 0.01).double()
+        f[p.argmin()] = 5.0
+        r = response(f, "normal", 1.0)
+        seen.append(r)
+        paid -= math.log1p(float(p @ r))
+        p, state = rule(reports(f), state)
+    assert paid + simplex.best_fixed(torch.stack(seen))[1] <= 6 * math.sqrt(rounds * math.log(clients))
+
+
+def test_not_learning_breaks_the_bound_that_learning_keeps() -> None:
+    losses = sequence("static", 900, 8)
+    bound = 6 * math.sqrt(900 * math.log(8))
+    assert regret(AAggFFD(), losses) < bound < regret(Uniform(), losses)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 1000, 10**6, 10**12, 10**18])
+@pytest.mark.parametrize("losses", [[1.0], [0.0], [1e-30], [1e4]])
+def test_any_sampling_probability_is_finite(clients: int, losses: list[float]) -> None:
+    rule = AAggFFD()
+    for cohort in (losses, [*losses, 1.0, 0.0][: min(3, clients)]):
+        state = rule.init(clients)
+        for _ in range(3):
+            weights, state = rule(reports(cohort, clients=clients), state)
+            assert torch.isfinite(weights).all()
+            assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+
+
+def test_everyone_reporting_one_loss_counts_alike() -> None:
+    assert weigh(AAggFFD(), reports([0.0] * 4)).tolist() == [0.25] * 4
+    assert weigh(AAggFFD(), reports([7.0] * 3, clients=1000)).tolist() == pytest.approx([1 / 3] * 3, rel=1e-15)
+
+
+def test_the_state_given_is_not_changed() -> None:
+    rule = AAggFFD()
+    _, state = rule(reports([1.0, 2.0], ids=[3, 1], clients=9), rule.init(9))
+    before = {name: value.clone() for name, value in state.items()}
+    rule(reports([5.0, 2.0, 1.0], ids=[1, 8, 0], clients=9), state)
+    assert all(torch.equal(state[name], before[name]) for name in state)
+
+
+def test_the_state_survives_being_flattened() -> None:
+    rule = AAggFFD()
+    state = rule.init(50)
+    back = unflatten(flatten({"rule": state}))["rule"]
+    for t in range(40):
+        told = reports(uniforms(t, 3), ids=[t, (t + 7) % 50, (t + 20) % 50], clients=50)
+        (w, state), (v, back) = rule(told, state), rule(told, back)
+        assert torch.equal(w, v)
+        back = unflatten(flatten({"rule": back}))["rule"]
+
+
+def test_rounds_count_from_one() -> None:
+    rule = AAggFFD()
+    assert int(rule.init(5)["t"]) == 1
+    _, state = rule(reports([1.0], clients=5), rule.init(5))
+    assert int(state["t"]) == 2
+
+
+def test_a_run_goes_on_from_a_file_as_if_never_stopped(tmp_path: Path) -> None:
+    whole = vowel("aaggff-d", rounds=6, cohort=4)
+    experiment = commonweal.Experiment(dataset="vowel", rule="aaggff-d", rounds=6, cohort=4)
+    some = commonweal.run(experiment, out=tmp_path / "run")
+    for _ in range(3):
+        next(some)
+    some.close()  # type: ignore[attr-defined]
+    rest = list(commonweal.run(experiment, out=tmp_path / "run", resume=True))
+    assert [done.weights for done in rest] == [done.weights for done in whole[3:]]

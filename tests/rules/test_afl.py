@@ -1,0 +1,245 @@
+"""AFL against a projection by bisection, its regularised fixed points, and the paper's two-domain example."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.rule import State
+from commonweal.rules.afl import AFL
+from commonweal.rules.fedavg import FedAvg
+from commonweal.server import SGD, Polyak
+from reporting import reports, uniforms, vowel, weigh
+
+
+def bisected(v: Tensor) -> Tensor:
+    """The nearest point of the simplex: max(v - s, 0) with the s for which it sums to 1."""
+    low, high = float(v.min()) - 1, float(v.max())
+    for _ in range(200):
+        s = (low + high) / 2
+        low, high = (s, high) if (v - s).clamp(min=0).sum() > 1 else (low, s)
+    return (v - s).clamp(min=0)
+
+
+def lam(*values: float) -> State:
+    return {"lam": torch.tensor(values, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("clients", [2, 5, 40])
+@pytest.mark.parametrize("lr", [0.01, 0.3, 100.0])
+def test_lam_is_projected_ascent(clients: int, lr: float) -> None:
+    rule = AFL(lr=lr)
+    state, expected = rule.init(clients), torch.full((clients,), 1 / clients, dtype=torch.float64)
+    for t in range(30):
+        losses = 3 * uniforms(t, clients)
+        weights, state = rule(reports(losses), state)
+        expected = bisected(expected + lr * losses)
+        torch.testing.assert_close(state["lam"], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_by_hand() -> None:
+    """(1/2, 1/2) + 0.1 (1, 3) = (0.6, 0.8), less 0.2 each."""
+    assert weigh(AFL(), reports([1.0, 3.0])).tolist() == pytest.approx([0.4, 0.6], rel=1e-14)
+
+
+def test_it_starts_uniform() -> None:
+    assert AFL().init(4)["lam"].tolist() == [0.25] * 4
+
+
+def test_a_large_step_goes_to_the_worst_client() -> None:
+    assert weigh(AFL(lr=1e6), reports([1.0, 3.0, 2.0])).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_the_long_run_finds_the_worst_client() -> None:
+    rule = AFL(lr=0.05)
+    state = rule.init(4)
+    for _ in range(200):
+        weights, state = rule(reports([0.5, 0.9, 1.0, 0.2]), state)
+    assert weights.tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_absent_clients_count_as_a_gradient_of_zero() -> None:
+    told = reports([2.0, 1.0], ids=[3, 1], clients=4)
+    weights, state = AFL()(told, lam(0.25, 0.25, 0.25, 0.25))
+    expected = bisected(torch.tensor([0.25, 0.35, 0.25, 0.45], dtype=torch.float64))
+    torch.testing.assert_close(state["lam"], expected, rtol=1e-12, atol=0)
+    both = expected[torch.tensor([3, 1])]
+    torch.testing.assert_close(weights, both / both.sum(), rtol=1e-12, atol=0)
+
+
+def test_a_cohort_without_any_weight_counts_alike() -> None:
+    told = reports([0.0, 0.0], ids=[0, 1], clients=3)
+    weights, state = AFL()(told, lam(0.0, 0.0, 1.0))
+    assert weights.tolist() == [0.5, 0.5]
+    assert state["lam"].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_lagged_weighs_with_the_lam_before() -> None:
+    rule, before = AFL(lagged=True), lam(0.2, 0.3, 0.5)
+    weights, after = rule(reports([1.0, 3.0, 2.0]), before)
+    assert torch.equal(weights, before["lam"])
+    torch.testing.assert_close(after["lam"], AFL()(reports([1.0, 3.0, 2.0]), before)[1]["lam"], rtol=0, atol=0)
+    some, _ = rule(reports([1.0, 3.0], ids=[2, 0], clients=3), before)
+    assert some.tolist() == pytest.approx([5 / 7, 2 / 7], rel=1e-14)
+
+
+def test_optimistic_steps_along_twice_this_gradient_less_the_last() -> None:
+    rule = AFL(lr=0.05, optimistic=True)
+    _, state = rule(reports(uniforms(0, 5)), rule.init(5))
+    expected, last = state["lam"], uniforms(0, 5)
+    for t in range(1, 20):
+        losses = uniforms(t, 5)
+        _, state = rule(reports(losses), state)
+        expected, last = bisected(expected + 0.05 * (2 * losses - last)), losses
+        torch.testing.assert_close(state["lam"], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.xfail(strict=True, reason="Fig. 3 takes the first gradient as its own predecessor; here it steps twice")
+def test_optimistic_first_step_is_a_plain_one() -> None:
+    told = reports([1.0, 3.0])
+    torch.testing.assert_close(weigh(AFL(optimistic=True), told), weigh(AFL(), told))
+
+
+def test_mu_is_the_slope_of_the_skewness_term() -> None:
+    """sec. 5: -2 mu lam_k / mbar_k is added, mbar_k = n_k / sum n."""
+    told, before = reports([1.0, 2.0], sizes=[1, 3]), lam(0.4, 0.6)
+    expected = bisected(torch.tensor([0.4 + 0.1 * (1 - 2 * 0.4 / 0.25), 0.6 + 0.1 * (2 - 2 * 0.6 / 0.75)]).double())
+    torch.testing.assert_close(AFL(mu=1.0)(told, before)[1]["lam"], expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("mu", [1.0, 5.0, 100.0])
+def test_mu_settles_between_the_losses_and_the_sizes(mu: float) -> None:
+    """The maximiser of <lam, f> - mu sum lam^2 / mbar is mbar (1 + (f - <mbar, f>) / (2 mu)) while positive."""
+    f, sizes = torch.tensor([0.5, 1.0, 1.2]).double(), torch.tensor([1.0, 2.0, 5.0]).double()
+    rule = AFL(lr=0.05 / mu, mu=mu)
+    state = rule.init(3)
+    for _ in range(500):
+        _, state = rule(reports(f, sizes=sizes), state)
+    share = sizes / 8
+    torch.testing.assert_close(state["lam"], share * (1 + (f - share @ f) / (2 * mu)), rtol=1e-9, atol=0)
+
+
+def dirichlet_optimum(f: Tensor, a: float) -> Tensor:
+    """The maximiser of <lam, f> + (a - 1) sum log lam: lam_k = (a - 1) / (s - f_k)."""
+    low, high = float(f.max()) + 1e-12, float(f.max()) + len(f) * a + 10
+    for _ in range(200):
+        s = (low + high) / 2
+        low, high = (s, high) if ((a - 1) / (s - f)).sum() > 1 else (low, s)
+    return (a - 1) / (s - f)
+
+
+@pytest.mark.parametrize("concentration", [1.1, 1.5, 3.0])
+def test_concentration_settles_where_the_prior_balances_the_losses(concentration: float) -> None:
+    f = torch.tensor([0.5, 1.0, 1.2], dtype=torch.float64)
+    rule = AFL(lr=0.03, concentration=concentration)
+    state = rule.init(3)
+    for _ in range(1500):
+        _, state = rule(reports(f), state)
+    torch.testing.assert_close(state["lam"], dirichlet_optimum(f, concentration), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("clients", [5, 10, 100])
+@pytest.mark.xfail(strict=True, reason="the prior's pull 1 / lam overshoots from 5 clients on: lam jumps for ever")
+def test_concentration_settles_for_more_clients_at_the_default_lr(clients: int) -> None:
+    f = torch.linspace(0.5, 1.5, clients, dtype=torch.float64)
+    rule = AFL(concentration=2.0)
+    state = rule.init(clients)
+    for _ in range(300):
+        _, state = rule(reports(f), state)
+    torch.testing.assert_close(state["lam"], dirichlet_optimum(f, 2.0), rtol=1e-4, atol=0)
+
+
+def test_concentration_one_is_no_prior() -> None:
+    told = reports([1.0, 3.0])
+    assert torch.equal(weigh(AFL(concentration=1.0), told), weigh(AFL(), told))
+
+
+def domain_losses(logit: float) -> tuple[list[float], list[list[float]]]:
+    """Proposition 1: one point x; domain 1 is always of class 1, domain 2 of either. Losses and slopes in the logit."""
+    p = 1 / (1 + math.exp(-logit))
+    losses = [-math.log(p), -(math.log(p) + math.log(1 - p)) / 2]
+    return losses, [[p - 1], [p - 0.5]]
+
+
+def played(rule: AFL | FedAvg, rounds: int, lr: float) -> tuple[float, Tensor, Tensor]:
+    """The averaged logit, the averaged lam, and the last weights."""
+    step, w = Polyak(SGD(lr=lr)), torch.tensor([1.5], dtype=torch.float64)
+    state, moved, total = rule.init(2), step.init(w), torch.zeros(2, dtype=torch.float64)
+    for _ in range(rounds):
+        losses, slopes = domain_losses(float(w))
+        told = reports(losses, updates=slopes)
+        weights, state = rule(told, state)
+        total = total + weights
+        w, moved = step(w, weights @ told.updates, moved)
+    return float(step.output(w, moved)), total / rounds, weights
+
+
+@pytest.mark.parametrize("rule", [AFL(), AFL(lagged=True), AFL(optimistic=True)])
+def test_proposition_1_the_game_ends_at_log_2(rule: AFL) -> None:
+    """The worst domain's best loss is log 2, at p = 1/2, where only domain 2 leaves the model at rest: lam = (0, 1)."""
+    logit, average, last = played(rule, 1500, 0.5)
+    assert max(domain_losses(logit)[0]) == pytest.approx(math.log(2), abs=5e-3)
+    assert average.tolist() == pytest.approx([0.0, 1.0], abs=0.02)
+    assert last.tolist() == pytest.approx([0.0, 1.0], abs=1e-3)
+
+
+def test_proposition_1_averaging_ends_at_log_4_over_root_3() -> None:
+    logit, _, _ = played(FedAvg(), 1500, 0.5)
+    worst = max(domain_losses(logit)[0])
+    assert worst == pytest.approx(math.log(4 / math.sqrt(3)), abs=5e-3)
+    assert worst - math.log(2) == pytest.approx(math.log(2 / math.sqrt(3)), abs=1e-2)
+
+
+def test_an_inner_equilibrium_is_found_by_the_averages() -> None:
+    """f = w^2 / 2 and (w - 1)^2: equal at w = 2 - sqrt 2, where lam w + (1 - lam) 2 (w - 1) = 0."""
+    step, w = Polyak(SGD(lr=0.1)), torch.tensor([1.0], dtype=torch.float64)
+    rule = AFL(lr=0.1)
+    state, moved, total = rule.init(2), step.init(w), torch.zeros(2, dtype=torch.float64)
+    for _ in range(3000):
+        x = float(w)
+        told = reports([x * x / 2, (x - 1) ** 2], updates=[[x], [2 * (x - 1)]])
+        weights, state = rule(told, state)
+        total = total + weights
+        w, moved = step(w, weights @ told.updates, moved)
+    best = 2 - math.sqrt(2)
+    first = 2 * (1 - best) / (2 - best)
+    assert float(step.output(w, moved)) == pytest.approx(best, abs=5e-3)
+    assert (total / 3000).tolist() == pytest.approx([first, 1 - first], abs=5e-3)
+
+
+def million() -> tuple[Tensor, Tensor, Tensor]:
+    """A round of three among a million: the weights, lam, and lam as it should be."""
+    ids, clients = [7, 999_999, 123_456], 10**6
+    weights, state = AFL()(reports([1.0, 2.0, 1.0], ids=ids, clients=clients), AFL().init(clients))
+    # The 0.4 that three have gained is taken from all alike, and no one is at 0 then.
+    expected = torch.full((clients,), 6e-7, dtype=torch.float64)
+    expected[ids] += torch.tensor([0.1, 0.2, 0.1], dtype=torch.float64)
+    return weights, state["lam"], expected
+
+
+def test_a_million_clients() -> None:
+    weights, lam, expected = million()
+    assert lam.sum().item() == pytest.approx(1, abs=1e-9)
+    torch.testing.assert_close(lam, expected, rtol=1e-5, atol=0)
+    assert weights.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=1e-5)
+
+
+@pytest.mark.xfail(strict=True, reason="simplex.project sums a million numbers one by one, and is right to 3e-6 only")
+def test_a_million_clients_to_rounding() -> None:
+    _, lam, expected = million()
+    torch.testing.assert_close(lam, expected, rtol=1e-9, atol=0)
+
+
+def test_an_experiment_runs_with_every_option() -> None:
+    rule = {"name": "afl", "mu": 0.1, "concentration": 1.05, "optimistic": True, "lagged": True, "lr": 0.01}
+    for done in vowel(rule, cohort=6, server={"name": "polyak", "step": {"name": "sgd"}}):
+        assert sum(done.weights.values()) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"mu": -1.0}, {"concentration": 0.0}])
+def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
+        AFL(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""One tree of errors, and the sentence at the end of each."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import commonweal
+from commonweal import errors
+from commonweal.errors import CommonwealError, ConfigError, DataError, RunError, did_you_mean
+
+FILES = sorted(Path(commonweal.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DataError, RunError])
+def test_every_kind_of_error_is_a_commonweal_error(kind: type[CommonwealError]) -> None:
+    assert kind.__bases__ == (CommonwealError,)
+    with pytest.raises(CommonwealError, match=r"^what is wrong$"):
+        raise kind("what is wrong")
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    tree = {c.__name__ for c in vars(errors).values() if isinstance(c, type) and issubclass(c, CommonwealError)}
+    assert tree == {"CommonwealError", "ConfigError", "DataError", "RunError"}
+    assert all(name in (errors.__doc__ or "") for name in tree)
+
+
+def test_no_error_is_a_builtin_one_that_a_caller_may_swallow_by_accident() -> None:
+    assert CommonwealError.__bases__ == (Exception,)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "end"),
+    [
+        ("fedagv", ["fedavg", "aaggff-s"], "did you mean 'fedavg'?"),
+        ("AAggFF-S", ["fedavg", "aaggff-s"], "did you mean 'aaggff-s'?"),
+        ("rouns", ["rounds", "rule"], "did you mean 'rounds'?"),
+        ("zzz", ["fedavg", "aaggff-s"], "known: aaggff-s, fedavg"),
+        ("", ["b", "a"], "known: a, b"),
+    ],
+)
+def test_did_you_mean(name: str, known: list[str], end: str) -> None:
+    assert did_you_mean(name, known) == end
+
+
+def test_did_you_mean_takes_anything_that_gives_names() -> None:
+    assert did_you_mean("lr", {"lr": 1.0}) == "did you mean 'lr'?"
+    assert did_you_mean("x", (name for name in ("b", "a"))) == "known: a, b"
+
+
+def raised(file: Path) -> list[tuple[int, str]]:
+    """The class named by every `raise` in a file; a bare `raise` passes on what came."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            thing = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            found.append((node.lineno, ast.unparse(thing).rpartition(".")[2]))
+    return found
+
+
+def test_the_scan_sees_the_raises() -> None:
+    assert sum(len(raised(file)) for file in FILES) > 30
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(FILES[0].parent).as_posix())
+def test_every_raise_is_of_a_class_in_the_tree(file: Path) -> None:
+    # An exit code is no error, nor is an abstract method a user's; `writing` turns an OSError into a RunError.
+    extra = {"cli.py": {"Exit"}, "store.py": {"OSError"}}.get(file.name, set())
+    allowed = {*errors.__all__, "NotImplementedError", *extra}
+    assert [(line, name) for line, name in raised(file) if name not in allowed] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(FILES[0].parent).as_posix())
+def test_every_message_says_something_of_the_case(file: Path) -> None:
+    """A constant message cannot hold the value that was got; those few are about something missing."""
+    constant = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Raise)
+            and isinstance(node.exc, ast.Call)
+            and ast.unparse(node.exc.func) in errors.__all__
+        ):
+            message = node.exc.args[0]
+            if isinstance(message, ast.Constant) and not any(w in message.value for w in ("needs", "no ", "not set")):
+                constant.append((node.lineno, message.value))
+    assert constant == []

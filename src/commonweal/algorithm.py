@@ -114,8 +114,10 @@ class Averaging:
         weights, state = self.rule(reports, server["rule"])
         w, moved = server["w"], weights.to(update.dtype)
         trainable, step = self.step(w[:trained], moved @ update[:, :trained], server["step"])
-        # Statistics are averaged, whatever the server's optimiser makes of gradients and the rule of their scale.
-        statistics = w[trained:] - moved / moved.sum() @ update[:, trained:]
+        # Statistics are averaged, whatever the server's optimiser makes of gradients and the rule of signs and scale:
+        # a variance must stay one.
+        share = moved.clamp(min=0) if (moved > 0).any() else torch.ones_like(moved)
+        statistics = w[trained:] - share / share.sum() @ update[:, trained:]
         following |= {"w": torch.cat([trainable, statistics]), "rule": state, "step": step}
         extra: Any = self.rule
         dropped |= extra.rejected(reports) if hasattr(extra, "rejected") else {}

@@ -1,6 +1,7 @@
 """The command: `commonweal run | list | show | demo`. Only here does the library talk to a person."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,10 +100,11 @@ def run(
             for done in rounds_of(job, out=folder, resume=resume):
                 step(done, job.federation.names)
                 last = done.number
-                for about in {*done.notes, *(f"{name}: {why}" for name, why in done.dropped.items())} - told:
-                    if len(told) < 10 and not (quiet or as_json):  # each kind of note once, and never a flood
+                for about in [*done.notes, *(f"{name}: {why}" for name, why in done.dropped.items())]:
+                    kind = re.split(r"\d", about)[0]  # a bound or a ratio changes from round to round
+                    if kind not in told and not (quiet or as_json):
                         _say(f"round {last}: {about}")
-                    told |= {about}
+                    told.add(kind)
     except KeyboardInterrupt:
         begun = (folder / "experiment.toml").exists()
         saved = last or (len(Record.read(folder).rounds) if begun else 0)  # 0: stopped before its first new round

@@ -139,7 +139,7 @@ class AMSGrad(_Adaptive):
 
 @dataclass(frozen=True)
 class Polyak:
-    """the wrapped step; the model given away is the mean of all models so far
+    """the wrapped step; the model given away is the mean of all models that it has led to
 
     Polyak, Juditsky 1992; the averaged output of AFL (Mohri et al., ICML 2019, Fig. 3).
     step: the server step whose models are averaged
@@ -148,7 +148,7 @@ class Polyak:
     step: ServerStep
 
     def init(self, w: Tensor) -> State:
-        return {"n": torch.tensor(1), "mean": w.clone()} | {f"step.{k}": v for k, v in self.step.init(w).items()}
+        return {"n": torch.tensor(0), "mean": w.clone()} | {f"step.{k}": v for k, v in self.step.init(w).items()}
 
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
         inner = {name.removeprefix("step."): value for name, value in state.items() if name.startswith("step.")}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from commonweal.errors import CommonwealError, ConfigError, DataError
 
-__all__ = ["best_fixed", "project", "quadratic", "solve"]
+__all__ = ["best_fixed", "project", "project_inside", "quadratic", "solve"]
 
 Array = npt.NDArray[np.float64]
 
@@ -30,7 +30,29 @@ def project(v: Tensor) -> Tensor:
     ranks = torch.arange(1, len(v) + 1, dtype=torch.float64)
     thresholds = (descending.cumsum(0) - 1) / ranks
     support = int((descending > thresholds).sum())
-    p = (shifted - thresholds[support - 1]).clamp(min=0)
+    threshold = (descending[:support].sum() - 1) / support  # summed anew: a long cumulative sum has lost digits
+    p = (shifted - threshold).clamp(min=0)
+    return p / p.sum()
+
+
+def project_inside(v: Tensor, pull: float) -> Tensor:
+    """The minimiser of 1/2 |p - v|^2 - pull * sum log p over the simplex: near v, but never at its border.
+
+    >>> project_inside(torch.tensor([5.0, 0.0], dtype=torch.float64), 1e9)
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    x = v.double() - v.max()
+    low, high = -1.0 - pull * len(v), torch.tensor(pull).sqrt().item() * len(v) + 1  # the threshold lies between
+
+    def inside(threshold: float) -> Tensor:
+        y = x - threshold
+        root = (y.square() + 4 * pull).sqrt()
+        return torch.where(y > 0, (y + root) / 2, 2 * pull / (root - y))  # two forms, so that nothing cancels
+
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle).sum() > 1 else (low, middle)
+    p = inside((low + high) / 2)
     return p / p.sum()
 
 

@@ -97,7 +97,6 @@ def test_optimistic_steps_along_twice_this_gradient_less_the_last() -> None:
         torch.testing.assert_close(state["lam"], expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="Fig. 3 takes the first gradient as its own predecessor; here it steps twice")
 def test_optimistic_first_step_is_a_plain_one() -> None:
     told = reports([1.0, 3.0])
     torch.testing.assert_close(weigh(AFL(optimistic=True), told), weigh(AFL(), told))
@@ -142,7 +141,6 @@ def test_concentration_settles_where_the_prior_balances_the_losses(concentration
 
 
 @pytest.mark.parametrize("clients", [5, 10, 100])
-@pytest.mark.xfail(strict=True, reason="the prior's pull 1 / lam overshoots from 5 clients on: lam jumps for ever")
 def test_concentration_settles_for_more_clients_at_the_default_lr(clients: int) -> None:
     f = torch.linspace(0.5, 1.5, clients, dtype=torch.float64)
     rule = AFL(concentration=2.0)
@@ -227,7 +225,6 @@ def test_a_million_clients() -> None:
     assert weights.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="simplex.project sums a million numbers one by one, and is right to 3e-6 only")
 def test_a_million_clients_to_rounding() -> None:
     _, lam, expected = million()
     torch.testing.assert_close(lam, expected, rtol=1e-9, atol=0)

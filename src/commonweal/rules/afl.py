@@ -13,7 +13,7 @@ from torch import Tensor
 from commonweal.errors import ConfigError
 from commonweal.online import on_cohort
 from commonweal.rule import Kind, Reports, State
-from commonweal.simplex import project
+from commonweal.simplex import project, project_inside
 
 __all__ = ["AFL"]
 
@@ -25,7 +25,8 @@ class AFL:
     """lam <- project(lam + lr * f); weights_i ~ lam_i over the cohort
 
     lr: the ascent's step; mu: pulls lam to the clients' sizes (the skewness term of eq. 6)
-    concentration: a Dirichlet prior on lam (above 1: towards uniform); optimistic: step along 2 g_t - g_(t-1)
+    concentration: of a Dirichlet prior on lam; from 1, which is none, towards uniform
+    optimistic: step along 2 g_t - g_(t-1)
     lagged: weigh with the lam before this round's losses, as Fig. 3 prints
     """
 
@@ -36,32 +37,34 @@ class AFL:
     lagged: bool = False
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.mu < 0 or (self.concentration is not None and self.concentration <= 0):
-            raise ConfigError(f"afl {self}: lr and concentration must be above 0, mu at least 0")
+        if self.lr <= 0 or self.mu < 0 or (self.concentration is not None and self.concentration < 1):
+            raise ConfigError(f"afl {self}: lr must be above 0, mu at least 0, concentration at least 1")
 
     def init(self, clients: int) -> State:
         state = {"lam": torch.full((clients,), 1 / clients, dtype=torch.float64)}
-        if self.optimistic:
-            state["last"] = torch.zeros(clients, dtype=torch.float64)
-        return state
+        return state | ({"last": torch.empty(0, dtype=torch.float64)} if self.optimistic else {})
 
     def __call__(self, reports: Reports, state: State) -> tuple[Tensor, State]:
         ids, lam = reports.ids, state["lam"]
         g = torch.zeros_like(lam)
         g[ids] = self.gradient(reports, lam[ids])
-        ahead = 2 * g - state["last"] if self.optimistic else g
-        new = {"lam": project(lam + self.lr * ahead)} | ({"last": g} if self.optimistic else {})
+        ahead = 2 * g - state["last"] if self.optimistic and len(state["last"]) else g  # the first step is a plain one
+        new = {"lam": self._ascend(lam + self.lr * ahead)} | ({"last": g} if self.optimistic else {})
         return on_cohort(lam if self.lagged else new["lam"], reports), new
+
+    def _ascend(self, lam: Tensor) -> Tensor:
+        # The prior's pull is unbounded at the border, so it is taken where the step ends: a proximal step settles.
+        pull = 0.0 if self.concentration is None else self.lr * (self.concentration - 1)
+        return project_inside(lam, pull) if pull > 0 else project(lam)
 
     def response(self, losses: Tensor) -> Tensor:
         return losses
 
     def gradient(self, reports: Reports, lam: Tensor) -> Tensor:
-        """The slope of the mixture's loss in lam (S,), with the regulariser of eq. 6 and the prior's log-density."""
+        """The slope of the mixture's loss in lam (S,), with the regulariser of eq. 6."""
         g = reports.losses.double().clone()
         if self.mu:
             sizes = reports.sizes.double()
-            g -= 2 * self.mu * lam / (sizes / sizes.sum())
-        if self.concentration is not None:
-            g += (self.concentration - 1) / lam.clamp(min=1e-9)  # the prior's pull is unbounded at the border
+            everyone = sizes.mean() * reports.clients  # the rows of all K, judged by the cohort's
+            g -= 2 * self.mu * lam / (sizes / everyone)
         return g

@@ -26,7 +26,7 @@ class Guarded:
     """the rule's weights over the reports with f_i <= limit * median f and |u_i| <= limit * median |u|
 
     rule: any rule; limit: how many times the median is absurd
-    action: "drop" the report, or "cap" its loss and its update's length at the limit
+    action: "drop" the report, or "cap" its loss and its update's length at the largest believed ones
     """
 
     rule: Rule
@@ -52,8 +52,8 @@ class Guarded:
         if not (excess > 1).any():
             return self.rule(reports, state)
         if self.action == "cap":
-            shrink = 1 / torch.maximum(excess[1], torch.ones_like(excess[1]))
-            weights, state = self.rule(self._capped(reports, excess, shrink), state)
+            capped, shrink = _capped(reports, excess <= 1)
+            weights, state = self.rule(capped, state)
             return weights * shrink, state
         good = (excess <= 1).all(0)
         some, state = self.rule(_subset(reports, good), state)
@@ -65,13 +65,6 @@ class Guarded:
         values = values.nan_to_num(nan=torch.inf)
         middle = values.median(1, keepdim=True).values  # the lower one of two: a single liar of two is caught
         return torch.where(middle > 0, values / (self.limit * middle), torch.where(values.isinf(), torch.inf, 0.0))
-
-    def _capped(self, reports: Reports, excess: Tensor, shrink: Tensor) -> Reports:
-        over = torch.maximum(excess[0], torch.ones_like(excess[0]))
-        losses = torch.where(
-            over.isinf(), self.limit * reports.losses.double().nanmedian(), reports.losses.double() / over
-        )
-        return replace(reports, losses=losses, updates=reports.updates * shrink[:, None].to(reports.updates.dtype))
 
     def rejected(self, reports: Reports) -> dict[int, str]:
         """The clients whose reports are not believed, and why."""
@@ -88,6 +81,15 @@ class Guarded:
         notes: Any = getattr(self.rule, "notes", None)
         good = (self._excess(reports) <= 1).all(0)
         return notes(_subset(reports, good), state) if notes else []
+
+
+def _capped(reports: Reports, good: Tensor) -> tuple[Reports, Tensor]:
+    """Losses and updates no larger than the largest believed ones, and what the updates were shrunk by (S,)."""
+    losses, lengths = reports.losses.double(), reports.lengths
+    losses = torch.where(good[0], losses, losses[good[0]].max())
+    shrink = torch.where(good[1], 1.0, (lengths[good[1]].max() / lengths).nan_to_num(nan=0.0))
+    updates = torch.where(shrink[:, None] > 0, reports.updates * shrink[:, None].to(reports.updates.dtype), 0)
+    return replace(reports, losses=losses, updates=updates), shrink
 
 
 def _subset(reports: Reports, good: Tensor) -> Reports:

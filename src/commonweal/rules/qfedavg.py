@@ -53,6 +53,8 @@ class QFedAvg(Stateless):
         if self.lipschitz is None:
             raise ConfigError("qfedavg: lipschitz is not set; outside an experiment give lipschitz = 1 / (clients' lr)")
         losses, prior, slope = losses.clamp(min=TINY), shares(reports, self.prior), self.lipschitz
-        rate = prior * slope * losses**self.q
-        curve = prior * self.q * losses ** (self.q - 1) * (slope * reports.lengths) ** 2
+        most = losses.max()
+        part = losses / most  # powers of losses relative to the largest neither over- nor underflow, and cancel
+        rate = prior * slope * part**self.q
+        curve = prior * self.q * part ** (self.q - 1) / most * (slope * reports.lengths) ** 2
         return rate / (rate + curve).sum()

@@ -9,13 +9,15 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pydantic
 
 from commonweal.errors import ConfigError, did_you_mean
+from commonweal.noise import Noise
+from commonweal.partition import Partition
 
 __all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
 
@@ -27,9 +29,14 @@ KINDS = {
     "algorithms": "commonweal.algorithm",
     "datasets": "commonweal.datasets",
     "models": "commonweal.models",
+    "partitions": "commonweal.partition",
+    "noises": "commonweal.noise",
 }
 # What the experiment itself supplies, not its author.
-SUPPLIED = {"models": ("shape", "outputs"), "algorithms": ("rule", "local", "step")}
+SUPPLIED = {"models": ("shape", "outputs", "labels"), "algorithms": ("rule", "local", "step")}
+OPTIONAL = ("labels",)  # supplied only to those who ask: the shape of a row's label, () where it has one
+# A parameter of such a type is a part itself: a name, or a table with a name and parameters.
+PARTS: dict[Any, str] = {Partition: "partitions", Noise: "noises"}
 
 Part = dict[str, Any]  # {"name": ..., parameters ...}
 
@@ -60,14 +67,43 @@ class Entry:
         supplied = SUPPLIED.get(self.kind, ())
         return {n: p for n, p in inspect.signature(self.factory).parameters.items() if n not in supplied}
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The parameters that need not be given, as plain values."""
+        given = {name: p.default for name, p in self.parameters.items()}
+        return {name: _plainly(value) for name, value in given.items() if value is not inspect.Parameter.empty}
+
+    @property
+    def inner(self) -> dict[str, str]:
+        """The parameters that are parts themselves, with their kinds."""
+        hints = get_type_hints(self.factory)
+        kinds = {name: [PARTS[h] for h in (hint, *get_args(hint)) if h in PARTS] for name, hint in hints.items()}
+        return {name: kind[0] for name, kind in kinds.items() if kind}
+
     def schema(self) -> type[pydantic.BaseModel]:
         """The parameters with their types, as something that validates."""
-        hints = get_type_hints(self.factory)
-        fields: dict[str, Any] = {
-            name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
-            for name, p in self.parameters.items()
-        }
+        hints, defaults = get_type_hints(self.factory), self.defaults
+        hints |= {name: _inner(kind, defaults.get(name)) for name, kind in self.inner.items()}
+        fields: dict[str, Any] = {name: (hints.get(name, Any), defaults.get(name, ...)) for name in self.parameters}
         return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+
+
+def _inner(kind: str, default: Part | None) -> Any:
+    """The type of a parameter that is a part; a table without a name changes parameters of the default."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Mapping) and "name" not in value and default is not None:
+            value = {"name": default["name"], **value}
+        return None if value is None else complete(kind, value)
+
+    return Annotated[Part | None, pydantic.BeforeValidator(whole)]
+
+
+def _plainly(value: Any) -> Any:
+    """A partition or a noise as a table; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"name": _plain(type(value).__name__.lower()), **asdict(value)}
+    return value
 
 
 @cache
@@ -116,7 +152,7 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
         part = {"name": part}
     if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
         raise ConfigError(f"{kind.removesuffix('s')} = {part!r}: give a name, or a table with a name and parameters")
-    given = {key: value for key, value in part.items() if key != "name"}
+    given = {key: _plainly(value) for key, value in part.items() if key != "name"}
     entry = find(kind, part["name"])
     for key in given:
         if key not in entry.parameters:
@@ -146,7 +182,9 @@ def explain(error: pydantic.ValidationError) -> str:
 def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
     """The thing itself. `supplied` are values that the experiment knows (the shape of a row, say)."""
     done = complete(kind, part)
-    factory = find(kind, done.pop("name")).factory
-    hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
+    entry = find(kind, done.pop("name"))
+    hints = get_type_hints(entry.factory) if is_dataclass(entry.factory) or inspect.isfunction(entry.factory) else {}
     values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
-    return factory(**values, **supplied)
+    values |= {k: build(inner, values[k]) for k, inner in entry.inner.items() if values[k] is not None}
+    taken = inspect.signature(entry.factory).parameters
+    return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken or k not in OPTIONAL})

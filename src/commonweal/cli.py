@@ -161,7 +161,7 @@ def show(
         known = [name for kind in catalog.KINDS for name in catalog.entries(kind)]
         raise ConfigError(f"{what!r} is neither a run's folder nor a known name: {did_you_mean(what, known)}")
     for entry in found:
-        parameters = {n: "required" if p.default is p.empty else p.default for n, p in entry.parameters.items()}
+        parameters = {name: entry.defaults.get(name, "required") for name in entry.parameters}
         if as_json:
             print(json.dumps({"kind": entry.kind, "name": entry.name, "about": entry.about, "parameters": parameters}))
             continue

@@ -113,6 +113,7 @@ class Job:
             "engine_because": why,
             "clients": self.federation.clients,
             "unscored": self.federation.unscored,
+            "notes": self.federation.notes,
             "train_rows": len(self.federation.train.y),
             "test_rows": len(self.federation.test.y),
             "parameters": self.task.size,
@@ -126,7 +127,8 @@ def prepare(experiment: Experiment) -> Job:
     federation: Federation = catalog.build("datasets", e.dataset)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
-        module = catalog.build("models", e.model, shape=tuple(federation.train.x.shape[1:]), outputs=federation.outputs)
+        shapes = {"shape": tuple(federation.train.x.shape[1:]), "labels": tuple(federation.train.y.shape[1:])}
+        module = catalog.build("models", e.model, **shapes, outputs=federation.outputs)
     parts = {"rule": catalog.build("rules", e.rule), "local": catalog.build("clients", e.client)}
     algorithm = catalog.build("algorithms", e.algorithm, **parts, step=catalog.build("servers", e.server))
     plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}

@@ -102,12 +102,22 @@ class Federation:
         return sorted(set(self.test.y.unique().tolist()) - set(self.train.y.unique().tolist()))
 
     @classmethod
-    def from_arrays(cls, x: Any, y: Any, client: Any, test: Any = 0.2, seed: int = 0, **what: Any) -> "Federation":
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any,
+        test: Any = 0.2,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        **what: Any,
+    ) -> "Federation":
         """A federation from a user's own rows: features, labels, and the name of the client that owns each row.
 
         Each client gives the share `test` of its rows to the test set, by class in proportion where labels are
         classes; which rows depends on (seed, the client's name) only. A client with one row keeps it for training.
-        Where the test rows are known, `test` is an array that says of each row whether it is one.
+        Where the test rows are known, `test` is an array that says of each row whether it is one; with `names`,
+        `client` gives each owner's number among them.
 
         >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
@@ -120,8 +130,10 @@ class Federation:
             raise DataError(f"x has {len(features)} rows, y {len(labels)}, client {len(client)}: they must agree")
         if len(features) == 0:
             raise DataError("there are no rows: a federation needs at least one client with one row")
-        owners, inverse = np.unique(np.asarray(client), return_inverse=True)
-        names = tuple(str(name) for name in owners.tolist())
+        inverse = np.asarray(client)
+        if names is None:
+            owners, inverse = np.unique(inverse, return_inverse=True)
+            names = [str(name) for name in owners.tolist()]
         is_test = np.asarray(test) if np.ndim(test) else _split(inverse, labels.numpy(), names, test, seed)
         if is_test.shape != (len(features),) or is_test.dtype != bool:
             raise DataError(
@@ -131,7 +143,7 @@ class Federation:
         train, held = (
             _group(features, labels, inverse, order[is_test[order] == want], len(names)) for want in (False, True)
         )
-        return cls(train, held, names, **(_target(labels) | what))
+        return cls(train, held, tuple(names), **(_target(labels) | what))
 
 
 # Images are bytes, sounds are int16, tokens are int32 or int64; they become what a model takes with each batch.

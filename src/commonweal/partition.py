@@ -188,7 +188,7 @@ def _classes(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def _filled(owner: np.ndarray, clients: int, least: int, rng: np.random.Generator) -> np.ndarray:
-    """The same partition with every client at `least` rows or more: the largest give random rows, down to a common level."""
+    """The same partition with `least` rows a client: the largest give random rows, down to a common level."""
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(least - sizes, 0)
     need = missing.sum()

@@ -19,10 +19,9 @@ import platformdirs
 from commonweal.datasets import _sources
 from commonweal.errors import DataError
 
-__all__ = ["cache_root", "data_root", "decoded", "find", "locate", "members", "read"]
+__all__ = ["cache_root", "data_root", "decoded", "find", "listing", "locate", "members", "read"]
 
 PACKED = ("", ".gz", ".xz")
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz")
 Broken = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 
 
@@ -78,6 +77,22 @@ def decoded(path: Path, encoding: str = "utf-8") -> str:
         return read(path).decode(encoding)
     except UnicodeDecodeError as error:
         raise DataError(f"{str(path)!r} is not {encoding} text (byte {error.start}): save it as {encoding}") from None
+
+
+def listing(path: Path, suffixes: tuple[str, ...] = ()) -> list[str]:
+    """The names of what `members` would give, without reading it (a .tar is gone through)."""
+    try:
+        if path.is_dir():
+            names = [p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()]
+        elif path.suffix == ".zip":
+            with zipfile.ZipFile(path) as pack:
+                names = [name for name in pack.namelist() if not name.endswith("/")]
+        else:
+            with tarfile.open(path) as tar:
+                names = [member.name.removeprefix("./") for member in tar if member.isfile()]
+    except Broken as error:
+        raise _sentence(path, error) from None
+    return [name for name in names if not suffixes or name.endswith(suffixes)]
 
 
 def members(path: Path, suffixes: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate, read
+from commonweal.datasets._shared import Pool
 from commonweal.errors import DataError
 
 __all__ = ["pooled", "values"]
@@ -28,8 +29,8 @@ def values(path: Path) -> np.ndarray:
     return np.frombuffer(data, kind, offset=4 + 4 * axes).reshape(shape)
 
 
-def pooled(dataset: str, folder: str, dir: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All images (N, 1, H, W) as bytes, their labels, and which rows are the publisher's test rows."""
+def pooled(dataset: str, folder: str, dir: str | None) -> Pool:
+    """All images (N, 1, H, W) as bytes."""
     paths = locate(dataset, folder, FILES, dir)
 
     def parse(new: New) -> None:
@@ -41,4 +42,4 @@ def pooled(dataset: str, folder: str, dir: str | None) -> tuple[np.ndarray, np.n
         new("official", (len(train) + len(test),), bool)[:] = np.arange(len(train) + len(test)) >= len(train)
 
     arrays = cached(dataset, paths, parse)
-    return arrays["x"], arrays["y"], arrays["official"]
+    return Pool(arrays["x"], arrays["y"], arrays["official"])

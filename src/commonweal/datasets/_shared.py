@@ -1,7 +1,7 @@
 """What the loaders share: pooled rows become a federation, scales and noise included."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,27 +12,29 @@ from commonweal.federation import Federation, Rows
 from commonweal.noise import Noise
 from commonweal.partition import Dirichlet, Partition, assign
 
-__all__ = ["DIRICHLET", "Test", "noisy", "only", "partitioned", "standardised"]
+__all__ = ["DIRICHLET", "Pool", "Test", "noisy", "only", "partitioned", "standardised"]
 
 DIRICHLET = Dirichlet()
 Test = float | Literal["official"]
 
 
+class Pool(NamedTuple):
+    """Rows that belong to no one yet."""
+
+    x: np.ndarray  # (N, ...)
+    y: np.ndarray  # (N,)
+    official: np.ndarray  # (N,) whether it is one of the publisher's test rows
+
+
 def partitioned(
-    x: np.ndarray,
-    y: np.ndarray,
-    official: np.ndarray,
-    partition: Partition,
-    noise: Noise | None,
-    test: Test,
-    seed: int,
-    **what: Any,
+    pool: Pool, partition: Partition, noise: Noise | None, test: Test, seed: int, **what: Any
 ) -> Federation:
-    """Pooled rows dealt to clients; `official` marks the publisher's test rows.
+    """Pooled rows dealt to clients.
 
     A share `test` is held out of each client's rows, whatever part they come from. With "official", the training rows
     are dealt, and each class's test rows follow in proportion.
     """
+    x, y, official = pool
     if test == "official":
         owner = np.empty(len(y), dtype=np.int64)
         owner[~official] = assign(partition, y[~official], seed)
@@ -61,17 +63,18 @@ def _following(y: np.ndarray, owner: np.ndarray, test_y: np.ndarray, seed: int) 
     return result
 
 
-def only(x: np.ndarray, y: np.ndarray, official: np.ndarray, classes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+def only(pool: Pool, classes: tuple[int, ...]) -> Pool:
     """The rows of these classes, numbered anew from 0 in the order given; all rows where none is named."""
+    x, y, official = pool
     if not classes:
-        return x, y, official
+        return pool
     unknown = sorted(set(classes) - set(np.unique(y).tolist()))
     if unknown or len(set(classes)) < len(classes):
         raise DataError(f"classes = {list(classes)}: name each once, and only such as there are; not {unknown}")
     keep = np.flatnonzero(np.isin(y, classes))
     number = np.zeros(int(y.max()) + 1, dtype=np.int64)
     number[list(classes)] = np.arange(len(classes))
-    return x[keep], number[y[keep]], official[keep]
+    return Pool(x[keep], number[y[keep]], official[keep])
 
 
 def noisy(federation: Federation, noise: Noise | None, seed: int) -> Federation:
@@ -88,4 +91,5 @@ def noisy(federation: Federation, noise: Noise | None, seed: int) -> Federation:
 def standardised(x: np.ndarray, is_train: np.ndarray) -> np.ndarray:
     """Columns with mean 0 and deviation 1 over the training rows."""
     mean, scale = x[is_train].mean(0), x[is_train].std(0)
-    return (x - mean) / np.where(scale > 0, scale, 1)
+    result: np.ndarray = (x - mean) / np.where(scale > 0, scale, 1)
+    return result

@@ -5,7 +5,7 @@ Alpaydin and Kaynak 1998, UCI Machine Learning Repository, CC BY 4.0.
 
 import numpy as np
 
-from commonweal.datasets._shared import partitioned
+from commonweal.datasets._shared import Pool, partitioned
 from commonweal.federation import Federation
 from commonweal.noise import Noise
 from commonweal.partition import Dirichlet, Partition
@@ -26,4 +26,4 @@ def digits(partition: Partition = TWENTY, noise: Noise | None = None, test: floa
     table = load_digits()
     x = np.minimum(np.round(table.images * (255 / 16)), 255).astype(np.uint8)[:, None]  # 0 .. 16 as bytes
     y = table.target.astype(np.int64)
-    return partitioned(x, y, np.zeros(len(y), dtype=bool), partition, noise, test, seed)
+    return partitioned(Pool(x, y, np.zeros(len(y), dtype=bool)), partition, noise, test, seed)

@@ -26,4 +26,4 @@ def fashion_mnist(
     partition: who owns which row; noise: wrong labels in training rows; classes: only these garments
     test: the share of each client's rows that is held out, or "official"; seed: of all draws; dir: the files' folder
     """
-    return partitioned(*only(*pooled("fashion-mnist", "fashion_mnist", dir), classes), partition, noise, test, seed)
+    return partitioned(only(pooled("fashion-mnist", "fashion_mnist", dir), classes), partition, noise, test, seed)

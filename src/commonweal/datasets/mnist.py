@@ -25,4 +25,4 @@ def mnist(
     partition: who owns which row; noise: wrong labels in training rows; classes: only these digits
     test: the share of each client's rows that is held out, or "official"; seed: of all draws; dir: the files' folder
     """
-    return partitioned(*only(*pooled("mnist", "mnist", dir), classes), partition, noise, test, seed)
+    return partitioned(only(pooled("mnist", "mnist", dir), classes), partition, noise, test, seed)

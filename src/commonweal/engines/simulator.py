@@ -4,6 +4,7 @@ The three ways compute the same numbers up to float rounding. Which one `auto` t
 is the same on every machine, and the record of a run states it.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from commonweal.algorithm import Algorithm, Server
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Federation
 from commonweal.local import Lift, Local, Tensors, alone, many, measure
-from commonweal.task import Task
+from commonweal.task import Batch, Task
 
 __all__ = ["MODES", "Simulator"]
 
@@ -44,6 +45,12 @@ class Simulator:
     @cached_property
     def decision(self) -> tuple[str, str]:
         """The way clients are run, and why."""
+        way, why = self._wanted()
+        if way != "loop" and (problem := _apart(self.task, self.federation)):
+            return "loop", f"the model cannot be run for several clients at once ({problem})"
+        return way, why
+
+    def _wanted(self) -> tuple[str, str]:
         if self.mode != "auto":
             return self.mode, "asked for"
         kinds = {type(m) for m in self.task.module.modules()}
@@ -114,3 +121,21 @@ class Simulator:
     def _keep(self, ids: Tensor, kept: Tensors) -> None:
         if kept:
             self.kept.update({i: {n: value[k] for n, value in kept.items()} for k, i in enumerate(ids.tolist())})
+
+
+def _apart(task: Task, federation: Federation) -> str:
+    """Why clients of this model must be run one by one, found by one small step of two; empty where they need not.
+
+    An operator without a batching rule fails, or warns that it will be slow.
+    """
+    rows = torch.zeros(2, 2, dtype=torch.int64)
+    x, y, share = federation.train.x[rows], federation.train.y[rows], torch.full((2, 2), 0.5)
+    w = torch.stack([task.initial, task.initial]).requires_grad_()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*batching rule.*")
+            losses, _ = torch.vmap(lambda w, x, y, s: task.loss(w, Batch(x, y, s)))(w, x, y, share)
+            torch.autograd.grad(losses.sum(), w)
+    except (RuntimeError, ValueError, NotImplementedError, UserWarning) as error:
+        return str(error).split("\n")[0][:200]
+    return ""

@@ -184,7 +184,9 @@ def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
     done = complete(kind, part)
     entry = find(kind, done.pop("name"))
     hints = get_type_hints(entry.factory) if is_dataclass(entry.factory) or inspect.isfunction(entry.factory) else {}
-    values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()
+    }
     values |= {k: build(inner, values[k]) for k, inner in entry.inner.items() if values[k] is not None}
     taken = inspect.signature(entry.factory).parameters
     return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken or k not in OPTIONAL})

@@ -130,7 +130,7 @@ class Federation:
             raise DataError(f"x has {len(features)} rows, y {len(labels)}, client {len(client)}: they must agree")
         if len(features) == 0:
             raise DataError("there are no rows: a federation needs at least one client with one row")
-        inverse = np.asarray(client)
+        inverse: np.ndarray = np.asarray(client)
         if names is None:
             owners, inverse = np.unique(inverse, return_inverse=True)
             names = [str(name) for name in owners.tolist()]

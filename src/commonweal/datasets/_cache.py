@@ -88,7 +88,7 @@ def _code() -> str:
 
 
 def _listing(folder: Path) -> str:
-    """A tree of files is known by their names, sizes and times: reading 100,000 images to name them would take minutes."""
+    """A tree of files is known by their names, sizes and times: reading 100,000 images would take minutes."""
     files = sorted((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
     return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files)
 

@@ -36,7 +36,7 @@ def data_root() -> Path:
 
 
 def find(folder: str, name: str, dir: str | None) -> Path | None:
-    """A file or folder of that name, in `dir` itself, in its folder, or in the data directory's; None where it is not."""
+    """A file or folder of that name, in `dir` or its folder, or in the data directory's; None where it is not."""
     places = [data_root() / folder] if dir is None else [Path(dir), Path(dir) / folder]
     plain = name.removesuffix(".gz").removesuffix(".xz")
     for path in (place / (plain + suffix) for place in places for suffix in PACKED):

@@ -12,8 +12,7 @@ from commonweal.errors import DataError
 __all__ = ["pooled", "values"]
 
 TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz")
-FILES += ("t10k-labels-idx1-ubyte.gz",)
+FILES = [f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
 
 
 def values(path: Path) -> np.ndarray:

@@ -36,7 +36,7 @@ def decode(data: bytes, where: str, size: int, crop: int | None = None, mode: st
 def filled(
     new: New, path: Path, wanted: Mapping[str, Any], size: int, crop: int | None = None, mode: str = "RGB"
 ) -> list[Any]:
-    """Fill array x with the pictures of a folder or archive that are wanted; give what is wanted with each, in order."""
+    """Fill array x with the wanted pictures of a folder or archive; give what is wanted with each, in order."""
     missing = set(wanted) - set(listing(path, SUFFIXES))
     if missing:
         some = ", ".join(sorted(missing)[:3])
@@ -44,7 +44,7 @@ def filled(
     if not wanted:
         raise DataError(f"{str(path)!r} holds no pictures where they are looked for")
     x = new("x", (len(wanted), len(mode), size, size), np.uint8)
-    found = []
+    found: list[Any] = []
     for name, data in members(path, SUFFIXES):
         if name in wanted:
             x[len(found)] = decode(data, f"{path}/{name}", size, crop, mode)

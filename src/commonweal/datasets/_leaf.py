@@ -64,7 +64,7 @@ def federation(found: dict[str, np.ndarray], test: float, seed: int, **what: Any
     """A federation of cached arrays x, y, owner, names, part: LEAF's own split where it has one, else a share."""
     part, owner, names = found["part"], found["owner"], found["names"].tolist()
     held: Any = test if (part == "").any() or (part == "train").all() else part == "test"
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not np.isscalar(held):
         trained = np.zeros(len(names), dtype=bool)
         trained[owner[~held]] = True

@@ -16,8 +16,7 @@ def _files(folder: str, base: str, hashes: dict[str, str]) -> tuple[File, ...]:
     return tuple(File(folder, name, base + name, digest) for name, digest in hashes.items())
 
 
-_IDX = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz")
-_IDX += ("t10k-labels-idx1-ubyte.gz",)
+_IDX = [f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
 _MNIST = _files(
     "mnist",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -43,7 +42,8 @@ SOURCES: dict[str, tuple[File, ...]] = {
         "qmnist_writers",
         "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
         {
-            "qmnist-train-labels-idx2-int.gz": "sha256:2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+            "qmnist-train-labels-idx2-int.gz": "sha256:"
+            "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
             "qmnist-test-labels-idx2-int.gz": "sha256:9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
         },
     ),
@@ -130,8 +130,8 @@ ELSEWHERE = {
     "femnist": "make them with LEAF (github TalwalkarLab/leaf, data/femnist) and copy its data/train and data/test",
     "celeba": "identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba from the CelebA project's page",
     "reddit": "LEAF's subsampled Reddit (github TalwalkarLab/leaf, data/reddit): train_data.json and test_data.json",
-    "shakespeare": "the Moby edition, a text file a play (github martin-gorner/tensorflow-rnn-shakespeare), in a .tar.xz "
-    "or a folder; or LEAF's json with source = 'leaf'",
+    "shakespeare": "the Moby edition, a text file a play (github martin-gorner/tensorflow-rnn-shakespeare), in a .tar "
+    "archive or a folder 'plays'; or LEAF's json with source = 'leaf'",
     "fsdd": "recordings/*.wav of github Jakobovski/free-spoken-digit-dataset, as a folder or recordings.tar.xz",
     "isic": "train_test_split.csv of FLamby and the images of the ISIC 2019 challenge, preprocessed by FLamby",
     "stackoverflow": "stackoverflow_train.h5 and stackoverflow_test.h5 of TensorFlow Federated",

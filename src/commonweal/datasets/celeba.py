@@ -1,7 +1,7 @@
 """Does a celebrity smile? Photographs by the person in them, 9,343 people with five or more.
 
-Liu et al., ICCV 2015 (non-commercial research only), as LEAF federates it; identity_CelebA.txt, list_attr_celeba.txt and
-the folder or zip img_align_celeba in `celeba`, or LEAF's json for the labels. A client is a celebrity.
+Liu et al., ICCV 2015 (non-commercial research only), as LEAF federates it; identity_CelebA.txt, list_attr_celeba.txt
+and the folder or zip img_align_celeba in `celeba`, or LEAF's json for the labels. A client is a celebrity.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ def celeba(
     images = zipped or locate("celeba", "celeba", ["img_align_celeba"], dir)[0]
 
     def parse(new: New) -> None:
-        known = from_leaf(lists) if source == "leaf" else from_lists(*lists, attribute)
+        known = from_leaf(lists) if source == "leaf" else from_lists(lists[0], lists[1], attribute)
         count = Counter(who for who, _, _ in known.values())
         wanted = {name: row for name, row in known.items() if count[row[0]] >= least}
         found = filled(new, images, _paths(images, wanted), size)

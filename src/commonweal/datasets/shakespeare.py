@@ -1,7 +1,7 @@
 """The next character of a speech, by role: a federation of Shakespeare's men and women, great and small.
 
-McMahan et al., AISTATS 2017; LEAF (Caldas et al. 2018). From the plays themselves (Moby edition, public domain, a file a
-play) in `shakespeare`, or from LEAF's json in `shakespeare_leaf`. A client is a role in a play.
+McMahan et al., AISTATS 2017; LEAF (Caldas et al. 2018). From the plays themselves (Moby edition, public domain, a file
+a play) in `shakespeare`, or from LEAF's json in `shakespeare_leaf`. A client is a role in a play.
 """
 
 import re

@@ -59,7 +59,7 @@ def _fill(new: New, path: Path, least: int, training: bool) -> None:
         raise DataError(f"{str(path)!r} holds no <word>/<speaker>_nohash_<k>.wav of speakers with {least} or more")
     words = sorted({word for word, _ in sounds.values()})
     names = sorted({speaker for _, speaker in wanted.values()})
-    x, found = new("x", (len(wanted), 1, RATE), np.int16), []
+    x, found = new("x", (len(wanted), 1, RATE), np.int16), list[tuple[str, ...]]()
     for name, data in members(path, (".wav",)):
         if name in wanted:
             x[len(found)] = samples(data, name, RATE, RATE)

@@ -30,7 +30,7 @@ class _Block(nn.Module):
 
 
 def residual(name: str, shape: tuple[int, ...], outputs: int, blocks: tuple[int, ...], norm: Norm) -> nn.Module:
-    """A stem, stages of 64, 128, 256, 512 channels with so many blocks each, the mean over the image, a linear layer."""
+    """A stem, stages of 64, 128, 256, 512 channels with so many blocks, the mean over the image, a linear layer."""
     colours, height, width = image(name, shape)
     if max(height, width) <= SMALL:
         stem: list[nn.Module] = [nn.Conv2d(colours, 64, 3, 1, 1, bias=False), norm(64), nn.ReLU()]

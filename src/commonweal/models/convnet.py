@@ -8,7 +8,7 @@ __all__ = ["convnet"]
 
 
 def convnet(shape: tuple[int, ...], outputs: int, channels: int = 32) -> nn.Module:
-    """Four times [3x3 convolution without bias, GroupNorm of 32, 16, 8, 4 groups, max pooling, ReLU], 5x5 average pooling
+    """Four times [3x3 convolution without bias, GroupNorm of 32, 16, 8, 4 groups, max pooling, ReLU], 5x5 averages
 
     channels: of each convolution (a multiple of 32)
     """

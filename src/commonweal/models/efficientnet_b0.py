@@ -9,8 +9,8 @@ from commonweal.models._shapes import image
 __all__ = ["efficientnet_b0"]
 
 # Expansion, channels, blocks, stride and filter of each stage: the paper's table 1.
-STAGES = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5))
-STAGES += ((6, 192, 4, 2, 5), (6, 320, 1, 1, 3))
+STAGES = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5)]
+STAGES += [(6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]
 
 
 def efficientnet_b0(shape: tuple[int, ...], outputs: int, dropout: float = 0.0) -> nn.Module:

@@ -16,8 +16,8 @@ def lstm(
     layers: int = 2,
     vocabulary: int = 0,
 ) -> nn.Module:
-    """Tokens are embedded, read by stacked LSTMs, and judged by a linear layer: after the last token where a row has one
-    label, after each where each token has one.
+    """Tokens are embedded, read by stacked LSTMs, and judged by a linear layer: after the last token where a row has
+    one label, after each where each token has one.
 
     embedding: numbers a token (0: 8 for characters, 200 for words); hidden, layers: of the LSTM
     vocabulary: how many different tokens there are (0: as many as outputs)

@@ -1,4 +1,4 @@
-"""ResNet-18 with GroupNorm, whose statistics are each image's own and so cannot mix clients. (Hsieh et al., ICML 2020)"""
+"""ResNet-18 with GroupNorm, whose statistics are each image's own and mix no clients. (Hsieh et al., ICML 2020)"""
 
 from torch import nn
 

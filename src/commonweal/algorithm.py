@@ -29,6 +29,7 @@ class Told(NamedTuple):
     ids: Tensor  # (S',) the clients whose reports were used
     weights: Tensor  # (S',)
     dropped: dict[int, str]  # client -> reason
+    notes: list[str]  # what a person should know of the round
 
 
 class Algorithm(Protocol):
@@ -50,6 +51,8 @@ class Algorithm(Protocol):
     ) -> tuple[Tensors, Tensors]: ...
 
     def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told: ...
+
+    def model(self, task: Task, server: Server) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ class Averaging:
         losses, scores = measure(task, seen["w"], rows, ids)
         planned = plan(self.local, task, rows, ids, streams)
         replies, kept = visit(self.local, task, seen, kept, rows, planned, lift)
+        if getattr(self.rule, "needs_after", False):
+            trained = seen["w"] - replies["update"]
+            each = [measure(task, w, rows, ids[k : k + 1])[0] for k, w in enumerate(trained)]
+            replies = replies | {"after": torch.cat(each)}
         return replies | {"loss": losses, "score": scores, "size": rows.sizes[ids]}, kept
 
     def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
@@ -100,16 +107,27 @@ class Averaging:
             ids, replies = ids[good], {name: value[good] for name, value in replies.items()}
         following = server | {"round": server["round"] + 1}
         if len(ids) == 0:
-            return Told(following, ids, torch.empty(0, dtype=torch.float64), dropped)
+            return Told(following, ids, torch.empty(0, dtype=torch.float64), dropped, [])
         update, trained = replies["update"], task.trained
-        reports = Reports(ids, replies["size"], replies["loss"], replies["score"], update[:, :trained], clients)
+        size, loss, score = (replies[name] for name in ("size", "loss", "score"))
+        reports = Reports(ids, size, loss, score, update[:, :trained], clients, replies.get("after"))
         weights, state = self.rule(reports, server["rule"])
         w, moved = server["w"], weights.to(update.dtype)
         trainable, step = self.step(w[:trained], moved @ update[:, :trained], server["step"])
         # Statistics are averaged, whatever the server's optimiser makes of gradients and the rule of their scale.
         statistics = w[trained:] - moved / moved.sum() @ update[:, trained:]
         following |= {"w": torch.cat([trainable, statistics]), "rule": state, "step": step}
-        return Told(following, ids, weights.double(), dropped)
+        extra: Any = self.rule
+        dropped |= extra.rejected(reports) if hasattr(extra, "rejected") else {}
+        notes = extra.notes(reports, state) if hasattr(extra, "notes") else []
+        return Told(following, ids, weights.double(), dropped, notes)
+
+    def model(self, task: Task, server: Server) -> Tensor:
+        """The model that the server would give away: the last one, or what its step makes of all."""
+        w: Tensor = server["w"]
+        if not hasattr(self.step, "output"):
+            return w
+        return torch.cat([self.step.output(w[: task.trained], server["step"]), w[task.trained :]])
 
 
 def _unusable(ids: Tensor, replies: Tensors) -> dict[int, str]:

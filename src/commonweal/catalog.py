@@ -8,16 +8,19 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pydantic
 
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.noise import Noise
 from commonweal.partition import Partition
+from commonweal.rule import Rule
+from commonweal.server import ServerStep
 
 __all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
 
@@ -34,9 +37,11 @@ KINDS = {
 }
 # What the experiment itself supplies, not its author.
 SUPPLIED = {"models": ("shape", "outputs", "labels"), "algorithms": ("rule", "local", "step")}
+
 OPTIONAL = ("labels",)  # supplied only to those who ask: the shape of a row's label, () where it has one
-# A parameter of such a type is a part itself: a name, or a table with a name and parameters.
-PARTS: dict[Any, str] = {Partition: "partitions", Noise: "noises"}
+
+# Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step, a dataset's partition.
+NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers", Partition: "partitions", Noise: "noises"}
 
 Part = dict[str, Any]  # {"name": ..., parameters ...}
 
@@ -48,14 +53,21 @@ class Entry:
     kind: str
     name: str
     factory: Callable[..., Any]
+    module: Any  # the file that offers it
 
     @property
     def about(self) -> str:
         """What its file, or itself, says of it."""
-        module = inspect.getmodule(self.factory)
-        shared = module is not None and module.__name__ == KINDS[self.kind]
-        text = self.factory.__doc__ if shared or module is None else module.__doc__
-        return inspect.cleandoc(text or "")
+        shared = self.module.__name__ == KINDS[self.kind]
+        return inspect.cleandoc((self.factory if shared else self.module).__doc__ or "")
+
+    @property
+    def paper(self) -> str:
+        """Where it comes from: the first sentence after the idea."""
+        _, _, rest = self.about.partition("\n\n")
+        sentence = rest.split("\n\n")[0].replace("\n", " ")
+        year = re.search(r"(?:19|20)\d\d\b|under review\)", sentence)
+        return sentence[: year.end()] if year else ""
 
     @property
     def details(self) -> str:
@@ -68,42 +80,24 @@ class Entry:
         return {n: p for n, p in inspect.signature(self.factory).parameters.items() if n not in supplied}
 
     @property
+    def nested(self) -> dict[str, str]:
+        """The parameters that are parts, with their kinds."""
+        hints = get_type_hints(self.factory)
+        kinds = {n: [NESTED[h] for h in (hint, *get_args(hint)) if h in NESTED] for n, hint in hints.items()}
+        return {n: kind[0] for n, kind in kinds.items() if kind and n in self.parameters}
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """The parameters that need not be given, as plain values."""
         given = {name: p.default for name, p in self.parameters.items()}
-        return {name: _plainly(value) for name, value in given.items() if value is not inspect.Parameter.empty}
-
-    @property
-    def inner(self) -> dict[str, str]:
-        """The parameters that are parts themselves, with their kinds."""
-        hints = get_type_hints(self.factory)
-        kinds = {name: [PARTS[h] for h in (hint, *get_args(hint)) if h in PARTS] for name, hint in hints.items()}
-        return {name: kind[0] for name, kind in kinds.items() if kind}
+        return {name: _table(value) for name, value in given.items() if value is not inspect.Parameter.empty}
 
     def schema(self) -> type[pydantic.BaseModel]:
         """The parameters with their types, as something that validates."""
         hints, defaults = get_type_hints(self.factory), self.defaults
-        hints |= {name: _inner(kind, defaults.get(name)) for name, kind in self.inner.items()}
+        hints |= dict.fromkeys(self.nested, Part | None)
         fields: dict[str, Any] = {name: (hints.get(name, Any), defaults.get(name, ...)) for name in self.parameters}
         return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
-
-
-def _inner(kind: str, default: Part | None) -> Any:
-    """The type of a parameter that is a part; a table without a name changes parameters of the default."""
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, Mapping) and "name" not in value and default is not None:
-            value = {"name": default["name"], **value}
-        return None if value is None else complete(kind, value)
-
-    return Annotated[Part | None, pydantic.BeforeValidator(whole)]
-
-
-def _plainly(value: Any) -> Any:
-    """A partition or a noise as a table; anything else as it is."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"name": _plain(type(value).__name__.lower()), **asdict(value)}
-    return value
 
 
 @cache
@@ -117,7 +111,7 @@ def entries(kind: str) -> Mapping[str, Entry]:
         offered = [getattr(module, name) for name in module.__all__]
         for thing in offered:
             name = _plain(stem if stem and len(offered) == 1 else thing.__name__.lower())
-            found[name] = Entry(kind, name, thing)
+            found[name] = Entry(kind, name, thing, module)
     return dict(sorted(found.items()))
 
 
@@ -139,11 +133,14 @@ def find(kind: str, name: str) -> Entry:
         return known[name]
     if ":" not in name:
         raise ConfigError(f"no {kind.removesuffix('s')} is called {name!r}: {did_you_mean(name, known)}")
-    module, _, attribute = name.partition(":")
+    path, _, attribute = name.partition(":")
     try:
-        return Entry(kind, name, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind.removesuffix('s')} {name!r} cannot be imported: {error}") from None
+        module = importlib.import_module(path)
+        factory = getattr(module, attribute)
+        inspect.signature(factory)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{kind.removesuffix('s')} {name!r} cannot be used: {error}") from None
+    return Entry(kind, name, factory, module)
 
 
 def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
@@ -152,12 +149,14 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
         part = {"name": part}
     if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
         raise ConfigError(f"{kind.removesuffix('s')} = {part!r}: give a name, or a table with a name and parameters")
-    given = {key: _plainly(value) for key, value in part.items() if key != "name"}
+    given = {key: _table(value) for key, value in part.items() if key != "name"}
     entry = find(kind, part["name"])
     for key in given:
         if key not in entry.parameters:
             hint = did_you_mean(key, entry.parameters) if entry.parameters else "it has none"
             raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r} has no parameter {key!r}: {hint}")
+    for key, part_kind in entry.nested.items():
+        given |= {key: _inner(part_kind, given[key], entry.defaults.get(key))} if given.get(key) is not None else {}
     # As JSON, so that lists may be tuples while a number in quotes stays an error.
     try:
         checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
@@ -168,12 +167,24 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
     return {"name": entry.name, **checked.model_dump()}
 
 
+def _inner(kind: str, part: str | Mapping[str, Any], default: Part | None) -> Part:
+    """A part within a part; a table without a name changes parameters of the default."""
+    if isinstance(part, Mapping) and "name" not in part and default is not None:
+        part = {"name": default["name"], **part}
+    return complete(kind, part)
+
+
+def _table(value: Any) -> Any:
+    """A part that is given as the thing itself, as a table; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"name": _plain(type(value).__name__.lower()), **asdict(value)}
+    return value
+
+
 def explain(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong, in a sentence."""
     first = error.errors()[0]
-    where = ".".join(
-        str(p) for p in first["loc"] if not str(p).startswith(("function-", "literal[", "int", "float", "str"))
-    )
+    where = ".".join(str(p) for i, p in enumerate(first["loc"]) if i == 0 or isinstance(p, int))
     if first["type"] == "missing":
         return f"{where} is missing"
     return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -183,10 +194,9 @@ def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
     """The thing itself. `supplied` are values that the experiment knows (the shape of a row, say)."""
     done = complete(kind, part)
     entry = find(kind, done.pop("name"))
-    hints = get_type_hints(entry.factory) if is_dataclass(entry.factory) or inspect.isfunction(entry.factory) else {}
-    values: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()
-    }
-    values |= {k: build(inner, values[k]) for k, inner in entry.inner.items() if values[k] is not None}
-    taken = inspect.signature(entry.factory).parameters
-    return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken or k not in OPTIONAL})
+    factory = entry.factory
+    done |= {key: build(part_kind, done[key]) for key, part_kind in entry.nested.items() if done[key] is not None}
+    hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
+    values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
+    taken = inspect.signature(factory).parameters
+    return factory(**values, **{k: v for k, v in supplied.items() if k in taken or k not in OPTIONAL})

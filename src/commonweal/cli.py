@@ -50,14 +50,19 @@ def following(rounds: int, title: str, quiet: bool) -> Iterator[Any]:
         job = bar.add_task(title, total=rounds, rate="", worst="")
 
         def step(done: Any, names: tuple[str, ...]) -> None:
-            fields: dict[str, Any] = {}
-            if done.evaluation is not None:
-                score = done.evaluation[1].nan_to_num(nan=float("inf"))
-                fields["worst"] = f"worst: {names[int(score.argmin())]} {100 * float(score.min()):.1f}"
             speed = bar.tasks[job].speed
-            bar.update(job, completed=done.number, rate=f"{speed:.0f} rounds/s" if speed else "", **fields)
+            rate = f"{speed:.0f} rounds/s" if speed else ""
+            bar.update(job, completed=done.number, rate=rate, **_worst(done, names))
 
         yield step
+
+
+def _worst(done: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The client that is served worst after an evaluated round, for a progress bar."""
+    if done.evaluation is None:
+        return {}
+    score = done.evaluation[1].nan_to_num(nan=float("inf"))
+    return {"worst": f"worst: {names[int(score.argmin())]} {100 * float(score.min()):.1f}"}
 
 
 @app.command()
@@ -83,12 +88,16 @@ def run(
     folder = to or Path("runs") / f"{file.stem}-{experiment.rule['name']}-{experiment.seed}"
     job = prepare(experiment)
     _warn_unscored(job.federation.unscored, quiet or as_json)
-    last = 0
+    last, told = 0, set[str]()
     try:
         with following(experiment.rounds, experiment.rule["name"], quiet or as_json) as step:
             for done in rounds_of(job, out=folder, resume=resume):
                 step(done, job.federation.names)
                 last = done.number
+                for about in {*done.notes, *(f"{name}: {why}" for name, why in done.dropped.items())} - told:
+                    if len(told) < 10 and not (quiet or as_json):  # each kind of note once, and never a flood
+                        err.print(f"round {last}: {about}", markup=False)
+                    told |= {about}
     except KeyboardInterrupt:
         err.print(
             f"stopped after round {last}; all of it is saved in {folder}: go on with the same command and --resume"
@@ -134,9 +143,24 @@ def list_(
     if as_json:
         print(json.dumps(rows))
         return
+    if what == "rules":
+        _list_rules()
+        return
     table = Table(box=None, show_header=False)
     for name, line in rows.items():
         table.add_row(f"[bold]{name}[/bold]", line)
+    out.print(table)
+
+
+def _list_rules() -> None:
+    """The rules by family, each with its idea and its paper."""
+    from commonweal import report
+
+    table = Table(box=None, show_header=False)
+    for family, found in report.families().items():
+        table.add_row(f"[dim]{family}[/dim]", "")
+        for entry in found:
+            table.add_row(f"  [bold]{entry.name}[/bold]", f"{_first_line(entry.about)} [dim]{entry.paper}[/dim]")
     out.print(table)
 
 
@@ -149,12 +173,18 @@ def show(
     what: Annotated[
         str, typer.Argument(metavar="NAME|DIR", help="An algorithm's name, or a run's folder.", show_default=False)
     ],
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Draw a run's regret and its bound to DIR/regret.png.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Explain an algorithm, or show a run's result."""
     if Path(what).is_dir():
-        _show_run(Record.read(what), quiet, as_json)
+        record = Record.read(what)
+        _show_run(record, quiet, as_json)
+        if regret:
+            _show_regret(record, quiet)
         return
     found = [entries[what] for entries in map(catalog.entries, catalog.KINDS) if what in entries]
     if not found:
@@ -173,44 +203,99 @@ def show(
             out.print(f"  {name} = {default!r}", markup=False)
 
 
+def _show_regret(record: Record, quiet: bool) -> None:
+    from commonweal import regret
+
+    curve, path = regret.of_run(record), record.folder / "regret.png"
+    regret.draw(path, curve, f"{record.experiment['rule']['name']}: regret against the best fixed mixture")
+    if not quiet:
+        limit = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
+        out.print(f"regret after round {curve.rounds[-1]}: {curve.regret[-1]:.3f}{limit}; drawn to {path}")
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="An experiment in TOML.", show_default=False)],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Overrides for all runs, such as rounds=50.")
+    ] = None,
+    rules: Annotated[
+        str, typer.Option(help="Rules to compare, as a,b,c; parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'.")
+    ] = "fedavg,uniform,aaggff-s",
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...", min=1)] = 3,
+    vary: Annotated[
+        list[str] | None, typer.Option(help="Also vary a key: client.lr=0.1,0.01 (may be repeated).")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="Where the runs go; runs/<file>-compare by default.")] = None,
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    picture: Annotated[Path | None, typer.Option(help="Draw every client's score to this PNG, SVG or PDF.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment under several rules and seeds and print what can be told apart. What is done is not repeated."""
+    from commonweal import report
+    from commonweal.compare import cells, results, split_rules
+    from commonweal.experiment import override, values
+
+    if form not in report.MARKS:
+        raise ConfigError(f"there is no format {form!r}: {did_you_mean(form, report.MARKS)}")
+    base = override(values(file), changes or [])
+    plan = cells(base, split_rules(rules), seeds, vary or [], to or Path("runs") / f"{file.stem}-compare")
+    _compare(plan, quiet)
+    found, score = results(plan), Record.read(plan[0].folder).facts["score"]
+    rendered = report.render(report.comparison(found, score), form)  # type: ignore[arg-type]
+    out.print(rendered) if form == "terminal" else print(rendered)
+    if picture is not None:
+        report.draw(picture, found, score)
+
+
+def _compare(plan: list[Any], quiet: bool) -> None:
+    """Run a comparison with one progress display; Ctrl-C says how to go on."""
+    from commonweal.compare import compared
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    try:
+        with Progress(
+            *columns, TimeRemainingColumn(), TextColumn("{task.fields[worst]}"), console=err, disable=quiet
+        ) as bar:
+            job = bar.add_task("", total=sum(cell.experiment.rounds for cell in plan), worst="")
+            before = {cell.folder: sum(c.experiment.rounds for c in plan[:i]) for i, cell in enumerate(plan)}
+            for cell, names, done in compared(plan):
+                number = cell.experiment.rounds if done is None else done.number
+                fields: dict[str, Any] = {} if done is None else _worst(done, names)
+                about = f"{plan.index(cell) + 1}/{len(plan)} {cell.label}, seed {cell.experiment.seed}"
+                bar.update(job, completed=before[cell.folder] + number, description=about, **fields)
+    except KeyboardInterrupt:
+        err.print("stopped; every finished round is saved: the same command goes on where it stopped")
+        raise typer.Exit(130) from None
+
+
+DEMO: dict[str, Any] = {
+    "dataset": {"name": "vowel", "test": 0.5},
+    "model": {"name": "mlp", "hidden": [32]},
+    "client": {"name": "sgd", "batch": 10, "lr": 0.2},
+    "evaluate_every": 10,
+}
+
+
 @app.command()
 def demo(
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 200,
-    to: Annotated[Path, typer.Option("--out", help="Where the picture goes.")] = Path("demo"),
+    to: Annotated[Path, typer.Option("--out", help="Where runs and picture go.")] = Path("demo"),
     quiet: Quiet = False,
 ) -> None:
     """FedAvg beside AAggFF-S on the vowels of 15 speakers: who is served badly, and what fairness changes."""
-    import numpy as np
-
     from commonweal import report
-    from commonweal.experiment import Experiment
-    from commonweal.run import prepare
-    from commonweal.run import run as rounds_of
+    from commonweal.compare import cells, results
 
-    summaries: dict[str, list[dict[str, float]]] = {}
-    scores: dict[str, list[np.ndarray]] = {}
-    for rule in ("fedavg", "aaggff-s"):
-        for seed in range(seeds):
-            job = prepare(Experiment(**DEMO, rule=rule, rounds=rounds, seed=seed))
-            with following(rounds, f"{rule}, seed {seed}", quiet) as step:
-                for done in rounds_of(job):
-                    step(done, job.federation.names)
-            summaries.setdefault(rule, []).append(done.metrics)
-            assert done.evaluation is not None  # the last round always is evaluated
-            scores.setdefault(rule, []).append(100 * done.evaluation[1].numpy())
-    stacked = {rule: np.stack(each) for rule, each in scores.items()}
-    names = job.federation.names
+    plan = cells(DEMO | {"rounds": rounds}, ["fedavg", "aaggff-s"], seeds, [], to)
+    _compare(plan, quiet)
+    found = results(plan)
     for suffix in ("png", "svg"):
-        report.draw(to / f"vowel.{suffix}", names, stacked, "accuracy")
-    out.print(report.side_by_side(summaries, "accuracy"))
-    out.print(report.verdict("FedAvg", "AAggFF-S", stacked["fedavg"], stacked["aaggff-s"], names))
-    out.print(f"The picture: {to / 'vowel.png'} (and .svg)")
-    out.print("Next: commonweal run examples/vowel.toml rule=aaggff-s rule.cdf=frechet")
-
-
-DEMO: dict[str, Any] = {
-    "dataset": "vowel",
-    "model": {"name": "mlp", "hidden": [32]},
-    "client": {"name": "sgd", "batch": 10, "lr": 0.2},
-}
+        report.draw(to / f"vowel.{suffix}", found, "accuracy")
+    if quiet:
+        return
+    out.print(report.render(report.comparison(found, "accuracy"), "terminal"))
+    out.print(report.verdict(*found))
+    out.print(f"The picture: {to / 'vowel.png'} (and .svg). One run: commonweal show {plan[-1].folder}")
+    out.print("Next: commonweal compare examples/vowel.toml --rules fedavg,term,afl,aaggff-s --seeds 5")

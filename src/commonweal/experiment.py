@@ -14,7 +14,7 @@ from commonweal.catalog import Part
 from commonweal.engines.simulator import MODES
 from commonweal.errors import ConfigError, did_you_mean
 
-__all__ = ["Experiment", "read"]
+__all__ = ["Experiment", "override", "read", "values"]
 
 _PARTS = {
     "dataset": "datasets",
@@ -46,7 +46,7 @@ class Experiment(pydantic.BaseModel):
     client: _part("clients") = "sgd"  # type: ignore[valid-type]
     server: _part("servers") = "sgd"  # type: ignore[valid-type]
     rounds: int = Field(100, ge=1)
-    cohort: Literal["all"] | int | float = "all"  # clients a round: a number, or a share below 1
+    cohort: Any = "all"  # clients a round: a number, or a share of them
     seed: int = Field(0, ge=0)
     engine: Literal[MODES] = "auto"  # type: ignore[valid-type]
     evaluate_every: int = Field(1, ge=1)
@@ -60,9 +60,9 @@ class Experiment(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(catalog.explain(error)) from None
-        share = self.cohort
-        if share != "all" and not (share >= 1 if isinstance(share, int) else 0 < share <= 1):
-            raise ConfigError(f"cohort = {share!r}: give a number of clients, a share above 0 and at most 1, or 'all'")
+        if not _is_cohort(self.cohort):
+            what = "give a number of clients, a share above 0 and at most 1, or 'all'"
+            raise ConfigError(f"cohort = {self.cohort!r}: {what}")
 
     def change(self, **values: Any) -> "Experiment":
         """The same experiment but for these keys."""
@@ -78,6 +78,12 @@ class Experiment(pydantic.BaseModel):
             tables.append(f"\n[{key}]")
             tables += [f"# {k} is not set" if v is None else f"{k} = {_value(v)}" for k, v in value.items()]
         return "\n".join([*top, *tables]) + "\n"
+
+
+def _is_cohort(value: Any) -> bool:
+    if isinstance(value, float):
+        return 0 < value <= 1
+    return value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
 def _with_seed(values: dict[str, Any]) -> dict[str, Any]:
@@ -103,18 +109,22 @@ def _value(value: Any) -> str:
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment in a TOML file, with `key=value` overrides (`rule=term`, `client.lr=0.01`)."""
+    return Experiment(**override(values(path), overrides))
+
+
+def values(path: str | Path) -> dict[str, Any]:
+    """What a TOML file says, not yet checked."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is not TOML: {error}") from None
-    return Experiment(**override(values, overrides))
 
 
-def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def override(base: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """These values with `key=value` texts laid over them, in order."""
-    result = dict(values)
+    result = dict(base)
     for text in overrides:
         key, equals, value = text.partition("=")
         key = key.strip()

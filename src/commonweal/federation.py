@@ -56,6 +56,7 @@ class Federation:
     outputs: int
     loss: str = "cross-entropy"
     score: str = "accuracy"
+    domains: tuple[str, ...] | None = None  # a group for every client, where the data has groups of clients
     notes: tuple[str, ...] = ()  # what a person should know of how the rows were made
 
     def __post_init__(self) -> None:
@@ -130,10 +131,11 @@ class Federation:
             raise DataError(f"x has {len(features)} rows, y {len(labels)}, client {len(client)}: they must agree")
         if len(features) == 0:
             raise DataError("there are no rows: a federation needs at least one client with one row")
-        inverse: np.ndarray = np.asarray(client)
         if names is None:
-            owners, inverse = np.unique(inverse, return_inverse=True)
+            owners, inverse = np.unique(np.asarray(client), return_inverse=True)
             names = [str(name) for name in owners.tolist()]
+        else:
+            inverse = np.asarray(client)
         is_test = np.asarray(test) if np.ndim(test) else _split(inverse, labels.numpy(), names, test, seed)
         if is_test.shape != (len(features),) or is_test.dtype != bool:
             raise DataError(

@@ -114,7 +114,7 @@ def alone(f: Callable[..., Any], dims: tuple[int | None, ...]) -> Callable[..., 
 
 
 def _each(tree: Any, change: Callable[[Tensor, int], Tensor]) -> Any:
-    """Take away or add the clients' axis of every tensor in a dict or tuple (torch's tree_map costs more than a step)."""
+    """Take away or add the clients' axis of every tensor in a dict or tuple (torch's tree_map is many times slower)."""
     if isinstance(tree, Tensor):
         return change(tree, 0)
     if isinstance(tree, dict):
@@ -197,7 +197,7 @@ def visit(
 
 
 def _gradient(loss: Callable[..., Any], at: tuple[Tensor, Tensor, Tensor], rows: Rows, kept: Tensors) -> Gradient:
-    """The gradient of a group's losses on one batch each: losses are separate, so the sum's gradient is each one's own."""
+    """The gradient of a group's losses on a batch each: they are separate, so the sum's gradient is each one's own."""
     index, share, u = at
     x, y = rows.x[index], rows.y[index]
 

@@ -11,9 +11,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from commonweal.rule import Reports
+from commonweal.rule import Prior, Reports, State, shares
 
-__all__ = ["CDF", "CDFS", "decision_gradient", "decision_loss", "doubly_robust", "on_cohort", "relative", "response"]
+__all__ = [
+    "CDF",
+    "CDFS",
+    "decision_gradient",
+    "decision_loss",
+    "doubly_robust",
+    "empty_table",
+    "lookup",
+    "mixture",
+    "on_cohort",
+    "put",
+    "relative",
+    "response",
+]
 
 CDF = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
 
@@ -25,6 +38,19 @@ CDFS: dict[str, Callable[[Tensor], Tensor]] = {  # App. B.1, scale 1, of a loss 
     "logistic": lambda x: torch.sigmoid(x - 1),
     "normal": lambda x: torch.special.ndtr(x - 1),
 }
+
+
+def mixture(reports: Reports, response: Tensor, prior: Prior) -> Tensor:
+    """Table 1 of the paper: one entropic step from the prior along the response, softmax(log prior + response).
+
+    FedAvg, q-FedAvg, TERM and PropFair are this with four responses. A response of -inf is a weight of 0; where
+    responses do not differ, the prior stands, exactly.
+    """
+    start = shares(reports, prior)
+    if (response == response[0]).all():
+        return start
+    weights = start * torch.exp(response - response.max())
+    return weights / weights.sum()
 
 
 def relative(losses: Tensor) -> Tensor:
@@ -67,3 +93,44 @@ def on_cohort(p: Tensor, reports: Reports) -> Tensor:
     total = weights.sum()
     # A cohort on which the decision puts nothing at all says nothing about its members: they count alike.
     return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
+
+
+def lookup(state: State, ids: Tensor) -> Tensor:
+    """The numbers kept for these clients (S,), 0 for those never seen: recent ones first, then settled ones."""
+    values = torch.zeros(len(ids), dtype=torch.float64)
+    for part in ("settled", "recent"):
+        known, kept = state[f"{part}_ids"], state[part]
+        if len(known):
+            place = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
+            values = torch.where(known[place] == ids, kept[place], values)
+    return values
+
+
+def put(state: State, ids: Tensor, values: Tensor) -> State:
+    """Keep these numbers. Costs what the recent clients cost: the table of settled ones is shared, not copied.
+
+    When the recent ones grow to an eighth of the settled, both are merged: O(S) a round on average, whatever the
+    population, and memory for clients ever seen only.
+    """
+    recent_ids, recent = _merge(state["recent_ids"], state["recent"], ids, values)
+    if 8 * len(recent_ids) < len(state["settled_ids"]):
+        return state | {"recent_ids": recent_ids, "recent": recent}
+    settled_ids, settled = _merge(state["settled_ids"], state["settled"], recent_ids, recent)
+    return state | {"settled_ids": settled_ids, "settled": settled, **empty_table("recent")}
+
+
+def empty_table(*parts: str) -> State:
+    """A table of numbers by client id, for `lookup` and `put`."""
+    ids = {f"{part}_ids": torch.empty(0, dtype=torch.int64) for part in parts}
+    return ids | {part: torch.empty(0, dtype=torch.float64) for part in parts}
+
+
+def _merge(known: Tensor, kept: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tables as one, sorted by id; the second one's numbers win."""
+    order = torch.argsort(ids)
+    ids, values = ids[order], values[order]
+    place = torch.searchsorted(ids, known).clamp(max=len(ids) - 1)
+    old = ids[place] != known
+    joined, numbers = torch.cat([known[old], ids]), torch.cat([kept[old], values])
+    order = torch.argsort(joined)
+    return joined[order], numbers[order]

@@ -1,21 +1,29 @@
 """Runs as tables, sentences and pictures for a person."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
+from rich import box
+from rich.console import Group
 from rich.table import Table
 
-from commonweal import metrics
+from commonweal import catalog, metrics
+from commonweal.compare import Result
 from commonweal.store import Record
 
-__all__ = ["draw", "result", "side_by_side", "verdict"]
+__all__ = ["Grid", "comparison", "draw", "render", "result", "rules_table", "verdict"]
 
-# Scores are shares: shown in per cent, as the papers print them.
-COLUMNS = {"mean": "mean", "worst": "worst", "best": "best", "std": "std", "gini": "Gini", "gap": "gap"}
+Format = Literal["terminal", "markdown", "latex", "csv"]
+FIGURES = 7  # columns of a comparison before its differences: the rule and six metrics
+MANY = 20  # clients from which tails, not single clients, are compared
 
 
 def percent(metric: str, value: float) -> float:
+    """Scores are shares: shown in per cent, as the papers print them."""
     return value if metric in ("gini", "angle", "kl") else 100 * value
 
 
@@ -37,50 +45,142 @@ def result(record: Record) -> Table:
     return table
 
 
-def side_by_side(runs: Mapping[str, Sequence[Mapping[str, float]]], score: str) -> Table:
-    """One row a rule, one column a metric: the mean over seeds with their population spread."""
-    seeds = max(len(each) for each in runs.values())
-    table = Table(title=f"{score} over clients in %, mean (spread) over {seeds} seeds")
-    table.add_column("rule")
-    for title in COLUMNS.values():
-        table.add_column(title, justify="right")
-    for rule, each in runs.items():
-        cells = [metrics.spread([percent(key, m[key]) for m in each]) for key in COLUMNS]
-        table.add_row(rule, *[f"{mean:.1f} ({spread:.1f})" for mean, spread in cells])
-    return table
+class Grid(NamedTuple):
+    """A table before it has a format. `marks` are 1 for the best and 2 for the second best of a column, else 0."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    marks: list[list[int]]
+    notes: list[str]
 
 
-def verdict(base: str, fair: str, before: np.ndarray, after: np.ndarray, names: Sequence[str]) -> str:
-    """Who was helped and at what cost, in a sentence. `before` and `after` are (seeds, K) scores in per cent."""
-    change = (after - before).mean(0)
-    worst = int(before.mean(0).argmin())
+def comparison(results: Sequence[Result], score: str) -> Grid:
+    """The kind of table that papers print, with what can and cannot be told apart."""
+    clients, seeds = len(results[0].clients), len(results[0].metrics)
+    tail = "_10" if clients >= MANY else ""
+    keys = ["mean", f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}"]
+    values = np.array([[[percent(k, m[k]) for m in r.metrics] for k in keys] for r in results])  # (rules, keys, seeds)
+    rows = [
+        [r.label, *[f"{v.mean():.1f}±{v.std():.1f}" for v in each]] for r, each in zip(results, values, strict=True)
+    ]
+    marks = [[0] * (len(keys) + 1) for _ in results]
+    for column, key in enumerate(keys):
+        ranked = np.argsort(values[:, column].mean(1) * (1 if key[:3] in ("std", "gin", "gap") else -1), kind="stable")
+        for place, row in enumerate(ranked[:2], start=1):
+            marks[row][column + 1] = place if len(results) > 1 else 0
+    header = ["rule", *[k.replace("_10", " 10 %").replace("gini", "Gini") for k in keys]]
+    for column in (0, 1):
+        header.append(f"{header[column + 1]} against {results[0].label}")
+        for i, row in enumerate(rows):
+            row.append("" if i == 0 else _paired(values[i, column], values[0, column]))
+            marks[i].append(0)
+    base = next((r for r in results if r.label == "fedavg"), None)
+    if base is not None and len(results) > 1:
+        header += ["suffering improved", "thriving degraded"]
+        for i, (row, r) in enumerate(zip(rows, results, strict=True)):
+            row += ["", ""] if r is base else _against(base, r)
+            marks[i] += [0, 0]
+    title = f"{score} over {clients} clients in %, mean±std over {seeds} seed{'s' * (seeds > 1)}"
+    notes = ["best, second best marked; differences are paired by seed with 95 % intervals"]
+    if base is not None and len(results) > 1:
+        notes.append(
+            "suffering and thriving: clients below and above FedAvg's mean, share of them and mean change in points"
+        )
+    return Grid(title, header, rows, marks, notes)
+
+
+def _paired(a: np.ndarray, b: np.ndarray) -> str:
+    p = metrics.paired(a, b)
+    if not p.distinguishable:
+        return f"{p.difference:+.1f} (not distinguishable)"
+    return f"{p.difference:+.1f} [{p.low:+.1f}, {p.high:+.1f}]"
+
+
+def _against(base: Result, other: Result) -> list[str]:
+    each = [metrics.against(b, s) for b, s in zip(base.scores, other.scores, strict=True)]
+    up, change, down, loss = (100 * np.mean([getattr(a, name) for a in each]) for name in each[0]._fields)
+    return [f"{up:.0f} % ({change:+.1f})", f"{down:.0f} % ({loss:+.1f})"]
+
+
+MARKS: dict[str, tuple[str, str, str]] = {
+    "markdown": ("{}", "**{}**", "<u>{}</u>"),
+    "latex": ("{}", r"\textbf{{{}}}", r"\underline{{{}}}"),
+    "csv": ("{}", "{}", "{}"),
+    "terminal": ("{}", "[bold green]{}[/]", "[underline]{}[/]"),
+}
+
+
+def render(grid: Grid, form: Format) -> str | Group:
+    """The table as Markdown, LaTeX, CSV, or for a terminal."""
+    marked = MARKS[form]
+    rows = [
+        [marked[mark].format(cell) for cell, mark in zip(row, marks, strict=True)]
+        for row, marks in zip(grid.rows, grid.marks, strict=True)
+    ]
+    if form == "terminal":
+        return _for_terminal(grid, rows)
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([grid.header, *rows])
+        return text.getvalue()
+    if form == "latex":
+        lines = [" & ".join(row).replace("%", r"\%").replace("_", r"\_") + r" \\" for row in [grid.header, *rows]]
+        top, bottom = r"\begin{tabular}{l" + "r" * (len(grid.header) - 1) + "}", r"\end{tabular}"
+        return "\n".join([f"% {grid.title}", top, r"\hline", lines[0], r"\hline", *lines[1:], r"\hline", bottom, ""])
+    lines = ["| " + " | ".join(row) + " |" for row in [grid.header, ["---"] + ["--:"] * (len(grid.header) - 1), *rows]]
+    return "\n".join([grid.title + ":", "", *lines, "", *[f"({note})" for note in grid.notes], ""])
+
+
+def _for_terminal(grid: Grid, rows: list[list[str]]) -> Group:
+    """Two tables, because one would be too wide for a screen: the figures, and the differences."""
+    tables = []
+    for title, columns in ((grid.title, slice(1, FIGURES)), ("", slice(FIGURES, None))):
+        if grid.header[columns] and len(rows) > (not title):
+            table = Table(title=title or None, box=box.SIMPLE_HEAD)
+            for i, name in enumerate([grid.header[0], *grid.header[columns]]):
+                table.add_column(
+                    name, justify="left" if i == 0 else "right", min_width=16 if " against " in name else None
+                )
+            for row in rows if title else rows[1:]:
+                table.add_row(row[0], *row[columns])
+            tables.append(table)
+    return Group(*tables, *[f"[dim]{note}[/dim]" for note in grid.notes])
+
+
+def verdict(base: Result, fair: Result) -> str:
+    """Who was helped and at what cost, in a sentence."""
+    change = 100 * (fair.scores - base.scores).mean(0)
+    worst = int(base.scores.mean(0).argmin())
     helped, harmed = int((change > 0).sum()), int((change < 0).sum())
-    cost = after.mean() - before.mean()
-    paired = metrics.paired(after.min(1), before.min(1))
-    sure = "more than the seeds' spread" if paired.distinguishable else "not distinguishable from the seeds' spread"
+    lowest = metrics.paired(100 * fair.scores.min(1), 100 * base.scores.min(1))
+    sure = "not distinguishable from the spread of seeds"
+    if lowest.distinguishable:
+        sure = f"between {lowest.low:+.1f} and {lowest.high:+.1f} with 95 % confidence"
     return (
-        f"{fair} moved {names[worst]}, whom {base} serves worst, by {change[worst]:+.1f} points; "
-        f"{helped} clients gained, {harmed} lost, the mean changed by {cost:+.1f}; "
-        f"the worst client of each seed by {paired.difference:+.1f} ({sure})."
+        f"{fair.label} moves {base.clients[worst]}, whom {base.label} serves worst, by {change[worst]:+.1f} points: "
+        f"{helped} clients gain, {harmed} lose, the mean changes by {change.mean():+.1f}; a seed's worst client by "
+        f"{lowest.difference:+.1f} ({sure})."
     )
 
 
-def draw(path: Path, names: Sequence[str], scores: Mapping[str, np.ndarray], score: str) -> None:
+def draw(path: Path, results: Sequence[Result], score: str) -> None:
     """Every client's score under each rule, sorted by the first; bars span the seeds. The suffix names the format."""
     import matplotlib  # slow to import, and only pictures need it
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    first = next(iter(scores.values()))
-    order = np.argsort(first.mean(0), kind="stable")
+    names = results[0].clients
+    order = np.argsort(results[0].scores.mean(0), kind="stable")
     figure, axes = plt.subplots(figsize=(max(6.0, 0.45 * min(len(names), 60)), 4), layout="constrained")
-    for i, (rule, each) in enumerate(scores.items()):
-        mean = each.mean(0)[order]
-        reach = [mean - each.min(0)[order], each.max(0)[order] - mean]
-        x = np.arange(len(names)) + 0.25 * (i - (len(scores) - 1) / 2)
-        axes.errorbar(x, mean, yerr=reach, fmt="o", capsize=2, label=f"{rule}: worst {each.mean(0).min():.1f}")
-        axes.axhline(each.mean(0).min(), color=f"C{i}", linestyle=":", linewidth=1)
+    for i, each in enumerate(results):
+        scores = 100 * each.scores[:, order]
+        mean = scores.mean(0)
+        x = np.arange(len(names)) + 0.5 / len(results) * (i - (len(results) - 1) / 2)
+        label = f"{each.label}: worst {mean.min():.1f}, mean {mean.mean():.1f}"
+        axes.errorbar(x, mean, yerr=[mean - scores.min(0), scores.max(0) - mean], fmt="o", capsize=2, label=label)
+        axes.axhline(mean.min(), color=f"C{i}", linestyle=":", linewidth=1)
     if len(names) <= 60:
         axes.set_xticks(np.arange(len(names)), [names[k] for k in order], rotation=45, ha="right")
     axes.set_ylabel(f"{score} (%)")
@@ -89,3 +189,23 @@ def draw(path: Path, names: Sequence[str], scores: Mapping[str, np.ndarray], sco
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def families() -> Mapping[str, list[catalog.Entry]]:
+    """The rules by family, in the order of the idea: from no memory to combinators."""
+    order = ("mixture", "online", "direction", "reweighting", "combinator")
+    found: dict[str, list[catalog.Entry]] = {name: [] for name in order}
+    for entry in catalog.entries("rules").values():
+        found[entry.module.KIND.family].append(entry)
+    return found
+
+
+def rules_table() -> str:
+    """The one table of all rules (response, leader, weights), made from the code."""
+    lines = ["| rule | family | response | leader | weights |", "|---|---|---|---|---|"]
+    for family, found in families().items():
+        for entry in found:
+            kind = entry.module.KIND
+            cells = [entry.name, family, kind.response, kind.leader, entry.details.split("\n")[0]]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

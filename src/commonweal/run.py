@@ -18,6 +18,7 @@ from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError, DataError
 from commonweal.experiment import Experiment
 from commonweal.federation import Federation
+from commonweal.rule import bound
 from commonweal.store import Store
 from commonweal.task import Task
 
@@ -36,6 +37,7 @@ class Round:
     scores: Tensor  # (S,)
     weights: dict[str, float]  # of the reports that were used
     dropped: dict[str, str]  # name -> why
+    notes: list[str]  # what a person should know of the round
     evaluation: tuple[Tensor, Tensor] | None  # every client's test loss and score (K,), after the round
     metrics: dict[str, float]  # of the test scores; empty where the round was not evaluated
     server: Server
@@ -49,6 +51,7 @@ class Round:
             **cohort,
             "weights": self.weights,
             "dropped": self.dropped,
+            "notes": self.notes,
             "metrics": self.metrics,
         }
 
@@ -129,8 +132,9 @@ def prepare(experiment: Experiment) -> Job:
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
         shapes = {"shape": tuple(federation.train.x.shape[1:]), "labels": tuple(federation.train.y.shape[1:])}
         module = catalog.build("models", e.model, **shapes, outputs=federation.outputs)
-    parts = {"rule": catalog.build("rules", e.rule), "local": catalog.build("clients", e.client)}
-    algorithm = catalog.build("algorithms", e.algorithm, **parts, step=catalog.build("servers", e.server))
+    local, step = catalog.build("clients", e.client), catalog.build("servers", e.server)
+    rule = bound(catalog.build("rules", e.rule), federation, local)
+    algorithm = catalog.build("algorithms", e.algorithm, rule=rule, local=local, step=step)
     plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}
     return Job(Task(module, federation.loss, federation.score), federation, algorithm, text=e.toml(), **plain)
 
@@ -141,7 +145,8 @@ def given(task: Task, federation: Federation, rule: Any, client: Any, server: An
     def part(kind: str, value: Any) -> Any:
         return catalog.build(kind, value) if isinstance(value, str | Mapping) else value
 
-    algorithm = Averaging(part("rules", rule), part("clients", client), part("servers", server))
+    local = part("clients", client)
+    algorithm = Averaging(bound(part("rules", rule), federation, local), local, part("servers", server))
     digest = hashlib.blake2b(task.initial.numpy().tobytes(), digest_size=8)
     for rows in (federation.train, federation.test):
         for tensor in (rows.x, rows.y, rows.offsets):
@@ -206,7 +211,7 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
                 save()
             yield done
         if store is not None and last == job.rounds:
-            store.model(job.task.tensors(server["w"]))
+            store.model(job.task.tensors(job.algorithm.model(job.task, server)))
     finally:
         save()  # Ctrl-C, a failed write or a caller that stops: keep every whole round
 
@@ -235,7 +240,17 @@ def _round(job: Job, server: Server, number: int) -> Round:
     dropped = {names[i]: why for i, why in told.dropped.items()}
     cohort = tuple(names[i] for i in ids.tolist())
     return Round(
-        number, cohort, replies["loss"], replies["score"], weights, dropped, evaluation, summary, told.server, seconds
+        number,
+        cohort,
+        replies["loss"],
+        replies["score"],
+        weights,
+        dropped,
+        told.notes,
+        evaluation,
+        summary,
+        told.server,
+        seconds,
     )
 
 

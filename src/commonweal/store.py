@@ -69,15 +69,16 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+def replace(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write a file whole or not at all; a durable one also survives a power cut."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")
         with open(temporary, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
 
 
@@ -141,7 +142,7 @@ class Store:
         rows.writerow(["client", "score", "loss"])
         cells = ([repr(v) if math.isfinite(v) else "" for v in column.tolist()] for column in (scores, losses))
         rows.writerows(zip(names, *cells, strict=True))
-        replace(self.folder / "clients" / f"{round:06d}.csv", text.getvalue().encode())
+        replace(self.folder / "clients" / f"{round:06d}.csv", text.getvalue().encode(), durable=False)
 
     def checkpoint(self, last: int, state: Mapping[str, Any]) -> None:
         flat = flatten({"last": torch.tensor(last), **state})

@@ -81,7 +81,7 @@ class Simulator:
 
     def evaluate(self, algorithm: Algorithm, server: Server) -> tuple[Tensor, Tensor]:
         """Every client's loss and score (K,) of the server's model on its test rows; NaN where a client has none."""
-        return measure(self.task, algorithm.ask(server)["w"], self.federation.test)
+        return measure(self.task, algorithm.model(self.task, server), self.federation.test)
 
     def key(self, client: int) -> int:
         return randomness.key(self.federation.names[client])

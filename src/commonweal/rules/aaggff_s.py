@@ -5,6 +5,7 @@ curvature. The authors' code solves a slightly different problem, and the paper'
 variant="reference" is it. Lemma A.10 asks for beta <= 1/2, which the printed 1/(4 L) = K/4 exceeds from K = 3 on.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from commonweal.online import CDF, decision_gradient, doubly_robust, on_cohort, response
-from commonweal.rule import Reports, State
+from commonweal.rule import Kind, Reports, State
 from commonweal.simplex import quadratic
 
 __all__ = ["AAggFFS"]
+
+KIND = Kind("online", "CDF(f / mean f) / K", "online Newton step (follow the regularised leader, quadratic)")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class AAggFFS:
         steepest = 1 / clients  # L, the largest gradient entry: C2 / (1 + C1) with C1 = 0, C2 = 1/K
         alpha = 4 * clients * steepest
         beta = 1 / (4 * steepest) if self.beta is None else self.beta
-        g = decision_gradient(p, doubly_robust(self._response(reports.losses, steepest), reports.ids, clients))
+        r = self.response(reports.losses) * len(reports.ids) / clients  # in [0, 1/K], whoever reports
+        g = decision_gradient(p, doubly_robust(r, reports.ids, clients))
         curvature = state["curvature"] + torch.outer(g, g)
         identity = torch.eye(clients, dtype=torch.float64)
         if self.variant == "reference":  # quadratic centred at 0, ridge counted twice
@@ -52,7 +56,12 @@ class AAggFFS:
             p = quadratic(alpha * identity + beta * curvature, linear)
         return on_cohort(p, reports), {"p": p, "linear": linear, "curvature": curvature}
 
-    def _response(self, losses: Tensor, high: float) -> Tensor:
-        r = response(losses, self.cdf, high)
+    def response(self, losses: Tensor) -> Tensor:
+        """Eq. 8 for a full cohort: in [0, 1/K]."""
+        r = response(losses, self.cdf, high := 1 / len(losses))
         # The authors' code has erfc for erf in the normal CDF: it falls with the loss, from 1.5 to 0.5.
         return 1.5 * high - r if (self.variant, self.cdf) == ("reference", "normal") else r
+
+    def bound(self, rounds: int, clients: int) -> float:
+        """What the regret stays below, by Theorem 5.1: 2 L K (1 + log(1 + T / (16 K))), L = 1/K."""
+        return 2 * (1 + math.log1p(rounds / (16 * clients)))

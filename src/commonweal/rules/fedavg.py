@@ -5,20 +5,23 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from commonweal.rule import Reports, State
+from commonweal.online import mixture
+from commonweal.rule import Kind, Reports, Stateless
 
 __all__ = ["FedAvg"]
 
+KIND = Kind("mixture", "0", "one entropic step from the sizes")
+
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Stateless):
     """weights_i = n_i / sum n"""
 
-    def init(self, clients: int) -> State:
-        return {}
+    def response(self, losses: Tensor) -> Tensor:
+        return torch.zeros_like(losses)
 
-    def __call__(self, reports: Reports, state: State) -> tuple[Tensor, State]:
-        sizes = reports.sizes.double()
-        return sizes / sizes.sum(), state
+    def weigh(self, reports: Reports) -> Tensor:
+        return mixture(reports, self.response(reports.losses.double()), "sizes")

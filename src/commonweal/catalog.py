@@ -170,7 +170,7 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
 def _inner(kind: str, part: str | Mapping[str, Any], default: Part | None) -> Part:
     """A part within a part; a table without a name changes parameters of the default."""
     if isinstance(part, Mapping) and "name" not in part and default is not None:
-        part = {"name": default["name"], **part}
+        part = {**default, **part}
     return complete(kind, part)
 
 

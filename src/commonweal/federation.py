@@ -100,7 +100,7 @@ class Federation:
         """The classes of test rows that no training row has: no model can learn them."""
         if self.loss not in ("cross-entropy", "binary"):
             return []
-        return sorted(set(self.test.y.unique().tolist()) - set(self.train.y.unique().tolist()))
+        return [int(c) for c in np.setdiff1d(self.test.y.numpy(), self.train.y.numpy())]
 
     @classmethod
     def from_arrays(

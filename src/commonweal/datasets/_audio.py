@@ -27,11 +27,13 @@ def samples(data: bytes, where: str, rate: int, length: int) -> np.ndarray:
 
 
 def spectra(x: np.ndarray, frames: int = 16, bands: int = 32) -> np.ndarray:
-    """How loud each of some bands is in each of some stretches of time, in logarithms: (N, frames * bands)."""
-    n, _, length = x.shape
-    pieces = x[:, 0, : length - length % frames].reshape(n, frames, -1).astype(np.float32) / 32768
-    power = np.abs(np.fft.rfft(pieces * np.hanning(pieces.shape[-1]), axis=-1))[:, :, 1:] ** 2
-    power = power[:, :, : power.shape[-1] - power.shape[-1] % bands].reshape(n, frames, bands, -1).mean(-1)
-    loud = np.log(power + 1e-6)
-    result: np.ndarray = ((loud - loud.mean((1, 2), keepdims=True)) / loud.std((1, 2), keepdims=True)).reshape(n, -1)
-    return result.astype(np.float32)
+    """How loud each band is at each of some moments, spread over the sound's own length: (N, frames * bands) logs."""
+    width = 8 * bands
+    end = x.shape[-1] - (x[:, 0, ::-1] != 0).argmax(1)  # silence after it is padding
+    start = np.maximum(end - width, 0)[:, None] * np.arange(frames) // (frames - 1)  # (N, frames)
+    pieces = np.take_along_axis(x, (start[:, :, None] + np.arange(width)).reshape(len(x), 1, -1), 2)
+    pieces = pieces.reshape(len(x), frames, width).astype(np.float32) / 32768 * np.hanning(width).astype(np.float32)
+    power = np.abs(np.fft.rfft(pieces)[:, :, 1:]) ** 2
+    loud = np.log(power.reshape(len(x), frames, bands, -1).mean(-1) + 1e-6)
+    result = (loud - loud.mean((1, 2), keepdims=True)) / (loud.std((1, 2), keepdims=True) + 1e-6)
+    return np.asarray(result.reshape(len(x), -1), dtype=np.float32)

@@ -57,7 +57,12 @@ def test_berka(real: Real) -> None:
     n = np.array(sizes(federation))
     assert (round(n.mean(), 2), round(n.std(), 2)) == (88.71, 24.78)  # AAggFF, table A2
     with open(folder / "loan.asc") as file:
-        assert Counter(r["status"] for r in csv.DictReader(file, delimiter=";")) == {"A": 203, "B": 31, "C": 403, "D": 45}
+        assert Counter(r["status"] for r in csv.DictReader(file, delimiter=";")) == {
+            "A": 203,
+            "B": 31,
+            "C": 403,
+            "D": 45,
+        }
 
 
 def test_berka_aggregates_are_those_of_the_transactions(real: Real, tmp_path: Path) -> None:
@@ -133,7 +138,9 @@ def test_official_test_rows_follow_the_training_rows(real: Real) -> None:
     owner = torch.repeat_interleave(torch.arange(20), federation.test.sizes)
     ratio = federation.test.y.bincount() / federation.train.y.bincount()
     for k in range(20):
-        train, test = (part.bincount(minlength=10) for part in (federation.train.of(k).y, federation.test.y[owner == k]))
+        train, test = (
+            part.bincount(minlength=10) for part in (federation.train.of(k).y, federation.test.y[owner == k])
+        )
         assert float((test - train * ratio).abs().max()) < 1  # in proportion, but for whole rows
     assert int(federation.test.sizes.sum()) == 10_000
 

@@ -52,7 +52,7 @@ def locate(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> 
     if missing:
         where = Path(dir) if dir is not None else data_root() / folder
         raise DataError(f"dataset {dataset!r}: {', '.join(missing)} not in {str(where)!r}: {_sources.advice(dataset)}")
-    return [path for path in found.values() if path is not None]
+    return [path for path in map(found.get, names) if path is not None]
 
 
 def _sentence(path: Path, error: BaseException) -> DataError:

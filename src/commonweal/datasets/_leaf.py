@@ -5,6 +5,7 @@ training or a test file by its folder or name. Sample counts are not trusted (Re
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,11 +40,8 @@ def files(dataset: str, folder: str, dir: str | None) -> list[Path]:
 
 
 def _part(path: Path) -> str:
-    for text in (path.parent.name, path.name):
-        for part in ("train", "test", "val"):
-            if part in text:
-                return part
-    return ""
+    words = [path.parent.name, *re.split("[^a-z]+", path.name.lower())]
+    return next((word for word in words if word in ("train", "test", "val")), "")
 
 
 def users(paths: list[Path]) -> Iterator[User]:

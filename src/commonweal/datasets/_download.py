@@ -53,7 +53,9 @@ def fetch(file: File, progress: Any = False, root: Path | None = None) -> Path:
 def differing(dataset: str, dir: str | None = None) -> list[str]:
     """The files in the data directory that are not the published ones, byte for byte."""
     found = {file: find(file.folder, file.name, dir) for file in SOURCES.get(dataset, ())}
-    return [f.name for f, path in found.items() if path is not None and path.name == f.name and _hash(path, f) != f.hash]
+    return [
+        f.name for f, path in found.items() if path is not None and path.name == f.name and _hash(path, f) != f.hash
+    ]
 
 
 def _hash(path: Path, file: File) -> str:

@@ -251,7 +251,7 @@ def compare(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment under several rules and seeds and print what can be told apart. What is done is not repeated."""
+    """Run an experiment under several rules and seeds; print what can be told apart. What is done is not repeated."""
     from commonweal import report
     from commonweal.compare import cells, results, split_rules
     from commonweal.experiment import override, values

@@ -209,3 +209,27 @@ def rules_table() -> str:
             cells = [entry.name, family, kind.response, kind.leader, entry.details.split("\n")[0]]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Print docs/rules.md."""
+    print(RULES_PAGE.format(table=rules_table()), end="")
+
+
+RULES_PAGE = """# Rules
+
+A rule says how much each report of a cohort counts: `direction = weights @ updates`. f are the losses of the received
+model on each client's training rows before local training, n the sizes, p = n / sum n, u the updates, G their inner
+products, S the cohort's size, K the number of clients. `commonweal show NAME` tells more of each.
+
+{table}
+*Response* is what a loss means to a rule, *leader* how a decision follows from it: the unification of Hahn et al., ICML
+2024 (Table 1), carried on to rules that it does not cover. A *mixture* forgets each round; an *online* rule remembers;
+a *direction* looks at the updates' geometry; a *reweighting* prices differences between clients; a *combinator* wraps a
+rule.
+
+This page is made from the code: `python -m commonweal.report > docs/rules.md`.
+"""
+
+if __name__ == "__main__":
+    main()

@@ -175,7 +175,7 @@ def test_noise_is_what_it_says() -> None:
 
 
 def test_noise_that_cannot_be_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="rate = 1.5"):
+    with pytest.raises(ConfigError, match=r"rate = 1.5"):
         noise.Pair(1.5)(np.zeros(3, int), 2, 0)
     with pytest.raises(DataError, match="whole-number label"):
         noise.Symmetric(0.1)(np.zeros(3), 2, 0)

@@ -378,7 +378,7 @@ def test_data_get(served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(SOURCES, "mnist", (file(served),))
     said = run("get", "mnist", "--data-dir", str(tmp_path))
     assert "1 files, checksums right" in said.replace("\n", " ") and (tmp_path / "some" / "some.bin").exists()
-    with pytest.raises(DataError, match="cannot be downloaded for you: put identity_CelebA.txt"):
+    with pytest.raises(DataError, match=r"cannot be downloaded for you: put identity_CelebA.txt"):
         run("get", "celeba")
     with pytest.raises(DataError, match="did you mean 'mnist'"):
         run("get", "mnits")

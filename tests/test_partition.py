@@ -141,6 +141,7 @@ def test_a_partitioner_of_flower_serves_too(flower: None) -> None:
     part = {"name": "test_partition:FlowerPartitioner", "num_partitions": 5}
     federation = catalog.build("datasets", {"name": "digits", "partition": part})
     assert federation.clients == 5 and len(federation.train.y) + len(federation.test.y) == 1796
+    assert federation.notes == ("1 rows are given to no client and left out",)
     with pytest.raises(DataError, match="a row to two clients: 1"):
         assign(FlowerPartitioner(3, twice=True), np.arange(7), 0)
 

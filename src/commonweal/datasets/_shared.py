@@ -45,6 +45,7 @@ def partitioned(
     rows = partition.shift(rows, owner) if hasattr(partition, "shift") else rows
     keep = np.flatnonzero(owner >= 0)
     if len(keep) < len(y):
+        what["notes"] = (f"{len(y) - len(keep)} rows are given to no client and left out",)
         rows, y, owner, official = rows[torch.from_numpy(keep)], y[keep], owner[keep], official[keep]
     held = official if test == "official" else test
     return noisy(Federation.from_arrays(rows, y, owner, held, seed, **what), noise, seed)

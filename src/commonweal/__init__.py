@@ -59,9 +59,10 @@ def dataset(name: str, **parameters: Any) -> Federation:
     return federation
 
 
-def model(name: str, *, shape: tuple[int, ...], outputs: int, **parameters: Any) -> Any:
+def model(name: str, *, shape: tuple[int, ...], outputs: int, labels: tuple[int, ...] = (), **parameters: Any) -> Any:
     """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11, hidden=[32])`."""
-    return catalog.build("models", {"name": name, **parameters}, shape=tuple(shape), outputs=outputs)
+    given = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
+    return catalog.build("models", {"name": name, **parameters}, **given)
 
 
 def load(path: str | Path, *overrides: str) -> Experiment | Record:

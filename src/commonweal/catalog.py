@@ -10,13 +10,15 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pydantic
 
 from commonweal.errors import ConfigError, did_you_mean
+from commonweal.noise import Noise
+from commonweal.partition import Partition
 from commonweal.rule import Rule
 from commonweal.server import ServerStep
 
@@ -30,12 +32,16 @@ KINDS = {
     "algorithms": "commonweal.algorithm",
     "datasets": "commonweal.datasets",
     "models": "commonweal.models",
+    "partitions": "commonweal.partition",
+    "noises": "commonweal.noise",
 }
 # What the experiment itself supplies, not its author.
-SUPPLIED = {"models": ("shape", "outputs"), "algorithms": ("rule", "local", "step")}
+SUPPLIED = {"models": ("shape", "outputs", "labels"), "algorithms": ("rule", "local", "step")}
 
-# Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step.
-NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers"}
+OPTIONAL = ("labels",)  # supplied only to those who ask: the shape of a row's label, () where it has one
+
+# Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step, a dataset's partition.
+NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers", Partition: "partitions", Noise: "noises"}
 
 Part = dict[str, Any]  # {"name": ..., parameters ...}
 
@@ -77,21 +83,22 @@ class Entry:
     def nested(self) -> dict[str, str]:
         """The parameters that are parts, with their kinds."""
         hints = get_type_hints(self.factory)
-        return {n: NESTED[hints[n]] for n in self.parameters if hints.get(n) in (Rule, ServerStep)}
+        kinds = {n: [NESTED[h] for h in (hint, *get_args(hint)) if h in NESTED] for n, hint in hints.items()}
+        return {n: kind[0] for n, kind in kinds.items() if kind and n in self.parameters}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The parameters that need not be given, as plain values."""
+        given = {name: p.default for name, p in self.parameters.items()}
+        return {name: _table(value) for name, value in given.items() if value is not inspect.Parameter.empty}
 
     def schema(self) -> type[pydantic.BaseModel]:
         """The parameters with their types, as something that validates."""
-        hints = get_type_hints(self.factory)
-        fields: dict[str, Any] = {
-            name: (
-                dict[str, Any] if name in self.nested else hints.get(name, Any),
-                ... if p.default is inspect.Parameter.empty else p.default,
-            )
-            for name, p in self.parameters.items()
-        }
-        return pydantic.create_model(
-            self.name, __config__=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False), **fields
-        )
+        hints, defaults = get_type_hints(self.factory), self.defaults
+        hints |= dict.fromkeys(self.nested, Part | None)
+        fields: dict[str, Any] = {name: (hints.get(name, Any), defaults.get(name, ...)) for name in self.parameters}
+        strict = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+        return pydantic.create_model(self.name, __config__=strict, **fields)
 
 
 @cache
@@ -143,13 +150,14 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
         part = {"name": part}
     if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
         raise ConfigError(f"{kind.removesuffix('s')} = {part!r}: give a name, or a table with a name and parameters")
-    given = {key: value for key, value in part.items() if key != "name"}
+    given = {key: _table(value) for key, value in part.items() if key != "name"}
     entry = find(kind, part["name"])
     for key in given:
         if key not in entry.parameters:
             hint = did_you_mean(key, entry.parameters) if entry.parameters else "it has none"
             raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r} has no parameter {key!r}: {hint}")
-    given |= {key: complete(part_kind, given[key]) for key, part_kind in entry.nested.items() if key in given}
+    for key, part_kind in entry.nested.items():
+        given |= {key: _inner(part_kind, given[key], entry.defaults.get(key))} if given.get(key) is not None else {}
     # As JSON, so that lists may be tuples while a number in quotes stays an error.
     try:
         checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
@@ -158,6 +166,20 @@ def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
     except TypeError as error:
         raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r}: {error}") from None
     return {"name": entry.name, **checked.model_dump()}
+
+
+def _inner(kind: str, part: str | Mapping[str, Any], default: Part | None) -> Part:
+    """A part within a part; a table without a name changes parameters of the default."""
+    if isinstance(part, Mapping) and "name" not in part and default is not None:
+        part = {**default, **part}
+    return complete(kind, part)
+
+
+def _table(value: Any) -> Any:
+    """A part that is given as the thing itself, as a table; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"name": _plain(type(value).__name__.lower()), **asdict(value)}
+    return value
 
 
 def explain(error: pydantic.ValidationError) -> str:
@@ -177,7 +199,8 @@ def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
     done = complete(kind, part)
     entry = find(kind, done.pop("name"))
     factory = entry.factory
-    done |= {key: build(part_kind, done[key]) for key, part_kind in entry.nested.items()}
+    done |= {key: build(part_kind, done[key]) for key, part_kind in entry.nested.items() if done[key] is not None}
     hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
     values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
-    return factory(**values, **supplied)
+    taken = inspect.signature(factory).parameters
+    return factory(**values, **{k: v for k, v in supplied.items() if k in taken or k not in OPTIONAL})

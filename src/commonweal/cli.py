@@ -1,6 +1,7 @@
 """The command: `commonweal run | list | show | demo`. Only here does the library talk to a person."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,20 @@ out, err = Console(), Console(stderr=True)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+def _use_data(path: Path | None) -> None:
+    # The environment, so that whatever this process starts looks there too.
+    if path is not None:
+        os.environ["COMMONWEAL_DATA"] = str(path.resolve())
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", callback=_use_data, help="The data directory; $COMMONWEAL_DATA, or a cache, by default."
+    ),
+]
 
 
 def main() -> None:
@@ -82,6 +97,7 @@ def run(
         Path | None, typer.Option("--out", help="The run's folder; runs/<file>-<rule>-<seed> by default.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a stopped run was saved.")] = False,
+    data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +109,7 @@ def run(
     experiment = read(file, changes or [])
     folder = to or Path("runs") / f"{file.stem}-{experiment.rule['name']}-{experiment.seed}"
     job = prepare(experiment)
-    _warn_unscored(job.federation.unscored, quiet or as_json)
+    _remark(job, quiet or as_json)
     last, told = 0, set[str]()
     try:
         with following(experiment.rounds, experiment.rule["name"], quiet or as_json) as step:
@@ -115,10 +131,13 @@ def run(
     _show_run(Record.read(folder), quiet, as_json)
 
 
-def _warn_unscored(names: list[str], quiet: bool) -> None:
-    if names and not quiet:
-        some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-        _say(f"{len(names)} clients have too few rows for a test set; they train but are not scored: {some}")
+def _remark(job: Any, quiet: bool) -> None:
+    from commonweal.describe import remarks
+
+    way, why = job.simulator.decision
+    said = remarks(job.federation) + ([f"engine: {way}, because {why}"] if job.engine not in ("auto", way) else [])
+    for sentence in said if not quiet else []:
+        _say(sentence)
 
 
 def _show_run(record: Record, quiet: bool, as_json: bool) -> None:
@@ -211,7 +230,7 @@ def show(
 
 
 def _described(entry: catalog.Entry) -> dict[str, Any]:
-    parameters = {n: "required" if p.default is p.empty else p.default for n, p in entry.parameters.items()}
+    parameters = {name: entry.defaults.get(name, "required") for name in entry.parameters}
     return {
         "kind": entry.kind,
         "name": entry.name,
@@ -247,6 +266,7 @@ def compare(
     to: Annotated[Path | None, typer.Option("--out", help="Where the runs go; runs/<file>-compare by default.")] = None,
     form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
     picture: Annotated[Path | None, typer.Option(help="Draw every client's score to this PNG, SVG or PDF.")] = None,
+    data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment under several rules and seeds; print what can be told apart. What is done is not repeated."""
@@ -317,3 +337,82 @@ def demo(
     out.print(report.verdict(*found))
     out.print(f"The picture: {to / 'vowel.png'} (and .svg). One run: commonweal show {plan[-1].folder}")
     out.print("Next: commonweal compare examples/vowel.toml --rules fedavg,term,afl,aaggff-s --seeds 5")
+
+
+data = typer.Typer(help="See a dataset, or get its files.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command(name="show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A dataset.", show_default=False)],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Such as partition.alpha=0.1 seed=1.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="The picture; <dataset>.png by default.")] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Say who holds how much of what, and draw it: clients by classes."""
+    from commonweal import describe
+    from commonweal.datasets._download import differing
+    from commonweal.experiment import override
+
+    part = override({"dataset": name}, [f"dataset.{change}" for change in changes or []])["dataset"]
+    federation = catalog.build("datasets", part)
+    path = to or Path(f"{name.replace(':', '-')}.png")
+    describe.draw(path, federation, name)
+    facts, said = describe.facts(federation), describe.remarks(federation)
+    said += [f"{file} is not the published file: its checksum differs" for file in differing(name)]
+    if as_json:
+        print(json.dumps({"dataset": part, **facts, "remarks": said, "picture": str(path)}))
+    elif not quiet:
+        table = Table(box=None, show_header=False)
+        for key, value in facts.items():
+            table.add_row(f"[bold]{key}[/bold]", str(value))
+        out.print(table)
+        for sentence in [*said, f"drawn to {path}"]:
+            out.print(sentence, markup=False, highlight=False)
+
+
+class _Bar:
+    """A progress bar as pooch wants one, on rich's."""
+
+    def __init__(self, bar: Progress, title: str) -> None:
+        self.bar, self.job = bar, bar.add_task(title, total=None)
+
+    @property
+    def total(self) -> float | None:
+        return self.bar.tasks[self.job].total
+
+    @total.setter
+    def total(self, value: int) -> None:
+        self.bar.update(self.job, total=value)
+
+    def update(self, bytes: int) -> None:
+        self.bar.advance(self.job, bytes)
+
+    def reset(self) -> None:
+        self.bar.reset(self.job)
+
+    def close(self) -> None:
+        self.bar.stop_task(self.job)
+
+
+@data.command(name="get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A dataset.", show_default=False)],
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Download a dataset's original files into the data directory and check them."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    from commonweal.datasets._download import fetch, sources
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, disable=quiet) as bar:
+        paths = [fetch(file, _Bar(bar, file.name)) for file in sources(name)]
+    if not quiet:
+        out.print(f"{len(paths)} files, checksums right, in {', '.join(sorted({str(p.parent) for p in paths}))}")

@@ -148,8 +148,18 @@ def override(base: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any
             raise ConfigError(f"{key!r} is not a parameter of a part: {did_you_mean(head, _PARTS)}")
         part = result.get(head, Experiment.model_fields[head].default)
         part = {"name": part} if isinstance(part, str) else dict(part if isinstance(part, Mapping) else {})
-        result[head] = part | {rest: _parse(value)}
+        result[head] = _within(part, rest.split("."), _parse(value))
     return result
+
+
+def _within(part: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
+    """A part with one value set, in a part of its own where the key has further dots (`dataset.partition.alpha`)."""
+    key, *rest = keys
+    if rest:
+        inner = part.get(key, {})
+        inner = {"name": inner} if isinstance(inner, str) else dict(inner if isinstance(inner, Mapping) else {})
+        value = _within(inner, rest, value)
+    return part | {key: value}
 
 
 def _parse(text: str) -> Any:

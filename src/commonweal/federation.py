@@ -57,6 +57,7 @@ class Federation:
     loss: str = "cross-entropy"
     score: str = "accuracy"
     domains: tuple[str, ...] | None = None  # a group for every client, where the data has groups of clients
+    notes: tuple[str, ...] = ()  # what a person should know of how the rows were made
 
     def __post_init__(self) -> None:
         _check_names(self.names)
@@ -67,7 +68,7 @@ class Federation:
                 )
             if int(part.offsets[0]) != 0 or (part.sizes < 0).any():
                 raise DataError(f"offsets {part.offsets[:5].tolist()}...: they must start at 0 and never fall")
-            if part.y.shape != part.x.shape[:1]:
+            if part.y.shape[: 1 + (self.loss != "tokens")] != part.x.shape[:1]:
                 raise DataError(f"labels of shape {tuple(part.y.shape)} for {len(part.x)} rows: give one label a row")
             if part.x.shape[1:] != self.train.x.shape[1:]:
                 shapes = tuple(self.train.x.shape[1:]), tuple(part.x.shape[1:])
@@ -91,32 +92,71 @@ class Federation:
         """The names of the clients too small to have test rows."""
         return [self.names[k] for k in (self.test.sizes == 0).nonzero().flatten().tolist()]
 
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many rows of each class each client has, training and test together (K, classes)."""
+        classes = 2 if self.loss == "binary" else self.outputs
+        total = torch.zeros(self.clients * classes, dtype=torch.int64)
+        for part in (self.train, self.test):
+            owner = torch.repeat_interleave(torch.arange(self.clients), part.sizes)
+            total += torch.bincount(owner * classes + part.y, minlength=len(total))
+        return total.view(self.clients, classes)
+
+    @cached_property
+    def unseen(self) -> list[int]:
+        """The classes of test rows that no training row has: no model can learn them."""
+        if self.loss not in ("cross-entropy", "binary"):
+            return []
+        return [int(c) for c in np.setdiff1d(self.test.y.numpy(), self.train.y.numpy())]
+
     @classmethod
-    def from_arrays(cls, x: Any, y: Any, client: Any, test: float = 0.2, seed: int = 0, **what: Any) -> "Federation":
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any,
+        test: Any = 0.2,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        **what: Any,
+    ) -> "Federation":
         """A federation from a user's own rows: features, labels, and the name of the client that owns each row.
 
         Each client gives the share `test` of its rows to the test set, by class in proportion where labels are
         classes; which rows depends on (seed, the client's name) only. A client with one row keeps it for training.
+        Where the test rows are known, `test` is an array that says of each row whether it is one; with `names`,
+        `client` gives each owner's number among them.
 
         >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
         (('a', 'b'), [1, 1], [1, 1])
         """
-        if not 0 <= test < 1:
+        if np.ndim(test) == 0 and not 0 <= test < 1:
             raise DataError(f"test = {test}: the share of test rows must be at least 0 and below 1")
         features, labels = _features(x), _labels(y)
         if not len(features) == len(labels) == len(client):
             raise DataError(f"x has {len(features)} rows, y {len(labels)}, client {len(client)}: they must agree")
         if len(features) == 0:
             raise DataError("there are no rows: a federation needs at least one client with one row")
-        owners, inverse = _owners(client)
-        names = tuple(str(name) for name in owners.tolist())
-        is_test = _split(inverse, labels.numpy(), names, test, seed)
+        if names is None:
+            owners, inverse = _owners(client)
+            names = [str(name) for name in owners.tolist()]
+        else:
+            inverse = np.asarray(client)
+        is_test = np.asarray(test) if np.ndim(test) else _split(inverse, labels.numpy(), names, test, seed)
+        if is_test.shape != (len(features),) or is_test.dtype != bool:
+            raise DataError(
+                f"test has shape {is_test.shape} and type {is_test.dtype}: give a share, or true or false a row"
+            )
         order = np.argsort(inverse, kind="stable")
         train, held = (
             _group(features, labels, inverse, order[is_test[order] == want], len(names)) for want in (False, True)
         )
-        return cls(train, held, names, **(_target(labels) | what))
+        return cls(train, held, tuple(names), **(_target(labels) | what))
+
+
+# Images are bytes, sounds are int16, tokens are int32 or int64; they become what a model takes with each batch.
+KEPT = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -142,7 +182,7 @@ def _owners(client: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _features(x: Any) -> Tensor:
     tensor = _tensor(x, "features (x)")
-    return tensor if tensor.dtype in (torch.uint8, torch.int64, torch.float32) else tensor.to(torch.float32)
+    return tensor if tensor.dtype in KEPT else tensor.to(torch.float32)
 
 
 def _labels(y: Any) -> Tensor:
@@ -154,7 +194,10 @@ def _target(labels: Tensor) -> dict[str, Any]:
     """What is to be learnt, judged by the labels: whole numbers are classes, others are values."""
     if labels.is_floating_point():
         return {"outputs": 1, "loss": "squared", "score": "r2"}
-    return {"outputs": int(labels.max()) + 1, "loss": "cross-entropy", "score": "accuracy"}
+    outputs = int(labels.max()) + 1
+    if labels.ndim > 1:
+        return {"outputs": outputs, "loss": "tokens", "score": "token-accuracy"}
+    return {"outputs": outputs, "loss": "cross-entropy", "score": "accuracy"}
 
 
 def _split(owner: np.ndarray, y: np.ndarray, names: Sequence[str], share: float, seed: int) -> np.ndarray:
@@ -210,11 +253,12 @@ def _check_rows(part: Rows, federation: Federation) -> None:
         wrong = ~torch.isfinite(part.y)
     else:
         top = 2 if federation.loss == "binary" else federation.outputs
-        wrong = (part.y < 0) | (part.y >= top) | (part.y != part.y.long())
+        least = -1 if federation.loss == "tokens" else 0  # -1 marks a token that does not count
+        wrong = (part.y < least) | (part.y >= top) | (part.y != part.y.long())
     if wrong.any():
-        row = wrong.nonzero()[0][0]
+        first = wrong.nonzero()[0]
         limit = "" if federation.loss == "squared" else f"; labels must be whole numbers from 0 to {top - 1}"
-        raise DataError(f"client {owner(row)} has the label {part.y[row].flatten()[0].item()}{limit}")
+        raise DataError(f"client {owner(first[0])} has the label {part.y[tuple(first)].item()}{limit}")
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

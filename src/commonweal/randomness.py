@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COHORT", "KEEP", "SPLIT", "TRAIN", "key", "stream", "uniforms"]
+__all__ = ["COHORT", "DRAW", "KEEP", "NOISE", "PARTITION", "SPLIT", "TRAIN", "key", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
 SPLIT, COHORT, TRAIN, KEEP = 0, 1, 2, 3
+PARTITION, NOISE, DRAW = 16, 17, 18  # of datasets
 WORD = (1 << 64) - 1
 
 

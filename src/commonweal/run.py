@@ -119,6 +119,7 @@ class Job:
             "engine_because": why,
             "clients": self.federation.clients,
             "unscored": self.federation.unscored,
+            "notes": self.federation.notes,
             "train_rows": len(self.federation.train.y),
             "test_rows": len(self.federation.test.y),
             "parameters": self.task.size,
@@ -132,7 +133,8 @@ def prepare(experiment: Experiment) -> Job:
     federation: Federation = catalog.build("datasets", e.dataset)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
-        module = catalog.build("models", e.model, shape=tuple(federation.train.x.shape[1:]), outputs=federation.outputs)
+        shapes = {"shape": tuple(federation.train.x.shape[1:]), "labels": tuple(federation.train.y.shape[1:])}
+        module = catalog.build("models", e.model, **shapes, outputs=federation.outputs)
     local, step = catalog.build("clients", e.client), catalog.build("servers", e.server)
     rule = bound(catalog.build("rules", e.rule), federation, local)
     algorithm = catalog.build("algorithms", e.algorithm, rule=rule, local=local, step=step)

@@ -75,6 +75,26 @@ def _r2(evidence: Tensor, offsets: Tensor) -> Tensor:
     return 1 - error / torch.where(constant, torch.nan, variance)
 
 
+def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.squeeze(-1).double() - y.double()).abs()[:, None]
+
+
+def _right_tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    valid = y >= 0
+    return torch.stack([((outputs.argmax(-1) == y) & valid).sum(-1), valid.sum(-1)], 1).double()
+
+
+def _surprise(outputs: Tensor, y: Tensor) -> Tensor:
+    y, outputs = (y, outputs) if y.ndim > 1 else (y[:, None], outputs[:, None])
+    chosen = outputs.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
+    return torch.stack([(chosen.double() * (y >= 0)).sum(-1), (y >= 0).sum(-1).double()], 1)
+
+
+def _per_token(evidence: Tensor, offsets: Tensor) -> Tensor:
+    total, count = by_client(evidence, offsets).unbind(1)
+    return total / count
+
+
 SCORES = {
     "accuracy": Score(_correct, lambda e, offsets: by_client(e[:, 0], offsets), "share of rows whose class is right"),
     "top-5": Score(
@@ -82,6 +102,13 @@ SCORES = {
     ),
     "auroc": Score(_ranked, _auroc, "chance that a positive row outranks a negative one; needs both in each client"),
     "r2": Score(_errors, _r2, "share of a value's variance explained"),
+    "neg-mae": Score(_absolute, lambda e, offsets: -by_client(e[:, 0], offsets), "minus the mean absolute error"),
+    "token-accuracy": Score(_right_tokens, _per_token, "share of tokens that are right"),
+    "likelihood": Score(
+        _surprise,
+        lambda e, offsets: _per_token(e, offsets).exp(),
+        "geometric mean of the probability given to the right class or token; its inverse is the perplexity",
+    ),
 }
 
 

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     """Some rows of one client, each with its share in the batch's loss (padding has share 0, the others sum to 1)."""
 
     x: Tensor  # (B, ...)
-    y: Tensor  # (B,)
+    y: Tensor  # (B,), or (B, L) where each token has a label
     share: Tensor  # (B,)
 
 
@@ -41,10 +41,23 @@ def _squared(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - y).square()
 
 
+def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    """A row is a sequence: the mean over its tokens that count, (N, L, V), (N, L) -> (N,); a label of -1 does not."""
+    if outputs.ndim != 3:
+        raise ConfigError(
+            f"the data labels each token, but the model gives one answer a row, of shape {tuple(outputs.shape[1:])}: "
+            "take a model of sequences, such as 'lstm'"
+        )
+    valid = y >= 0
+    surprise = outputs.logsumexp(-1) - outputs.gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
+    return (surprise * valid).sum(-1) / valid.sum(-1).clamp(min=1)
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) -> (N,)
     "cross-entropy": _cross_entropy,
     "binary": _binary,
     "squared": _squared,
+    "tokens": _tokens,
 }
 
 
@@ -168,10 +181,12 @@ class Task:
         return result
 
     def _ready(self, x: Tensor) -> Tensor:
-        """Images are stored as bytes and become numbers in [0, 1] only when a batch is taken; tokens stay whole."""
+        """Rows are stored small and become what a model takes with each batch: images in [0, 1], sounds in [-1, 1]."""
         if x.dtype == torch.uint8:
             return x.to(torch.float32) / 255
-        return x if x.is_floating_point() or self._tokens else x.to(torch.float32)
+        if x.dtype == torch.int16:
+            return x.to(torch.float32) / 32768
+        return x if x.is_floating_point() else x.to(torch.int64 if self._tokens else torch.float32)
 
     @cached_property
     def _tokens(self) -> bool:

@@ -32,7 +32,7 @@ def heart(prep: Literal["aaggff", "flamby"] = "aaggff", seed: int = 0, dir: str 
     from sklearn.model_selection import train_test_split  # slow to import, and the published splits are its
 
     train, test = [], []
-    for path in locate("heart", tuple(f"processed.{h}.data" for h in HOSPITALS), dir):
+    for path in locate("heart", "heart", [f"processed.{h}.data" for h in HOSPITALS], dir):
         table = _read(path, complete=prep == "flamby")
         x, y = _columns(table, drop_first=prep == "flamby"), (table[:, -1] > 0).astype(np.int64)
         share, state = (0.2, seed % 2**32) if prep == "aaggff" else (0.34, 43)

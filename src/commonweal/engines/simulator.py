@@ -45,6 +45,12 @@ class Simulator:
     @cached_property
     def decision(self) -> tuple[str, str]:
         """The way clients are run, and why."""
+        way, why = self._wanted()
+        if way != "loop" and (problem := _apart(self.task, self.federation)):
+            return "loop", f"the model cannot be run for several clients at once ({problem})"
+        return way, why
+
+    def _wanted(self) -> tuple[str, str]:
         if self.mode != "auto":
             return self.mode, "asked for"
         kinds = {type(m) for m in self.task.module.modules()}
@@ -54,22 +60,7 @@ class Simulator:
             return "loop", "convolutions and recurrent layers are faster client by client"
         if self.task.size >= LARGE:
             return "loop", f"{self.task.size} parameters keep the cores busy client by client"
-        if not self._together:
-            return "loop", "vmap cannot run this model, or only by taking it apart"
         return "chunked", f"{self.task.size} parameters in layers that are faster together"
-
-    @cached_property
-    def _together(self) -> bool:
-        """Whether two clients' losses on a row each can be computed at once, without a fallback."""
-        train, w = self.federation.train, self.task.initial.repeat(2, 1).requires_grad_()
-        x, y = train.x[:1].expand(2, 2, *train.x.shape[1:]), train.y[:1].expand(2, 2)
-        with warnings.catch_warnings(action="error", category=UserWarning):
-            try:
-                loss = torch.vmap(lambda w, x, y: self.task.loss(w, Batch(x, y, torch.ones(2) / 2)))(w, x, y)[0]
-                torch.autograd.grad(loss.sum(), w)
-            except (RuntimeError, UserWarning):
-                return False
-        return True
 
     def collect(self, algorithm: Algorithm, seen: Tensors, ids: Tensor, seed: int) -> Tensors:
         """Have each client of the cohort do its work; give their replies in the cohort's order."""
@@ -130,3 +121,21 @@ class Simulator:
     def _keep(self, ids: Tensor, kept: Tensors) -> None:
         if kept:
             self.kept.update({i: {n: value[k] for n, value in kept.items()} for k, i in enumerate(ids.tolist())})
+
+
+def _apart(task: Task, federation: Federation) -> str:
+    """Why clients of this model must be run one by one, found by one small step of two; empty where they need not.
+
+    An operator without a batching rule fails, or warns that it will be slow.
+    """
+    rows = torch.zeros(2, 2, dtype=torch.int64)
+    x, y, share = federation.train.x[rows], federation.train.y[rows], torch.full((2, 2), 0.5)
+    w = torch.stack([task.initial, task.initial]).requires_grad_()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*batching rule.*")
+            losses, _ = torch.vmap(lambda w, x, y, s: task.loss(w, Batch(x, y, s)))(w, x, y, share)
+            torch.autograd.grad(losses.sum(), w)
+    except (RuntimeError, ValueError, NotImplementedError, UserWarning) as error:
+        return str(error).split("\n")[0][:200]
+    return ""

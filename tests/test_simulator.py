@@ -181,7 +181,7 @@ def test_auto_decides_by_the_module_and_says_why(m: nn.Module, way: str, why: st
 
 @pytest.mark.parametrize("mode", ["vmap", "chunked", "loop"])
 def test_what_is_asked_for_is_done(mode: str) -> None:
-    assert Simulator(Task(module("cnn")), federation(EQUAL), mode).decision == (mode, "asked for")
+    assert Simulator(Task(module("mlp")), federation(EQUAL), mode).decision == (mode, "asked for")
 
 
 def test_an_unknown_way_is_suggested() -> None:

@@ -199,7 +199,7 @@ def labels(criterion: str, n: int) -> Tensor:
     return torch.randint(3 if criterion == "cross-entropy" else 2, (n,), generator=generator)
 
 
-@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("criterion", TARGETS)
 @pytest.mark.parametrize("kind", ["mlp", "cnn-norm"])
 def test_the_loss_is_torchs_own(criterion: str, kind: str) -> None:
     task = Task(module(kind, TARGETS[criterion]), criterion)
@@ -208,7 +208,7 @@ def test_the_loss_is_torchs_own(criterion: str, kind: str) -> None:
     close(task.loss(w, even(x, y))[0], torch_loss(criterion, loaded(task, w).train()(x), y))
 
 
-@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("criterion", TARGETS)
 def test_rows_count_by_their_share(criterion: str) -> None:
     task = Task(module("mlp", TARGETS[criterion]), criterion)
     x, _ = some_rows("mlp")
@@ -218,7 +218,7 @@ def test_rows_count_by_their_share(criterion: str) -> None:
     close(task.loss(w, Batch(x, y, share))[0], share @ each)
 
 
-@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("criterion", TARGETS)
 def test_padding_changes_nothing(criterion: str) -> None:
     task = Task(module("mlp", TARGETS[criterion]), criterion)
     x, _ = some_rows("mlp")
@@ -229,7 +229,7 @@ def test_padding_changes_nothing(criterion: str) -> None:
     close(*(torch.autograd.grad(loss, w)[0] for loss in (a, b)))
 
 
-@pytest.mark.parametrize("criterion", LOSSES)
+@pytest.mark.parametrize("criterion", TARGETS)
 def test_extreme_outputs_give_finite_losses_and_gradients(criterion: str) -> None:
     outputs = torch.full((2, TARGETS[criterion]), 1e4)
     outputs[1] = -1e4

@@ -195,7 +195,7 @@ def _target(labels: Tensor) -> dict[str, Any]:
     if labels.is_floating_point():
         return {"outputs": 1, "loss": "squared", "score": "r2"}
     outputs = int(labels.max()) + 1
-    if labels.ndim > 1:
+    if labels.ndim > 1 and labels.shape[1] > 1:  # a single column is a mistake, which the constructor names
         return {"outputs": outputs, "loss": "tokens", "score": "token-accuracy"}
     return {"outputs": outputs, "loss": "cross-entropy", "score": "accuracy"}
 

@@ -243,11 +243,11 @@ def test_a_wrong_folder_names_all_four_files(tmp_path: Path) -> None:
     assert "nowhere" in str(caught.value)
 
 
-def test_a_folder_in_a_files_place_is_missing(tmp_path: Path) -> None:
+def test_a_folder_in_a_files_place_is_a_sentence(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "processed.va.data").unlink()
     (tmp_path / "processed.va.data").mkdir()
-    with pytest.raises(DataError, match=r"processed\.va\.data not found"):
+    with pytest.raises(DataError, match=r"processed\.va\.data' is a folder where a file should be"):
         heart(dir=str(tmp_path))
 
 

@@ -192,7 +192,7 @@ def test_images_stay_bytes() -> None:
     assert sorted(torch.cat([f.train.x, f.test.x]).flatten(1).tolist()) == sorted(x.reshape(10, -1).tolist())
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.bool_])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int16, np.bool_])
 def test_other_features_become_single_floats(dtype: type) -> None:
     f = Federation.from_arrays(np.ones((4, 2), dtype), [0, 1, 0, 1], ["a"] * 4)
     assert f.train.x.dtype == torch.float32 and f.train.x.eq(1).all()

@@ -328,7 +328,8 @@ def test_measure_gives_nan_for_a_client_without_rows() -> None:
 @pytest.mark.parametrize("score", SCORES)
 def test_measure_without_any_rows_is_nan(score: str) -> None:
     f = Federation.from_arrays(np.zeros((4, 4)), [0, 1, 1, 0], ["a", "a", "b", "b"], test=0)
-    task = Task(module("mlp", 2), score=score) if score != "r2" else Task(module("mlp", 1), "squared", "r2")
+    values = score in ("r2", "neg-mae")
+    task = Task(module("mlp", 1), "squared", score) if values else Task(module("mlp", 2), score=score)
     losses, scores = measure(task, task.initial, f.test)
     assert losses.isnan().tolist() == scores.isnan().tolist() == [True, True]
 

@@ -155,8 +155,8 @@ class Federation:
         return cls(train, held, tuple(names), **(_target(labels) | what))
 
 
-# Images are bytes, sounds are int16, tokens are int32 or int64; they become what a model takes with each batch.
-KEPT = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32)
+# Images are bytes, tokens are int32 or int64; they become what a model takes with each batch.
+KEPT = (torch.uint8, torch.int32, torch.int64, torch.float32)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -182,7 +182,8 @@ def _owners(client: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _features(x: Any) -> Tensor:
     tensor = _tensor(x, "features (x)")
-    return tensor if tensor.dtype in KEPT else tensor.to(torch.float32)
+    sounds = tensor.dtype == torch.int16 and tensor.ndim == 3  # (N, channels, samples)
+    return tensor if tensor.dtype in KEPT or sounds else tensor.to(torch.float32)
 
 
 def _labels(y: Any) -> Tensor:

@@ -146,7 +146,7 @@ def _foreign(partition: Any, labels: np.ndarray) -> np.ndarray:
     try:
         from datasets import Dataset
     except ImportError:
-        raise ConfigError("partitioners of flwr-datasets need that package: pip install flwr-datasets") from None
+        raise ConfigError("a partitioner of flwr-datasets needs that package: pip install flwr-datasets") from None
     partition.dataset = Dataset.from_dict({"label": labels.tolist(), "row": list(range(len(labels)))})
     owner = np.full(len(labels), -1)
     for k in range(partition.num_partitions):

@@ -79,13 +79,19 @@ def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.squeeze(-1).double() - y.double()).abs()[:, None]
 
 
+def _sequences(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with one label are sequences of one token."""
+    return (outputs, y) if y.ndim > 1 else (outputs[:, None], y[:, None])
+
+
 def _right_tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    outputs, y = _sequences(outputs, y)
     valid = y >= 0
     return torch.stack([((outputs.argmax(-1) == y) & valid).sum(-1), valid.sum(-1)], 1).double()
 
 
 def _surprise(outputs: Tensor, y: Tensor) -> Tensor:
-    y, outputs = (y, outputs) if y.ndim > 1 else (y[:, None], outputs[:, None])
+    outputs, y = _sequences(outputs, y)
     chosen = outputs.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
     return torch.stack([(chosen.double() * (y >= 0)).sum(-1), (y >= 0).sum(-1).double()], 1)
 

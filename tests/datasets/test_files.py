@@ -61,9 +61,11 @@ def test_the_data_directory_and_a_folder_of_ones_own(tmp_path: Path, monkeypatch
 def test_a_missing_file_says_what_to_get_and_where_to_put_it(tmp_path: Path) -> None:
     mnist(tmp_path)
     (tmp_path / NAMES[3]).unlink()
-    with pytest.raises(DataError, match=rf"{NAMES[3]} not in '{tmp_path}': run 'commonweal data get mnist'"):
+    with pytest.raises(DataError, match=rf"{NAMES[3]} not found in '{tmp_path}': run 'commonweal data get mnist'"):
         load(tmp_path)
-    with pytest.raises(DataError, match=r"in '.*/data/berka': put there the eight .asc tables"):
+    with pytest.raises(
+        DataError, match=r"in '.*/data/berka': put there the eight .asc .*, or set COMMONWEAL_DATA to a folder"
+    ):
         commonweal.dataset("berka")
 
 

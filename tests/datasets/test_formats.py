@@ -330,7 +330,7 @@ def test_synthetic_skews_do_what_they_say() -> None:
     assert spread(made(feature=2.0)) > 5 * spread(alike)
     share = lambda f: f.counts / f.counts.sum(1, keepdim=True)  # noqa: E731
     assert float(share(made(label=5.0)).std(0).mean()) > 1.05 * float(share(alike).std(0).mean())
-    with pytest.raises(ConfigError, match="rows and classes 2"):
+    with pytest.raises(ConfigError, match="synthetic classes = 1: it must be at least 2"):
         commonweal.dataset("synthetic", classes=1)
 
 

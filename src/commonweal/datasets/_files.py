@@ -1,6 +1,6 @@
 """The original files of a dataset: where they are looked for, and how they are opened.
 
-The data directory has a folder per source with the original file names. It is `$COMMONWEAL_DATA`, or a folder in the
+The data directory has a folder per source with the original file names. It is `$COMMONWEAL_DATA`, or our folder in the
 user's cache. A file may be compressed (.gz, .xz) or not; a tree of files may be a folder, a .zip or a .tar.
 """
 
@@ -32,7 +32,7 @@ def cache_root() -> Path:
 
 def data_root() -> Path:
     """The data directory."""
-    return Path(os.environ["COMMONWEAL_DATA"]) if os.environ.get("COMMONWEAL_DATA") else cache_root() / "data"
+    return Path(os.environ["COMMONWEAL_DATA"]) if os.environ.get("COMMONWEAL_DATA") else cache_root()
 
 
 def find(folder: str, name: str, dir: str | None) -> Path | None:
@@ -51,15 +51,21 @@ def locate(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> 
     missing = [name for name, path in found.items() if path is None]
     if missing:
         where = Path(dir) if dir is not None else data_root() / folder
-        raise DataError(f"dataset {dataset!r}: {', '.join(missing)} not in {str(where)!r}: {_sources.advice(dataset)}")
-    return [path for path in map(found.get, names) if path is not None]
+        other = "" if dir is not None else f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
+        what = f"dataset {dataset!r}: {', '.join(missing)} not found in {str(where)!r}"
+        raise DataError(f"{what}: {_sources.advice(dataset)}{other}")
+    paths = [path for path in map(found.get, names) if path is not None]
+    for path in paths:
+        if path.suffix and path.is_dir():  # only folders have no suffix
+            raise DataError(_sentence(path, IsADirectoryError()))
+    return paths
 
 
-def _sentence(path: Path, error: BaseException) -> DataError:
+def _sentence(path: Path, error: BaseException) -> str:
     if isinstance(error, IsADirectoryError) or path.is_dir():
-        return DataError(f"{str(path)!r} is a folder where a file should be: put the file itself there")
+        return f"{str(path)!r} is a folder where a file should be: put the file itself there"
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return DataError(f"{str(path)!r} cannot be read, it is cut short or damaged ({why}): get it again")
+    return f"{str(path)!r} cannot be read, it is cut short or damaged ({why}): get it again"
 
 
 def read(path: Path) -> bytes:
@@ -68,7 +74,7 @@ def read(path: Path) -> bytes:
     try:
         return unpack.get(path.suffix, bytes)(path.read_bytes())
     except Broken as error:
-        raise _sentence(path, error) from None
+        raise DataError(_sentence(path, error)) from None
 
 
 def decoded(path: Path, encoding: str = "utf-8") -> str:
@@ -91,7 +97,7 @@ def listing(path: Path, suffixes: tuple[str, ...] = ()) -> list[str]:
             with tarfile.open(path) as tar:
                 names = [member.name.removeprefix("./") for member in tar if member.isfile()]
     except Broken as error:
-        raise _sentence(path, error) from None
+        raise DataError(_sentence(path, error)) from None
     return [name for name in names if not suffixes or name.endswith(suffixes)]
 
 
@@ -114,4 +120,4 @@ def members(path: Path, suffixes: tuple[str, ...] = ()) -> Iterator[tuple[str, b
                         file_of = tar.extractfile(member)
                         yield member.name.removeprefix("./"), (file_of or io.BytesIO()).read()
     except Broken as error:
-        raise _sentence(path, error) from None
+        raise DataError(_sentence(path, error)) from None

@@ -143,5 +143,5 @@ ELSEWHERE = {
 def advice(dataset: str) -> str:
     """What to do where a file is missing."""
     if dataset in SOURCES:
-        return f"run 'commonweal data get {dataset}', or put the files there yourself"
+        return f"run 'commonweal data get {dataset}', or put them there"
     return f"put there {ELSEWHERE.get(dataset, 'the original files')}"

@@ -62,7 +62,7 @@ def _parquet(path: Path) -> Iterator[Batch]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError("Parquet files need pyarrow: pip install 'commonweal[parquet]'") from None
+        raise ConfigError("Parquet needs pyarrow: pip install 'commonweal[parquet]'") from None
     try:
         with parquet.ParquetFile(path) as file:
             for part in file.iter_batches(AT_ONCE):
@@ -188,7 +188,8 @@ def target_of(values: np.ndarray, task: str) -> Any:
     whole = bool((values == np.round(values)).all())
     levels = np.unique(values) if whole else values
     if task == "classes" and not whole:
-        raise DataError("task = 'classes', but the labels are not whole numbers or texts: use 'values'")
+        some = float(values[values != np.round(values)][0])
+        raise DataError(f"task = 'classes', but a label is {some}, no text or whole number: use 'values'")
     if task == "classes" or (task == "auto" and whole and len(levels) <= LEVELS):
         return np.searchsorted(levels, values)
     return values.astype(np.float32)

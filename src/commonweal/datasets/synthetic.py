@@ -32,8 +32,11 @@ def synthetic(
     label: how much the clients' rules differ; feature: how much their inputs do
     quantity: the deviation of log n_k (0: all alike); test: the share of test rows; seed: of all draws
     """
-    if min(clients, features) < 1 or rows < 2 or classes < 2 or min(label, feature, quantity) < 0:
-        raise ConfigError("synthetic: clients and features must be 1 or more, rows and classes 2, skews 0 or more")
+    least = {"clients": 1, "rows": 2, "features": 1, "classes": 2, "label": 0, "feature": 0, "quantity": 0}
+    given = zip(least, (clients, rows, features, classes, label, feature, quantity), strict=True)
+    for name, value in given:
+        if value < least[name]:
+            raise ConfigError(f"synthetic {name} = {value}: it must be at least {least[name]}")
     rng = randomness.stream(seed, 0, 0, randomness.DRAW)
     sizes = np.maximum(2, np.round(rows * np.exp(quantity * rng.standard_normal(clients)))).astype(np.int64)
     owner = np.repeat(np.arange(clients), sizes)

@@ -18,11 +18,12 @@ from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError, DataError
 from commonweal.experiment import Experiment
 from commonweal.federation import Federation
+from commonweal.local import bound as tied
 from commonweal.rule import bound
 from commonweal.store import Store
 from commonweal.task import Task
 
-__all__ = ["Job", "Round", "prepare", "run"]
+__all__ = ["Job", "Round", "prepare", "restored", "run"]
 
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again, to the same bytes
 
@@ -42,6 +43,8 @@ class Round:
     metrics: dict[str, float]  # of the test scores; empty where the round was not evaluated
     server: Server
     seconds: dict[str, float]
+    personal: tuple[Tensor, Tensor] | None = None  # as `evaluation`, of the models that clients have of their own
+    personal_metrics: dict[str, float] = field(default_factory=dict)
 
     def line(self) -> dict[str, Any]:
         """The round as the store writes it."""
@@ -53,6 +56,7 @@ class Round:
             "dropped": self.dropped,
             "notes": self.notes,
             "metrics": self.metrics,
+            **({"personal": self.personal_metrics} if self.personal_metrics else {}),
         }
 
 
@@ -130,7 +134,7 @@ def prepare(experiment: Experiment) -> Job:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
         module = catalog.build("models", e.model, shape=tuple(federation.train.x.shape[1:]), outputs=federation.outputs)
-    local, step = catalog.build("clients", e.client), catalog.build("servers", e.server)
+    local, step = tied(catalog.build("clients", e.client), e.rounds), catalog.build("servers", e.server)
     rule = bound(catalog.build("rules", e.rule), federation, local)
     algorithm = catalog.build("algorithms", e.algorithm, rule=rule, local=local, step=step)
     plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}
@@ -143,7 +147,7 @@ def given(task: Task, federation: Federation, rule: Any, client: Any, server: An
     def part(kind: str, value: Any) -> Any:
         return catalog.build(kind, value) if isinstance(value, str | Mapping) else value
 
-    local = part("clients", client)
+    local = tied(part("clients", client), plain.get("rounds", Job.rounds))
     algorithm = Averaging(bound(part("rules", rule), federation, local), local, part("servers", server))
     digest = hashlib.blake2b(task.initial.numpy().tobytes(), digest_size=8)
     for rows in (federation.train, federation.test):
@@ -188,15 +192,14 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     server, last = job.algorithm.init(job.task, job.federation.clients), 0
     if store is not None:
         last, saved = store.open(job.text, job.facts(), resume)
-        if last:
-            server = _like(server, saved["server"])
-            job.simulator.kept.update({int(i): kept for i, kept in saved.get("kept", {}).items()})
+        server = restored(job, saved, store.folder)
     saved_at, saved_round = time.monotonic(), last
 
     def save() -> None:
         nonlocal saved_at, saved_round
         if store is not None and last > saved_round:
-            store.checkpoint(last, {"server": server, "kept": {str(i): k for i, k in job.simulator.kept.items() if k}})
+            store.checkpoint(last, {"server": server, **job.simulator.kept.checkpoint(last)})
+            job.simulator.kept.confirm()
             saved_at, saved_round = time.monotonic(), last
 
     try:
@@ -214,10 +217,16 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         save()  # Ctrl-C, a failed write or a caller that stops: keep every whole round
 
 
+def restored(job: Job, saved: Mapping[str, Any], folder: Path) -> Server:
+    """The server of a checkpoint (a fresh one if there is none), and the job's clients with what they kept."""
+    job.simulator.kept.restore(saved, folder / "kept")
+    return _like(job.algorithm.init(job.task, job.federation.clients), saved.get("server", {}))
+
+
 def _like(fresh: Server, saved: Server) -> Server:
     """The saved server with the empty parts that files do not hold."""
     return {
-        name: _like(value, saved.get(name, {})) if isinstance(value, dict) else saved[name]
+        name: _like(value, saved.get(name, {})) if isinstance(value, dict) else saved.get(name, value)
         for name, value in fresh.items()
     } | {name: value for name, value in saved.items() if name not in fresh}
 
@@ -229,10 +238,10 @@ def _round(job: Job, server: Server, number: int) -> Round:
     trained = time.perf_counter()
     told: Told = job.algorithm.tell(job.task, server, ids, replies, job.federation.clients)
     decided = time.perf_counter()
-    evaluation, summary = None, {}
+    evaluation = personal = None
     if number % job.evaluate_every == 0 or number == job.rounds:
         evaluation = job.simulator.evaluate(job.algorithm, told.server)
-        summary = _summary(job, evaluation[1])
+        personal = job.simulator.personal(job.algorithm, told.server)
     seconds = {"train": trained - start, "decide": decided - trained, "evaluate": time.perf_counter() - decided}
     weights = {names[i]: w for i, w in zip(told.ids.tolist(), told.weights.tolist(), strict=True)}
     dropped = {names[i]: why for i, why in told.dropped.items()}
@@ -246,13 +255,17 @@ def _round(job: Job, server: Server, number: int) -> Round:
         dropped,
         told.notes,
         evaluation,
-        summary,
+        _summary(job, evaluation),
         told.server,
         seconds,
+        personal,
+        _summary(job, personal),
     )
 
 
-def _summary(job: Job, test_scores: Tensor) -> dict[str, float]:
+def _summary(job: Job, evaluation: tuple[Tensor, Tensor] | None) -> dict[str, float]:
+    if evaluation is None:
+        return {}
     scored = job.federation.scored
     if len(scored) == 0:
         raise DataError("no client has test rows: give a test share above 0, or clients with more rows")
@@ -261,7 +274,7 @@ def _summary(job: Job, test_scores: Tensor) -> dict[str, float]:
         if len(scored) == job.federation.clients
         else [job.federation.names[k] for k in scored.tolist()]
     )
-    return metrics.summary(test_scores[scored], job.federation.test.sizes[scored], names)
+    return metrics.summary(evaluation[1][scored], job.federation.test.sizes[scored], names)
 
 
 def _write(store: Store, job: Job, done: Round) -> None:
@@ -269,4 +282,4 @@ def _write(store: Store, job: Job, done: Round) -> None:
     store.append("timings.jsonl", {"round": done.number, **done.seconds})
     if done.evaluation is not None:
         losses, test_scores = done.evaluation
-        store.table(done.number, job.federation.names, test_scores, losses)
+        store.table(done.number, job.federation.names, test_scores, losses, done.personal)

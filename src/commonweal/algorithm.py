@@ -166,7 +166,7 @@ def _sound(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
     if not after:
         return after
     each = [update, *(value for value in after.values() if value.is_floating_point())]
-    good = torch.stack([torch.isfinite(value.flatten(1).sum(1)) for value in each]).all(0)  # (S,)
+    good = torch.stack([torch.isfinite(value.reshape(len(value), -1).sum(1)) for value in each]).all(0)  # (S,)
     if good.all():
         return after
     return {

@@ -103,7 +103,7 @@ def task(seed: int) -> Task:
 def client(name: str, epochs: int) -> Any:
     own = {
         "fedrep": {"epochs": 1, "head_epochs": epochs},
-        "pfedme": {"inner": 5, "inner_lr": 0.01, "lam": 15.0},
+        "pfedme": {"inner": 3, "inner_lr": 0.01, "lam": 15.0},
         "ditto": {"lam": 1.0},
     }
     common = {"epochs": epochs, "batch": 10, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "decay": 0.99}

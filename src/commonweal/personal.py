@@ -17,7 +17,7 @@ from commonweal.run import Job, prepare, restored
 from commonweal.store import Store
 from commonweal.task import Task
 
-__all__ = ["Curve", "Landscape", "curve", "landscape", "reliability", "reopen", "scored"]
+__all__ = ["Curve", "Landscape", "around", "curve", "landscape", "reliability", "reopen", "scored", "trust"]
 
 POINTS = tuple(k / 10 for k in range(11))  # m = 0 (the shared model), 0.1, ..., 1 (the client's own)
 MIDDLE = POINTS.index(0.5)
@@ -129,6 +129,12 @@ def reliability(job: Job, server: Server, own: bool) -> Tensor:
     return torch.stack([count, confidence / count, right / count], 1)
 
 
+def trust(job: Job, server: Server) -> dict[str, Tensor]:
+    """The reliability of the server's model and, where there are any, of the clients' own."""
+    own = {"own models": True} if getattr(job.algorithm, "personal", None) else {}
+    return {label: reliability(job, server, which) for label, which in ({"server's model": False} | own).items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Landscape:
     """The loss over the plane through three models; distances are those of the models."""
@@ -153,3 +159,17 @@ def landscape(task: Task, rows: Rows, models: Tensor, side: int = 15, margin: fl
     x, y = (torch.linspace(float(p), float(q), side) for p, q in zip(low - edge, high + edge, strict=True))
     losses = [[judge(task, a + i * u + j * v, rows)[0].double().mean() for i in x] for j in y]
     return Landscape(x, y, torch.tensor(losses), corners)
+
+
+def around(job: Job, server: Server) -> tuple[tuple[str, ...], Landscape]:
+    """The test loss in the plane of the server's model and two clients' own, the first and the last there are."""
+    seen, local = job.simulator.seen(job.algorithm, server), getattr(job.algorithm, "local", None)
+    ends, personal = getattr(local, "ends", None), getattr(local, "personal", None)
+    kept = list(job.simulator.kept)
+    if personal is None or len(kept) < 2:
+        raise ConfigError("a landscape needs two clients with models of their own: take a personal method, and run it")
+    pair = [kept[0], kept[-1]]
+    rows = [job.simulator.kept[i] for i in pair]
+    own = [ends(job.task, seen, row)[1] if ends else personal(job.task, seen, row) for row in rows]
+    names = ("server's model", *(f"{job.federation.names[i]}'s own" for i in pair))
+    return names, landscape(job.task, job.federation.test, torch.stack([seen["w"], *own]))

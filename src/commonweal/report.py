@@ -13,7 +13,7 @@ from commonweal import metrics
 from commonweal.personal import POINTS, Curve, Landscape
 from commonweal.store import Record
 
-__all__ = ["draw", "draw_curve", "draw_landscape", "draw_reliability", "result", "side_by_side", "verdict"]
+__all__ = ["choices", "draw", "draw_curve", "draw_landscape", "draw_reliability", "result", "side_by_side", "verdict"]
 
 # Scores are shares: shown in per cent, as the papers print them.
 COLUMNS = {"mean": "mean", "worst": "worst", "best": "best", "std": "std", "gini": "Gini", "gap": "gap"}
@@ -100,6 +100,17 @@ def draw_curve(path: Path, curve: Curve, score: str) -> None:
         axes.set_xlabel("m: 0 the shared model, 1 the client's own")
         axes.set_ylabel(f"{score} (%)")
         axes.legend()
+
+
+def choices(curve: Curve, score: str) -> Table:
+    """What each way to choose the point between the two models gives the clients."""
+    table = Table(title=f"{score} over {len(curve.names)} clients in %")
+    for title in ("the point between shared (0) and own (1) model", "mean", "worst"):
+        table.add_column(title, justify="left" if title.startswith("the") else "right")
+    for label, scores in curve.chosen().items():
+        table.add_row(label, f"{100 * float(scores.mean()):.2f}", f"{100 * float(scores.min()):.2f}")
+    table.caption = "validation: on one half of a client's test rows for the other; oracle: on the rows that are scored"
+    return table
 
 
 def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:

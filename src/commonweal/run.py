@@ -193,6 +193,7 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     if store is not None:
         last, saved = store.open(job.text, job.facts(), resume)
         server = restored(job, saved, store.folder)
+        job.simulator.kept.tidy()
     saved_at, saved_round = time.monotonic(), last
 
     def save() -> None:

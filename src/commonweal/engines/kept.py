@@ -83,7 +83,7 @@ class Kept(Mapping[int, Tensors]):
         self._saved = set(self._files.values())
 
     def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
-        """Go on from a checkpoint, with files in `folder`; files that it does not name are deleted."""
+        """What a checkpoint says, with files in `folder`."""
         self.folder = folder
         for client, row in saved.get("kept", {}).items():
             self._hold(int(client), row)
@@ -93,7 +93,10 @@ class Kept(Mapping[int, Tensors]):
             if not self._files[client].exists():
                 raise RunError(f"{str(self._files[client])!r} is missing: this run cannot go on, begin it anew")
         self._saved = set(self._files.values())
-        for path in set(folder.glob("*")) - self._saved:
+
+    def tidy(self) -> None:
+        """Delete the files that the checkpoint does not name: of rounds that will be computed again."""
+        for path in set(self.folder.glob("*") if self.folder else ()) - self._saved:
             path.unlink()
 
     @property

@@ -176,9 +176,9 @@ def memory(a: argparse.Namespace) -> None:
         t = task(0)
     f = federation(np.arange(len(y)) % a.clients, x, y)
     parts = {"rule": "fedavg", "client": {"name": "ditto", "steps": 1, "batch": 2}, "server": "sgd"}
-    rounds = -(-a.clients // 50)
-    job = given(t, f, **parts, rounds=rounds, cohort=50, seed=0, evaluate_every=rounds)
-    object.__setattr__(job, "cohort_of", lambda n: torch.arange(a.clients)[50 * (n - 1) : 50 * n])
+    rounds = -(-a.clients // 20)
+    job = given(t, f, **parts, rounds=rounds, cohort=20, seed=0, evaluate_every=rounds)
+    object.__setattr__(job, "cohort_of", lambda n: torch.arange(a.clients)[20 * (n - 1) : 20 * n])
     begun = time.perf_counter()
     done = deque(run(job, out=a.out / f"memory-{a.model}-{a.clients}" if a.out else None), maxlen=1)[0]
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -120,7 +120,7 @@ def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
         axes.figure.colorbar(contours, label="loss")
         for (x, y), label in zip(plane.corners.tolist(), labels, strict=True):
             axes.plot(x, y, "o", color="white", markeredgecolor="black")
-            axes.annotate(label, (x, y), xytext=(5, 5), textcoords="offset points", color="white")
+            axes.annotate(label, (x, y), xytext=(0, 8), textcoords="offset points", color="white", ha="center")
         axes.set_xlabel("distance")
         axes.set_ylabel("distance")
 

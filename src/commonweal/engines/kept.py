@@ -41,6 +41,7 @@ class Kept(Mapping[int, Tensors]):
         self._waiting: dict[int, Tensors] = {}
         self._round = 0
         self._saved: set[Path] = set()  # the files of the last checkpoint
+        self._saving = False  # whether checkpoints are taken, and files must outlive a power cut
         self._bytes = 0
 
     def __getitem__(self, client: int) -> Tensors:
@@ -84,7 +85,7 @@ class Kept(Mapping[int, Tensors]):
 
     def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
         """What a checkpoint says, with files in `folder`."""
-        self.folder = folder
+        self.folder, self._saving = folder, True
         for client, row in saved.get("kept", {}).items():
             self._hold(int(client), row)
         for client, round in saved.get("kept_rounds", torch.empty(0, 2)).tolist():
@@ -133,7 +134,8 @@ class Kept(Mapping[int, Tensors]):
             with open(path, "wb") as file:
                 file.write(safetensors.torch.save({n: v.detach().contiguous() for n, v in row.items()}))
                 file.flush()
-                os.fsync(file.fileno())
+                if self._saving:
+                    os.fsync(file.fileno())
         except OSError as error:
             raise RunError(
                 f"cannot write {str(path)!r}: {error.strerror}; mend this, then go on with --resume"

@@ -14,7 +14,7 @@ from personal_helpers import client, contents, federation, task
 
 
 def row(value: float) -> Tensors:
-    return {"own": torch.full((100,), value), "a": torch.tensor([value])}  # 404 bytes
+    return {"own": torch.full((100,), float(value)), "a": torch.tensor([float(value)])}  # 404 bytes
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -30,7 +30,7 @@ def test_rows_come_back_whatever_the_budget(memory: int, tmp_path: Path) -> None
     assert list(kept) == [1, 2, 3, 7] and len(kept) == 4 and 5 not in kept
     for i, last in {1: 3, 2: 2, 3: 3, 7: 3}.items():
         assert same(kept[i], row(10 * i + last))
-    kept.checkpoint(3)
+    kept.put(1, row(14), 4)  # another round begins: the last one's rows find their places
     files = list(kept.folder.glob("*")) if kept.folder else []
     assert len(files) == 4 - min(4, memory // 404)
 

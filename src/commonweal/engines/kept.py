@@ -104,7 +104,7 @@ class Kept(Mapping[int, Tensors]):
     def _large(self) -> bool:
         """Decided by what all clients would keep, so that a run does it one way from beginning to end."""
         first = next(iter(self.values()), {})
-        return self.clients * _size(first) > self.inside
+        return self.clients * _size(first) > min(self.inside, self.memory)
 
     def _settle(self) -> None:
         for client, row in self._waiting.items():

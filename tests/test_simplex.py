@@ -282,4 +282,13 @@ def test_arguments_are_left_alone() -> None:
 
 
 def test_public_names() -> None:
-    assert set(simplex.__all__) == {"best_fixed", "project", "quadratic", "solve"}
+    assert set(simplex.__all__) == {"best_fixed", "project", "project_inside", "quadratic", "solve"}
+
+
+@pytest.mark.parametrize(("k", "pull"), [(2, 0.1), (5, 0.01), (40, 1e-4), (3, 10.0)])
+def test_project_inside_is_optimal(k: int, pull: float) -> None:
+    v = torch.randn(k, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+    p = simplex.project_inside(v, pull)
+    slope = p - v - pull / p  # equal over all entries at the minimiser, as none is at the border
+    assert p.min() > 0 and p.sum().item() == pytest.approx(1, abs=1e-12)
+    assert (slope - slope.mean()).abs().max() < 1e-6 * max(1.0, slope.abs().max().item())

@@ -3,16 +3,16 @@
 Nothing is remembered in between, so the server value is the checkpoint, and any engine can carry the messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.federation import Rows
-from commonweal.local import Lift, Local, Tensors, measure, plan, visit
+from commonweal.local import Lift, Local, Tensors, measure, measure_each, plan, visit
 from commonweal.rule import Reports, Rule
 from commonweal.server import ServerStep
 from commonweal.task import Task
@@ -64,17 +64,23 @@ class Averaging:
     step: ServerStep
 
     def init(self, task: Task, clients: int) -> Server:
-        w = task.initial.clone()
-        return {
+        w, local = task.initial.clone(), cast(Any, self.local)
+        server = {
             "round": torch.tensor(1),
             "w": w,
             "rule": self.rule.init(clients),
             "step": self.step.init(w[: task.trained]),
         }
+        return server | ({"shared": local.share(task)} if hasattr(local, "share") else {})
 
     def ask(self, server: Server) -> Tensors:
         """What every client of the cohort is sent."""
-        return {"w": server["w"], "round": server["round"]}
+        return {"w": server["w"], "round": server["round"], **server.get("shared", {})}
+
+    @property
+    def personal(self) -> Callable[[Task, Tensors, Tensors], Tensor] | None:
+        """What a client is served with, from what it is sent and keeps; None: the server's model, as everyone."""
+        return getattr(self.local, "personal", None)
 
     def keep(self, task: Task, seed: int) -> Tensors:
         return self.local.keep(task, seed)
@@ -90,14 +96,26 @@ class Averaging:
         lift: Lift,
     ) -> tuple[Tensors, Tensors]:
         """A group's visit: the received model's loss and score on the training rows first, then local training."""
-        losses, scores = measure(task, seen["w"], rows, ids)
+        private = self.local.private(task)
+        losses, scores = (
+            measure(task, seen["w"], rows, ids)
+            if private is None  # one model for all: one pass
+            else measure_each(task, self._received(task, seen, kept, ids, lift), rows, ids, lift)
+        )
         planned = plan(self.local, task, rows, ids, streams)
-        replies, kept = visit(self.local, task, seen, kept, rows, planned, lift)
+        replies, after = visit(self.local, task, seen, kept, rows, planned, lift)
         if getattr(self.rule, "needs_after", False):
-            trained = seen["w"] - replies["update"]
+            update = _everywhere(replies["update"], private)
+            trained = (seen["w"] if private is None else self._received(task, seen, after, ids, lift)) - update
             each = [measure(task, w, rows, ids[k : k + 1])[0] for k, w in enumerate(trained)]
             replies = replies | {"after": torch.cat(each)}
-        return replies | {"loss": losses, "score": scores, "size": rows.sizes[ids]}, kept
+        replies = replies | {"loss": losses, "score": scores, "size": rows.sizes[ids]}
+        return replies, _sound(kept, after, replies["update"])
+
+    def _received(self, task: Task, seen: Tensors, kept: Tensors, ids: Tensor, lift: Lift) -> Tensor:
+        """What each client makes of the received model with its own part of it, (S, d)."""
+        models: Tensor = lift(lambda k, _: self.local.start(task, seen, k)["w"], (0, 0))(kept, ids)
+        return models
 
     def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
         """Weigh the reports and move the model. What is not finite is dropped; with nothing left, nothing moves."""
@@ -108,18 +126,22 @@ class Averaging:
         following = server | {"round": server["round"] + 1}
         if len(ids) == 0:
             return Told(following, ids, torch.empty(0, dtype=torch.float64), dropped, [])
-        update, trained = replies["update"], task.trained
+        update, trained, private = replies["update"], task.trained, self.local.private(task)
+        travels = trained if private is None else int((~private[:trained]).sum())  # trained coordinates in an update
         size, loss, score = (replies[name] for name in ("size", "loss", "score"))
-        reports = Reports(ids, size, loss, score, update[:, :trained], clients, replies.get("after"))
+        reports = Reports(ids, size, loss, score, update[:, :travels], clients, replies.get("after"))
         weights, state = self.rule(reports, server["rule"])
         w, moved = server["w"], weights.to(update.dtype)
-        trainable, step = self.step(w[:trained], moved @ update[:, :trained], server["step"])
         # Statistics are averaged, whatever the server's optimiser makes of gradients and the rule of signs and scale:
         # a variance must stay one.
         share = moved.clamp(min=0) if (moved > 0).any() else torch.ones_like(moved)
-        statistics = w[trained:] - share / share.sum() @ update[:, trained:]
-        following |= {"w": torch.cat([trainable, statistics]), "rule": state, "step": step}
-        extra: Any = self.rule
+        mean = share / share.sum() @ update[:, travels:]
+        whole = _everywhere(torch.cat([moved @ update[:, :travels], mean]), private)
+        trainable, step = self.step(w[:trained], whole[:trained], server["step"])
+        following |= {"w": torch.cat([trainable, w[trained:] - whole[trained:]]), "rule": state, "step": step}
+        extra, local = cast(Any, self.rule), cast(Any, self.local)
+        if hasattr(local, "absorb"):
+            following["shared"] = local.absorb(server["shared"], replies, clients)
         dropped |= extra.rejected(reports) if hasattr(extra, "rejected") else {}
         notes = extra.notes(reports, state) if hasattr(extra, "notes") else []
         return Told(following, ids, weights.double(), dropped, notes)
@@ -130,6 +152,29 @@ class Averaging:
         if not hasattr(self.step, "output"):
             return w
         return torch.cat([self.step.output(w[: task.trained], server["step"]), w[task.trained :]])
+
+
+def _everywhere(part: Tensor, private: Tensor | None) -> Tensor:
+    """What travelled, (..., p), among all coordinates, (..., d): nothing at the private ones."""
+    if private is None:
+        return part
+    whole = part.new_zeros(*part.shape[:-1], len(private))
+    whole[..., ~private] = part
+    return whole
+
+
+def _sound(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
+    """What clients keep: those whose training diverged keep what they had, or they could never take part again."""
+    if not after:
+        return after
+    each = [update, *(value for value in after.values() if value.is_floating_point())]
+    good = torch.stack([torch.isfinite(value.reshape(len(value), -1).sum(1)) for value in each]).all(0)  # (S,)
+    if good.all():
+        return after
+    return {
+        name: torch.stack([(a if g else b) for a, b, g in zip(value, before[name], good, strict=True)])
+        for name, value in after.items()
+    }
 
 
 def _unusable(ids: Tensor, replies: Tensors) -> dict[int, str]:

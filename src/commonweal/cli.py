@@ -146,10 +146,35 @@ def _show_run(record: Record, quiet: bool, as_json: bool) -> None:
     last = record.evaluated[-1] if record.evaluated else None
     if as_json:
         clients = [{"client": n, "score": s, "loss": v} for n, s, v in record.clients()] if last else []
+        for client, (_, score, loss) in zip(clients, record.personal() if last else [], strict=False):
+            client |= {"personal_score": score, "personal_loss": loss}
         facts = {"folder": str(record.folder), "finished": record.finished, "round": last and last["round"]}
-        print(to_json({**facts, "metrics": last and last["metrics"], "clients": clients}, indent=None).decode(), end="")
+        results = {"metrics": last and last["metrics"]}
+        results |= {"personal": last["personal"]} if last and "personal" in last else {}
+        print(to_json({**facts, **results, "clients": clients}, indent=None).decode(), end="")
     elif not quiet:
         out.print(report.result(record) if last else f"{record.folder}: no round has been evaluated yet")
+
+
+def _draw_models(
+    folder: str, curve: Path | None, landscape: Path | None, reliability: Path | None, quiet: bool
+) -> None:
+    """The pictures of a run's models, made from its last checkpoint."""
+    if not (curve or landscape or reliability):
+        return
+    from commonweal import personal, report
+
+    job, server = personal.reopen(folder)
+    if curve:
+        along = personal.curve(job, server)
+        report.draw_curve(curve, along, job.task.score)
+        if not quiet:
+            out.print(report.choices(along, job.task.score))
+    if landscape:
+        names, plane = personal.around(job, server)
+        report.draw_landscape(landscape, plane, names)
+    if reliability:
+        report.draw_reliability(reliability, personal.trust(job, server))
 
 
 LISTS = [*(kind for kind in catalog.KINDS), "metrics"]
@@ -202,15 +227,25 @@ def show(
     regret: Annotated[
         bool, typer.Option("--regret", help="Draw a run's regret and its bound to DIR/regret.png.")
     ] = False,
+    curve: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the scores from the shared model to the clients' own.")
+    ] = None,
+    landscape: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the loss in the plane with two clients' own models.")
+    ] = None,
+    reliability: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw how often models are right against how sure they are.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Explain an algorithm, or show a run's result."""
+    """Explain an algorithm, or show a run's result and pictures of its models."""
     if Path(what).is_dir():
         record = Record.read(what)
         _show_run(record, quiet, as_json)
         if regret:
             _show_regret(record, quiet)
+        _draw_models(what, curve, landscape, reliability, quiet or as_json)
         return
     found = [entries[what] for entries in map(catalog.entries, catalog.KINDS) if what in entries]
     if not found:

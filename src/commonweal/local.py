@@ -2,6 +2,14 @@
 
 Client code speaks of a single client. An engine lifts it: `many` runs a group of clients at once by vmap, `alone` runs
 one as it is. What is random was drawn before (`Plan`), so both give the same numbers.
+
+Besides the methods of `Local` a variant may have
+
+    personal(task, seen, kept)       the model (d,) that the client is served with, where it is not the received one
+    ends(task, seen, kept)           two models (d,) that it may mix as it likes: the received one and its own
+    share(task)                      what the server remembers for the clients and sends along, beside the model
+    absorb(shared, replies, clients) the same after a round
+    bind(rounds)                     itself with what it takes from an experiment
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +26,8 @@ from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
 
-__all__ = ["Lift", "Local", "Plan", "Tensors", "alone", "many", "measure", "plan", "visit"]
+__all__ = ["Lift", "Local", "Plan", "Tensors", "alone", "bound", "distance", "judge", "judge_each", "many"]
+__all__ += ["measure", "measure_each", "plan", "visit"]
 
 Tensors = dict[str, Tensor]
 Lift = Callable[[Callable[..., Any], tuple[int | None, ...]], Callable[..., Any]]
@@ -56,37 +65,51 @@ class Local:
         """The learning rate of round 1, 2, ..."""
         return self.lr * self.decay ** ((round - 1) // self.decay_every)
 
+    @property
+    def passes(self) -> int:
+        """How often a visit goes over the client's rows, unless `steps` says otherwise."""
+        return self.epochs
+
+    def private(self, task: Task) -> Tensor | None:
+        """Which coordinates (d,) of the model stay with the client; None: it has no part of its own."""
+        return None
+
     def keep(self, task: Task, seed: int) -> Tensors:
         """What a client holds for itself before its first round."""
-        return {}
+        private = self.private(task)
+        return {} if private is None else {"part": task.initial[private]}
 
     def draws(self, task: Task) -> int:
         """How many uniform random numbers a step needs."""
         return 0
 
     def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
-        """The vectors to be trained."""
-        return {"w": seen["w"]}
+        """The vectors to be trained. `w` is the received model with the client's own part; its loss is reported."""
+        private = self.private(task)
+        return {"w": seen["w"] if private is None else _pieced(seen["w"], kept["part"], private)}
 
     def loss(
         self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What a step lowers, and the module's statistics after it."""
+        """What a step lowers, and the module's statistics after it: w's (s,), or those of every vector (n, s)."""
         return task.loss(v["w"], batch)
 
-    def step(self, task: Task, v: Tensors, memory: Tensors, gradient: Gradient, lr: float) -> tuple[Tensors, Tensors]:
-        """One step on a batch. `gradient(v)` gives the gradient of `loss`; vectors have a clients' axis in front."""
+    def step(
+        self, task: Task, v: Tensors, memory: Tensors, gradient: Gradient, lr: float, passed: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        """One step on a batch. `gradient(v)` gives the gradient of `loss`; vectors have a clients' axis in front.
+
+        `memory` is empty at a visit's first step; `passed` (S,) counts the passes that each client has finished.
+        """
         slope, statistics = gradient(v)
         v, memory = self.descend(v, slope, memory, lr)
-        if statistics.shape[-1]:
-            v = v | {"w": torch.cat([v["w"][..., : task.trained], statistics], -1)}
-        return v, memory
+        return self.settle(task, v, statistics), memory
 
     def descend(self, v: Tensors, slope: Tensors, memory: Tensors, lr: float) -> tuple[Tensors, Tensors]:
-        """SGD with clipping, weight decay and momentum, in torch's order."""
+        """SGD with clipping, weight decay and momentum, in torch's order, for each vector by itself."""
         if self.clip is not None:
-            norm = sum(g.square().sum(-1, keepdim=True) for g in slope.values()) ** 0.5
-            slope = {name: g * (self.clip / (norm + 1e-6)).clamp(max=1) for name, g in slope.items()}
+            norm = {name: g.square().sum(-1, keepdim=True) ** 0.5 for name, g in slope.items()}
+            slope = {name: g * (self.clip / (norm[name] + 1e-6)).clamp(max=1) for name, g in slope.items()}
         if self.weight_decay:
             slope = {name: g.add(v[name], alpha=self.weight_decay) for name, g in slope.items()}
         if self.momentum:
@@ -94,9 +117,38 @@ class Local:
             memory = slope
         return {name: v[name].sub(g, alpha=lr) for name, g in slope.items()}, memory
 
+    def settle(self, task: Task, v: Tensors, statistics: Tensor) -> Tensors:
+        """The vectors with the module's statistics put in their place, which no gradient reaches."""
+        if not statistics.shape[-1]:
+            return v
+        rows = statistics.unbind(-2) if statistics.ndim > v["w"].ndim else [statistics]
+        return v | {
+            name: torch.cat([v[name][..., : task.trained], new], -1) for name, new in zip(v, rows, strict=False)
+        }
+
     def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        """What the server is told, and what the client keeps."""
-        return {"update": seen["w"] - v["w"]}, kept
+        """What the server is told, and what the client keeps. Of private coordinates nothing is told."""
+        private, update = self.private(task), seen["w"] - v["w"]
+        if private is None:
+            return {"update": update}, kept
+        return {"update": update[..., ~private]}, kept | {"part": v["w"][..., private]}
+
+
+def bound(local: Any, rounds: int) -> Any:
+    """The local objective with what it takes from an experiment; most take nothing."""
+    return local.bind(rounds) if hasattr(local, "bind") else local
+
+
+def distance(task: Task, a: Tensor, b: Tensor) -> Tensor:
+    """|a - b|^2 over what gradients train."""
+    return (a[: task.trained] - b[: task.trained]).square().sum()
+
+
+def _pieced(w: Tensor, part: Tensor, private: Tensor) -> Tensor:
+    """w with the client's part at the private coordinates: one gather, which vmap takes as it is."""
+    place = torch.arange(len(w))
+    place[private] = len(w) + torch.arange(len(part))
+    return torch.cat([w, part])[place]
 
 
 def many(f: Callable[..., Any], dims: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -159,7 +211,7 @@ def plan(local: Local, task: Task, rows: Rows, ids: Tensor, streams: Sequence[np
     per_pass = np.maximum(1, -(-(n - int(task.normalises)) // b))
     if task.normalises and b.min() < 2:
         raise DataError("BatchNorm needs two rows a step: a client has one training row, or batch = 1")
-    steps = np.full(len(n), local.steps) if local.steps else local.epochs * per_pass
+    steps = np.full(len(n), local.steps) if local.steps else local.passes * per_pass
     passes = -(-steps // per_pass)
     order, u, seeds = [], [], []
     for size, first, count, times, rng in zip(n, rows.offsets[ids].tolist(), steps, passes, streams, strict=True):
@@ -190,7 +242,7 @@ def visit(
                 left.append({name: value[k:].clone() for name, value in v.items()})
                 v, memory = ({name: value[:k] for name, value in part.items()} for part in (v, memory))
             gradient = _gradient(loss, planned.at(t, k), rows, {name: value[:k] for name, value in kept.items()})
-            v, memory = local.step(task, v, memory, gradient, lr)
+            v, memory = local.step(task, v, memory, gradient, lr, torch.from_numpy(t // planned.per_pass[:k]))
     if left:
         v = {name: torch.cat([part[name] for part in [v, *reversed(left)]]) for name in v}
     replies, kept = lift(lambda w, k, n: local.reply(task, w, seen, k, n), (0, 0, 0))(v, kept, steps)
@@ -232,8 +284,15 @@ PASS = 1 << 24  # numbers a judging pass may hold: 64 MB
 
 def measure(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The loss and the score of one model on each client's rows: one pass over all rows, then a reduction by client."""
-    index, offsets = (None, rows.offsets) if ids is None else rows.where(ids)
-    total, at_once = int(offsets[-1]), max(1, PASS // task.width(rows.x))
+    losses, evidence = judge(task, w, rows, ids)
+    offsets = rows.offsets if ids is None else rows.where(ids)[1]
+    return scores.by_client(losses, offsets), scores.named(task.score).clients(evidence, offsets)
+
+
+def judge(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Every row's loss and evidence by one model, one client after the other."""
+    index = None if ids is None else rows.where(ids)[0]
+    total, at_once = len(rows.y) if index is None else len(index), max(1, PASS // task.width(rows.x))
     losses, evidence = [], []
     with torch.no_grad():
         for a in range(0, max(total, 1), at_once):  # without rows one empty pass: every client's value is NaN
@@ -241,5 +300,38 @@ def measure(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tup
             loss, row = task.judge(w, rows.x[part], rows.y[part])
             losses.append(loss)
             evidence.append(row)
-    mean = scores.by_client(torch.cat(losses), offsets)
-    return mean, scores.named(task.score).clients(torch.cat(evidence), offsets)
+    return torch.cat(losses), torch.cat(evidence)
+
+
+def measure_each(task: Task, models: Tensor, rows: Rows, ids: Tensor, lift: Lift) -> tuple[Tensor, Tensor]:
+    """The loss and the score of each client's own model (S, d) on its own rows."""
+    (losses, evidence), offsets = judge_each(task, models, rows, ids, lift), rows.where(ids)[1]
+    return scores.by_client(losses, offsets), scores.named(task.score).clients(evidence, offsets)
+
+
+def judge_each(task: Task, models: Tensor, rows: Rows, ids: Tensor, lift: Lift) -> tuple[Tensor, Tensor]:
+    """Every row's loss and evidence by its client's own model, one client after the other."""
+    each, width = lift(task.judge, (0, 0, 0)), task.width(rows.x)
+    losses, evidence = [], []
+    with torch.no_grad():
+        for a, b in _together(rows.sizes[ids].tolist(), task.size, width, lift is alone):
+            index, offsets = rows.where(ids[a:b])
+            size, first = offsets.diff()[:, None], offsets[:-1, None]
+            for column in torch.split(torch.arange(int(size.max())), max(1, PASS // width)):
+                real = column < size  # padding repeats a client's first row, and is left out below
+                row = index[torch.where(real, first + column, first)]
+                loss, found = each(models[a:b], rows.x[row], rows.y[row])
+                losses.append(loss[real])
+                evidence.append(found[real])
+    return torch.cat(losses), torch.cat(evidence)
+
+
+def _together(sizes: list[int], parameters: int, width: int, single: bool) -> Iterator[tuple[int, int]]:
+    """Runs of clients that are judged at once: of like size, so that padding is little, and under the budget."""
+    start = 0
+    for i in range(1, len(sizes) + 1):
+        group = sizes[start : i + 1]
+        cost = len(group) * (parameters + max(group) * width)
+        if i == len(sizes) or single or 2 * min(group) < max(group) or cost > PASS:
+            yield start, i
+            start = i

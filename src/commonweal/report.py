@@ -2,20 +2,35 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich import box
 from rich.console import Group
 from rich.table import Table
+from torch import Tensor
 
 from commonweal import catalog, metrics
 from commonweal.compare import Result
+from commonweal.personal import POINTS, Curve, Landscape
 from commonweal.store import Record
 
-__all__ = ["Grid", "comparison", "draw", "render", "result", "rules_table", "verdict"]
+__all__ = [
+    "Grid",
+    "choices",
+    "comparison",
+    "draw",
+    "draw_curve",
+    "draw_landscape",
+    "draw_reliability",
+    "render",
+    "result",
+    "rules_table",
+    "verdict",
+]
 
 Format = Literal["terminal", "markdown", "latex", "csv"]
 FIGURES = 7  # columns of a comparison before its differences: the rule and six metrics
@@ -34,14 +49,18 @@ def result(record: Record) -> Table:
     name = rule["name"] if rule else "own parts"
     table = Table(title=f"{name}: round {last['round']} of {record.experiment['rounds']}, {record.facts['score']}")
     table.add_column("over clients")
-    table.add_column("value", justify="right")
-    for key, value in last["metrics"].items():
-        table.add_row(key.replace("_", " "), "-" if value is None else f"{percent(key, value):.2f}")
+    columns = [last["metrics"]] + ([last["personal"]] if last.get("personal") else [])
+    for title in ("value",) if len(columns) == 1 else ("server's model", "own model"):
+        table.add_column(title, justify="right")
+    for key in last["metrics"]:
+        cells = [column[key] for column in columns]
+        table.add_row(key.replace("_", " "), *["-" if v is None else f"{percent(key, v):.2f}" for v in cells])
     table.add_section()
+    own = {client: [f"{100 * score:.2f}"] for client, score, _ in record.personal()}
     ranked = sorted((c for c in record.clients() if not np.isnan(c[1])), key=lambda c: c[1])
     shown = ranked if len(ranked) <= 6 else [*ranked[:3], *ranked[-3:]]
     for client, score, _ in shown:
-        table.add_row(client, f"{100 * score:.2f}")
+        table.add_row(client, f"{100 * score:.2f}", *own.get(client, []))
     return table
 
 
@@ -164,31 +183,87 @@ def verdict(base: Result, fair: Result) -> str:
     )
 
 
-def draw(path: Path, results: Sequence[Result], score: str) -> None:
-    """Every client's score under each rule, sorted by the first; bars span the seeds. The suffix names the format."""
+@contextmanager
+def _figure(path: Path, **size: Any) -> Iterator[Any]:
+    """Axes that are saved when they are done; the path's suffix names the format."""
     import matplotlib  # slow to import, and only pictures need it
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = results[0].clients
-    order = np.argsort(results[0].scores.mean(0), kind="stable")
-    figure, axes = plt.subplots(figsize=(max(6.0, 0.45 * min(len(names), 60)), 4), layout="constrained")
-    for i, each in enumerate(results):
-        scores = 100 * each.scores[:, order]
-        mean = scores.mean(0)
-        x = np.arange(len(names)) + 0.5 / len(results) * (i - (len(results) - 1) / 2)
-        label = f"{each.label}: worst {mean.min():.1f}, mean {mean.mean():.1f}"
-        axes.errorbar(x, mean, yerr=[mean - scores.min(0), scores.max(0) - mean], fmt="o", capsize=2, label=label)
-        axes.axhline(mean.min(), color=f"C{i}", linestyle=":", linewidth=1)
-    if len(names) <= 60:
-        axes.set_xticks(np.arange(len(names)), [names[k] for k in order], rotation=45, ha="right")
-    axes.set_ylabel(f"{score} (%)")
-    axes.set_title("How well each client is served (mean and range over seeds)")
-    axes.legend()
+    figure, axes = plt.subplots(layout="constrained", **size)
+    yield axes
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def draw_curve(path: Path, curve: Curve, score: str) -> None:
+    """The score along the line from the shared model to the clients' own: mean, and the middle half of the clients."""
+    scores = 100 * curve.scores.numpy()
+    with _figure(path, figsize=(6, 4)) as axes:
+        low, high = np.quantile(scores, (0.25, 0.75), axis=0)
+        axes.fill_between(POINTS, low, high, alpha=0.2, label="middle half of the clients")
+        axes.plot(POINTS, scores.mean(0), "o-", label="mean over clients")
+        for style, (label, value) in zip(("--", ":"), list(curve.chosen().items())[3:], strict=True):
+            axes.axhline(100 * float(value.mean()), linestyle=style, color="C1", label=label)
+        axes.set_xlabel("m: 0 the shared model, 1 the client's own")
+        axes.set_ylabel(f"{score} (%)")
+        axes.legend()
+
+
+def choices(curve: Curve, score: str) -> Table:
+    """What each way to choose the point between the two models gives the clients."""
+    table = Table(title=f"{score} over {len(curve.names)} clients in %")
+    for title in ("the point between shared (0) and own (1) model", "mean", "worst"):
+        table.add_column(title, justify="left" if title.startswith("the") else "right")
+    for label, scores in curve.chosen().items():
+        table.add_row(label, f"{100 * float(scores.mean()):.2f}", f"{100 * float(scores.min()):.2f}")
+    table.caption = "validation: on one half of a client's test rows for the other; oracle: on the rows that are scored"
+    return table
+
+
+def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
+    """The loss over a plane through three models."""
+    with _figure(path, figsize=(6, 5)) as axes:
+        contours = axes.contourf(plane.x.numpy(), plane.y.numpy(), plane.losses.numpy(), levels=20)
+        axes.figure.colorbar(contours, label="loss")
+        for (x, y), label in zip(plane.corners.tolist(), labels, strict=True):
+            axes.plot(x, y, "o", color="white", markeredgecolor="black")
+            axes.annotate(label, (x, y), xytext=(0, 8), textcoords="offset points", color="white", ha="center")
+        axes.set_xlabel("distance")
+        axes.set_ylabel("distance")
+
+
+def draw_reliability(path: Path, tables: Mapping[str, Tensor]) -> None:
+    """How often a model is right against how sure it was; on the diagonal its confidence can be believed."""
+    with _figure(path, figsize=(5, 5)) as axes:
+        axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
+        for label, table in tables.items():
+            _, confidence, right = table[table[:, 0] > 0].unbind(1)
+            axes.plot(confidence.numpy(), right.numpy(), "o-", label=label)
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("share that is right")
+        axes.legend()
+
+
+def draw(path: Path, results: Sequence[Result], score: str) -> None:
+    """Every client's score under each rule, sorted by the first; bars span the seeds. The suffix names the format."""
+    names = results[0].clients
+    order = np.argsort(results[0].scores.mean(0), kind="stable")
+    with _figure(path, figsize=(max(6.0, 0.45 * min(len(names), 60)), 4)) as axes:
+        for i, each in enumerate(results):
+            scores = 100 * each.scores[:, order]
+            mean = scores.mean(0)
+            x = np.arange(len(names)) + 0.5 / len(results) * (i - (len(results) - 1) / 2)
+            label = f"{each.label}: worst {mean.min():.1f}, mean {mean.mean():.1f}"
+            axes.errorbar(x, mean, yerr=[mean - scores.min(0), scores.max(0) - mean], fmt="o", capsize=2, label=label)
+            axes.axhline(mean.min(), color=f"C{i}", linestyle=":", linewidth=1)
+        if len(names) <= 60:
+            axes.set_xticks(np.arange(len(names)), [names[k] for k in order], rotation=45, ha="right")
+        axes.set_ylabel(f"{score} (%)")
+        axes.set_title("How well each client is served (mean and range over seeds)")
+        axes.legend()
 
 
 def families() -> Mapping[str, list[catalog.Entry]]:

@@ -19,11 +19,12 @@ from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError, DataError, RunError, did_you_mean
 from commonweal.experiment import Experiment, Plain
 from commonweal.federation import Federation
+from commonweal.local import bound as tied
 from commonweal.rule import bound
 from commonweal.store import Store
 from commonweal.task import Task
 
-__all__ = ["Job", "Round", "prepare", "run"]
+__all__ = ["Job", "Round", "prepare", "restored", "run"]
 
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again, to the same bytes
 
@@ -43,6 +44,8 @@ class Round:
     metrics: dict[str, float]  # of the test scores; empty where the round was not evaluated
     server: Server
     seconds: dict[str, float]
+    personal: tuple[Tensor, Tensor] | None = None  # as `evaluation`, of the models that clients have of their own
+    personal_metrics: dict[str, float] = field(default_factory=dict)
 
     def line(self) -> dict[str, Any]:
         """The round as the store writes it."""
@@ -54,6 +57,7 @@ class Round:
             "dropped": self.dropped,
             "notes": self.notes,
             "metrics": self.metrics,
+            **({"personal": self.personal_metrics} if self.personal_metrics else {}),
         }
 
 
@@ -135,27 +139,27 @@ def prepare(experiment: Experiment) -> Job:
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
         shapes = {"shape": tuple(federation.train.x.shape[1:]), "labels": tuple(federation.train.y.shape[1:])}
         module = catalog.build("models", e.model, **shapes, outputs=federation.outputs)
-    local, step = catalog.build("clients", e.client), catalog.build("servers", e.server)
+    local, step = tied(catalog.build("clients", e.client), e.rounds), catalog.build("servers", e.server)
     rule = bound(catalog.build("rules", e.rule), federation, local)
     algorithm = catalog.build("algorithms", e.algorithm, rule=rule, local=local, step=step)
     plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}
     return Job(Task(module, federation.loss, federation.score), federation, algorithm, text=e.toml(), **plain)
 
 
-def given(task: Task, federation: Federation, parts: Mapping[str, Any]) -> Job:
+def given(
+    task: Task, federation: Federation, rule: Any = "fedavg", client: Any = "sgd", server: Any = "sgd", **plain: Any
+) -> Job:
     """A job from a user's own task and federation; each part is a name, a table, or the thing itself."""
-    for key in parts:
-        if key not in (known := [*PARTS, *Plain.model_fields]):
+    for key in plain:
+        if key not in Plain.model_fields:
+            known = ["rule", "client", "server", *Plain.model_fields]
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
-    plain = Plain(**{key: value for key, value in parts.items() if key not in PARTS}).model_dump()
-    local, step, rule = (_part(key, parts.get(key, default)) for key, default in PARTS.items())
-    algorithm = Averaging(bound(rule, federation, local), local, step)
+    plain = Plain(**plain).model_dump()
+    local = tied(_part("client", client), plain["rounds"])
+    algorithm = Averaging(bound(_part("rule", rule), federation, local), local, _part("server", server))
     text = [f"{key} = {value!r}" for key, value in plain.items()]
     text += [f"algorithm = {json.dumps(_described(algorithm))}", f'given = "{_digest(task, federation)}"']
     return Job(task, federation, algorithm, text="\n".join(text) + "\n", **plain)
-
-
-PARTS = {"client": "sgd", "server": "sgd", "rule": "fedavg"}
 
 
 def _part(key: str, value: Any) -> Any:
@@ -205,7 +209,7 @@ def run(
     if isinstance(what, Task):
         if federation is None:
             raise ConfigError("run(task) needs a Federation as its second argument")
-        job = given(what, federation, parts)
+        job = given(what, federation, **parts)
     elif federation is not None or parts:
         raise ConfigError(
             "run(experiment) takes no other parts: change the experiment, or give a Task and a Federation"
@@ -221,15 +225,15 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     server, last = job.algorithm.init(job.task, job.federation.clients), 0
     if store is not None:
         last, saved = store.open(job.text, job.facts(), resume)
-        if last:
-            server = _like(server, saved["server"])
-            job.simulator.kept.update({int(i): kept for i, kept in saved.get("kept", {}).items()})
+        server = restored(job, saved, store.folder)
+        job.simulator.kept.tidy()
     saved_at, saved_round = time.monotonic(), last
 
     def save() -> None:
         nonlocal saved_at, saved_round
         if store is not None and last > saved_round:
-            store.checkpoint(last, {"server": server, "kept": {str(i): k for i, k in job.simulator.kept.items() if k}})
+            store.checkpoint(last, {"server": server, **job.simulator.kept.checkpoint(last)})
+            job.simulator.kept.confirm()
             saved_at, saved_round = time.monotonic(), last
 
     try:
@@ -245,6 +249,13 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
             store.model(job.task.tensors(job.algorithm.model(job.task, server)))
     finally:
         save()  # Ctrl-C, a failed write or a caller that stops: keep every whole round
+
+
+def restored(job: Job, saved: Mapping[str, Any], folder: Path) -> Server:
+    """The server of a checkpoint (a fresh one if there is none), and the job's clients with what they kept."""
+    job.simulator.kept.restore(saved, folder / "kept")
+    fresh = job.algorithm.init(job.task, job.federation.clients)
+    return _like(fresh, saved["server"]) if "server" in saved else fresh
 
 
 def _like(fresh: Server, saved: Server, where: str = "server") -> Server:
@@ -267,10 +278,10 @@ def _round(job: Job, server: Server, number: int) -> Round:
     trained = time.perf_counter()
     told: Told = job.algorithm.tell(job.task, server, ids, replies, job.federation.clients)
     decided = time.perf_counter()
-    evaluation, summary = None, {}
+    evaluation = personal = None
     if number % job.evaluate_every == 0 or number == job.rounds:
         evaluation = job.simulator.evaluate(job.algorithm, told.server)
-        summary = _summary(job, evaluation[1])
+        personal = job.simulator.personal(job.algorithm, told.server)
     seconds = {"train": trained - start, "decide": decided - trained, "evaluate": time.perf_counter() - decided}
     weights = {names[i]: w for i, w in zip(told.ids.tolist(), told.weights.tolist(), strict=True)}
     dropped = {names[i]: why for i, why in told.dropped.items()}
@@ -284,20 +295,24 @@ def _round(job: Job, server: Server, number: int) -> Round:
         dropped,
         told.notes,
         evaluation,
-        summary,
+        _summary(job, evaluation),
         told.server,
         seconds,
+        personal,
+        _summary(job, personal),
     )
 
 
-def _summary(job: Job, test_scores: Tensor) -> dict[str, float]:
+def _summary(job: Job, evaluation: tuple[Tensor, Tensor] | None) -> dict[str, float]:
+    if evaluation is None:
+        return {}
     scored = job.federation.scored
     names = (
         job.federation.names
         if len(scored) == job.federation.clients
         else [job.federation.names[k] for k in scored.tolist()]
     )
-    return metrics.summary(test_scores[scored], job.federation.test.sizes[scored], names)
+    return metrics.summary(evaluation[1][scored], job.federation.test.sizes[scored], names)
 
 
 def _write(store: Store, job: Job, done: Round) -> None:
@@ -305,4 +320,4 @@ def _write(store: Store, job: Job, done: Round) -> None:
     store.append("timings.jsonl", {"round": done.number, **done.seconds})
     if done.evaluation is not None:
         losses, test_scores = done.evaluation
-        store.table(done.number, job.federation.names, test_scores, losses)
+        store.table(done.number, job.federation.names, test_scores, losses, done.personal)

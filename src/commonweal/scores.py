@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from commonweal import calibration
 from commonweal.errors import ConfigError, did_you_mean
 
-__all__ = ["SCORES", "Score", "by_client", "named", "undefined"]
+__all__ = ["ERRORS", "SCORES", "Score", "by_client", "named", "undefined"]
 
 
 class Score(NamedTuple):
@@ -118,11 +119,18 @@ SCORES = {
 }
 
 
+# Of these lower is better: to be looked at, not to be run by.
+ERRORS = {
+    "ece": Score(calibration.evidence, calibration.ece, "expected calibration error, 20 bins"),
+    "mce": Score(calibration.evidence, calibration.mce, "maximum calibration error, 20 bins"),
+}
+
+
 def named(name: str) -> Score:
-    """The score of that name."""
-    if name not in SCORES:
+    """The score or error of that name."""
+    if name not in SCORES | ERRORS:
         raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")
-    return SCORES[name]
+    return (SCORES | ERRORS)[name]
 
 
 def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:

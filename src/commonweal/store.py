@@ -3,9 +3,10 @@
     experiment.toml         what determines the run, defaults included
     run.json                what it ran on: versions, clients, parameters, engine and why
     rounds.jsonl            one line a round: cohort, losses, scores, weights, dropped reports, metrics
-    clients/000010.csv      every client's name, score and loss, for each evaluated round
+    clients/000010.csv      every client's name, score and loss, for each evaluated round; by its own model too, if any
     model.safetensors       the final model, by the module's own names
     checkpoint.safetensors  the server after some round: where a resumed run goes on
+    kept/                   what clients keep for themselves, where that is too much for the checkpoint
     timings.jsonl           seconds a round took; the only file that differs between two equal runs
 
 Files are replaced whole, or appended to with a single write that a resumed run first cuts back to its checkpoint.
@@ -104,7 +105,7 @@ class Store:
                 raise RunError(f"{str(self.folder)!r} holds this run already: go on with --resume, or choose another")
         elif self.folder.exists() and (self.folder.is_file() or {p.name for p in self.folder.iterdir()} - BEGUN):
             raise RunError(f"{str(self.folder)!r} is not empty and holds no run: choose another folder")
-        saved = self._checkpoint()
+        saved = self.saved()
         last = 0 if saved is None else int(saved.pop("last"))
         self._cut(last)
         if not known.exists():
@@ -112,7 +113,8 @@ class Store:
             replace(known, experiment.encode())
         return last, saved or {}
 
-    def _checkpoint(self) -> dict[str, Any] | None:
+    def saved(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None."""
         path = self.folder / "checkpoint.safetensors"
         if not path.exists():
             return None
@@ -139,8 +141,8 @@ class Store:
             number = re.fullmatch(r"(\d{6,})\.csv(\.part)?", path.name)
             if number and (number[2] or int(number[1]) > last):
                 path.unlink()
-        for name in ("rounds.jsonl", "timings.jsonl", "model.safetensors", "checkpoint.safetensors"):
-            self.folder.joinpath(name + ".part").unlink(missing_ok=True)
+        for path in self.folder.glob("*.part"):
+            path.unlink()
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.folder / name
@@ -149,12 +151,22 @@ class Store:
             if file.write(data) != len(data):
                 raise OSError(28, "no space left on device")
 
-    def table(self, round: int, names: tuple[str, ...], scores: Tensor, losses: Tensor) -> None:
-        """Every client's score and loss; empty where a client has no test rows."""
+    def table(
+        self,
+        round: int,
+        names: tuple[str, ...],
+        scores: Tensor,
+        losses: Tensor,
+        personal: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Every client's score and loss, and those of its own model; empty where a client has no test rows."""
+        columns = {"score": scores, "loss": losses}
+        if personal is not None:
+            columns |= {"personal_score": personal[1], "personal_loss": personal[0]}
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["client", "score", "loss"])
-        cells = ([repr(v) if math.isfinite(v) else "" for v in column.tolist()] for column in (scores, losses))
+        rows.writerow(["client", *columns])
+        cells = ([repr(v) if math.isfinite(v) else "" for v in column.tolist()] for column in columns.values())
         rows.writerows(zip(names, *cells, strict=True))
         replace(self.folder / "clients" / f"{round:06d}.csv", text.getvalue().encode(), durable=False)
 
@@ -244,6 +256,17 @@ class Record:
 
     def clients(self, round: int | None = None) -> list[tuple[str, float, float]]:
         """Every client's name, score and loss after a round (the last evaluated by default)."""
+        return [(r["client"], float(r["score"] or "nan"), float(r["loss"] or "nan")) for r in self._table(round)]
+
+    def personal(self, round: int | None = None) -> list[tuple[str, float, float]]:
+        """The same with each client's own model; empty where the method has none."""
+        return [
+            (r["client"], float(r["personal_score"] or "nan"), float(r["personal_loss"] or "nan"))
+            for r in self._table(round)
+            if "personal_score" in r
+        ]
+
+    def _table(self, round: int | None) -> list[dict[str, str]]:
         if round is None:
             if not self.evaluated:
                 raise RunError(f"{str(self.folder)!r} has no evaluated round yet")
@@ -252,7 +275,7 @@ class Record:
         if not path.exists():
             raise RunError(f"{str(self.folder)!r}: round {round} was not evaluated")
         with open(path, encoding="utf-8", newline="") as file:
-            return [(r["client"], float(r["score"] or "nan"), float(r["loss"] or "nan")) for r in csv.DictReader(file)]
+            return list(csv.DictReader(file))
 
     def model(self) -> dict[str, Tensor]:
         """The final model's tensors, by the module's own names."""

@@ -5,7 +5,7 @@ is the same on every machine, and the record of a run states it.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from commonweal import randomness
 from commonweal.algorithm import Algorithm, Server
+from commonweal.engines.kept import Kept
 from commonweal.errors import ConfigError, did_you_mean
-from commonweal.federation import Federation
-from commonweal.local import Lift, Local, Tensors, alone, many, measure
+from commonweal.federation import Federation, Rows
+from commonweal.local import Lift, Local, Tensors, alone, many, measure, measure_each
 from commonweal.task import Batch, Task
 
 __all__ = ["MODES", "Simulator"]
@@ -34,9 +35,10 @@ class Simulator:
     federation: Federation
     mode: str = "auto"
     budget: int = BUDGET
-    kept: dict[int, Tensors] = field(default_factory=dict)  # what clients that have taken part hold for themselves
+    kept: Kept = field(init=False)  # what clients that have taken part hold for themselves
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", Kept(self.federation.clients))
         if self.mode not in MODES:
             raise ConfigError(f"no engine is called {self.mode!r}: {did_you_mean(self.mode, MODES)}")
         if self.mode in ("vmap", "chunked") and self.task.random:
@@ -71,7 +73,8 @@ class Simulator:
             kept = self._kept(algorithm, group, seed)
             lift: Lift = alone if len(group) == 1 else many
             replies, kept = algorithm.work(self.task, seen, kept, self.federation.train, group, streams, lift)
-            self._keep(group, kept)
+            for k, i in enumerate(group.tolist() if kept else []):
+                self.kept.put(i, {n: value[k].clone() for n, value in kept.items()}, round)
             parts.append(replies)
         back = torch.argsort(order)
         joined = parts[0] if len(parts) == 1 else {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
@@ -82,6 +85,41 @@ class Simulator:
     def evaluate(self, algorithm: Algorithm, server: Server) -> tuple[Tensor, Tensor]:
         """Every client's loss and score (K,) of the server's model on its test rows; NaN where a client has none."""
         return measure(self.task, algorithm.model(self.task, server), self.federation.test)
+
+    def personal(self, algorithm: Algorithm, server: Server) -> tuple[Tensor, Tensor] | None:
+        """As `evaluate`, of the models that the clients are served with; None where that is the server's model."""
+        own = getattr(algorithm, "personal", None)
+        if own is None:
+            return None
+        seen = self.seen(algorithm, server)
+        return self.judge(lambda kept: own(self.task, seen, kept), self.evaluate(algorithm, server))
+
+    def seen(self, algorithm: Algorithm, server: Server) -> Tensors:
+        """What a client would be sent now."""
+        return algorithm.ask(server) | {"w": algorithm.model(self.task, server)}
+
+    def judge(
+        self,
+        own: Callable[[Tensors], Tensor],
+        others: tuple[Tensor, Tensor],
+        task: Task | None = None,
+        rows: Rows | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Every client's loss and score (K,) of its own model, made from what it keeps; `others` of those without."""
+        rows, task = rows or self.federation.test, task or self.task
+        losses, scores = (value.clone() for value in others)
+        lift: Lift = alone if self.decision[0] == "loop" else many
+        for ids, models in self.models(own, rows):
+            losses[ids], scores[ids] = measure_each(task, models, rows, ids, lift)
+        return losses, scores
+
+    def models(self, own: Callable[[Tensors], Tensor], rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+        """The clients that have taken part and have rows, by falling size, a budget's worth at a time: ids, (S, d)."""
+        ids = torch.tensor([i for i in self.kept if rows.sizes[i] > 0], dtype=torch.int64)
+        ids = ids[torch.argsort(rows.sizes[ids], descending=True, stable=True)]
+        for group in torch.split(ids, max(1, self.budget // (16 * self.task.size))) if len(ids) else ():
+            each = [self.kept[i] for i in group.tolist()]
+            yield group, torch.vmap(own)({name: torch.stack([k[name] for k in each]) for name in each[0]})
 
     def key(self, client: int) -> int:
         return randomness.key(self.federation.names[client])
@@ -112,15 +150,9 @@ class Simulator:
     def _kept(self, algorithm: Algorithm, ids: Tensor, seed: int) -> Tensors:
         each = []
         for i in ids.tolist():
-            if i not in self.kept:
-                rng = randomness.stream(seed, 0, self.key(i), randomness.KEEP)
-                self.kept[i] = algorithm.keep(self.task, int(rng.integers(1 << 62)))
-            each.append(self.kept[i])
+            rng = randomness.stream(seed, 0, self.key(i), randomness.KEEP)
+            each.append(self.kept[i] if i in self.kept else algorithm.keep(self.task, int(rng.integers(1 << 62))))
         return {name: torch.stack([k[name] for k in each]) for name in each[0]}
-
-    def _keep(self, ids: Tensor, kept: Tensors) -> None:
-        if kept:
-            self.kept.update({i: {n: value[k] for n, value in kept.items()} for k, i in enumerate(ids.tolist())})
 
 
 def _apart(task: Task, federation: Federation) -> str:

@@ -1,0 +1,45 @@
+"""ditto: a personal model on a leash to the shared one, trained beside it.
+
+Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. Both models take each batch;
+their losses share no variable, so that one joint step is the authors' two steps.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from commonweal.local import Local, Tensors, distance
+from commonweal.task import Batch, Task
+
+__all__ = ["Ditto"]
+
+
+@dataclass(frozen=True)
+class Ditto(Local):
+    """loss(w_i) as sgd, and loss(v) + lam/2 |v - w|^2 with w as received; v starts as the initial model and is kept
+
+    lam: the leash; 0 is training alone, large is the shared model. The others are those of sgd, for both models
+    """
+
+    lam: float = 1.0
+
+    def keep(self, task: Task, seed: int) -> Tensors:
+        return {"own": task.initial}
+
+    def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
+        return {"w": seen["w"], "own": kept["own"]}
+
+    def loss(
+        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        shared, of_shared = task.loss(v["w"], batch)
+        own, of_own = task.loss(v["own"], batch)
+        leash = self.lam / 2 * distance(task, v["own"], seen["w"])
+        return shared + own + leash, torch.stack([of_shared, of_own])
+
+    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        return {"update": seen["w"] - v["w"]}, {"own": v["own"]}
+
+    def personal(self, task: Task, seen: Tensors, kept: Tensors) -> Tensor:
+        return kept["own"]

@@ -21,17 +21,17 @@ from commonweal.server import ServerStep
 
 __all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
 
-# Where each kind lives: a package whose files are scanned, or a module whose __all__ is.
+# Where each kind lives: packages whose files are scanned, or modules whose __all__ is.
 KINDS = {
-    "rules": "commonweal.rules",
-    "clients": "commonweal.clients",
-    "servers": "commonweal.server",
-    "algorithms": "commonweal.algorithm",
-    "datasets": "commonweal.datasets",
-    "models": "commonweal.models",
+    "rules": ("commonweal.rules",),
+    "clients": ("commonweal.clients",),
+    "servers": ("commonweal.server",),
+    "algorithms": ("commonweal.algorithm", "commonweal.synthetic"),
+    "datasets": ("commonweal.datasets",),
+    "models": ("commonweal.models",),
 }
 # What the experiment itself supplies, not its author.
-SUPPLIED = {"models": ("shape", "outputs"), "algorithms": ("rule", "local", "step")}
+SUPPLIED = {"models": ("shape", "outputs"), "algorithms": ("rule", "local", "step", "setting")}
 
 # Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step.
 NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers"}
@@ -51,7 +51,7 @@ class Entry:
     def about(self) -> str:
         """What its file, or itself, says of it."""
         module = inspect.getmodule(self.factory)
-        shared = module is not None and module.__name__ == KINDS[self.kind]
+        shared = module is not None and module.__name__ in KINDS[self.kind]
         text = self.factory.__doc__ if shared or module is None else module.__doc__
         return inspect.cleandoc(text or "")
 
@@ -89,9 +89,8 @@ def entries(kind: str) -> Mapping[str, Entry]:
     """Everything of a kind, by name."""
     if kind not in KINDS:
         raise ConfigError(f"there are no {kind!r}: {did_you_mean(kind, KINDS)}")
-    home = importlib.import_module(KINDS[kind])
     found = {}
-    for stem, module in _files(home):
+    for stem, module in (pair for home in KINDS[kind] for pair in _files(importlib.import_module(home))):
         offered = [getattr(module, name) for name in module.__all__]
         for thing in offered:
             name = _plain(stem if stem and len(offered) == 1 else thing.__name__.lower())
@@ -159,11 +158,12 @@ def explain(error: pydantic.ValidationError) -> str:
 
 
 def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
-    """The thing itself. `supplied` are values that the experiment knows (the shape of a row, say)."""
+    """The thing itself. `supplied` are values that the experiment knows (a row's shape, say), for those who ask."""
     done = complete(kind, part)
     entry = find(kind, done.pop("name"))
     factory = entry.factory
     done |= {key: build(part_kind, done[key]) for key, part_kind in entry.nested.items()}
     hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
     values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
-    return factory(**values, **supplied)
+    taken = inspect.signature(factory).parameters
+    return factory(**values, **{k: v for k, v in supplied.items() if k in taken})

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COHORT", "KEEP", "SPLIT", "TRAIN", "key", "stream", "uniforms"]
+__all__ = ["BEGIN", "CLASSIFY", "COHORT", "JUDGE", "KEEP", "LANGEVIN", "SAMPLE", "SPLIT", "TRAIN"]
+__all__ += ["key", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
 SPLIT, COHORT, TRAIN, KEEP = 0, 1, 2, 3
+BEGIN, LANGEVIN, CLASSIFY, SAMPLE, JUDGE = 32, 33, 34, 35, 36  # of synthetic data
 WORD = (1 << 64) - 1
 
 

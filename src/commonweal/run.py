@@ -1,10 +1,11 @@
 """A run is a loop over rounds, and the caller's `for` is the hook: `for round in run(experiment): ...`."""
 
 import hashlib
+import inspect
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from commonweal import catalog, metrics, randomness, scores
-from commonweal.algorithm import Algorithm, Averaging, Server, Told
+from commonweal.algorithm import Algorithm, Server, Setting, Told
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError, DataError
 from commonweal.experiment import Experiment
 from commonweal.federation import Federation
-from commonweal.rule import bound
 from commonweal.store import Store
+from commonweal.synthetic import picture
 from commonweal.task import Task
 
 __all__ = ["Job", "Round", "prepare", "run"]
@@ -42,6 +43,7 @@ class Round:
     metrics: dict[str, float]  # of the test scores; empty where the round was not evaluated
     server: Server
     seconds: dict[str, float]
+    bytes: dict[str, int] = field(default_factory=dict)  # sent down and up, and what the model's weights would cost
 
     def line(self) -> dict[str, Any]:
         """The round as the store writes it."""
@@ -52,6 +54,7 @@ class Round:
             "weights": self.weights,
             "dropped": self.dropped,
             "notes": self.notes,
+            "bytes": self.bytes,
             "metrics": self.metrics,
         }
 
@@ -130,21 +133,46 @@ def prepare(experiment: Experiment) -> Job:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
         module = catalog.build("models", e.model, shape=tuple(federation.train.x.shape[1:]), outputs=federation.outputs)
-    local, step = catalog.build("clients", e.client), catalog.build("servers", e.server)
-    rule = bound(catalog.build("rules", e.rule), federation, local)
-    algorithm = catalog.build("algorithms", e.algorithm, rule=rule, local=local, step=step)
+    parts = {"rule": e.rule, "client": e.client, "server": e.server}
+    algorithm = _algorithm(e.algorithm, parts, federation, e.rounds, e.seed)
     plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}
     return Job(Task(module, federation.loss, federation.score), federation, algorithm, text=e.toml(), **plain)
 
 
-def given(task: Task, federation: Federation, rule: Any, client: Any, server: Any, **plain: Any) -> Job:
+# The parts of an experiment that an algorithm may take: their kind, what it calls them, and the default.
+PARTS = {
+    "rule": ("rules", "rule", "fedavg"),
+    "client": ("clients", "local", "sgd"),
+    "server": ("servers", "step", "sgd"),
+}
+
+
+def _algorithm(what: Any, parts: Mapping[str, Any], federation: Federation, rounds: int, seed: int) -> Algorithm:
+    """The protocol between server and clients. What it has no use for must not be asked for: nothing is ignored."""
+    if not isinstance(what, str | Mapping):
+        algorithm = what
+    else:
+        name = catalog.complete("algorithms", what)["name"]
+        taken, supplied = inspect.signature(catalog.find("algorithms", name).factory).parameters, {}
+        for key, (kind, parameter, default) in PARTS.items():
+            part = parts[key]
+            if parameter in taken:
+                supplied[parameter] = catalog.build(kind, part) if isinstance(part, str | Mapping) else part
+            elif part not in (default, catalog.complete(kind, default)):
+                raise ConfigError(f"algorithm {name!r} has no use for a {key}, but got {part!r}: leave it out")
+        shape = tuple(federation.train.x.shape[1:])
+        setting = Setting(shape, federation.outputs, federation.loss, rounds, seed)
+        algorithm = catalog.build("algorithms", what, **supplied, setting=setting)
+    if hasattr(getattr(algorithm, "rule", None), "bind"):
+        algorithm = replace(algorithm, rule=algorithm.rule.bind(federation, algorithm.local))
+    checked: Algorithm = algorithm
+    return checked
+
+
+def given(task: Task, federation: Federation, algorithm: Any, rule: Any, client: Any, server: Any, **plain: Any) -> Job:
     """A job from a user's own task and federation; each part is a name, a table, or the thing itself."""
-
-    def part(kind: str, value: Any) -> Any:
-        return catalog.build(kind, value) if isinstance(value, str | Mapping) else value
-
-    local = part("clients", client)
-    algorithm = Averaging(bound(part("rules", rule), federation, local), local, part("servers", server))
+    parts = {"rule": rule, "client": client, "server": server}
+    algorithm = _algorithm(algorithm, parts, federation, plain.get("rounds", Job.rounds), plain.get("seed", Job.seed))
     digest = hashlib.blake2b(task.initial.numpy().tobytes(), digest_size=8)
     for rows in (federation.train, federation.test):
         for tensor in (rows.x, rows.y, rows.offsets):
@@ -164,8 +192,8 @@ def run(
 ) -> Iterator[Round]:
     """Run an experiment round by round; with `out`, write it to a folder that `resume` goes on from.
 
-    Users with their own model and rows give a Task and a Federation instead, and any of rule, client, server, rounds,
-    cohort, seed, engine and evaluate_every.
+    Users with their own model and rows give a Task and a Federation instead, and any of algorithm, rule, client,
+    server, rounds, cohort, seed, engine and evaluate_every.
 
     >>> federation = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
     >>> [r.number for r in run(Task(torch.nn.Linear(1, 2)), federation, rule="aaggff-s", rounds=2)]
@@ -174,7 +202,8 @@ def run(
     if isinstance(what, Task):
         if federation is None:
             raise ConfigError("run(task) needs a Federation as its second argument")
-        job = given(what, federation, **({"rule": "fedavg", "client": "sgd", "server": "sgd"} | parts))
+        default = {"algorithm": "averaging"} | {key: name for key, (_, _, name) in PARTS.items()}
+        job = given(what, federation, **(default | parts))
     elif federation is not None or parts:
         raise ConfigError(
             "run(experiment) takes no other parts: change the experiment, or give a Task and a Federation"
@@ -224,8 +253,8 @@ def _like(fresh: Server, saved: Server) -> Server:
 
 def _round(job: Job, server: Server, number: int) -> Round:
     names, start = job.federation.names, time.perf_counter()
-    ids = job.cohort_of(number)
-    replies = job.simulator.collect(job.algorithm, job.algorithm.ask(server), ids, job.seed)
+    ids, seen = job.cohort_of(number), job.algorithm.ask(server)
+    replies = job.simulator.collect(job.algorithm, seen, ids, job.seed)
     trained = time.perf_counter()
     told: Told = job.algorithm.tell(job.task, server, ids, replies, job.federation.clients)
     decided = time.perf_counter()
@@ -249,7 +278,15 @@ def _round(job: Job, server: Server, number: int) -> Round:
         summary,
         told.server,
         seconds,
+        _traffic(job, seen, replies, len(ids)),
     )
+
+
+def _traffic(job: Job, seen: Mapping[str, Tensor], replies: Mapping[str, Tensor], cohort: int) -> dict[str, int]:
+    """The bytes of what was sent, and of the model's weights sent to and from the same clients."""
+    down = cohort * sum(t.numel() * t.element_size() for t in seen.values())
+    up = sum(t.numel() * t.element_size() for t in replies.values())
+    return {"down": down, "up": up, "weights": 2 * cohort * job.task.size * 4}
 
 
 def _summary(job: Job, test_scores: Tensor) -> dict[str, float]:
@@ -270,3 +307,6 @@ def _write(store: Store, job: Job, done: Round) -> None:
     if done.evaluation is not None:
         losses, test_scores = done.evaluation
         store.table(done.number, job.federation.names, test_scores, losses)
+        if hasattr(job.algorithm, "samples"):
+            x, y = job.algorithm.samples(done.server)
+            store.samples(done.number, x, y, picture(x, y))

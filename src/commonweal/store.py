@@ -4,6 +4,8 @@
     run.json                what it ran on: versions, clients, parameters, engine and why
     rounds.jsonl            one line a round: cohort, losses, scores, weights, dropped reports, metrics
     clients/000010.csv      every client's name, score and loss, for each evaluated round
+    synthetic.npz           the rows made so far (images, labels), where the algorithm makes some
+    pictures/000010.png     these rows, a class a line, for each evaluated round
     model.safetensors       the final model, by the module's own names
     checkpoint.safetensors  the server after some round: where a resumed run goes on
     timings.jsonl           seconds a round took; the only file that differs between two equal runs
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -123,7 +126,7 @@ class Store:
                 lines = path.read_bytes().splitlines(keepends=True)
                 kept = [line for line in lines[:last] if line.endswith(b"\n")]
                 replace(path, b"".join(kept))
-        for path in (self.folder / "clients").glob("*"):
+        for path in [*(self.folder / "clients").glob("*"), *(self.folder / "pictures").glob("*")]:
             if path.suffix == ".part" or int(path.stem) > last:
                 path.unlink()
 
@@ -142,6 +145,14 @@ class Store:
         cells = ([repr(v) if math.isfinite(v) else "" for v in column.tolist()] for column in (scores, losses))
         rows.writerows(zip(names, *cells, strict=True))
         replace(self.folder / "clients" / f"{round:06d}.csv", text.getvalue().encode())
+
+    def samples(self, round: int, x: Tensor, y: Tensor, picture: bytes) -> None:
+        """Synthetic rows, and a picture of them where they are images."""
+        data = io.BytesIO()
+        np.savez(data, images=x.numpy(), labels=y.numpy())  # its entries bear no date: equal rows are equal bytes
+        replace(self.folder / "synthetic.npz", data.getvalue())
+        if picture:
+            replace(self.folder / "pictures" / f"{round:06d}.png", picture)
 
     def checkpoint(self, last: int, state: Mapping[str, Any]) -> None:
         flat = flatten({"last": torch.tensor(last), **state})

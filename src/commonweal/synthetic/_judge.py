@@ -43,6 +43,7 @@ def judge(
     x: Tensor,
     y: Tensor,
     *,
+    held: Tensor | None = None,
     features: Features | None = None,
     extractor: str = "",
     dimensions: int = 32,
@@ -52,6 +53,7 @@ def judge(
 ) -> Judgement:
     """Judge labelled synthetic rows (x in [0, 1]) and the classifier `w` that the server trained on them.
 
+    held: real rows to compare with, the whole test set; by default the test rows of all clients
     features: rows to features, named by `extractor`. By default those that the task's own model feeds its last layer,
     after `epochs` passes over all real training rows. Inception is not built in, as torchvision is no dependency:
     whoever has its weights gives a function here.
@@ -63,7 +65,7 @@ def judge(
             "features without a name: say in `extractor` what they are, since a distance means nothing else"
         )
     train, test, rng = federation.train, federation.test, stream(seed, 0, 0, JUDGE)
-    real, held = unit(train.x), unit(test.x)
+    real, held = unit(train.x), unit(test.x if held is None else held)
     teacher = fit(task, real, train.y, epochs, 64, lr, rng)
     if features is None:
         extractor = f"last hidden layer of {type(task.module).__name__}, {task.size} parameters, {epochs} real epochs"

@@ -1,9 +1,8 @@
 """FedCGAN: clients average a conditional generator together with the discriminator that teaches it.
 
 Rasouli, Sun and Rajagopal, FedGAN, 2020, with the auxiliary classifier of Odena et al., ICML 2017: the baseline of
-Hahn, dissertation 2024, chapter IV. GroupNorm instead of the authors' BatchNorm, whose statistics are those of a client's
-few
-classes; fakes are told apart by the labels they were made for (the authors' code draws others at random).
+Hahn, dissertation 2024, chapter IV. GroupNorm instead of the authors' BatchNorm, whose statistics are those of a
+client's few classes; fakes are classed by the labels they were made for (the authors' code draws others at random).
 """
 
 from dataclasses import dataclass

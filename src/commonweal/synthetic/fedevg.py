@@ -69,8 +69,9 @@ class FedEvg:
     classifier_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        check(self, whole=("spc", "epochs", "batch", "decay_every", "chain_steps"), least=("lam", "chain_noise"))
-        check(self, above=("lr", "decay", "clip", "chain_step", "first", "steps", "last", "classifier_epochs"))
+        check(self, whole=("spc", "epochs", "batch", "decay_every", "chain_steps", "classifier_epochs"))
+        check(self, above=("lr", "decay", "clip", "chain_step", "first", "last", "steps"))
+        check(self, least=("lam", "chain_noise", "noise"))
         if self.setting.loss != "cross-entropy":
             raise ConfigError(f"fedevg needs classes, but the data's loss is {self.setting.loss!r}")
 

@@ -114,6 +114,27 @@ def show(name: str, alpha: float, method: str, runs: list[dict[str, Any]]) -> st
     return "| " + " | ".join([*cells, f"{sent / 1e6:.2f}", f"{weights / 1e6:.2f}", cell("seconds", 1, 0)]) + " |"
 
 
+def figure(name: str, alpha: float, folder: Path, out: Path, path: Path) -> None:
+    """Real rows beside what each method made of them, seed 1 (the thesis's Figure 4.1 has alpha 0.01)."""
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    x, y, _ = images(name, folder)
+    some = np.concatenate([np.flatnonzero(y == c)[:10] for c in range(10)])
+    sheets = {"real training rows": picture(torch.from_numpy(x[some]), torch.from_numpy(y[some]))}
+    sheets |= {m: (out / f"{name}-{alpha:g}-{m}-1.png").read_bytes() for m in METHODS}
+    canvas, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained")
+    for axis, (title, data) in zip(axes, sheets.items(), strict=True):
+        axis.imshow(plt.imread(io.BytesIO(data)))
+        axis.set_title(title)
+        axis.axis("off")
+    canvas.savefig(path, dpi=90)
+
+
 HEAD = "data | alpha | method | accuracy % | thesis | worst client % | Frechet | thesis | of real rows | recognised % |"
 HEAD += " coverage % | nearest | of held-out | near % | MB a round | MB as weights | s"
 
@@ -124,6 +145,7 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=["mnist", "fashion_mnist"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/synthetic"))
+    parser.add_argument("--figure", type=Path, help="where a picture of the last data's rows at alpha 0.01 goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"| {HEAD} |\n|" + "---|" * (HEAD.count("|") + 1), flush=True)
@@ -133,6 +155,8 @@ def main() -> None:
                 runs = [one(name, alpha, method, s, arguments.data, arguments.out) for s in arguments.seeds]
                 print(show(name, alpha, method, runs), flush=True)
     print(f"\nfeatures: {runs[0]['extractor']}")
+    if arguments.figure:
+        figure(name, ALPHAS[0], arguments.data, arguments.out, arguments.figure)
 
 
 if __name__ == "__main__":

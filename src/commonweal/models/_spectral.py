@@ -1,9 +1,18 @@
-"""A last layer whose weights have spectral norm 1."""
+"""What models of energies share: a last layer whose weights have spectral norm 1, and rows that are images."""
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Spectral"]
+from commonweal.errors import ConfigError
+
+__all__ = ["Spectral", "image"]
+
+
+def image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The channels, height and width of a row."""
+    if len(shape) != 3:
+        raise ConfigError(f"{model!r} takes images (channels, height, width), but rows are {shape}: take 'mlp'")
+    return shape[0], shape[1], shape[2]
 
 
 class Spectral(nn.Linear):

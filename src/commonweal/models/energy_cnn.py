@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from commonweal.models._spectral import Spectral
+from commonweal.models._spectral import Spectral, image
 
 __all__ = ["energy_cnn"]
 
@@ -12,7 +12,7 @@ def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Modu
 
     width: channels of the first convolution; the second has twice as many
     """
-    channels, height, across = shape
+    channels, height, across = image("energy-cnn", shape)
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, 2, 1),
         nn.SiLU(),

@@ -6,7 +6,7 @@ parameters and of the work.
 
 from torch import Tensor, nn
 
-from commonweal.models._spectral import Spectral
+from commonweal.models._spectral import Spectral, image
 
 __all__ = ["energy_resnet"]
 
@@ -16,11 +16,11 @@ def energy_resnet(shape: tuple[int, ...], outputs: int, width: int = 64) -> nn.M
 
     width: channels of the first block
     """
-    sides, layers = shape[1:], [nn.Conv2d(shape[0], width, 3, 1, 1, bias=False), _norm(width), nn.SiLU()]
-    inputs = width
+    channels, *sides = image("energy-resnet", shape)
+    layers, inputs = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), _norm(width), nn.SiLU()], width
     for stride, times in ((1, 1), (2, 2), (2, 4), (2, 8)):
         layers.append(_Block(inputs, times * width, stride))
-        inputs, sides = times * width, tuple(-(-side // stride) for side in sides)
+        inputs, sides = times * width, [-(-side // stride) for side in sides]
     return nn.Sequential(*layers, nn.Flatten(), Spectral(inputs * sides[0] * sides[1], outputs))
 
 

@@ -108,6 +108,8 @@ class Job:
         import commonweal
 
         way, why = self.simulator.decision
+        if not hasattr(self.algorithm, "local"):
+            way, why = "loop", "the algorithm speaks of one client at a time"
         versions = {
             "commonweal": commonweal.__version__,
             "torch": torch.__version__,

@@ -174,6 +174,8 @@ def test_the_synthetic_rows_come_to_teach_a_classifier() -> None:
         ({"lr": 0.0}, "fedevg lr = 0.0: it must be above 0"),
         ({"last": -1.0}, "fedevg last = -1.0: it must be above 0"),
         ({"noise": -0.1}, "fedevg noise = -0.1: it must be at least 0"),
+        ({"noise": math.nan}, "fedevg noise = nan: it must be at least 0"),
+        ({"preset": "thesys"}, "fedevg preset = 'thesys': did you mean 'thesis'?"),
         ({"steps": 0}, "fedevg steps = 0: it must be above 0"),
         ({"classifier_epochs": 0}, "fedevg classifier_epochs = 0: it must be at least 1"),
     ],

@@ -37,6 +37,7 @@ def test_the_same_run_writes_the_same_bytes_also_after_a_stop(name: str, tmp_pat
 def test_a_run_leaves_its_rows_pictures_scores_and_a_model(name: str, tmp_path: Path) -> None:
     made(name, tmp_path / "a")
     record = Record.read(tmp_path / "a")
+    assert record.facts["engine"] == "loop"
     assert record.finished and [r["round"] for r in record.evaluated] == [2, 4, 5]
     assert {"mean", "worst", "gini"} <= set(record.evaluated[-1]["metrics"])
     assert len(record.clients()) == 3

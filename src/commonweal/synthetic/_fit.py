@@ -86,5 +86,5 @@ def check(how: Any, whole: Sequence[str] = (), above: Sequence[str] = (), least:
     for fields, bottom, words in ((whole, 1, "at least 1"), (above, 0, "above 0"), (least, 0, "at least 0")):
         for field in fields:
             value = getattr(how, field)
-            if value is not None and (value < bottom or (value == bottom and words == "above 0")):
+            if value is not None and not (value > bottom if words == "above 0" else value >= bottom):
                 raise ConfigError(f"{name} {field} = {value}: it must be {words}")

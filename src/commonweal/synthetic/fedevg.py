@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from commonweal.algorithm import Server, Setting, Told
-from commonweal.errors import ConfigError
+from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Rows
 from commonweal.local import Lift, Tensors
 from commonweal.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
@@ -72,6 +72,8 @@ class FedEvg:
         check(self, whole=("spc", "epochs", "batch", "decay_every", "chain_steps", "classifier_epochs"))
         check(self, above=("lr", "decay", "clip", "chain_step", "first", "last", "steps"))
         check(self, least=("lam", "chain_noise", "noise"))
+        if self.preset not in PRESETS:
+            raise ConfigError(f"fedevg preset = {self.preset!r}: {did_you_mean(self.preset, PRESETS)}")
         if self.setting.loss != "cross-entropy":
             raise ConfigError(f"fedevg needs classes, but the data's loss is {self.setting.loss!r}")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from commonweal.errors import DataError
 from commonweal.synthetic import _energy
 from commonweal.synthetic._energy import SCHEDULES, ascent, contrast, langevin, logit, mixture, train
-from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, adam, batches, unit
+from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, adam, batches, scaled, unit
 from commonweal.synthetic.fedevg import FedEvg
 from commonweal.task import Task
 from made import SETTING, digits, task
@@ -161,7 +161,8 @@ def test_batches_pass_over_all_rows() -> None:
 
 
 def test_rows_must_lie_in_the_unit_interval() -> None:
-    assert unit(torch.tensor([[0, 255]], dtype=torch.uint8)).tolist() == [[0.0, 1.0]]
+    assert scaled(unit(torch.tensor([[0, 255]], dtype=torch.uint8))).tolist() == [[0.0, 1.0]]
+    assert scaled(unit(torch.tensor([[0.0, 0.7]]))).tolist() == [[0.0, pytest.approx(0.7)]]
     with pytest.raises(DataError, match=r"from -1 to 0\.5: scale them"):
         unit(torch.tensor([[-1.0, 0.5]]))
     with pytest.raises(DataError, match="int64"):

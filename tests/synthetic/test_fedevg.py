@@ -194,6 +194,17 @@ def test_values_and_models_it_cannot_use_are_refused() -> None:
         FedEvg(SETTING).init(normed, 3)
 
 
+def test_images_as_bytes_give_the_replies_of_the_same_images_as_numbers() -> None:
+    f, model = digits(), task()
+    whole = (f.train.x * 255).round()
+    how: FedEvg = catalog.build("algorithms", SMALL["fedevg"], setting=SETTING)
+    seen, told = how.ask(how.init(model, 3)), []
+    for x in (whole.to(torch.uint8), whole / 255):
+        same = replace(f, train=replace(f.train, x=x))
+        told.append(Simulator(model, same).collect(how, seen, torch.arange(3), 0))
+    assert all(torch.equal(told[0][n], told[1][n]) for n in told[0])
+
+
 def test_rows_outside_the_unit_interval_are_refused() -> None:
     rng = np.random.default_rng(0)
     f = Federation.from_arrays(4 * rng.random((40, 1, 8, 8)), np.arange(40) % 10, ["a", "b"] * 20)

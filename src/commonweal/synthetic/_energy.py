@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from commonweal.local import Tensors
-from commonweal.synthetic._fit import adam, batches, normal, rate
+from commonweal.synthetic._fit import adam, batches, normal, rate, scaled
 from commonweal.task import LOSSES, Task
 
 __all__ = ["SCHEDULES", "ascent", "contrast", "langevin", "logit", "mixture", "train"]
@@ -61,7 +61,7 @@ def train(
         before = (chains if how.chosen["anchor"] == "chain" else seen["x"])[pick]
         chains[pick] = negative = _chain(how, task, w, chains[pick], labels[pick], rng)
         leaf = w.detach().requires_grad_()
-        outputs = task.outputs(leaf, torch.cat([x[index], before, negative]))
+        outputs = task.outputs(leaf, torch.cat([scaled(x[index]), before, negative]))
         real, start, end = torch.split(outputs, [len(index), len(pick), len(pick)])
         own, other = cross(real, y[index]), cross(start, labels[pick])
         loss = own.mean() + how.lam * other.mean() + contrast(logit(real, y[index]), logit(end, labels[pick]))

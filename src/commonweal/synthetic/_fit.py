@@ -62,13 +62,13 @@ def scaled(x: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows as numbers in [0, 1], where synthetic rows live; bytes are scaled, other rows must lie there already."""
+    """These rows, if they are bytes or lie in [0, 1], where synthetic rows live; bytes are scaled batch by batch."""
     if x.dtype != torch.uint8 and (not x.is_floating_point() or x.amin() < 0 or x.amax() > 1):
         raise DataError(
             f"synthetic rows live in [0, 1], but there are rows of {x.dtype} from {float(x.amin()):g} to "
             f"{float(x.amax()):g}: scale them to [0, 1], or give images as bytes"
         )
-    return scaled(x)
+    return x
 
 
 def normal(shape: Sequence[int], rng: np.random.Generator) -> Tensor:

@@ -11,7 +11,7 @@ from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation
 from commonweal.local import measure
 from commonweal.randomness import JUDGE, stream
-from commonweal.synthetic._fit import fit, unit
+from commonweal.synthetic._fit import fit, scaled, unit
 from commonweal.task import Task
 
 __all__ = ["Judgement", "frechet", "judge", "nearest"]
@@ -65,7 +65,7 @@ def judge(
             "features without a name: say in `extractor` what they are, since a distance means nothing else"
         )
     train, test, rng = federation.train, federation.test, stream(seed, 0, 0, JUDGE)
-    real, held = unit(train.x), unit(test.x if held is None else held)
+    real, held = (scaled(unit(rows)) for rows in (train.x, test.x if held is None else held))
     teacher = fit(task, real, train.y, epochs, 64, lr, rng)
     if features is None:
         extractor = f"last hidden layer of {type(task.module).__name__}, {task.size} parameters, {epochs} real epochs"

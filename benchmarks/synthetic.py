@@ -132,7 +132,7 @@ def figure(name: str, alpha: float, folder: Path, out: Path, path: Path) -> None
         axis.imshow(plt.imread(io.BytesIO(data)))
         axis.set_title(title)
         axis.axis("off")
-    canvas.savefig(path, dpi=90)
+    canvas.savefig(path, dpi=64)
 
 
 HEAD = "data | alpha | method | accuracy % | thesis | worst client % | Frechet | thesis | of real rows | recognised % |"

@@ -22,6 +22,17 @@ __all__ = ["Averaging"]
 Server = dict[str, Any]  # nested dicts of tensors: what the server knows between two rounds
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What an algorithm may know of an experiment beside its own parameters and the clients' replies."""
+
+    shape: tuple[int, ...]  # of a row
+    outputs: int  # classes, where rows are classified
+    loss: str
+    rounds: int
+    seed: int
+
+
 class Told(NamedTuple):
     """What a round did: the next server, how much each of `ids` counted, and why others did not."""
 

@@ -24,21 +24,22 @@ from commonweal.server import ServerStep
 
 __all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
 
-# Where each kind lives: a package whose files are scanned, or a module whose __all__ is.
+# Where each kind lives: packages whose files are scanned, or modules whose __all__ is.
 KINDS = {
-    "rules": "commonweal.rules",
-    "clients": "commonweal.clients",
-    "servers": "commonweal.server",
-    "algorithms": "commonweal.algorithm",
-    "datasets": "commonweal.datasets",
-    "models": "commonweal.models",
-    "partitions": "commonweal.partition",
-    "noises": "commonweal.noise",
+    "rules": ("commonweal.rules",),
+    "clients": ("commonweal.clients",),
+    "servers": ("commonweal.server",),
+    "algorithms": ("commonweal.algorithm", "commonweal.synthetic"),
+    "datasets": ("commonweal.datasets",),
+    "models": ("commonweal.models",),
+    "partitions": ("commonweal.partition",),
+    "noises": ("commonweal.noise",),
 }
 # What the experiment itself supplies, not its author.
-SUPPLIED = {"models": ("shape", "outputs", "labels"), "algorithms": ("rule", "local", "step")}
+SUPPLIED = {"models": ("shape", "outputs", "labels"), "algorithms": ("rule", "local", "step", "setting")}
 
-OPTIONAL = ("labels",)  # supplied only to those who ask: the shape of a row's label, () where it has one
+# Supplied only to those who ask: the shape of a row's label (() where it has one), and what algorithms may take.
+OPTIONAL = ("labels", "rule", "local", "step", "setting")
 
 # Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step, a dataset's partition.
 NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers", Partition: "partitions", Noise: "noises"}
@@ -58,7 +59,7 @@ class Entry:
     @property
     def about(self) -> str:
         """What its file, or itself, says of it."""
-        shared = self.module.__name__ == KINDS[self.kind]
+        shared = self.module.__name__ in KINDS[self.kind]
         return inspect.cleandoc((self.factory if shared else self.module).__doc__ or "")
 
     @property
@@ -106,9 +107,8 @@ def entries(kind: str) -> Mapping[str, Entry]:
     """Everything of a kind, by name."""
     if kind not in KINDS:
         raise ConfigError(f"there are no {kind!r}: {did_you_mean(kind, KINDS)}")
-    home = importlib.import_module(KINDS[kind])
     found = {}
-    for stem, module in _files(home):
+    for stem, module in (pair for home in KINDS[kind] for pair in _files(importlib.import_module(home))):
         offered = [getattr(module, name) for name in module.__all__]
         for thing in offered:
             name = _plain(stem if stem and len(offered) == 1 else thing.__name__.lower())
@@ -195,7 +195,7 @@ def explain(error: pydantic.ValidationError) -> str:
 
 
 def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
-    """The thing itself. `supplied` are values that the experiment knows (the shape of a row, say)."""
+    """The thing itself. `supplied` are values that the experiment knows (a row's shape, say), for those who ask."""
     done = complete(kind, part)
     entry = find(kind, done.pop("name"))
     factory = entry.factory

@@ -107,12 +107,12 @@ def run(
     from commonweal.run import run as rounds_of
 
     experiment = read(file, changes or [])
-    folder = to or Path("runs") / f"{file.stem}-{experiment.rule['name']}-{experiment.seed}"
+    folder = to or Path("runs") / f"{file.stem}-{experiment.title}-{experiment.seed}"
     job = prepare(experiment)
     _remark(job, quiet or as_json)
     last, told = 0, set[str]()
     try:
-        with following(experiment.rounds, experiment.rule["name"], quiet or as_json) as step:
+        with following(experiment.rounds, experiment.title, quiet or as_json) as step:
             for done in rounds_of(job, out=folder, resume=resume):
                 step(done, job.federation.names)
                 last = done.number

@@ -78,6 +78,12 @@ class Experiment(Plain):
             del base["dataset"]["seed"]
         return Experiment(**(base | values))
 
+    @property
+    def title(self) -> str:
+        """What tells this run from others on the same data: its rule, after an algorithm other than averaging."""
+        rule, algorithm = self.rule["name"], self.algorithm["name"]
+        return rule if algorithm == "averaging" else algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
+
     def toml(self) -> str:
         """The whole experiment, defaults included, as it can be read back."""
         top, tables = [], []

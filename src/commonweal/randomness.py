@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COHORT", "DRAW", "KEEP", "NOISE", "PARTITION", "SPLIT", "TRAIN", "key", "stream", "uniforms"]
+__all__ = ["BEGIN", "CLASSIFY", "COHORT", "DRAW", "JUDGE", "KEEP", "LANGEVIN", "NOISE", "PARTITION", "SAMPLE", "SPLIT"]
+__all__ += ["TRAIN", "key", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
 SPLIT, COHORT, TRAIN, KEEP = 0, 1, 2, 3
 PARTITION, NOISE, DRAW = 16, 17, 18  # of datasets
+BEGIN, LANGEVIN, CLASSIFY, SAMPLE, JUDGE = 32, 33, 34, 35, 36  # of synthetic data
 WORD = (1 << 64) - 1
 
 

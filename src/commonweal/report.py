@@ -46,7 +46,9 @@ def result(record: Record) -> Table:
     """A run's last evaluation, and the clients it serves worst and best."""
     last = record.evaluated[-1]
     rule = record.experiment.get("rule", {})
-    name = rule["name"] if rule else "own parts"
+    algorithm = record.experiment.get("algorithm", {})
+    own = isinstance(algorithm, dict) and algorithm.get("name", "averaging") != "averaging"
+    name = algorithm["name"] if own else rule["name"] if rule else "own parts"
     table = Table(title=f"{name}: round {last['round']} of {record.experiment['rounds']}, {record.facts['score']}")
     table.add_column("over clients")
     columns = [last["metrics"]] + ([last["personal"]] if last.get("personal") else [])

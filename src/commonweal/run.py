@@ -1,11 +1,12 @@
 """A run is a loop over rounds, and the caller's `for` is the hook: `for round in run(experiment): ...`."""
 
 import hashlib
+import inspect
 import json
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from commonweal import catalog, metrics, randomness, scores
-from commonweal.algorithm import Algorithm, Averaging, Server, Told
+from commonweal.algorithm import Algorithm, Server, Setting, Told
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError, DataError, RunError, did_you_mean
 from commonweal.experiment import Experiment, Plain
@@ -22,6 +23,7 @@ from commonweal.federation import Federation
 from commonweal.local import bound as tied
 from commonweal.rule import bound
 from commonweal.store import Store
+from commonweal.synthetic import picture
 from commonweal.task import Task
 
 __all__ = ["Job", "Round", "prepare", "restored", "run"]
@@ -46,6 +48,7 @@ class Round:
     seconds: dict[str, float]
     personal: tuple[Tensor, Tensor] | None = None  # as `evaluation`, of the models that clients have of their own
     personal_metrics: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)  # sent down and up, and what the model's weights would cost
 
     def line(self) -> dict[str, Any]:
         """The round as the store writes it."""
@@ -56,6 +59,7 @@ class Round:
             "weights": self.weights,
             "dropped": self.dropped,
             "notes": self.notes,
+            "bytes": self.bytes,
             "metrics": self.metrics,
             **({"personal": self.personal_metrics} if self.personal_metrics else {}),
         }
@@ -112,6 +116,8 @@ class Job:
         import commonweal
 
         way, why = self.simulator.decision
+        if not hasattr(self.algorithm, "local"):
+            way, why = "loop", "the algorithm speaks of one client at a time"
         versions = {
             "commonweal": commonweal.__version__,
             "torch": torch.__version__,
@@ -139,27 +145,61 @@ def prepare(experiment: Experiment) -> Job:
         torch.manual_seed(e.seed)  # a module draws its start from torch's own generator
         shapes = {"shape": tuple(federation.train.x.shape[1:]), "labels": tuple(federation.train.y.shape[1:])}
         module = catalog.build("models", e.model, **shapes, outputs=federation.outputs)
-    local, step = tied(catalog.build("clients", e.client), e.rounds), catalog.build("servers", e.server)
-    rule = bound(catalog.build("rules", e.rule), federation, local)
-    algorithm = catalog.build("algorithms", e.algorithm, rule=rule, local=local, step=step)
+    parts = {"rule": e.rule, "client": e.client, "server": e.server}
+    algorithm = _algorithm(e.algorithm, parts, federation, e.rounds, e.seed)
     plain = {key: getattr(e, key) for key in ("rounds", "cohort", "seed", "engine", "evaluate_every")}
     return Job(Task(module, federation.loss, federation.score), federation, algorithm, text=e.toml(), **plain)
 
 
+# The parts of an experiment that an algorithm may take: their kind, what it calls them, and the default.
+PARTS = {
+    "rule": ("rules", "rule", "fedavg"),
+    "client": ("clients", "local", "sgd"),
+    "server": ("servers", "step", "sgd"),
+}
+
+
+def _algorithm(what: Any, parts: Mapping[str, Any], federation: Federation, rounds: int, seed: int) -> Algorithm:
+    """The protocol between server and clients. What it has no use for must not be asked for: nothing is ignored."""
+    algorithm = what
+    if isinstance(what, str | Mapping):
+        name = catalog.complete("algorithms", what)["name"]
+        taken, supplied = inspect.signature(catalog.find("algorithms", name).factory).parameters, {}
+        for key, (kind, parameter, default) in PARTS.items():
+            if parameter in taken:
+                supplied[parameter] = _part(key, parts[key])
+            elif parts[key] not in (default, catalog.complete(kind, default)):
+                raise ConfigError(f"algorithm {name!r} has no use for a {key}, but got {parts[key]!r}: leave it out")
+        shape = tuple(federation.train.x.shape[1:])
+        setting = Setting(shape, federation.outputs, federation.loss, rounds, seed)
+        algorithm = catalog.build("algorithms", what, **supplied, setting=setting)
+    if hasattr(algorithm, "local"):
+        local = tied(algorithm.local, rounds)
+        algorithm = replace(algorithm, rule=bound(algorithm.rule, federation, local), local=local)
+    checked: Algorithm = algorithm
+    return checked
+
+
 def given(
-    task: Task, federation: Federation, rule: Any = "fedavg", client: Any = "sgd", server: Any = "sgd", **plain: Any
+    task: Task,
+    federation: Federation,
+    algorithm: Any = "averaging",
+    rule: Any = "fedavg",
+    client: Any = "sgd",
+    server: Any = "sgd",
+    **plain: Any,
 ) -> Job:
     """A job from a user's own task and federation; each part is a name, a table, or the thing itself."""
     for key in plain:
         if key not in Plain.model_fields:
-            known = ["rule", "client", "server", *Plain.model_fields]
+            known = ["algorithm", *PARTS, *Plain.model_fields]
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
     plain = Plain(**plain).model_dump()
-    local = tied(_part("client", client), plain["rounds"])
-    algorithm = Averaging(bound(_part("rule", rule), federation, local), local, _part("server", server))
+    parts = {"rule": rule, "client": client, "server": server}
+    protocol = _algorithm(algorithm, parts, federation, plain["rounds"], plain["seed"])
     text = [f"{key} = {value!r}" for key, value in plain.items()]
-    text += [f"algorithm = {json.dumps(_described(algorithm))}", f'given = "{_digest(task, federation)}"']
-    return Job(task, federation, algorithm, text="\n".join(text) + "\n", **plain)
+    text += [f"algorithm = {json.dumps(_described(protocol))}", f'given = "{_digest(task, federation)}"']
+    return Job(task, federation, protocol, text="\n".join(text) + "\n", **plain)
 
 
 def _part(key: str, value: Any) -> Any:
@@ -199,8 +239,8 @@ def run(
 ) -> Iterator[Round]:
     """Run an experiment round by round; with `out`, write it to a folder that `resume` goes on from.
 
-    Users with their own model and rows give a Task and a Federation instead, and any of rule, client, server, rounds,
-    cohort, seed, engine and evaluate_every.
+    Users with their own model and rows give a Task and a Federation instead, and any of algorithm, rule, client,
+    server, rounds, cohort, seed, engine and evaluate_every.
 
     >>> federation = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
     >>> [r.number for r in run(Task(torch.nn.Linear(1, 2)), federation, rule="aaggff-s", rounds=2)]
@@ -273,8 +313,8 @@ def _like(fresh: Server, saved: Server, where: str = "server") -> Server:
 
 def _round(job: Job, server: Server, number: int) -> Round:
     names, start = job.federation.names, time.perf_counter()
-    ids = job.cohort_of(number)
-    replies = job.simulator.collect(job.algorithm, job.algorithm.ask(server), ids, job.seed)
+    ids, seen = job.cohort_of(number), job.algorithm.ask(server)
+    replies = job.simulator.collect(job.algorithm, seen, ids, job.seed)
     trained = time.perf_counter()
     told: Told = job.algorithm.tell(job.task, server, ids, replies, job.federation.clients)
     decided = time.perf_counter()
@@ -300,7 +340,15 @@ def _round(job: Job, server: Server, number: int) -> Round:
         seconds,
         personal,
         _summary(job, personal),
+        _traffic(job, seen, replies, len(ids)),
     )
+
+
+def _traffic(job: Job, seen: Mapping[str, Tensor], replies: Mapping[str, Tensor], cohort: int) -> dict[str, int]:
+    """The bytes of what was sent, and of the model's weights sent to and from the same clients."""
+    down = cohort * sum(t.numel() * t.element_size() for t in seen.values())
+    up = sum(t.numel() * t.element_size() for t in replies.values())
+    return {"down": down, "up": up, "weights": 2 * cohort * job.task.size * 4}
 
 
 def _summary(job: Job, evaluation: tuple[Tensor, Tensor] | None) -> dict[str, float]:
@@ -321,3 +369,6 @@ def _write(store: Store, job: Job, done: Round) -> None:
     if done.evaluation is not None:
         losses, test_scores = done.evaluation
         store.table(done.number, job.federation.names, test_scores, losses, done.personal)
+        if hasattr(job.algorithm, "samples"):
+            x, y = job.algorithm.samples(done.server)
+            store.samples(done.number, x, y, picture(x, y))

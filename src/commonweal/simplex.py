@@ -42,7 +42,7 @@ def project_inside(v: Tensor, pull: float) -> Tensor:
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     x = v.double() - v.max()
-    low, high = -1.0 - pull * len(v), torch.tensor(pull).sqrt().item() * len(v) + 1  # the threshold lies between
+    low, high = -1.0, pull * len(v)  # x - p + pull / p of the largest entry, which lies between 1/K and 1
 
     def inside(threshold: float) -> Tensor:
         y = x - threshold

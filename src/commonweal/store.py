@@ -4,6 +4,8 @@
     run.json                what it ran on: versions, clients, parameters, engine and why
     rounds.jsonl            one line a round: cohort, losses, scores, weights, dropped reports, metrics
     clients/000010.csv      every client's name, score and loss, for each evaluated round; by its own model too, if any
+    synthetic.npz           the rows made so far (images, labels), where the algorithm makes some
+    pictures/000010.png     these rows, a class a line, for each evaluated round
     model.safetensors       the final model, by the module's own names
     checkpoint.safetensors  the server after some round: where a resumed run goes on
     kept/                   what clients keep for themselves, where that is too much for the checkpoint
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -137,8 +140,8 @@ class Store:
                 raise RunError(f"{str(path)!r} has {what}: delete checkpoint.safetensors to begin the run anew")
             if len(lines) > len(kept):
                 replace(path, b"".join(kept))
-        for path in (self.folder / "clients").glob("*"):
-            number = re.fullmatch(r"(\d{6,})\.csv(\.part)?", path.name)
+        for path in [*(self.folder / "clients").glob("*"), *(self.folder / "pictures").glob("*")]:
+            number = re.fullmatch(r"(\d{6,})\.(?:csv|png)(\.part)?", path.name)
             if number and (number[2] or int(number[1]) > last):
                 path.unlink()
         for path in self.folder.glob("*.part"):
@@ -169,6 +172,14 @@ class Store:
         cells = ([repr(v) if math.isfinite(v) else "" for v in column.tolist()] for column in columns.values())
         rows.writerows(zip(names, *cells, strict=True))
         replace(self.folder / "clients" / f"{round:06d}.csv", text.getvalue().encode(), durable=False)
+
+    def samples(self, round: int, x: Tensor, y: Tensor, picture: bytes) -> None:
+        """Synthetic rows, and a picture of them where they are images."""
+        data = io.BytesIO()
+        np.savez(data, images=x.numpy(), labels=y.numpy())  # its entries bear no date: equal rows are equal bytes
+        replace(self.folder / "synthetic.npz", data.getvalue())
+        if picture:
+            replace(self.folder / "pictures" / f"{round:06d}.png", picture)
 
     def checkpoint(self, last: int, state: Mapping[str, Any]) -> None:
         flat = flatten({"last": torch.tensor(last), **state})

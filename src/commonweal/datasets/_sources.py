@@ -34,7 +34,7 @@ _MNIST = _files(
     ),
 )
 
-# Every checksum was compared with the file itself or, for files that could not be had, with the publisher's list.
+# Checksums are of the file itself or, for files that could not be had, from the publisher's list or public code.
 SOURCES: dict[str, tuple[File, ...]] = {
     "mnist": _MNIST,
     "mnist-writers": _MNIST

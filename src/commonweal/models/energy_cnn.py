@@ -1,0 +1,23 @@
+"""Two convolutions whose logits make good energies: Swish, and a last layer of spectral norm 1."""
+
+from torch import nn
+
+from commonweal.models._spectral import Spectral, image
+
+__all__ = ["energy_cnn"]
+
+
+def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Module:
+    """Two 3 x 3 convolutions of stride 2 with Swish, then one linear layer (spectral norm 1)
+
+    width: channels of the first convolution; the second has twice as many
+    """
+    channels, height, across = image("energy-cnn", shape)
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, 2, 1),
+        nn.SiLU(),
+        nn.Conv2d(width, 2 * width, 3, 2, 1),
+        nn.SiLU(),
+        nn.Flatten(),
+        Spectral(2 * width * -(-height // 4) * -(-across // 4), outputs),
+    )

@@ -1,0 +1,58 @@
+"""Models whose logits are energies: a last layer of norm 1, and energies that depend on a row alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from commonweal import catalog
+from commonweal.errors import ConfigError
+from commonweal.models._spectral import Spectral
+
+every = pytest.mark.parametrize("name", ["energy-cnn", "energy-resnet"])
+
+
+def build(name: str, shape: tuple[int, ...] = (3, 9, 12), width: int = 4) -> nn.Module:
+    module: nn.Module = catalog.build("models", {"name": name, "width": width}, shape=shape, outputs=5)
+    return module
+
+
+def test_the_last_layers_weights_have_norm_one() -> None:
+    layer = Spectral(7, 4)
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    W = layer.weight / torch.linalg.matrix_norm(layer.weight, 2)
+    torch.testing.assert_close(layer(x), x @ W.T + layer.bias)
+    with torch.no_grad():
+        scaled = Spectral(7, 4)
+        scaled.weight.copy_(50 * layer.weight)
+        scaled.bias.copy_(layer.bias)
+        torch.testing.assert_close(scaled(x), layer(x))
+
+
+def test_its_gradient_is_that_of_the_formula() -> None:
+    layer = Spectral(5, 3).double()
+    x = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.autograd.gradcheck(lambda W: torch.func.functional_call(layer, {"weight": W}, (x,)), layer.weight)
+
+
+@every
+def test_they_take_images_of_any_size_and_see_each_row_alone(name: str) -> None:
+    module = build(name)
+    x = torch.rand(6, 3, 9, 12, generator=torch.Generator().manual_seed(0))
+    outputs = module(x)
+    assert outputs.shape == (6, 5)
+    torch.testing.assert_close(module(x[2:3]), outputs[2:3], rtol=1e-4, atol=1e-5)
+    kinds = {type(m) for m in module.modules()}
+    assert nn.SiLU in kinds and nn.ReLU not in kinds and not list(module.buffers())
+    assert sum(isinstance(m, nn.Linear) for m in module.modules()) == 1
+
+
+def test_the_resnet_has_the_thesis_size_at_width_64() -> None:
+    """About 5 million parameters (section 4.2) for 32 x 32 images of one channel."""
+    module = catalog.build("models", "energy-resnet", shape=(1, 32, 32), outputs=10)
+    assert 4.8e6 < sum(p.numel() for p in module.parameters()) < 5.2e6
+
+
+@every
+def test_rows_that_are_no_images_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' takes images .* rows are \(10,\): take 'mlp'"):
+        build(name, (10,))

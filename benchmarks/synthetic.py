@@ -82,9 +82,7 @@ def one(name: str, alpha: float, method: str, seed: int, folder: Path, out: Path
     torch.manual_seed(seed)
     model = {"name": "energy-cnn", "width": 16} if name == "digits" else {"name": "energy-resnet", "width": 4}
     task, start = Task(catalog.build("models", model, shape=x.shape[1:], outputs=10)), time.perf_counter()
-    job = given(
-        task, federation, METHODS[method], "fedavg", "sgd", "sgd", rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS
-    )
+    job = given(task, federation, algorithm=METHODS[method], rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS)
     *_, done = run(job)
     spent = time.perf_counter() - start
     made, labels = job.algorithm.samples(done.server)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +173,11 @@ def _algorithm(what: Any, parts: Mapping[str, Any], federation: Federation, roun
         shape = tuple(federation.train.x.shape[1:])
         setting = Setting(shape, federation.outputs, federation.loss, rounds, seed)
         algorithm = catalog.build("algorithms", what, **supplied, setting=setting)
-    if hasattr(algorithm, "local"):
-        local = tied(algorithm.local, rounds)
-        algorithm = replace(algorithm, rule=bound(algorithm.rule, federation, local), local=local)
+    known = {each.name for each in fields(algorithm)} if is_dataclass(algorithm) else set()
+    if "local" in known:
+        algorithm = replace(algorithm, local=tied(algorithm.local, rounds))
+    if "rule" in known:
+        algorithm = replace(algorithm, rule=bound(algorithm.rule, federation, algorithm.local))
     checked: Algorithm = algorithm
     return checked
 
@@ -183,10 +185,10 @@ def _algorithm(what: Any, parts: Mapping[str, Any], federation: Federation, roun
 def given(
     task: Task,
     federation: Federation,
-    algorithm: Any = "averaging",
     rule: Any = "fedavg",
     client: Any = "sgd",
     server: Any = "sgd",
+    algorithm: Any = "averaging",
     **plain: Any,
 ) -> Job:
     """A job from a user's own task and federation; each part is a name, a table, or the thing itself."""

@@ -152,7 +152,7 @@ def test_clients_begin_anew_or_keep_their_classifier() -> None:
         start = how.keep(model, 1)
         assert bool(start) is holds
         simulator.collect(how, how.ask(how.init(model, 3)), torch.arange(3), 0)
-        first = {n: v.clone() for n, v in simulator.kept[0].items()}
+        first = {n: v.clone() for n, v in simulator.kept[0].items()} if 0 in simulator.kept else {}
         assert bool(first) is holds
         if holds:
             simulator.collect(how, how.ask(how.init(model, 3)) | {"round": torch.tensor(2)}, torch.arange(3), 0)

@@ -126,7 +126,7 @@ def test_a_rule_learns_the_generators_learning_rate() -> None:
     """q-FedAvg takes its Lipschitz constant from the rate of those who train, not of the client that is not asked."""
     from commonweal.run import given
 
-    job = given(task(), digits(), SMALL["fedcvae"] | {"lr": 0.004}, "qfedavg", "sgd", "sgd", rounds=1)
+    job = given(task(), digits(), "qfedavg", algorithm=SMALL["fedcvae"] | {"lr": 0.004}, rounds=1)
     assert job.algorithm.rule.lipschitz == pytest.approx(250)  # type: ignore[attr-defined]
 
 

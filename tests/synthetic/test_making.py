@@ -18,7 +18,7 @@ every = pytest.mark.parametrize("name", SMALL)
 
 
 def made(name: str, folder: Path, rounds: int = 5, stop: int | None = None, resume: bool = False) -> None:
-    job = given(task(), digits(), SMALL[name], "fedavg", "sgd", "sgd", rounds=rounds, seed=3, evaluate_every=2)
+    job = given(task(), digits(), algorithm=SMALL[name], rounds=rounds, seed=3, evaluate_every=2)
     for done in run(job, out=folder, resume=resume):
         if done.number == stop:
             break

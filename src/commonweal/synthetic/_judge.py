@@ -62,7 +62,7 @@ def judge(
     """
     if features is not None and not extractor:
         raise ConfigError(
-            "features without a name: say in `extractor` what they are, since a distance means nothing else"
+            f"features = {features!r} have no name: say in `extractor` what they are; a distance means nothing else"
         )
     train, test, rng = federation.train, federation.test, stream(seed, 0, 0, JUDGE)
     real, held = (scaled(unit(rows)) for rows in (train.x, test.x if held is None else held))

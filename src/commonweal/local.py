@@ -115,7 +115,9 @@ class Local:
         if self.momentum:
             slope = {name: g.add(memory[name], alpha=self.momentum) if memory else g for name, g in slope.items()}
             memory = slope
-        return {name: v[name].sub(g, alpha=lr) for name, g in slope.items()}, memory
+        # Written over the gradient where nobody needs it any more: these vectors are too large for the cache.
+        spare = {name: g if g.is_contiguous() and not memory else None for name, g in slope.items()}
+        return {name: torch.sub(v[name], g, alpha=lr, out=spare[name]) for name, g in slope.items()}, memory
 
     def settle(self, task: Task, v: Tensors, statistics: Tensor) -> Tensors:
         """The vectors with the module's statistics put in their place, which no gradient reaches."""

@@ -91,7 +91,7 @@ def test_the_terminal_fits_eighty_columns(pair: list[Result]) -> None:
     console.print(report.render(report.comparison(pair, "accuracy"), "terminal"))
     console.file.close()
     text = console.export_text()
-    assert "fedavg" in text and "…" not in text
+    assert "fedavg" in text and "degraded" in text and "…" not in text
 
 
 def test_the_verdict_names_the_worst_off_and_the_cost(pair: list[Result]) -> None:

@@ -160,9 +160,8 @@ def _for_terminal(grid: Grid, rows: list[list[str]]) -> Group:
         if grid.header[columns] and len(rows) > (not title):
             table = Table(title=title or None, box=box.SIMPLE_HEAD)
             for i, name in enumerate([grid.header[0], *grid.header[columns]]):
-                table.add_column(
-                    name, justify="left" if i == 0 else "right", min_width=16 if " against " in name else None
-                )
+                least, most = (16, None) if " against " in name else (None, 12 if not title and i else None)
+                table.add_column(name, justify="left" if i == 0 else "right", min_width=least, max_width=most)
             for row in rows if title else rows[1:]:
                 table.add_row(row[0], *row[columns])
             tables.append(table)

@@ -11,6 +11,7 @@ Methods' own parameters are those printed; published figures stand beside ours.
 
 import argparse
 import gzip
+import os
 import resource
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from commonweal.models.mlp import mlp
 from commonweal.run import given, run
 from commonweal.task import Task
 
-DATA = Path("/work/shared/data/mnist")
+DATA = Path(os.environ.get("COMMONWEAL_DATA", ".")) / "mnist"
 # Table 2.3, MNIST, K = 50 / 100 / 500 (accuracy in per cent; SuPerFed at each client's best m on its test rows).
 PUBLISHED = {
     "sgd": {50: 95.69, 100: 89.78, 500: 96.04},

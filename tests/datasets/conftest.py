@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(os.environ.get("COMMONWEAL_DATA", "/work/shared/data"))
+HERE = Path(os.environ.get("COMMONWEAL_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,9 @@ def test_a_model_that_is_as_right_as_it_is_sure_has_no_error() -> None:
 
 
 def test_edges_belong_to_the_bin_below() -> None:
-    table = calibration.bins(torch.tensor([[0.05, 1.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64), torch.tensor([0, 3]))
+    table = calibration.bins(
+        torch.tensor([[0.05, 1.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64), torch.tensor([0, 3])
+    )
     assert table[0, :, 0].tolist() == [2.0] + [0.0] * 18 + [1.0]
 
 

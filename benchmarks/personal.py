@@ -3,6 +3,7 @@
     python benchmarks/personal.py table --clients 50 --rounds 40     # Table 2.3, MNIST column
     python benchmarks/personal.py noise --noise pair --rate 0.1      # Table 2.6, MNIST columns
     python benchmarks/personal.py memory --clients 10000             # resident memory of a large store
+    python benchmarks/personal.py speed                              # processor time of a step, by method
 
 Protocol of the thesis: TwoNN, 5 clients a round, B 10, lr 0.01 falling by 1 % a round, momentum 0.9, weight decay 1e-4,
 80/20 split of each client's rows. Pathological: rows sorted by label, 2K shards, client i holds shards i and i + K.
@@ -23,10 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from commonweal import catalog, personal, report
+from commonweal import catalog, personal, randomness, report
+from commonweal.algorithm import Averaging
 from commonweal.federation import Federation
+from commonweal.local import many, plan, visit
 from commonweal.models.mlp import mlp
+from commonweal.rules.fedavg import FedAvg
 from commonweal.run import given, run
+from commonweal.server import SGD
 from commonweal.task import Task
 
 DATA = Path(os.environ.get("COMMONWEAL_DATA", ".")) / "mnist"
@@ -189,9 +194,31 @@ def memory(a: argparse.Namespace) -> None:
     print(f"{time.perf_counter() - begun:.0f} s, judging all {done.seconds['evaluate']:.0f} s of it", flush=True)
 
 
+def speed(a: argparse.Namespace) -> None:
+    """Processor time of a step of five clients together, and as a multiple of that of sgd."""
+    x, y = mnist()
+    f, t, ids = federation(pathological(y, 50), x, y), task(0), torch.arange(5)
+    streams = [randomness.stream(0, 2, i, randomness.TRAIN) for i in range(5)]
+    base = 0.0
+    for name in ["sgd", *(n for n in PUBLISHED if n != "sgd")]:
+        local = replace(client(name, 1), **({"begin": 0.0} if name.startswith("superfed") else {}))
+        algorithm = Averaging(FedAvg(), local, SGD())
+        seen = algorithm.ask(algorithm.init(t, 50) | {"round": torch.tensor(2)})
+        kept = {n: torch.stack([v] * 5) for n, v in local.keep(t, 1).items()}
+        planned = plan(local, t, f.train, ids, streams)
+        planned = replace(planned, steps=np.minimum(planned.steps, 60))
+        times = []
+        for _ in range(3):
+            begun = time.process_time()
+            visit(local, t, seen, kept, f.train, planned, many)
+            times.append((time.process_time() - begun) / 60 * 1e3)
+        base = base or min(times)
+        print(f"{name}: {min(times):.1f} ms a step, {min(times) / base:.1f} times sgd's", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "noise", "memory"])
+    parser.add_argument("what", choices=["table", "noise", "memory", "speed"])
     for key, default in {"clients": 50, "rounds": 40, "epochs": 10, "seed": 0, "rate": 0.1}.items():
         parser.add_argument(f"--{key}", type=type(default), default=default)
     parser.add_argument("--noise", choices=["pair", "symmetric"], default="pair")
@@ -200,4 +227,4 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    {"table": table, "noise": noise, "memory": memory}[arguments.what](arguments)
+    {"table": table, "noise": noise, "memory": memory, "speed": speed}[arguments.what](arguments)

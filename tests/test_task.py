@@ -144,13 +144,13 @@ def test_shared_weights_are_in_the_vector_once() -> None:
 @pytest.mark.parametrize(
     ("make", "want"),
     [
-        (lambda: module("mlp"), [0] * 40 + [1] * 27),
-        (lambda: module("norm"), [0] * 40 + [1] * 16 + [2] * 27 + [1] * 16),
-        (lambda: nn.Linear(2, 1), [0, 0, 0]),
+        (lambda: module("mlp"), [0, 0, 1, 1]),
+        (lambda: module("norm"), [0, 0, 1, 1, 2, 2, 1, 1]),
+        (lambda: nn.Linear(2, 1), [0, 0]),
     ],
 )
-def test_layer_numbers_the_module_that_owns_a_coordinate(make: Callable[[], nn.Module], want: list[int]) -> None:
-    assert Task(make()).layer.tolist() == want
+def test_layers_number_the_module_that_owns_a_piece(make: Callable[[], nn.Module], want: list[int]) -> None:
+    assert Task(make()).layers == want
 
 
 # A fresh start

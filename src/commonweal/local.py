@@ -106,18 +106,24 @@ class Local:
         return self.settle(task, v, statistics), memory
 
     def descend(self, v: Tensors, slope: Tensors, memory: Tensors, lr: float) -> tuple[Tensors, Tensors]:
-        """SGD with clipping, weight decay and momentum, in torch's order, for each vector by itself."""
-        if self.clip is not None:
-            norm = {name: g.square().sum(-1, keepdim=True) ** 0.5 for name, g in slope.items()}
-            slope = {name: g * (self.clip / (norm[name] + 1e-6)).clamp(max=1) for name, g in slope.items()}
-        if self.weight_decay:
-            slope = {name: g.add(v[name], alpha=self.weight_decay) for name, g in slope.items()}
-        if self.momentum:
-            slope = {name: g.add(memory[name], alpha=self.momentum) if memory else g for name, g in slope.items()}
-            memory = slope
-        # Written over the gradient where nobody needs it any more: these vectors are too large for the cache.
-        spare = {name: g if g.is_contiguous() and not memory else None for name, g in slope.items()}
-        return {name: torch.sub(v[name], g, alpha=lr, out=spare[name]) for name, g in slope.items()}, memory
+        """SGD with clipping, weight decay and momentum, in torch's order, for each vector by itself.
+
+        Written over the gradient and the memory, which are spent: these vectors are too large for the cache, and memory
+        that is given back at every step comes back page by page.
+        """
+        slope = _unshared(slope)
+        for name, g in slope.items():
+            if self.clip is not None:
+                g.mul_((self.clip / (g.square().sum(-1, keepdim=True) ** 0.5 + 1e-6)).clamp(max=1))
+            if self.weight_decay:
+                g.add_(v[name], alpha=self.weight_decay)
+        if not self.momentum:
+            return {name: torch.sub(v[name], g, alpha=lr, out=g) for name, g in slope.items()}, memory
+        if not memory:
+            return {name: torch.sub(v[name], g, alpha=lr) for name, g in slope.items()}, slope
+        for name, g in slope.items():
+            torch.add(g, memory[name], alpha=self.momentum, out=memory[name])
+        return {name: torch.sub(v[name], memory[name], alpha=lr, out=g) for name, g in slope.items()}, memory
 
     def settle(self, task: Task, v: Tensors, statistics: Tensor) -> Tensors:
         """The vectors with the module's statistics put in their place, which no gradient reaches."""
@@ -136,6 +142,13 @@ class Local:
         return {"update": update[..., ~private]}, kept | {"part": v["w"][..., private]}
 
 
+def _unshared(slope: Tensors) -> Tensors:
+    """The gradients, each in memory of its own: autograd may repeat one number, or give two vectors the same tensor."""
+    places = [g.data_ptr() for g in slope.values()]
+    single = {name: g.is_contiguous() and places.count(g.data_ptr()) == 1 for name, g in slope.items()}
+    return {name: g if single[name] else g.clone(memory_format=torch.contiguous_format) for name, g in slope.items()}
+
+
 def bound(local: Any, rounds: int) -> Any:
     """The local objective with what it takes from an experiment; most take nothing."""
     return local.bind(rounds) if hasattr(local, "bind") else local
@@ -143,7 +156,7 @@ def bound(local: Any, rounds: int) -> Any:
 
 def distance(task: Task, a: Tensor, b: Tensor) -> Tensor:
     """|a - b|^2 over what gradients train."""
-    return (a[: task.trained] - b[: task.trained]).square().sum()
+    return (task.moving(a) - task.moving(b)).square().sum()
 
 
 def _pieced(w: Tensor, part: Tensor, private: Tensor) -> Tensor:

@@ -102,14 +102,18 @@ def _at(scores: Tensor, point: Tensor) -> Tensor:
     return scores.gather(1, point[:, None])[:, 0]
 
 
-def scored(job: Job, server: Server, score: str, own: bool) -> tuple[Tensor, Tensor]:
-    """Every client's test loss and another score (`ece`, say) of the server's model, or of the client's own."""
+def scored(job: Job, server: Server, score: str, own: bool, rows: Rows | None = None) -> tuple[Tensor, Tensor]:
+    """Every client's loss and another score (`ece`, say) of the server's model, or of the client's own.
+
+    rows: on which, one client after the other; the test rows by default
+    """
     task, seen = replace(job.task, score=score), job.simulator.seen(job.algorithm, server)
-    shared = measure(task, seen["w"], job.federation.test)
+    rows = rows or job.federation.test
+    shared = measure(task, seen["w"], rows)
     personal = getattr(job.algorithm, "personal", None)
     if not own or personal is None:
         return shared
-    return job.simulator.judge(lambda kept: personal(job.task, seen, kept), shared, task)
+    return job.simulator.judge(lambda kept: personal(job.task, seen, kept), shared, task, rows)
 
 
 def reliability(job: Job, server: Server, own: bool) -> Tensor:

@@ -115,17 +115,21 @@ class Task:
         """How many of the vector's coordinates gradients move; those after them are statistics."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
+    def moving(self, w: Tensor) -> Tensor:
+        """Those coordinates of w (d,); w itself where they are all, since the gradient of a slice is a copy."""
+        return w if self.trained == self.size else w[: self.trained]
+
     @cached_property
     def initial(self) -> Tensor:
         """The module's own values."""
         return torch.cat([p.flatten() for p in self._pieces.values()]).to(torch.float32)
 
     @cached_property
-    def layer(self) -> Tensor:
-        """For every coordinate the number of the module that owns it: `u[task.layer]` gives each layer one value."""
+    def layers(self) -> list[int]:
+        """For every piece of the vector the number of the module that owns it: a weight and its bias have the same."""
         owners = [name.rpartition(".")[0] for name in self.names]
         number = {owner: i for i, owner in enumerate(dict.fromkeys(owners))}
-        return torch.repeat_interleave(torch.tensor([number[o] for o in owners]), torch.tensor(self.sizes))
+        return [number[owner] for owner in owners]
 
     def fresh(self, seed: int) -> Tensor:
         """Another random start of the same architecture (layers that cannot reset themselves keep their values)."""

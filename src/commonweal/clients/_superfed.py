@@ -54,9 +54,10 @@ class SuPerFed(Local):
             loss, statistics = task.loss(v["w"], batch)
             return loss + near, statistics
         m = self.mix(task, u)
-        loss, statistics = task.loss((1 - m) * v["w"] + m * v["own"], batch)  # its gradients are those of eq. 2.3
-        w, own = v["w"][: task.trained], v["own"][: task.trained]
-        apart = self.nu * (w @ own).square() / ((w @ w) * (own @ own))  # nu cos^2, eq. 2.5
+        loss, statistics = task.loss(v["w"].lerp(v["own"], m), batch)  # its gradients are those of eq. 2.3
+        w, own = task.moving(v["w"]), task.moving(v["own"])
+        # As sums of products: under vmap a product of two vectors is one of matrices, and its gradient slow.
+        apart = self.nu * (w * own).sum().square() / ((w * w).sum() * (own * own).sum())  # nu cos^2, eq. 2.5
         return loss + near + apart, torch.stack([statistics, statistics])
 
     def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:

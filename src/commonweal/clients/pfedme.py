@@ -54,7 +54,7 @@ class PFedMe(Local):
             slope, statistics = gradient(v)
             own, memory = self.descend({"own": v["own"]}, {"own": slope["own"]}, memory, self.inner_lr)
             v = self.settle(task, v | own, statistics)
-        return v | {"w": v["w"] - lr * self.lam * (v["w"] - v["own"])}, memory
+        return v | {"w": v["w"].lerp(v["own"], lr * self.lam)}, memory
 
     def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
         return {"update": seen["w"] - v["w"]}, {"own": v["own"]}

@@ -34,7 +34,7 @@ class Scaffold(Local):
         self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
     ) -> tuple[Tensor, Tensor]:
         loss, statistics = task.loss(v["w"], batch)
-        return loss + ((seen["c"] - kept["c"]) * v["w"][: task.trained]).sum(), statistics
+        return loss + ((seen["c"] - kept["c"]) * task.moving(v["w"])).sum(), statistics
 
     def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
         update = seen["w"] - v["w"]

@@ -5,6 +5,7 @@ Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Lea
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from commonweal.clients._superfed import SuPerFed
@@ -23,7 +24,8 @@ class SuPerFedLM(SuPerFed):
     """
 
     def draws(self, task: Task) -> int:
-        return int(task.layer.max()) + 1
+        return max(task.layers) + 1
 
     def mix(self, task: Task, u: Tensor) -> Tensor:
-        return u[task.layer]
+        # One value after the other: to pick u by coordinate takes many times as long under vmap.
+        return torch.cat([u[i].expand(n) for i, n in zip(task.layers, task.sizes, strict=True)])

@@ -109,6 +109,22 @@ def test_a_visit_leaves_what_it_was_sent_alone() -> None:
     assert torch.equal(task.initial, before) and torch.equal(f.train.x, x)
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_gradients_that_autograd_shares_are_not_written_over(rho: float) -> None:
+    """Two vectors may get the very same tensor, and a vector one number many times."""
+    g = torch.full((1, 1), 2.0).expand(1, 3)
+    v = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 3), "c": torch.zeros(1, 3)}
+    local, memory, same = Local(momentum=rho, weight_decay=1.0), dict[str, Tensor](), torch.full((1, 3), 2.0)
+    want, moved = torch.zeros(1, 3), torch.zeros(1, 3)
+    for _ in range(3):
+        v, memory = local.descend(v, {"a": same.clone(), "b": g, "c": g}, memory, lr=0.5)
+        moved = rho * moved + 2.0 + want
+        want = want - 0.5 * moved
+        assert all(torch.allclose(v[name], want) for name in v) and float(g[0, 0]) == 2
+    shared = local.descend({"a": want, "b": want}, {"a": same, "b": same}, {}, lr=0.5)[0]
+    assert torch.equal(shared["a"], shared["b"]) and torch.allclose(shared["a"], want - 0.5 * (2 + want))
+
+
 def test_weight_decay_and_clipping_do_not_reach_statistics() -> None:
     task, f = Task(module("norm")), federation(SIZES)
     got = trained(Local(steps=1, weight_decay=0.5, clip=1e-3), task, f, 1)[task.trained :]

@@ -46,6 +46,13 @@ def test_they_take_images_of_any_size_and_see_each_row_alone(name: str) -> None:
     assert sum(isinstance(m, nn.Linear) for m in module.modules()) == 1
 
 
+def test_the_cnns_energies_are_bounded_however_large_its_filters_grow() -> None:
+    small, large = build("energy-cnn"), build("energy-cnn")
+    large.load_state_dict({k: 100 * v if v.ndim == 4 else v for k, v in small.state_dict().items()})
+    x = torch.rand(6, 3, 9, 12, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(large(x), small(x), rtol=1e-2, atol=1e-3)
+
+
 def test_the_resnet_has_the_thesis_size_at_width_64() -> None:
     """About 5 million parameters (section 4.2) for 32 x 32 images of one channel."""
     module = catalog.build("models", "energy-resnet", shape=(1, 32, 32), outputs=10)

@@ -73,7 +73,7 @@ def test_noise_is_far_from_everything(parts: tuple[Task, Federation]) -> None:
     own = parts[1].train
     good = judged(parts, own.x[:100], own.y[:100])
     bad = judged(parts, torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0)), own.y[:100])
-    assert bad.frechet > 5 * good.frechet and bad.frechet_real == good.frechet_real
+    assert bad.frechet > 3 * good.frechet and bad.frechet_real == good.frechet_real
     assert bad.recognised < 0.4 and bad.near == 0.0 and bad.nearest > good.nearest_held
 
 

@@ -1,4 +1,8 @@
-"""Two convolutions whose logits make good energies: Swish, and a last layer of spectral norm 1."""
+"""Two convolutions whose logits make good energies: GroupNorm, Swish, and a last layer of spectral norm 1.
+
+The normalisation bounds the energy. Without it a client that keeps its model raises the energies of sampled rows for
+ever, and the gradients that it sends come to lie at their clip.
+"""
 
 from torch import nn
 
@@ -8,15 +12,17 @@ __all__ = ["energy_cnn"]
 
 
 def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Module:
-    """Two 3 x 3 convolutions of stride 2 with Swish, then one linear layer (spectral norm 1)
+    """Two 3 x 3 convolutions of stride 2 with GroupNorm and Swish, then one linear layer (spectral norm 1)
 
     width: channels of the first convolution; the second has twice as many
     """
     channels, height, across = image("energy-cnn", shape)
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, 2, 1),
+        nn.Conv2d(channels, width, 3, 2, 1, bias=False),
+        nn.GroupNorm(1, width),
         nn.SiLU(),
-        nn.Conv2d(width, 2 * width, 3, 2, 1),
+        nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False),
+        nn.GroupNorm(1, 2 * width),
         nn.SiLU(),
         nn.Flatten(),
         Spectral(2 * width * -(-height // 4) * -(-across // 4), outputs),

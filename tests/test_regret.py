@@ -7,7 +7,8 @@ import torch
 
 from commonweal import Experiment, Record, run
 from commonweal.errors import RunError
-from commonweal.regret import draw, of_run, regret
+from commonweal.regret import of_run, regret
+from commonweal.report import draw_regret
 
 
 def grid(k: int, steps: int) -> torch.Tensor:
@@ -39,7 +40,7 @@ def test_the_theorems_bound_holds_on_a_run(tmp_path: Path, rule: str) -> None:
     curve = of_run(finished(tmp_path / "run", rule=rule))
     assert curve.bound is not None and curve.rounds[-1] == 30
     assert all(a <= b for a, b in zip(curve.regret, curve.bound, strict=True))
-    draw(tmp_path / "regret.png", curve, rule)
+    draw_regret(tmp_path / "regret.png", curve, rule)
     assert (tmp_path / "regret.png").stat().st_size > 1000
 
 

@@ -276,10 +276,10 @@ def _described(entry: catalog.Entry) -> dict[str, Any]:
 
 
 def _show_regret(record: Record, quiet: bool) -> None:
-    from commonweal import regret
+    from commonweal import regret, report
 
     curve, path = regret.of_run(record), record.folder / "regret.png"
-    regret.draw(path, curve, f"{record.experiment['rule']['name']}: regret against the best fixed mixture")
+    report.draw_regret(path, curve, f"{record.experiment['rule']['name']}: regret against the best fixed mixture")
     if not quiet:
         limit = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
         out.print(f"regret after round {curve.rounds[-1]}: {curve.regret[-1]:.3f}{limit}; drawn to {path}")

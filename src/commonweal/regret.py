@@ -4,7 +4,6 @@ The decision of round t is the mixture that the rounds before it led to; its cos
 and -<p, r> for the others, with each rule's own response r (Table 1 of Hahn et al., ICML 2024).
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from commonweal.errors import RunError
 from commonweal.simplex import best_fixed
 from commonweal.store import Record
 
-__all__ = ["Regret", "draw", "of_run", "regret"]
+__all__ = ["Regret", "of_run", "regret"]
 
 
 class Regret(NamedTuple):
@@ -54,21 +53,3 @@ def of_run(record: Record, points: int = 40) -> Regret:
     has_bound = hasattr(rule, "bound")
     curve = regret(decisions, responses, rounds, logarithmic=has_bound)
     return Regret(rounds, curve, [rule.bound(t, clients) for t in rounds] if has_bound else None)
-
-
-def draw(path: Path, curve: Regret, title: str) -> None:
-    """The regret and its bound over rounds. The suffix names the format."""
-    import matplotlib  # slow to import, and only pictures need it
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(curve.rounds, curve.regret, marker=".", label="regret")
-    if curve.bound is not None:
-        axes.plot(curve.rounds, curve.bound, linestyle="--", label="the theorem's bound")
-    axes.set_xlabel("round")
-    axes.set_title(title)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

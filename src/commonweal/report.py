@@ -16,6 +16,7 @@ from torch import Tensor
 from commonweal import catalog, metrics
 from commonweal.compare import Result
 from commonweal.personal import POINTS, Curve, Landscape
+from commonweal.regret import Regret
 from commonweal.store import Record
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "draw",
     "draw_curve",
     "draw_landscape",
+    "draw_regret",
     "draw_reliability",
     "render",
     "result",
@@ -245,6 +247,17 @@ def draw_reliability(path: Path, tables: Mapping[str, Tensor]) -> None:
             axes.plot(confidence.numpy(), right.numpy(), "o-", label=label)
         axes.set_xlabel("confidence")
         axes.set_ylabel("share that is right")
+        axes.legend()
+
+
+def draw_regret(path: Path, curve: Regret, title: str) -> None:
+    """The regret and its bound over rounds."""
+    with _figure(path, figsize=(6, 4)) as axes:
+        axes.plot(curve.rounds, curve.regret, marker=".", label="regret")
+        if curve.bound is not None:
+            axes.plot(curve.rounds, curve.bound, linestyle="--", label="the theorem's bound")
+        axes.set_xlabel("round")
+        axes.set_title(title)
         axes.legend()
 
 

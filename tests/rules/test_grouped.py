@@ -17,6 +17,7 @@ from commonweal.rules.adafed import AdaFed
 from commonweal.rules.afl import AFL
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.grouped import Grouped
+from commonweal.rules.guarded import Guarded
 from commonweal.rules.propfair import PropFair
 from commonweal.rules.qfedavg import QFedAvg
 from commonweal.rules.uniform import Uniform
@@ -112,6 +113,16 @@ def test_notes_are_the_inner_rules_on_groups() -> None:
     assert rule.notes(told, {}) == []
     assert len(rule.notes(replace(told, losses=torch.tensor([3.0, 3.0, 1.0])), {})) == 1
     assert Grouped(AFL(), DOMAINS).notes(told, {}) == []
+
+
+def test_members_of_a_group_that_is_not_believed_are_named() -> None:
+    told = reports([1.0, 1.0, 5000.0, 1.0, 1.0], ids=[1, 2, 3, 4, 5], clients=6)
+    rule = Grouped(Guarded(FedAvg()), ("d", "a", "b", "c", "c", "b"))
+    why = rule.rejected(told)
+    assert sorted(why) == [3, 4]  # groups a, b and c stand; 3 and 4 are c, whose mean loss no one believes
+    assert all(words.startswith("dropped: its group's loss is") for words in why.values())
+    assert weigh(rule, told)[2:4].tolist() == [0.0, 0.0]
+    assert Grouped(FedAvg(), ("d", "a", "b", "c", "c", "b")).rejected(told) == {}
 
 
 def test_losses_after_training_are_asked_for_where_the_inner_rule_needs_them() -> None:

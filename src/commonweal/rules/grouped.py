@@ -74,6 +74,15 @@ class Grouped:
         notes: Any = getattr(self.rule, "notes", None)
         return notes(self._merged(reports)[2], state) if notes else []
 
+    def rejected(self, reports: Reports) -> dict[int, str]:
+        """The members of groups that the rule does not believe, and why."""
+        if not (rejected := getattr(self.rule, "rejected", None)):
+            return {}
+        group, _, merged = self._merged(reports)
+        why, groups = rejected(merged), merged.ids[group].tolist()
+        found = {client: why[g] for client, g in zip(reports.ids.tolist(), groups, strict=True) if g in why}
+        return {client: words.replace("its ", "its group's ", 1) for client, words in found.items()}
+
 
 def _domains(wanted: Any, federation: Federation) -> tuple[str | int, ...]:
     """Every client's group."""

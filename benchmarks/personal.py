@@ -30,6 +30,8 @@ from commonweal.algorithm import Averaging
 from commonweal.federation import Federation
 from commonweal.local import many, plan, visit
 from commonweal.models.mlp import mlp
+from commonweal.noise import Pair, Symmetric
+from commonweal.partition import Dirichlet
 from commonweal.rules.fedavg import FedAvg
 from commonweal.run import given, run
 from commonweal.server import SGD
@@ -98,26 +100,6 @@ def pathological(y: np.ndarray, clients: int) -> np.ndarray:
     return owner
 
 
-def dirichlet(y: np.ndarray, clients: int, alpha: float, seed: int) -> np.ndarray:
-    rng, owner = np.random.default_rng(seed), np.empty(len(y), dtype=np.int64)
-    for label in np.unique(y):
-        rows = rng.permutation(np.flatnonzero(y == label))
-        cuts = (np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)).astype(int)
-        for client, part in enumerate(np.split(rows, cuts)):
-            owner[part] = client
-    return owner
-
-
-def flipped(y: Tensor, kind: str, rate: float, seed: int) -> Tensor:
-    """Training labels of which the share `rate` is wrong (eqs. 2.7, 2.8)."""
-    rng = np.random.default_rng(seed)
-    wrong = rng.permutation(len(y))[: round(rate * len(y))]
-    noisy = y.clone()
-    move = 1 if kind == "pair" else torch.from_numpy(rng.integers(1, 10, len(wrong)))
-    noisy[wrong] = (y[wrong] + move) % 10
-    return noisy
-
-
 def federation(owner: np.ndarray, x: np.ndarray, y: np.ndarray) -> Federation:
     return Federation.from_arrays(x, y, [f"{k:05d}" for k in owner], test=0.2)
 
@@ -179,9 +161,15 @@ def spread(evaluation: tuple[Tensor, Tensor] | None) -> str:
 
 def noise(a: argparse.Namespace) -> None:
     x, y = mnist()
-    f = federation(dirichlet(y, a.clients, 10.0, a.seed), x, y)
-    f = replace(f, train=replace(f.train, y=flipped(f.train.y, a.noise, a.rate, a.seed)))
-    wrong = replace(f.test, y=flipped(f.test.y, a.noise, a.rate, a.seed + 1))
+    f, flip = (
+        federation(Dirichlet(a.clients, 10.0)(y, a.seed), x, y),
+        {"pair": Pair, "symmetric": Symmetric}[a.noise](a.rate),
+    )
+    train, wrong = (
+        replace(rows, y=torch.from_numpy(flip(rows.y.numpy(), 10, a.seed + k)))
+        for k, rows in enumerate((f.train, f.test))
+    )
+    f = replace(f, train=train)
     print(f"MNIST, Dirichlet 10, {a.noise} {a.rate}, K {a.clients}, T {a.rounds} (thesis 500), E {a.epochs} (10)")
     print("ECE / MCE / accuracy by test labels as they are; by test labels with the same noise, as the authors' code\n")
     print("| method | published | global | personal | global, noisy test | personal, noisy test | minutes |")

@@ -161,14 +161,10 @@ def spread(evaluation: tuple[Tensor, Tensor] | None) -> str:
 
 def noise(a: argparse.Namespace) -> None:
     x, y = mnist()
-    f, flip = (
-        federation(Dirichlet(a.clients, 10.0)(y, a.seed), x, y),
-        {"pair": Pair, "symmetric": Symmetric}[a.noise](a.rate),
-    )
-    train, wrong = (
-        replace(rows, y=torch.from_numpy(flip(rows.y.numpy(), 10, a.seed + k)))
-        for k, rows in enumerate((f.train, f.test))
-    )
+    f = federation(Dirichlet(a.clients, 10.0)(y, a.seed), x, y)
+    flip: Any = Pair(a.rate) if a.noise == "pair" else Symmetric(a.rate)
+    labels = [torch.from_numpy(flip(rows.y.numpy(), 10, a.seed + k)) for k, rows in enumerate((f.train, f.test))]
+    train, wrong = replace(f.train, y=labels[0]), replace(f.test, y=labels[1])
     f = replace(f, train=train)
     print(f"MNIST, Dirichlet 10, {a.noise} {a.rate}, K {a.clients}, T {a.rounds} (thesis 500), E {a.epochs} (10)")
     print("ECE / MCE / accuracy by test labels as they are; by test labels with the same noise, as the authors' code\n")

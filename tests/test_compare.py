@@ -6,6 +6,8 @@ import pytest
 
 from commonweal.compare import cells, compared, results, split_rules
 from commonweal.errors import ConfigError, RunError
+from commonweal.report import comparison
+from commonweal.store import Record
 
 BASE = {"dataset": "vowel", "rounds": 3}
 
@@ -74,6 +76,19 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path: Path) -> None:
     list(compared(cells(BASE, ["fedavg"], 1, [], tmp_path)))
     with pytest.raises(RunError, match="another experiment"):
         list(compared(cells(BASE | {"rounds": 4}, ["fedavg"], 1, [], tmp_path)))
+
+
+def test_personal_methods_have_a_line_for_the_models_that_clients_are_served_with(tmp_path: Path) -> None:
+    plan = cells(BASE, ["fedavg"], 2, ["client=sgd,ditto"], tmp_path)
+    list(compared(plan))
+    found = {r.label: r for r in results(plan)}
+    assert list(found) == ["fedavg client=sgd", "fedavg client=ditto", "fedavg client=ditto, own models"]
+    records = [Record.read(cell.folder) for cell in plan[2:]]
+    own, shared = (found[f"fedavg client=ditto{end}"].scores for end in (", own models", ""))
+    assert own.tolist() == [[score for _, score, _ in record.personal()] for record in records]
+    assert shared.tolist() == [[score for _, score, _ in record.clients()] for record in records] != own.tolist()
+    grid = comparison(list(found.values()), "accuracy")
+    assert len(grid.rows) == 3 and "own models: what the clients" in grid.notes[-1]
 
 
 def test_results_gather_seeds_by_rule(tmp_path: Path) -> None:

@@ -109,6 +109,14 @@ def test_changing_the_rule_forgets_the_old_rules_parameters(file: Path) -> None:
     assert read(file, ["rule=aaggff-s"]).rule["cdf"] == "normal"
 
 
+def test_changing_the_client_method_keeps_what_all_of_them_have(file: Path) -> None:
+    client = read(file, ["client.momentum=0.5", "client=ditto", "client.lam=3"]).client
+    assert (client["name"], client["lr"], client["momentum"], client["lam"]) == ("ditto", 0.2, 0.5, 3.0)
+    assert "lam" not in read(file, ["client=ditto", "client.lam=3", "client=sgd"]).client
+    with pytest.raises(ConfigError, match="no client is called 'dito': did you mean 'ditto'"):
+        read(file, ["client=dito"])
+
+
 def test_the_name_itself_can_be_overridden(file: Path) -> None:
     assert read(file, ["model.name=mlp"]).model["name"] == "mlp"
 

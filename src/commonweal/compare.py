@@ -15,7 +15,10 @@ from commonweal.experiment import Experiment, override
 from commonweal.run import Round, prepare, run
 from commonweal.store import Record
 
-__all__ = ["Cell", "Result", "Step", "cells", "compared", "results", "split_rules"]
+__all__ = ["OWN", "Cell", "Result", "Step", "cells", "compared", "results", "split_rules"]
+
+
+OWN = ", own models"  # what clients are served with, where that is not the shared model
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,21 @@ def _finished(cell: Cell) -> bool:
 
 
 def results(plan: Iterable[Cell]) -> list[Result]:
-    """The runs of a finished comparison, gathered by label."""
+    """The runs of a finished comparison, gathered by label: the shared model, and the clients' own if they have any."""
     gathered: dict[str, list[Record]] = {}
     for cell in plan:
         gathered.setdefault(cell.label, []).append(Record.read(cell.folder))
     found = []
     for label, records in gathered.items():
-        tables = [[c for c in record.clients() if not np.isnan(c[1])] for record in records]
-        names = tuple(name for name, _, _ in tables[0])
-        scores = np.array([[score for _, score, _ in table] for table in tables])
-        found.append(Result(label, names, scores, [metrics.summary(row, names=names) for row in scores]))
+        found.append(_result(label, [record.clients() for record in records]))
+        if all(own := [record.personal() for record in records]):
+            found.append(_result(f"{label}{OWN}", own))
     return found
+
+
+def _result(label: str, tables: Sequence[Sequence[tuple[str, float, float]]]) -> Result:
+    """From every client's name, score and loss, seed by seed; those without a score are left out."""
+    scored = [[row for row in table if not np.isnan(row[1])] for table in tables]
+    names = tuple(name for name, _, _ in scored[0])
+    scores = np.array([[score for _, score, _ in table] for table in scored])
+    return Result(label, names, scores, [metrics.summary(row, names=names) for row in scores])

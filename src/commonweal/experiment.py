@@ -148,7 +148,7 @@ def override(base: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any
             raise ConfigError(f"{text!r} is not an override: write key=value, such as rounds=50 or rule.cdf=frechet")
         head, dot, rest = key.partition(".")
         if not dot:
-            result[head] = _parse(value)
+            result[head] = _named(head, result.get(head), _parse(value))
             continue
         if head not in _PARTS:
             raise ConfigError(f"{key!r} is not a parameter of a part: {did_you_mean(head, _PARTS)}")
@@ -156,6 +156,14 @@ def override(base: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any
         part = {"name": part} if isinstance(part, str) else dict(part if isinstance(part, Mapping) else {})
         result[head] = _within(part, rest.split("."), _parse(value))
     return result
+
+
+def _named(head: str, old: Any, value: Any) -> Any:
+    """A part by its name. Another client method keeps what all have (lr, batch, ...), so that they can be compared."""
+    if head != "client" or not isinstance(old, Mapping) or not isinstance(value, str):
+        return value
+    common = catalog.find("clients", "sgd").parameters.keys() & catalog.find("clients", value).parameters
+    return {"name": value} | {key: given for key, given in old.items() if key in common}
 
 
 def _within(part: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:

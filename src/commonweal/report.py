@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from commonweal import catalog, metrics
-from commonweal.compare import Result
+from commonweal.compare import OWN, Result
 from commonweal.personal import POINTS, Curve, Landscape
 from commonweal.regret import Regret
 from commonweal.store import Record
@@ -110,6 +110,8 @@ def comparison(results: Sequence[Result], score: str) -> Grid:
         notes.append(
             "suffering and thriving: clients below and above FedAvg's mean, share of them and mean change in points"
         )
+    if any(r.label.endswith(OWN) for r in results):
+        notes.append("own models: what the clients of that method are served with; the line before is the shared model")
     return Grid(title, header, rows, marks, notes)
 
 

@@ -39,10 +39,10 @@ def main(folder: Path) -> None:
                 f"round {done.number}: the server's classifier scores {mean:.1f} %, {worst:.1f} % at the worst client"
             )
     record, made = Record.read(folder), np.load(folder / "synthetic.npz")
-    w = torch.cat([t.flatten() for t in record.model().values()])
     x, y = torch.from_numpy(made["images"]), torch.from_numpy(made["labels"])
-    found = judge(task, digits, w, x, y, epochs=10)
+    found = judge(task, digits, task.vector(record.model()), x, y, epochs=10)
     traffic = record.rounds[-1]["bytes"]
+    print(f"the saved classifier: {100 * found.metrics['mean']:.1f} %, {100 * found.metrics['worst']:.1f} % at worst")
     print(f"Frechet distance {found.frechet:.1f} (as many real rows: {found.frechet_real:.1f}); {found.extractor}")
     print(f"recognised {100 * found.recognised:.0f} %, classes covered {100 * found.coverage:.0f} %")
     print(f"to the nearest training row {found.nearest:.2f}; held-out real rows {found.nearest_held:.2f}")

@@ -48,17 +48,17 @@ def averaging(local: Any, rule: Any = None) -> Averaging:
     return Averaging(rule or FedAvg(), local, SGD())
 
 
-def planned(local: Local, t: Task, f: Federation, ids: list[int], round: int = 1) -> Plan:
-    streams = [randomness.stream(0, round, randomness.key(f.names[i]), randomness.TRAIN) for i in ids]
+def planned(local: Local, t: Task, f: Federation, ids: list[int], round: int = 1, seed: int = 0) -> Plan:
+    streams = [randomness.stream(seed, round, randomness.key(f.names[i]), randomness.TRAIN) for i in ids]
     return plan(local, t, f.train, torch.tensor(ids), streams)
 
 
 def visited(
-    local: Any, t: Task, f: Federation, seen: Tensors, kept: Tensors | None = None, who: int = 2
+    local: Any, t: Task, f: Federation, seen: Tensors, kept: Tensors | None = None, who: int = 2, seed: int = 0
 ) -> tuple[Tensors, Tensors]:
     """One client's visit: its reply and what it keeps, without the clients' axis."""
     kept = local.keep(t, 5) if kept is None else kept
-    p = planned(local, t, f, [who], int(seen["round"]))
+    p = planned(local, t, f, [who], int(seen["round"]), seed)
     stacked = {name: value[None] for name, value in kept.items()}
     reply, after = visit(local, t, seen, stacked, f.train, p, alone)
     return {n: v[0] for n, v in reply.items()}, {n: v[0] for n, v in after.items()}

@@ -1,6 +1,7 @@
 """Personal models judged one by one in plain loops, the line and the plane between models, and their pictures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from typer.testing import CliRunner
 
 from commonweal import personal, report
 from commonweal.cli import app
-from commonweal.errors import ConfigError, RunError
+from commonweal.errors import CommonwealError, ConfigError, RunError
 from commonweal.experiment import Experiment
-from commonweal.federation import Federation
+from commonweal.federation import Federation, Rows
 from commonweal.local import judge
 from commonweal.run import given, run
 from commonweal.store import Record
+from commonweal.task import Task
 from personal_helpers import client, federation, task
 
 
@@ -113,6 +115,27 @@ def test_a_single_test_row_is_scored_in_the_middle() -> None:
     assert curve.validated[0] == curve.scores[0, 5]
 
 
+def test_halves_without_a_score_leave_the_choice_to_the_loss() -> None:
+    scores = torch.tensor([[torch.nan] * 11, [0.5] * 11, [torch.nan] * 11], dtype=torch.float64)
+    losses = torch.ones(3, 11, dtype=torch.float64)
+    losses[0, 3], losses[1, 8], losses[2] = 0.1, 0.2, torch.nan  # the last has no rows at all
+    assert personal._best(scores, losses).tolist() == [3, 8, 5]
+
+
+def test_validation_where_a_half_has_one_class_only() -> None:
+    """AUROC: the half of client a that has both classes is scored, the other not; b has both halves."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    x[:, 0] = torch.arange(40)
+    y = [0] * 12 + [1, 0] * 14
+    f = Federation.from_arrays(x, y, ["a"] * 20 + ["b"] * 20, test=0.5, loss="binary", score="auroc", outputs=1)
+    test = Rows(torch.zeros(8, 3), torch.tensor([0, 0, 1, 0, 0, 1, 1, 0]), torch.tensor([0, 4, 8]))
+    f = replace(f, test=test)
+    t = Task(torch.nn.Linear(3, 1), "binary", "auroc")
+    job = given(t, f, "fedavg", client("apfl"), "sgd", rounds=2)
+    curve = personal.curve(job, list(run(job))[-1].server)
+    assert curve.validated.tolist() == [0.5, 0.5]  # rows alike: every defined half scores a half
+
+
 def test_a_method_without_a_line_is_a_sentence() -> None:
     job, last = done("ditto")
     with pytest.raises(ConfigError, match="superfed-mm, superfed-lm or apfl"):
@@ -142,6 +165,30 @@ def test_models_on_a_line_have_no_plane() -> None:
     w = job.task.initial
     with pytest.raises(ConfigError, match="on a line"):
         personal.landscape(job.task, job.federation.test, torch.stack([w, w + 1, w + 1]))
+
+
+def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
+    sizes = dict.fromkeys("abcdef", 20)
+    job = given(task(), federation(sizes), "fedavg", client("superfed-mm", begin=2.0), "sgd", rounds=4, cohort=2)
+    for seed in range(6):
+        again = replace(job, seed=seed)
+        last = list(run(again))[-1]
+        joined = {i for i in again.simulator.kept if float(again.simulator.kept[i]["joined"])}
+        if len(joined) < 2:
+            with pytest.raises(ConfigError, match="two clients with models of their own"):
+                personal.around(again, last.server)
+            continue
+        names, plane = personal.around(again, last.server)
+        assert list(names[1:]) == [f"{again.federation.names[i]}'s own" for i in (min(joined), max(joined))]
+        assert plane.losses.isfinite().all()
+
+
+@pytest.mark.parametrize("score", ["ece", "mce"])
+def test_calibration_of_values_is_refused(score: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{score} needs probabilities of classes, which a model of 'squared' has not"
+    ):
+        Task(torch.nn.Linear(3, 1), "squared", score)
 
 
 # Calibration
@@ -208,6 +255,20 @@ def test_the_command_shows_and_draws(folder: Path, tmp_path: Path) -> None:
     assert all(b"<svg" in path.read_bytes() for path in files.values())
     shown = json.loads(CliRunner().invoke(app, ["show", str(folder), "--json"]).stdout)
     assert shown["personal"]["mean"] == pytest.approx(np.mean([c["personal_score"] for c in shown["clients"]]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["DIR", "--curve", "x.foo"], "'x.foo' is no name of a picture: end it with .png, .svg, .pdf"),
+        (["DIR", "--landscape", "."], "'.' is no name of a picture"),
+        (["DIR", "--reliability", "/dev/null/x.png"], "cannot write '/dev/null/x.png'"),
+        (["sgd", "--curve", "x.png"], "'sgd' is an algorithm's name: pictures are drawn of a run's folder"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_a_sentence(folder: Path, arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["show", *(a.replace("DIR", str(folder)) for a in arguments)])
+    assert isinstance(result.exception, CommonwealError) and words in str(result.exception)
 
 
 def test_a_plain_run_is_shown_as_before(tmp_path: Path) -> None:

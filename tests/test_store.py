@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import commonweal
 from commonweal import store
-from commonweal.errors import RunError
+from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import Experiment
 from commonweal.run import run
 from commonweal.store import Record, Store, flatten, unflatten
@@ -170,6 +170,16 @@ def test_an_existing_run_is_refused_without_resume(finished: Record) -> None:
     with pytest.raises(RunError, match=r"holds this run already: go on with --resume, or choose another$"):
         list(run(small(), out=finished.folder))
     assert contents(finished.folder) == before
+
+
+def test_a_folder_whose_run_failed_before_its_first_round_may_be_used_again(tmp_path: Path) -> None:
+    wrong = small(model={"name": "mlp", "hidden": (4,)}, client={"name": "fedper", "head": ("nope",)})
+    with pytest.raises(ConfigError, match="'nope' is no layer"):
+        list(run(wrong, out=tmp_path / "run"))
+    right = small(model={"name": "mlp", "hidden": (4,)}, client={"name": "fedper"})
+    for folder in ("run", "other"):
+        list(run(right, out=tmp_path / folder))
+    assert contents(tmp_path / "run") == contents(tmp_path / "other")
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -121,7 +121,7 @@ class Averaging:
             each = [measure(task, w, rows, ids[k : k + 1])[0] for k, w in enumerate(trained)]
             replies = replies | {"after": torch.cat(each)}
         replies = replies | {"loss": losses, "score": scores, "size": rows.sizes[ids]}
-        return replies, _sound(kept, after, replies["update"])
+        return replies, sound(kept, after, replies["update"])
 
     def _received(self, task: Task, seen: Tensors, kept: Tensors, ids: Tensor, lift: Lift) -> Tensor:
         """What each client makes of the received model with its own part of it, (S, d)."""
@@ -151,9 +151,12 @@ class Averaging:
         trainable, step = self.step(w[:trained], whole[:trained], server["step"])
         following |= {"w": torch.cat([trainable, w[trained:] - whole[trained:]]), "rule": state, "step": step}
         extra, local = cast(Any, self.rule), cast(Any, self.local)
+        rejected = extra.rejected(reports) if hasattr(extra, "rejected") else {}
         if hasattr(local, "absorb"):
-            following["shared"] = local.absorb(server["shared"], replies, clients)
-        dropped |= extra.rejected(reports) if hasattr(extra, "rejected") else {}
+            believed = torch.tensor([i not in rejected for i in ids.tolist()])
+            told = {name: value[believed] for name, value in replies.items()}
+            following["shared"] = local.absorb(server["shared"], told, clients)
+        dropped |= rejected
         notes = extra.notes(reports, state) if hasattr(extra, "notes") else []
         return Told(following, ids, weights.double(), dropped, notes)
 
@@ -174,12 +177,19 @@ def _everywhere(part: Tensor, private: Tensor | None) -> Tensor:
     return whole
 
 
-def _sound(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
+def _finite(value: Tensor) -> Tensor:
+    """Which clients' values (S, ...) are finite throughout, (S,)."""
+    flat = value.reshape(len(value), -1)
+    good = torch.isfinite(flat.sum(1))  # one cheap pass; a sum may overflow though its terms are finite
+    return good if good.all() else torch.isfinite(flat).all(1)
+
+
+def sound(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
     """What clients keep: those whose training diverged keep what they had, or they could never take part again."""
     if not after:
         return after
     each = [update, *(value for value in after.values() if value.is_floating_point())]
-    good = torch.stack([torch.isfinite(value.reshape(len(value), -1).sum(1)) for value in each]).all(0)  # (S,)
+    good = torch.stack([_finite(value) for value in each]).all(0)  # (S,)
     if good.all():
         return after
     return {
@@ -189,14 +199,12 @@ def _sound(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
 
 
 def _unusable(ids: Tensor, replies: Tensors) -> dict[int, str]:
-    loss = torch.isfinite(replies["loss"])
-    update = torch.isfinite(replies["update"].sum(1))  # one cheap pass; a sum may overflow though its terms are finite
-    if not update.all():
-        update = torch.isfinite(replies["update"]).all(1)
-    why = {}
-    for client, good_loss, good_update in zip(ids.tolist(), loss.tolist(), update.tolist(), strict=True):
-        if not good_loss:
-            why[client] = "its loss is not a finite number"
-        elif not good_update:
-            why[client] = "its update is not finite: local training diverged"
+    """The clients with a reply that is not finite, and which. A score may have no value (AUROC of a single class)."""
+    why: dict[int, str] = {}
+    for name, value in {"loss": replies["loss"], **replies}.items():
+        if not value.is_floating_point() or name == "score":
+            continue
+        words = "loss is not a finite number" if name == "loss" else f"{name} is not finite: local training diverged"
+        for client in ids[~_finite(value)].tolist():
+            why.setdefault(client, f"its {words}")
     return why

@@ -164,6 +164,7 @@ def _draw_models(
         return
     from commonweal import personal, report
 
+    report.drawable(curve, landscape, reliability)
     job, server = personal.reopen(folder)
     if curve:
         along = personal.curve(job, server)
@@ -248,6 +249,8 @@ def show(
         _draw_models(what, curve, landscape, reliability, quiet or as_json)
         return
     found = [entries[what] for entries in map(catalog.entries, catalog.KINDS) if what in entries]
+    if found and (regret or curve or landscape or reliability):
+        raise ConfigError(f"{what!r} is an algorithm's name: pictures are drawn of a run's folder")
     if not found:
         known = [name for kind in catalog.KINDS for name in catalog.entries(kind)]
         raise ConfigError(f"{what!r} is neither a run's folder nor a known name: {did_you_mean(what, known)}")
@@ -311,6 +314,7 @@ def compare(
 
     if form not in report.MARKS:
         raise ConfigError(f"there is no format {form!r}: {did_you_mean(form, report.MARKS)}")
+    report.drawable(picture)
     base = override(values(file), changes or [])
     plan = cells(base, split_rules(rules), seeds, vary or [], to or Path("runs") / f"{file.stem}-compare")
     _compare(plan, quiet)

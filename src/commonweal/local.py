@@ -27,7 +27,7 @@ from commonweal.federation import Rows
 from commonweal.task import Batch, Task
 
 __all__ = ["Lift", "Local", "Plan", "Tensors", "alone", "bound", "distance", "judge", "judge_each", "many"]
-__all__ += ["measure", "measure_each", "plan", "visit"]
+__all__ += ["measure", "measure_each", "not_negative", "plan", "visit"]
 
 Tensors = dict[str, Tensor]
 Lift = Callable[[Callable[..., Any], tuple[int | None, ...]], Callable[..., Any]]
@@ -57,6 +57,8 @@ class Local:
         for name, least in {"epochs": 1, "batch": 0, "decay_every": 1, "momentum": 0, "weight_decay": 0}.items():
             if not getattr(self, name) >= least:  # NaN is not
                 raise ConfigError(f"client {name} = {getattr(self, name)}: it must be at least {least}")
+        if self.momentum >= 1:
+            raise ConfigError(f"client momentum = {self.momentum}: it must be below 1, or steps add up without end")
         for name in ("lr", "decay", "clip", "steps"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ConfigError(f"client {name} = {value}: it must be above 0")
@@ -152,6 +154,13 @@ def _unshared(slope: Tensors) -> Tensors:
 def bound(local: Any, rounds: int) -> Any:
     """The local objective with what it takes from an experiment; most take nothing."""
     return local.bind(rounds) if hasattr(local, "bind") else local
+
+
+def not_negative(how: Any, *names: str) -> None:
+    """Weights of penalties: below 0 they would reward what they are there to hold back."""
+    for name in names:
+        if not getattr(how, name) >= 0:  # NaN is not
+            raise ConfigError(f"client {name} = {getattr(how, name)}: it must be at least 0")
 
 
 def distance(task: Task, a: Tensor, b: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Curve:
     names: tuple[str, ...]
     scores: Tensor
     losses: Tensor
-    validated: Tensor  # (K',) at an m chosen on one half of the client's test rows and scored on the other, both ways
+    validated: Tensor  # (K',) at an m chosen on one half of the client's test rows, on the other: the mean of both ways
 
     def chosen(self) -> dict[str, Tensor]:
         """Every client's score (K',) by how m is chosen. The oracle's m is chosen on the very rows that are scored."""
@@ -57,8 +57,9 @@ def curve(job: Job, server: Server) -> Curve:
     halves = [_half(test, k) for k in (0, 1)]
     (scores, losses), first, second = (_along(job, server, rows) for rows in (test, *halves))
     n = torch.stack([half.sizes for half in halves]).double()  # (2, K)
-    picked = [_at(first[0], _best(*second)), _at(second[0], _best(*first))]
-    validated = sum(torch.where(k > 0, k * s, 0) for k, s in zip(n, picked, strict=True)) / n.sum(0)
+    picked = torch.stack([_at(first[0], _best(*second)), _at(second[0], _best(*first))])
+    n = n * picked.isfinite()  # a half may have no score, as AUROC of a single class
+    validated = (n * picked.nan_to_num()).sum(0) / n.sum(0)
     names = tuple(job.federation.names[i] for i in ids.tolist())
     return Curve(names, scores[ids], losses[ids], validated[ids])
 
@@ -92,10 +93,10 @@ def _half(rows: Rows, which: int) -> Rows:
 
 
 def _best(scores: Tensor, losses: Tensor) -> Tensor:
-    """The point (K,) of the highest score, the least loss among equals; the middle where there is nothing to go by."""
-    best = scores == scores.amax(1, keepdim=True)
-    point = torch.where(best, losses, torch.inf).argmin(1)
-    return torch.where(best.any(1), point, MIDDLE)
+    """The point (K,) of the highest score, the least loss among equals or without a score; the middle without rows."""
+    scores = scores.nan_to_num(-torch.inf)
+    point = torch.where(scores == scores.amax(1, keepdim=True), losses, torch.inf).argmin(1)
+    return torch.where(losses.isnan().all(1), MIDDLE, point)
 
 
 def _at(scores: Tensor, point: Tensor) -> Tensor:
@@ -169,11 +170,19 @@ def around(job: Job, server: Server) -> tuple[tuple[str, ...], Landscape]:
     """The test loss in the plane of the server's model and two clients' own, the first and the last there are."""
     seen, local = job.simulator.seen(job.algorithm, server), getattr(job.algorithm, "local", None)
     ends, personal = getattr(local, "ends", None), getattr(local, "personal", None)
+
+    def first(order: list[int]) -> tuple[int, Tensor] | None:
+        """The first client whose own model is another than the server's: some never took part while it was trained."""
+        for i in order:
+            row = job.simulator.kept[i]
+            own = ends(job.task, seen, row)[1] if ends else personal and personal(job.task, seen, row)
+            if own is not None and not torch.equal(own, seen["w"]):
+                return i, own
+        return None
+
     kept = list(job.simulator.kept)
-    if personal is None or len(kept) < 2:
+    found = [client for client in (first(kept), first(kept[::-1])) if client is not None]
+    if len({i for i, _ in found}) < 2:
         raise ConfigError("a landscape needs two clients with models of their own: take a personal method, and run it")
-    pair = [kept[0], kept[-1]]
-    rows = [job.simulator.kept[i] for i in pair]
-    own = [ends(job.task, seen, row)[1] if ends else personal(job.task, seen, row) for row in rows]
-    names = ("server's model", *(f"{job.federation.names[i]}'s own" for i in pair))
-    return names, landscape(job.task, job.federation.test, torch.stack([seen["w"], *own]))
+    names = ("server's model", *(f"{job.federation.names[i]}'s own" for i, _ in found))
+    return names, landscape(job.task, job.federation.test, torch.stack([seen["w"], *(own for _, own in found)]))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from commonweal import catalog, metrics
 from commonweal.compare import OWN, Result
+from commonweal.errors import ConfigError, RunError
 from commonweal.personal import POINTS, Curve, Landscape
 from commonweal.regret import Regret
 from commonweal.store import Record
@@ -28,6 +29,7 @@ __all__ = [
     "draw_landscape",
     "draw_regret",
     "draw_reliability",
+    "drawable",
     "render",
     "result",
     "rules_table",
@@ -188,6 +190,16 @@ def verdict(base: Result, fair: Result) -> str:
     )
 
 
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def drawable(*paths: Path | None) -> None:
+    """Refuse names of pictures that have no known suffix, before the work that leads to them."""
+    for path in paths:
+        if path is not None and path.suffix.lower() not in PICTURES:
+            raise ConfigError(f"{str(path)!r} is no name of a picture: end it with {', '.join(PICTURES)}")
+
+
 @contextmanager
 def _figure(path: Path, **size: Any) -> Iterator[Any]:
     """Axes that are saved when they are done; the path's suffix names the format."""
@@ -196,11 +208,16 @@ def _figure(path: Path, **size: Any) -> Iterator[Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    drawable(path)
     figure, axes = plt.subplots(layout="constrained", **size)
     yield axes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
+    finally:
+        plt.close(figure)
 
 
 def draw_curve(path: Path, curve: Curve, score: str) -> None:

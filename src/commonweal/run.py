@@ -81,7 +81,8 @@ class Job:
     simulator: Simulator = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "simulator", Simulator(self.task, self.federation, self.engine))
+        trains = getattr(self.algorithm, "task", None)
+        object.__setattr__(self, "simulator", Simulator(self.task, self.federation, self.engine, trains=trains))
         size = self.size
         if not 1 <= size <= self.federation.clients:
             raise ConfigError(f"cohort = {self.cohort!r} is {size} clients, but there are {self.federation.clients}")
@@ -265,6 +266,7 @@ def run(
 
 def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     server, last = job.algorithm.init(job.task, job.federation.clients), 0
+    job.simulator.kept.clear()  # of an earlier run of the same job
     if store is not None:
         last, saved = store.open(job.text, job.facts(), resume)
         server = restored(job, saved, store.folder)

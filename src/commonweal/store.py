@@ -100,21 +100,28 @@ class Store:
     def open(self, experiment: str, facts: Mapping[str, Any], resume: bool) -> tuple[int, dict[str, Any]]:
         """Begin or go on: the last round that is saved (0 for none), and the server and clients after it."""
         known = self.folder / "experiment.toml"
+        difference = _difference(known, experiment) if known.exists() else ""
+        # What failed before its first round, as with a mistake in the experiment, may be written over.
+        if difference and self._holds_rounds:
+            what = f"another experiment ({difference})"
+            raise RunError(f"{str(self.folder)!r} holds {what}: choose another folder")
         if known.exists():
-            if difference := _difference(known, experiment):
-                what = f"another experiment ({difference})"
-                raise RunError(f"{str(self.folder)!r} holds {what}: choose another folder")
-            if not resume:
+            if not difference and not resume:
                 raise RunError(f"{str(self.folder)!r} holds this run already: go on with --resume, or choose another")
         elif self.folder.exists() and (self.folder.is_file() or {p.name for p in self.folder.iterdir()} - BEGUN):
             raise RunError(f"{str(self.folder)!r} is not empty and holds no run: choose another folder")
         saved = self.saved()
         last = 0 if saved is None else int(saved.pop("last"))
         self._cut(last)
-        if not known.exists():
+        if difference or not known.exists():
             replace(self.folder / "run.json", to_json(facts))
             replace(known, experiment.encode())
         return last, saved or {}
+
+    @property
+    def _holds_rounds(self) -> bool:
+        written = self.folder / "rounds.jsonl"
+        return (self.folder / "checkpoint.safetensors").exists() or (written.exists() and written.stat().st_size > 0)
 
     def saved(self) -> dict[str, Any] | None:
         """The last checkpoint, or None."""

@@ -4,7 +4,7 @@ The vector holds the trained parameters first and the running statistics (BatchN
 are averaged like the rest, but no gradient moves them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,6 +78,10 @@ class Task:
 
     def __post_init__(self) -> None:
         scores.named(self.score)
+        if self.score in ("ece", "mce") and self.criterion not in ("cross-entropy", "binary"):
+            raise ConfigError(
+                f"{self.score} needs probabilities of classes, which a model of {self.criterion!r} has not"
+            )
         if self.criterion not in LOSSES:
             raise ConfigError(f"no loss is called {self.criterion!r}: {did_you_mean(self.criterion, LOSSES)}")
         if not any(p.requires_grad for p in self.module.parameters()):
@@ -137,7 +141,8 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for part in module.modules():
-                if callable(reset := getattr(part, "reset_parameters", None)):
+                reset = getattr(part, "reset_parameters", getattr(part, "_reset_parameters", None))  # of attention
+                if callable(reset):
                     reset()
         return Task(module, self.criterion, self.score).initial
 
@@ -157,6 +162,10 @@ class Task:
     @cached_property
     def _judging(self) -> nn.Module:
         return deepcopy(self.module).eval()
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of tensors by name, as a run's `Record.model()` gives them: the inverse of `tensors`."""
+        return torch.cat([tensors[name].flatten() for name in self.names])
 
     def loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's loss in training mode, and the statistics after it (empty where the module has none)."""

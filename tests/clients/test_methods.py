@@ -13,6 +13,8 @@ from commonweal.clients.superfed_mm import SuPerFedMM
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError
 from commonweal.local import alone
+from commonweal.rules.fedavg import FedAvg
+from commonweal.rules.guarded import Guarded
 from commonweal.run import given, run
 from commonweal.task import Batch, Task
 from personal_helpers import METHODS, averaging, client, federation, planned, sent, task, visited
@@ -93,6 +95,37 @@ def test_scaffolds_server_moves_by_the_share_of_the_mean_change() -> None:
     local, change = client("scaffold"), torch.stack([own_vector(k) for k in range(3)])
     c = local.absorb({"c": own_vector(8)}, {"change": change}, 12)["c"]
     close(c, own_vector(8) + 3 / 12 * change.mean(0))
+
+
+def test_scaffolds_variates_over_two_rounds() -> None:
+    """c_i <- c_i - c + u / (steps lr) and c <- c + the mean change times the cohort's share, from the replies alone."""
+    local, lr = client("scaffold", momentum=0.0), 0.1
+    job = given(T, F, "fedavg", local, "sgd", rounds=2, cohort=2, seed=3)
+    c, mine, w = torch.zeros(D), {}, T.initial
+    for number, done in enumerate(run(job), start=1):
+        ids = job.cohort_of(number).tolist()
+        change = []
+        for i in ids:
+            reply, _ = visited(local, T, F, sent(T, number, c=c) | {"w": w}, {"c": mine.get(i, torch.zeros(D))}, i, 3)
+            steps = 2 * -(-int(F.train.sizes[i]) // 5)
+            change.append(reply["update"] / (steps * lr) - c)
+            mine[i] = mine.get(i, torch.zeros(D)) + change[-1]
+        c, w = c + torch.stack(change).sum(0) / 5, done.server["w"]
+        close(done.server["shared"]["c"], c)
+    assert len(mine) > 2  # someone took part in the second round only
+
+
+@pytest.mark.parametrize("spoil", [float("nan"), 1e6])
+def test_scaffolds_server_does_not_hear_reports_that_are_not_believed(spoil: float) -> None:
+    algorithm = averaging(client("scaffold"), Guarded(FedAvg()))
+    server, ids = algorithm.init(T, 5), torch.arange(5)
+    replies = Simulator(T, F).collect(algorithm, algorithm.ask(server), ids, 0)
+    replies["change"][3] *= spoil
+    if spoil == 1e6:
+        replies["update"][3] *= spoil
+    told = algorithm.tell(T, server, ids, replies, 5)
+    assert list(told.dropped) == [3]
+    close(told.server["shared"]["c"], replies["change"][[0, 1, 2, 4]].sum(0) / 5)
 
 
 @pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
@@ -204,6 +237,31 @@ def test_superfeds_own_models_start_apart_from_the_shared_one_and_each_other() -
     assert float(a[:30].abs().max()) <= 4**-0.5 and float(a[30:].abs().max()) <= 6**-0.5
 
 
+def test_superfed_needs_models_that_can_start_anew_and_be_mixed() -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    with pytest.raises(ConfigError, match="another start for every client, but no layer of Bare has reset_parameters"):
+        client("superfed-mm").keep(Task(Bare()), 0)
+    with pytest.raises(ConfigError, match="cannot mix models with BatchNorm"):
+        client("superfed-lm").keep(task(norm=True), 0)
+
+
+@pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])
+def test_superfed_starts_from_a_model_of_zeros(name: str) -> None:
+    zeros = Task(torch.nn.Linear(4, 3))
+    for p in zeros.module.parameters():
+        torch.nn.init.zeros_(p)
+    job = given(zeros, F, "fedavg", client(name, begin=0.0, epochs=4), "sgd", rounds=6)
+    *_, last = run(job)
+    assert not last.dropped and last.personal_metrics["mean"] > 0.5
+
+
 def test_before_it_joins_the_own_model_stays_and_is_not_served() -> None:
     local = client("superfed-lm", begin=1.0, weight_decay=0.1)
     kept = local.keep(T, 4)
@@ -275,9 +333,32 @@ def test_ditto_without_a_leash_is_training_alone() -> None:
     assert torch.equal(own_vector() - kept["own"], reply["update"])
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "kept"),
+    [
+        ("ditto", {"lam": 0.0}, {}),
+        ("apfl", {"adaptive": False}, {"a": torch.ones(1)}),
+        ("pfedme", {"lam": 1e-9, "inner": 1, "inner_lr": 0.1}, {}),
+    ],
+)
+def test_statistics_go_with_the_model_they_are_of(
+    name: str, parameters: dict[str, Any], kept: dict[str, Tensor]
+) -> None:
+    """Where nothing ties the two models, BatchNorm's statistics of each are those of sgd from its own start."""
+    t = task(norm=True)
+    other = t.fresh(4)
+    other[t.trained :] += torch.rand(12, generator=torch.Generator().manual_seed(2))
+    reply, after = visited(client(name, **parameters), t, F, sent(t), {"own": other} | kept)
+    alone_, _ = visited(client("sgd"), t, F, sent(t) | {"w": other}, {})
+    close(after["own"], other - alone_["update"])
+    if name != "pfedme":  # its shared model takes the statistics along towards theta
+        close(reply["update"], visited(client("sgd"), t, F, sent(t), {})[0]["update"])
+
+
 def test_apfl_at_0_serves_the_shared_model() -> None:
     local = client("apfl", alpha=0.0, adaptive=False)
-    assert torch.equal(local.personal(T, sent(T), local.keep(T, 0)), T.initial)
+    assert torch.equal(local.personal(T, sent(T), local.keep(T, 0) | {"own": own_vector()}), T.initial)
+    assert torch.equal(local.personal(T, sent(T), {"own": own_vector(), "a": torch.ones(1)}), own_vector())
 
 
 def test_pfedme_whose_step_reaches_theta_is_at_theta() -> None:
@@ -377,6 +458,12 @@ def test_rules_that_ask_for_the_loss_after_training_get_the_clients_whole_model(
         ("apfl", {"alpha": 1.5}, r"alpha = 1\.5"),
         ("pfedme", {"inner": 0}, r"inner = 0"),
         ("superfed-mm", {"m": 2.0}, r"m = 2\.0"),
+        ("superfed-mm", {"begin": 4.0}, r"begin = 4 of 4 rounds: the clients' own models never join"),
+        ("superfed-mm", {"nu": -3.0}, r"nu = -3\.0: it must be at least 0"),
+        ("superfed-lm", {"mu": -0.1}, r"mu = -0\.1: it must be at least 0"),
+        ("ditto", {"lam": -1.0}, r"lam = -1\.0: it must be at least 0"),
+        ("fedprox", {"mu": -5.0}, r"mu = -5\.0: it must be at least 0"),
+        ("scaffold", {"momentum": 1.0}, r"momentum = 1\.0: it must be below 1"),
     ],
 )
 def test_a_wrong_parameter_is_a_sentence(name: str, parameters: dict[str, Any], words: str) -> None:

@@ -22,6 +22,10 @@ from commonweal.task import Task
 from made import SETTING, SMALL, digits, task
 
 
+def stream(seed: int) -> np.random.Generator:
+    return randomness.stream(seed, 1, 1, randomness.TRAIN)
+
+
 def test_the_thesis_values_are_the_defaults() -> None:
     how = FedEvg(SETTING)
     assert (how.spc, how.lam, how.chain_steps, how.chain_step, how.chain_noise) == (10, 0.1, 1, 1.0, 0.01)
@@ -142,6 +146,81 @@ def test_work_needs_nothing_but_a_clients_own_rows(name: str) -> None:
         one = {n: v[None] for n, v in kept.items()}
         own, _ = how.work(model, seen, one, f.train.of(k), torch.tensor([0]), [rng], alone)
         assert all(torch.equal(own[n][0], whole[n][k]) for n in whole)
+
+
+@pytest.mark.parametrize("anchor", ["chain", "received"])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_visit_by_plain_torch(anchor: Any, noise: float) -> None:
+    """Algorithm 4.2 written anew with a module, torch's Adam and the same draws, on four batches of 3, 2, 3 and 2."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 3))
+    model, rows = Task(net), torch.rand(5, 1, 2, 2)
+    f = Federation.from_arrays(rows, [0, 1, 2, 1, 0], ["one"] * 5, test=0.0)
+    own = f.train  # in the federation's order
+    how = FedEvg(
+        Setting((1, 2, 2), 3, "cross-entropy", rounds=9, seed=3),
+        spc=2,
+        lam=0.7,
+        clip=0.3,
+        epochs=2,
+        batch=3,
+        lr=0.05,
+        restart=False,
+        chain_steps=2,
+        chain_step=0.4,
+        chain_noise=noise,
+        anchor=anchor,
+        decay_every=3,
+    )
+    x, y = torch.randn(6, 1, 2, 2), torch.arange(3).repeat_interleave(2)
+    seen = {"round": torch.tensor(5), "x": x, "y": y}
+    got, kept = how.work(model, seen, {"w": model.initial[None]}, own, torch.tensor([0]), [stream(8)], alone)
+
+    rng, chains = stream(8), x.clone()
+    adam = torch.optim.Adam(net.parameters(), lr=0.05 * 0.9, betas=(0.5, 0.999), weight_decay=1e-4)
+
+    def energy_slope(at: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        at = at.clone().requires_grad_()
+        energy = -net(at)[torch.arange(len(at)), labels].sum()
+        return torch.autograd.grad(energy, at)[0].clamp(-0.3, 0.3)
+
+    for _ in range(2):
+        order = rng.permutation(5)
+        for index in (order[:3], order[3:]):
+            pick = torch.from_numpy(rng.choice(6, len(index), replace=False))
+            anchored = (chains if anchor == "chain" else x)[pick].clone()
+            for _ in range(2):
+                moved = chains[pick] - 0.4 * energy_slope(chains[pick], y[pick])
+                epsilon = torch.from_numpy(rng.standard_normal(moved.shape, dtype=np.float32))
+                chains[pick] = (moved + noise * epsilon).clamp(0, 1)
+            real, labels = net(own.x[index]), own.y[index]
+            contrast = (
+                net(chains[pick])[torch.arange(len(pick)), y[pick]].mean() - real.gather(1, labels[:, None]).mean()
+            )
+            loss = nn.functional.cross_entropy(real, labels) + contrast
+            loss = loss + 0.7 * nn.functional.cross_entropy(net(anchored), y[pick])
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    w = torch.cat([p.detach().flatten() for p in net.parameters()])
+    torch.testing.assert_close(kept["w"][0], w, rtol=1e-4, atol=1e-5)
+    # What is told is of the rows as they were received, outside [0, 1] though some of them lie.
+    torch.testing.assert_close(got["slope"][0], energy_slope(x, y), rtol=1e-3, atol=1e-4)
+    logits = net(x)[torch.arange(6), y]
+    torch.testing.assert_close(got["boltzmann"][0], torch.exp(torch.sign(logits)).detach())
+
+
+def test_a_kept_classifier_that_diverged_is_forgotten() -> None:
+    f, model = digits(), task()
+    how: FedEvg = catalog.build("algorithms", SMALL["fedevg-kept"] | {"lr": 1e13}, setting=SETTING)
+    simulator = Simulator(model, f)
+    told = how.tell(model, how.init(model, 3), torch.arange(3), _collected(simulator, how), 3)
+    assert sorted(told.dropped) == [0, 1, 2] and "diverged" in told.dropped[0]
+    assert all(simulator.kept[i]["w"].isfinite().all() for i in range(3))
+
+
+def _collected(simulator: Simulator, how: FedEvg) -> dict[str, torch.Tensor]:
+    return simulator.collect(how, how.ask(how.init(simulator.task, 3)), torch.arange(3), 0)
 
 
 def test_clients_begin_anew_or_keep_their_classifier() -> None:

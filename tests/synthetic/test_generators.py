@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from torch import nn
 from torch.nn.functional import cross_entropy, softplus
 
 from commonweal import catalog
@@ -15,12 +16,13 @@ from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation
 from commonweal.rules.fedavg import FedAvg
-from commonweal.run import run
+from commonweal.run import given, run
 from commonweal.server import SGD
+from commonweal.synthetic._fit import fit
 from commonweal.synthetic._generating import Generating
 from commonweal.synthetic.fedcgan import FedCGAN
 from commonweal.synthetic.fedcvae import FedCVAE, _gaussian
-from commonweal.task import Batch
+from commonweal.task import Batch, Task
 from made import SETTING, SMALL, digits, task
 
 every = pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])
@@ -94,6 +96,21 @@ def test_rows_have_the_datas_shape_and_lie_in_the_unit_interval(name: str, shape
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
     assert torch.equal(x, how.samples(server)[0])
     assert not torch.equal(server["w"], built(name, replace(SETTING, shape=shape, seed=4)).init(task(), 2)["w"])
+
+
+def test_clients_are_grouped_by_the_generators_size_not_the_classifiers() -> None:
+    small = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    job = given(small, digits(), algorithm=SMALL["fedcvae"], rounds=1)
+    assert job.simulator.decision[0] == "loop" and "convolutions" in job.simulator.decision[1]
+    assert given(small, digits(), rounds=1).simulator.decision[0] == "chunked"
+
+
+@pytest.mark.parametrize("batch", [16, 19])
+def test_a_classifier_with_batchnorm_learns_whatever_is_left_of_a_pass(batch: int) -> None:
+    model = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)))
+    x, y = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(10).repeat(2)
+    w = fit(model, x, y, 3, batch, 1e-2, np.random.default_rng(0))
+    assert w.isfinite().all() and not torch.equal(w, model.initial)
 
 
 @every

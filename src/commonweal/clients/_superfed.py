@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.local import Local, Tensors, distance
+from commonweal.local import Local, Tensors, distance, not_negative
 from commonweal.task import Batch, Task
 
 __all__ = ["SuPerFed"]
@@ -23,7 +23,8 @@ class SuPerFed(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.begin < 0 or not 0 <= self.m <= 1:
+        not_negative(self, "mu", "nu")
+        if not self.begin >= 0 or not 0 <= self.m <= 1:
             raise ConfigError(
                 f"superfed begin = {self.begin}, m = {self.m}: begin is a share of the rounds below 1 or a number of "
                 "rounds, m a point from 0 (the shared model) to 1 (the client's own)"
@@ -31,6 +32,8 @@ class SuPerFed(Local):
 
     def bind(self, rounds: int) -> "SuPerFed":
         """With `begin` in rounds."""
+        if self.begin >= max(rounds, 1):
+            raise ConfigError(f"superfed begin = {self.begin:g} of {rounds} rounds: the clients' own models never join")
         return replace(self, begin=float(int(self.begin * rounds))) if self.begin < 1 else self
 
     def mix(self, task: Task, u: Tensor) -> Tensor:
@@ -38,7 +41,19 @@ class SuPerFed(Local):
         raise NotImplementedError
 
     def keep(self, task: Task, seed: int) -> Tensors:
-        return {"own": task.fresh(seed), "joined": torch.zeros(1)}  # another start for every client
+        if task.size > task.trained:
+            # A mixture's variance is not the mixture of variances: served at any m, its statistics would be wrong.
+            raise ConfigError(
+                f"superfed cannot mix models with BatchNorm, which {type(task.module).__name__} has: take one with "
+                "GroupNorm, such as 'resnet18-gn'"
+            )
+        own = task.fresh(seed)  # another start for every client
+        if torch.equal(own, task.initial):
+            raise ConfigError(
+                f"superfed needs another start for every client, but no layer of {type(task.module).__name__} has "
+                "reset_parameters: add it"
+            )
+        return {"own": own, "joined": torch.zeros(1)}
 
     def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
         if 0 < self.begin < 1:
@@ -57,7 +72,9 @@ class SuPerFed(Local):
         loss, statistics = task.loss(v["w"].lerp(v["own"], m), batch)  # its gradients are those of eq. 2.3
         w, own = task.moving(v["w"]), task.moving(v["own"])
         # As sums of products: under vmap a product of two vectors is one of matrices, and its gradient slow.
-        apart = self.nu * (w * own).sum().square() / ((w * w).sum() * (own * own).sum())  # nu cos^2, eq. 2.5
+        # A model of zeros, such as logistic at its start, has no angle.
+        lengths = ((w * w).sum() * (own * own).sum()).clamp(min=1e-12)
+        apart = self.nu * (w * own).sum().square() / lengths  # nu cos^2, eq. 2.5
         return loss + near + apart, torch.stack([statistics, statistics])
 
     def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.local import Local, Tensors, distance
+from commonweal.local import Local, Tensors, distance, not_negative
 from commonweal.task import Batch, Task
 
 __all__ = ["Ditto"]
@@ -23,6 +23,10 @@ class Ditto(Local):
     """
 
     lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "lam")
 
     def keep(self, task: Task, seed: int) -> Tensors:
         return {"own": task.initial}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from commonweal.local import Local, Tensors, distance
+from commonweal.local import Local, Tensors, distance, not_negative
 from commonweal.task import Batch, Task
 
 __all__ = ["FedProx"]
@@ -21,6 +21,10 @@ class FedProx(Local):
     """
 
     mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "mu")
 
     def loss(
         self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor

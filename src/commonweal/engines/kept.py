@@ -34,6 +34,10 @@ class Kept(Mapping[int, Tensors]):
 
     def __init__(self, clients: int, memory: int = MEMORY, inside: int = INSIDE) -> None:
         self.clients, self.memory, self.inside = clients, memory, inside
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody has taken part: so a run begins."""
         self.folder: Path | None = None  # where files go: a run's folder, or one of this object's own
         self._rows: dict[int, Tensors] = {}
         self._files: dict[int, Path] = {}
@@ -84,7 +88,8 @@ class Kept(Mapping[int, Tensors]):
         self._saved = set(self._files.values())
 
     def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
-        """What a checkpoint says, with files in `folder`."""
+        """What a checkpoint says, with files in `folder`, and nothing else."""
+        self.clear()
         self.folder, self._saving = folder, True
         for client, row in saved.get("kept", {}).items():
             self._hold(int(client), row)

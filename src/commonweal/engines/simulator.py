@@ -35,6 +35,7 @@ class Simulator:
     federation: Federation
     mode: str = "auto"
     budget: int = BUDGET
+    trains: Task | None = None  # what a visit trains, where that is not the task itself but a generator
     kept: Kept = field(init=False)  # what clients that have taken part hold for themselves
 
     def __post_init__(self) -> None:
@@ -55,14 +56,15 @@ class Simulator:
     def _wanted(self) -> tuple[str, str]:
         if self.mode != "auto":
             return self.mode, "asked for"
-        kinds = {type(m) for m in self.task.module.modules()}
-        if self.task.random:
+        task = self.trains or self.task
+        kinds = {type(m) for m in task.module.modules()}
+        if task.random:
             return "loop", "the model draws random numbers (dropout)"
         if any(issubclass(kind, nn.modules.conv._ConvNd | nn.RNNBase) for kind in kinds):
             return "loop", "convolutions and recurrent layers are faster client by client"
-        if self.task.size >= LARGE:
-            return "loop", f"{self.task.size} parameters keep the cores busy client by client"
-        return "chunked", f"{self.task.size} parameters in layers that are faster together"
+        if task.size >= LARGE:
+            return "loop", f"{task.size} parameters keep the cores busy client by client"
+        return "chunked", f"{task.size} parameters in layers that are faster together"
 
     def collect(self, algorithm: Algorithm, seen: Tensors, ids: Tensor, seed: int) -> Tensors:
         """Have each client of the cohort do its work; give their replies in the cohort's order."""
@@ -145,7 +147,9 @@ class Simulator:
 
     def _cost(self, local: Local, rows: int) -> int:
         """How many numbers a client holds in a step: vectors with their gradients, and what its rows become."""
-        return 6 * self.task.size + 3 * min(local.batch or rows, rows) * self.task.width(self.federation.train.x)
+        return 6 * (self.trains or self.task).size + 3 * min(local.batch or rows, rows) * self.task.width(
+            self.federation.train.x
+        )
 
     def _kept(self, algorithm: Algorithm, ids: Tensor, seed: int) -> Tensors:
         each = []

@@ -22,5 +22,7 @@ class Spectral(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        largest = torch.linalg.eigvalsh(self.weight @ self.weight.mT)[..., -1]  # (outputs, outputs) -> ()
+        # Of weights that diverged the eigenvalues cannot be found; the output is NaN then all the same.
+        gram = (self.weight @ self.weight.mT).nan_to_num(0.0, 0.0, 0.0)
+        largest = torch.linalg.eigvalsh(gram)[..., -1]  # (outputs, outputs) -> ()
         return nn.functional.linear(x, self.weight / largest.sqrt(), self.bias)

@@ -47,6 +47,8 @@ def fit(task: Task, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float, rn
         if task.random:
             torch.manual_seed(int(rng.integers(1 << 62)))
         for index in batches(len(y), batch, epochs, None, rng):
+            if task.normalises and len(index) == 1:
+                continue  # BatchNorm cannot take a rest of one row
             leaf = w.detach().requires_grad_()
             share = torch.full((len(index),), 1 / len(index))
             loss, statistics = task.loss(leaf, Batch(x[index], y[index], share))

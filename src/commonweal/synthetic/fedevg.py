@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.algorithm import Server, Setting, Told
+from commonweal.algorithm import Server, Setting, Told, sound
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Rows
 from commonweal.local import Lift, Tensors
@@ -116,7 +116,8 @@ class FedEvg:
             replies.append(said | {"boltzmann": torch.exp(torch.sign(-energy)), "slope": slope})
             vectors.append(w)
         told = {name: torch.stack([r[name] for r in replies]) for name in replies[0]}
-        return told | {"size": rows.sizes[ids]}, {} if self.restart else {"w": torch.stack(vectors)}
+        after = {} if self.restart else {"w": torch.stack(vectors)}
+        return told | {"size": rows.sizes[ids]}, sound(kept, after, told["slope"])
 
     def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
         """One Langevin step on the mixture of the clients' densities; what is not finite is dropped."""

@@ -266,6 +266,8 @@ def command(file: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        # A suite in the background of a shell has Ctrl-C ignored, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

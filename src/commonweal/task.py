@@ -120,7 +120,7 @@ class Task:
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def moving(self, w: Tensor) -> Tensor:
-        """Those coordinates of w (d,); w itself where they are all, since the gradient of a slice is a copy."""
+        """What gradients move of w (d,): w itself where that is all of it, since the gradient of a slice is a copy."""
         return w if self.trained == self.size else w[: self.trained]
 
     @cached_property

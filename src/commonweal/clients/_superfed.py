@@ -41,7 +41,7 @@ class SuPerFed(Local):
         raise NotImplementedError
 
     def keep(self, task: Task, seed: int) -> Tensors:
-        if task.size > task.trained:
+        if task.normalises:
             # A mixture's variance is not the mixture of variances: served at any m, its statistics would be wrong.
             raise ConfigError(
                 f"superfed cannot mix models with BatchNorm, which {type(task.module).__name__} has: take one with "

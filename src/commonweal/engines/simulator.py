@@ -147,9 +147,8 @@ class Simulator:
 
     def _cost(self, local: Local, rows: int) -> int:
         """How many numbers a client holds in a step: vectors with their gradients, and what its rows become."""
-        return 6 * (self.trains or self.task).size + 3 * min(local.batch or rows, rows) * self.task.width(
-            self.federation.train.x
-        )
+        vectors, width = 6 * (self.trains or self.task).size, self.task.width(self.federation.train.x)
+        return vectors + 3 * min(local.batch or rows, rows) * width
 
     def _kept(self, algorithm: Algorithm, ids: Tensor, seed: int) -> Tensors:
         each = []

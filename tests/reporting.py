@@ -1,6 +1,7 @@
 """What the rules' tests share: a cohort's reports from a few numbers, and short runs on the vowel data."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,16 @@ from commonweal.rule import Reports, Rule, State
 from commonweal.run import Round
 
 Numbers = Sequence[float] | Tensor
+
+# Table 1 of AAggFF, written anew.
+ORACLE_CDFS: dict[str, Callable[[float], float]] = {
+    "weibull": lambda x: 1 - math.exp(-(x**2)),
+    "frechet": lambda x: math.exp(-1 / x),
+    "gumbel": lambda x: math.exp(-math.exp(-(x - 1))),
+    "exponential": lambda x: 1 - math.exp(-x),
+    "logistic": lambda x: 1 / (1 + math.exp(-(x - 1))),
+    "normal": lambda x: 0.5 * (1 + math.erf((x - 1) / math.sqrt(2))),
+}
 
 
 def _floats(values: Numbers) -> Tensor:

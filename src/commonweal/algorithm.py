@@ -133,7 +133,7 @@ class Averaging:
         dropped = _unusable(ids, replies)
         if dropped:
             good = torch.tensor([k for k, i in enumerate(ids.tolist()) if i not in dropped], dtype=torch.int64)
-            ids, replies = ids[good], {name: value[good] for name, value in replies.items()}
+            ids, replies = ids[good], _of(replies, good)
         following = server | {"round": server["round"] + 1}
         if len(ids) == 0:
             return Told(following, ids, torch.empty(0, dtype=torch.float64), dropped, [])
@@ -154,8 +154,8 @@ class Averaging:
         rejected = extra.rejected(reports) if hasattr(extra, "rejected") else {}
         if hasattr(local, "absorb"):
             believed = torch.tensor([i not in rejected for i in ids.tolist()])
-            told = {name: value[believed] for name, value in replies.items()}
-            following["shared"] = local.absorb(server["shared"], told, clients)
+            heard = _of(replies, believed) if rejected else replies  # a copy of all updates, for the few who need it
+            following["shared"] = local.absorb(server["shared"], heard, clients)
         dropped |= rejected
         notes = extra.notes(reports, state) if hasattr(extra, "notes") else []
         return Told(following, ids, weights.double(), dropped, notes)
@@ -177,7 +177,12 @@ def _everywhere(part: Tensor, private: Tensor | None) -> Tensor:
     return whole
 
 
-def _finite(value: Tensor) -> Tensor:
+def _of(replies: Tensors, which: Tensor) -> Tensors:
+    """The replies of some of the clients."""
+    return {name: value[which] for name, value in replies.items()}
+
+
+def finite(value: Tensor) -> Tensor:
     """Which clients' values (S, ...) are finite throughout, (S,)."""
     flat = value.reshape(len(value), -1)
     good = torch.isfinite(flat.sum(1))  # one cheap pass; a sum may overflow though its terms are finite
@@ -189,7 +194,7 @@ def sound(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
     if not after:
         return after
     each = [update, *(value for value in after.values() if value.is_floating_point())]
-    good = torch.stack([_finite(value) for value in each]).all(0)  # (S,)
+    good = torch.stack([finite(value) for value in each]).all(0)  # (S,)
     if good.all():
         return after
     return {
@@ -205,6 +210,6 @@ def _unusable(ids: Tensor, replies: Tensors) -> dict[int, str]:
         if not value.is_floating_point() or name == "score":
             continue
         words = "loss is not a finite number" if name == "loss" else f"{name} is not finite: local training diverged"
-        for client in ids[~_finite(value)].tolist():
+        for client in ids[~finite(value)].tolist():
             why.setdefault(client, f"its {words}")
     return why

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from commonweal import catalog, metrics
+from commonweal.drawing import drawable
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
 from commonweal.store import Record, to_json
 
@@ -164,7 +165,7 @@ def _draw_models(
         return
     from commonweal import personal, report
 
-    report.drawable(curve, landscape, reliability)
+    drawable(curve, landscape, reliability)
     job, server = personal.reopen(folder)
     if curve:
         along = personal.curve(job, server)
@@ -314,7 +315,7 @@ def compare(
 
     if form not in report.MARKS:
         raise ConfigError(f"there is no format {form!r}: {did_you_mean(form, report.MARKS)}")
-    report.drawable(picture)
+    drawable(picture)
     base = override(values(file), changes or [])
     plan = cells(base, split_rules(rules), seeds, vary or [], to or Path("runs") / f"{file.stem}-compare")
     _compare(plan, quiet)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from commonweal.drawing import figure
 from commonweal.federation import Federation
 
 __all__ = ["draw", "facts", "remarks"]
@@ -50,32 +51,26 @@ def remarks(federation: Federation) -> list[str]:
 
 def draw(path: Path, federation: Federation, title: str) -> None:
     """Clients by classes, the darker the more rows (or each client's rows, where there are no classes)."""
-    import matplotlib  # slow to import, and only pictures need it
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    if federation.loss in ("cross-entropy", "binary"):
-        counts = _binned(federation.counts.numpy())
-        shown = axes.imshow(np.log1p(counts).T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
-        ticks = np.unique(np.geomspace(1, max(counts.max(), 2), 4).astype(int))
-        bar = figure.colorbar(shown, ax=axes, ticks=np.log1p(ticks))
-        bar.ax.set_yticklabels([str(t) for t in ticks])
-        bar.set_label("rows")
-        axes.set_ylabel("class")
-    else:
-        sizes = (federation.train.sizes + federation.test.sizes).numpy()
-        axes.bar(np.arange(min(len(sizes), MOST)), _binned(sizes[:, None])[:, 0], width=1.0)
-        axes.set_ylabel("rows")
-    names = federation.names
-    if len(names) <= 30:
-        axes.set_xticks(np.arange(len(names)), names, rotation=60, ha="right")
-    axes.set_xlabel("client" if len(names) <= MOST else f"{len(names)} clients in {MOST} groups (means)")
-    axes.set_title(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with figure(path, figsize=(8, 5)) as axes:
+        if federation.loss in ("cross-entropy", "binary"):
+            counts = _binned(federation.counts.numpy())
+            shown = axes.imshow(
+                np.log1p(counts).T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower"
+            )
+            ticks = np.unique(np.geomspace(1, max(counts.max(), 2), 4).astype(int))
+            bar = axes.figure.colorbar(shown, ax=axes, ticks=np.log1p(ticks))
+            bar.ax.set_yticklabels([str(t) for t in ticks])
+            bar.set_label("rows")
+            axes.set_ylabel("class")
+        else:
+            sizes = (federation.train.sizes + federation.test.sizes).numpy()
+            axes.bar(np.arange(min(len(sizes), MOST)), _binned(sizes[:, None])[:, 0], width=1.0)
+            axes.set_ylabel("rows")
+        names = federation.names
+        if len(names) <= 30:
+            axes.set_xticks(np.arange(len(names)), names, rotation=60, ha="right")
+        axes.set_xlabel("client" if len(names) <= MOST else f"{len(names)} clients in {MOST} groups (means)")
+        axes.set_title(title)
 
 
 def _binned(counts: np.ndarray) -> np.ndarray:

@@ -35,11 +35,14 @@ class Rows:
         a, b = int(self.offsets[client]), int(self.offsets[client + 1])
         return Rows(self.x[a:b], self.y[a:b], torch.tensor([0, b - a]))
 
+    def edges(self, ids: Tensor) -> Tensor:
+        """The offsets of these clients' rows, were they one client after the other."""
+        return torch.cat([torch.zeros(1, dtype=torch.int64), self.sizes[ids].cumsum(0)])
+
     def where(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The row numbers of these clients, one client after the other, and the offsets among them."""
-        sizes = self.sizes[ids]
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        shift = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], sizes)
+        offsets = self.edges(ids)
+        shift = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], offsets.diff())
         return shift + torch.arange(int(offsets[-1])), offsets
 
 

@@ -26,8 +26,8 @@ from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
 
-__all__ = ["Lift", "Local", "Plan", "Tensors", "alone", "bound", "distance", "judge", "judge_each", "many"]
-__all__ += ["measure", "measure_each", "not_negative", "plan", "visit"]
+__all__ = ["Lift", "Local", "Plan", "Tensors", "alone", "at_least", "bound", "distance", "judge", "judge_each"]
+__all__ += ["many", "measure", "measure_each", "plan", "visit"]
 
 Tensors = dict[str, Tensor]
 Lift = Callable[[Callable[..., Any], tuple[int | None, ...]], Callable[..., Any]]
@@ -54,9 +54,7 @@ class Local:
     decay_every: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in {"epochs": 1, "batch": 0, "decay_every": 1, "momentum": 0, "weight_decay": 0}.items():
-            if not getattr(self, name) >= least:  # NaN is not
-                raise ConfigError(f"client {name} = {getattr(self, name)}: it must be at least {least}")
+        at_least(self, epochs=1, batch=0, decay_every=1, momentum=0, weight_decay=0)
         if self.momentum >= 1:
             raise ConfigError(f"client momentum = {self.momentum}: it must be below 1, or steps add up without end")
         for name in ("lr", "decay", "clip", "steps"):
@@ -156,11 +154,11 @@ def bound(local: Any, rounds: int) -> Any:
     return local.bind(rounds) if hasattr(local, "bind") else local
 
 
-def not_negative(how: Any, *names: str) -> None:
-    """Weights of penalties: below 0 they would reward what they are there to hold back."""
-    for name in names:
-        if not getattr(how, name) >= 0:  # NaN is not
-            raise ConfigError(f"client {name} = {getattr(how, name)}: it must be at least 0")
+def at_least(how: Any, **bounds: int) -> None:
+    """Refuse parameters below their bounds, such as a penalty that would reward what it is there to hold back."""
+    for name, least in bounds.items():
+        if not getattr(how, name) >= least:  # NaN is not
+            raise ConfigError(f"client {name} = {getattr(how, name)}: it must be at least {least}")
 
 
 def distance(task: Task, a: Tensor, b: Tensor) -> Tensor:
@@ -308,14 +306,13 @@ PASS = 1 << 24  # numbers a judging pass may hold: 64 MB
 
 def measure(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The loss and the score of one model on each client's rows: one pass over all rows, then a reduction by client."""
-    losses, evidence = judge(task, w, rows, ids)
-    offsets = rows.offsets if ids is None else rows.where(ids)[1]
+    index, offsets = (None, rows.offsets) if ids is None else rows.where(ids)
+    losses, evidence = judge(task, w, rows, index)
     return scores.by_client(losses, offsets), scores.named(task.score).clients(evidence, offsets)
 
 
-def judge(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Every row's loss and evidence by one model, one client after the other."""
-    index = None if ids is None else rows.where(ids)[0]
+def judge(task: Task, w: Tensor, rows: Rows, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The loss and the evidence of every row, or of those with these numbers, by one model."""
     total, at_once = len(rows.y) if index is None else len(index), max(1, PASS // task.width(rows.x))
     losses, evidence = [], []
     with torch.no_grad():
@@ -329,7 +326,7 @@ def judge(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> tuple
 
 def measure_each(task: Task, models: Tensor, rows: Rows, ids: Tensor, lift: Lift) -> tuple[Tensor, Tensor]:
     """The loss and the score of each client's own model (S, d) on its own rows."""
-    (losses, evidence), offsets = judge_each(task, models, rows, ids, lift), rows.where(ids)[1]
+    (losses, evidence), offsets = judge_each(task, models, rows, ids, lift), rows.edges(ids)
     return scores.by_client(losses, offsets), scores.named(task.score).clients(evidence, offsets)
 
 

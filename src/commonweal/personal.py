@@ -12,7 +12,7 @@ from commonweal.algorithm import Server
 from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import read
 from commonweal.federation import Rows
-from commonweal.local import Lift, alone, judge, judge_each, many, measure
+from commonweal.local import judge, judge_each, measure
 from commonweal.run import Job, prepare, restored
 from commonweal.store import Store
 from commonweal.task import Task
@@ -123,12 +123,11 @@ def reliability(job: Job, server: Server, own: bool) -> Tensor:
     personal = getattr(job.algorithm, "personal", None)
     parts, others = [], set(job.federation.scored.tolist())
     if own and personal is not None:
-        lift: Lift = alone if job.simulator.decision[0] == "loop" else many
         for ids, models in job.simulator.models(lambda kept: personal(job.task, seen, kept), test):
-            parts.append(judge_each(task, models, test, ids, lift)[1])
+            parts.append(judge_each(task, models, test, ids, job.simulator.lift)[1])
             others -= set(ids.tolist())
     if others:
-        parts.append(judge(task, seen["w"], test, torch.tensor(sorted(others)))[1])
+        parts.append(judge(task, seen["w"], test, test.where(torch.tensor(sorted(others)))[0])[1])
     rows = torch.cat(parts)
     count, confidence, right = calibration.bins(rows, torch.tensor([0, len(rows)]))[0].unbind(-1)
     return torch.stack([count, confidence / count, right / count], 1)

@@ -2,10 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from rich import box
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from commonweal import catalog, metrics
 from commonweal.compare import OWN, Result
-from commonweal.errors import ConfigError, RunError
+from commonweal.drawing import figure
 from commonweal.personal import POINTS, Curve, Landscape
 from commonweal.regret import Regret
 from commonweal.store import Record
@@ -29,7 +28,6 @@ __all__ = [
     "draw_landscape",
     "draw_regret",
     "draw_reliability",
-    "drawable",
     "render",
     "result",
     "rules_table",
@@ -190,40 +188,10 @@ def verdict(base: Result, fair: Result) -> str:
     )
 
 
-PICTURES = (".png", ".svg", ".pdf")
-
-
-def drawable(*paths: Path | None) -> None:
-    """Refuse names of pictures that have no known suffix, before the work that leads to them."""
-    for path in paths:
-        if path is not None and path.suffix.lower() not in PICTURES:
-            raise ConfigError(f"{str(path)!r} is no name of a picture: end it with {', '.join(PICTURES)}")
-
-
-@contextmanager
-def _figure(path: Path, **size: Any) -> Iterator[Any]:
-    """Axes that are saved when they are done; the path's suffix names the format."""
-    import matplotlib  # slow to import, and only pictures need it
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    drawable(path)
-    figure, axes = plt.subplots(layout="constrained", **size)
-    yield axes
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
-    finally:
-        plt.close(figure)
-
-
 def draw_curve(path: Path, curve: Curve, score: str) -> None:
     """The score along the line from the shared model to the clients' own: mean, and the middle half of the clients."""
     scores = 100 * curve.scores.numpy()
-    with _figure(path, figsize=(6, 4)) as axes:
+    with figure(path, figsize=(6, 4)) as axes:
         low, high = np.quantile(scores, (0.25, 0.75), axis=0)
         axes.fill_between(POINTS, low, high, alpha=0.2, label="middle half of the clients")
         axes.plot(POINTS, scores.mean(0), "o-", label="mean over clients")
@@ -247,7 +215,7 @@ def choices(curve: Curve, score: str) -> Table:
 
 def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
     """The loss over a plane through three models."""
-    with _figure(path, figsize=(6, 5)) as axes:
+    with figure(path, figsize=(6, 5)) as axes:
         contours = axes.contourf(plane.x.numpy(), plane.y.numpy(), plane.losses.numpy(), levels=20)
         axes.figure.colorbar(contours, label="loss")
         for (x, y), label in zip(plane.corners.tolist(), labels, strict=True):
@@ -259,7 +227,7 @@ def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
 
 def draw_reliability(path: Path, tables: Mapping[str, Tensor]) -> None:
     """How often a model is right against how sure it was; on the diagonal its confidence can be believed."""
-    with _figure(path, figsize=(5, 5)) as axes:
+    with figure(path, figsize=(5, 5)) as axes:
         axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
         for label, table in tables.items():
             _, confidence, right = table[table[:, 0] > 0].unbind(1)
@@ -271,7 +239,7 @@ def draw_reliability(path: Path, tables: Mapping[str, Tensor]) -> None:
 
 def draw_regret(path: Path, curve: Regret, title: str) -> None:
     """The regret and its bound over rounds."""
-    with _figure(path, figsize=(6, 4)) as axes:
+    with figure(path, figsize=(6, 4)) as axes:
         axes.plot(curve.rounds, curve.regret, marker=".", label="regret")
         if curve.bound is not None:
             axes.plot(curve.rounds, curve.bound, linestyle="--", label="the theorem's bound")
@@ -284,7 +252,7 @@ def draw(path: Path, results: Sequence[Result], score: str) -> None:
     """Every client's score under each rule, sorted by the first; bars span the seeds. The suffix names the format."""
     names = results[0].clients
     order = np.argsort(results[0].scores.mean(0), kind="stable")
-    with _figure(path, figsize=(max(6.0, 0.45 * min(len(names), 60)), 4)) as axes:
+    with figure(path, figsize=(max(6.0, 0.45 * min(len(names), 60)), 4)) as axes:
         for i, each in enumerate(results):
             scores = 100 * each.scores[:, order]
             mean = scores.mean(0)

@@ -325,7 +325,7 @@ def _round(job: Job, server: Server, number: int) -> Round:
     evaluation = personal = None
     if number % job.evaluate_every == 0 or number == job.rounds:
         evaluation = job.simulator.evaluate(job.algorithm, told.server)
-        personal = job.simulator.personal(job.algorithm, told.server)
+        personal = job.simulator.personal(job.algorithm, told.server, evaluation)
     seconds = {"train": trained - start, "decide": decided - trained, "evaluate": time.perf_counter() - decided}
     weights = {names[i]: w for i, w in zip(told.ids.tolist(), told.weights.tolist(), strict=True)}
     dropped = {names[i]: why for i, why in told.dropped.items()}

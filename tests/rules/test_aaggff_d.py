@@ -1,7 +1,6 @@
 """AAggFF-D against the paper's O(K) recursion with all K entries, its table against a dict, and Theorem 5.2."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,7 @@ from commonweal.rule import State
 from commonweal.rules.aaggff_d import AAggFFD
 from commonweal.rules.uniform import Uniform
 from commonweal.store import flatten, unflatten
-from reporting import reports, uniforms, vowel, weigh
-
-ORACLE_CDFS: dict[str, Callable[[float], float]] = {
-    "weibull": lambda x: 1 - math.exp(-(x**2)),
-    "frechet": lambda x: math.exp(-1 / x),
-    "gumbel": lambda x: math.exp(-math.exp(-(x - 1))),
-    "exponential": lambda x: 1 - math.exp(-x),
-    "logistic": lambda x: 1 / (1 + math.exp(-(x - 1))),
-    "normal": lambda x: 0.5 * (1 + math.erf((x - 1) / math.sqrt(2))),
-}
+from reporting import ORACLE_CDFS, reports, uniforms, vowel, weigh
 
 
 def textbook(clients: int, cohorts: list[list[int]], losses: list[np.ndarray], cdf: str) -> list[np.ndarray]:

@@ -14,15 +14,7 @@ from commonweal.errors import ConfigError
 from commonweal.online import decision_loss, response
 from commonweal.rule import Reports
 from commonweal.rules.aaggff_s import AAggFFS
-
-ORACLE_CDFS: dict[str, Callable[[float], float]] = {
-    "weibull": lambda x: 1 - math.exp(-(x**2)),
-    "frechet": lambda x: math.exp(-1 / x),
-    "gumbel": lambda x: math.exp(-math.exp(-(x - 1))),
-    "exponential": lambda x: 1 - math.exp(-x),
-    "logistic": lambda x: 1 / (1 + math.exp(-(x - 1))),
-    "normal": lambda x: 0.5 * (1 + math.erf((x - 1) / math.sqrt(2))),
-}
+from reporting import ORACLE_CDFS
 
 
 def losses_of(seed: int, rounds: int, clients: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.local import Local, Tensors, distance, not_negative
+from commonweal.local import Local, Tensors, at_least, distance
 from commonweal.task import Batch, Task
 
 __all__ = ["SuPerFed"]
@@ -23,7 +23,7 @@ class SuPerFed(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_negative(self, "mu", "nu")
+        at_least(self, mu=0, nu=0)
         if not self.begin >= 0 or not 0 <= self.m <= 1:
             raise ConfigError(
                 f"superfed begin = {self.begin}, m = {self.m}: begin is a share of the rounds below 1 or a number of "

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.local import Local, Tensors, distance, not_negative
+from commonweal.clients._own import Own
+from commonweal.local import Tensors, at_least, distance
 from commonweal.task import Batch, Task
 
 __all__ = ["Ditto"]
 
 
 @dataclass(frozen=True)
-class Ditto(Local):
+class Ditto(Own):
     """loss(w_i) as sgd, and loss(v) + lam/2 |v - w|^2 with w as received; v starts as the initial model and is kept
 
     lam: the leash; 0 is training alone, large is the shared model. The others are those of sgd, for both models
@@ -26,13 +27,7 @@ class Ditto(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_negative(self, "lam")
-
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return {"own": task.initial}
-
-    def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
-        return {"w": seen["w"], "own": kept["own"]}
+        at_least(self, lam=0)
 
     def loss(
         self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
@@ -41,9 +36,3 @@ class Ditto(Local):
         own, of_own = task.loss(v["own"], batch)
         leash = self.lam / 2 * distance(task, v["own"], seen["w"])
         return shared + own + leash, torch.stack([of_shared, of_own])
-
-    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        return {"update": seen["w"] - v["w"]}, {"own": v["own"]}
-
-    def personal(self, task: Task, seen: Tensors, kept: Tensors) -> Tensor:
-        return kept["own"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from commonweal.local import Local, Tensors, distance, not_negative
+from commonweal.local import Local, Tensors, at_least, distance
 from commonweal.task import Batch, Task
 
 __all__ = ["FedProx"]
@@ -24,7 +24,7 @@ class FedProx(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_negative(self, "mu")
+        at_least(self, mu=0)
 
     def loss(
         self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from commonweal.clients._own import Own
 from commonweal.errors import ConfigError
-from commonweal.local import Gradient, Local, Tensors, distance
+from commonweal.local import Gradient, Tensors, distance
 from commonweal.task import Batch, Task
 
 __all__ = ["PFedMe"]
 
 
 @dataclass(frozen=True)
-class PFedMe(Local):
+class PFedMe(Own):
     """on each batch theta takes inner steps on loss(theta) + lam/2 |theta - w_i|^2, then w_i -= lr lam (w_i - theta)
 
     lam: how near; inner: theta's steps on a batch; inner_lr: their length, with momentum and weight decay as in sgd
@@ -35,12 +36,6 @@ class PFedMe(Local):
                 f"pfedme inner = {self.inner}, inner_lr = {self.inner_lr}, lam = {self.lam}: all must be above 0"
             )
 
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return {"own": task.initial}
-
-    def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
-        return {"w": seen["w"], "own": kept["own"]}
-
     def loss(
         self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -55,9 +50,3 @@ class PFedMe(Local):
             own, memory = self.descend({"own": v["own"]}, {"own": slope["own"]}, memory, self.inner_lr)
             v = self.settle(task, v | own, statistics)
         return v | {"w": v["w"].lerp(v["own"], lr * self.lam)}, memory
-
-    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        return {"update": seen["w"] - v["w"]}, {"own": v["own"]}
-
-    def personal(self, task: Task, seen: Tensors, kept: Tensors) -> Tensor:
-        return kept["own"]

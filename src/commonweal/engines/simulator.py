@@ -88,13 +88,23 @@ class Simulator:
         """Every client's loss and score (K,) of the server's model on its test rows; NaN where a client has none."""
         return measure(self.task, algorithm.model(self.task, server), self.federation.test)
 
-    def personal(self, algorithm: Algorithm, server: Server) -> tuple[Tensor, Tensor] | None:
-        """As `evaluate`, of the models that the clients are served with; None where that is the server's model."""
+    @property
+    def lift(self) -> Lift:
+        """How the clients' own models are judged: as they are run."""
+        return alone if self.decision[0] == "loop" else many
+
+    def personal(
+        self, algorithm: Algorithm, server: Server, shared: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `evaluate`, of the models that the clients are served with; None where that is the server's model.
+
+        shared: what `evaluate` gave, where that is known already
+        """
         own = getattr(algorithm, "personal", None)
         if own is None:
             return None
         seen = self.seen(algorithm, server)
-        return self.judge(lambda kept: own(self.task, seen, kept), self.evaluate(algorithm, server))
+        return self.judge(lambda kept: own(self.task, seen, kept), shared or self.evaluate(algorithm, server))
 
     def seen(self, algorithm: Algorithm, server: Server) -> Tensors:
         """What a client would be sent now."""
@@ -110,9 +120,8 @@ class Simulator:
         """Every client's loss and score (K,) of its own model, made from what it keeps; `others` of those without."""
         rows, task = rows or self.federation.test, task or self.task
         losses, scores = (value.clone() for value in others)
-        lift: Lift = alone if self.decision[0] == "loop" else many
         for ids, models in self.models(own, rows):
-            losses[ids], scores[ids] = measure_each(task, models, rows, ids, lift)
+            losses[ids], scores[ids] = measure_each(task, models, rows, ids, self.lift)
         return losses, scores
 
     def models(self, own: Callable[[Tensors], Tensor], rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.algorithm import Server, Setting, Told, sound
+from commonweal.algorithm import Server, Setting, Told, finite, sound
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Rows
 from commonweal.local import Lift, Tensors
@@ -122,15 +122,15 @@ class FedEvg:
     def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
         """One Langevin step on the mixture of the clients' densities; what is not finite is dropped."""
         following, number = server | {"round": server["round"] + 1}, int(server["round"])
-        finite = torch.isfinite(replies["slope"]).flatten(1).all(1) & torch.isfinite(replies["boltzmann"]).all(1)
-        dropped = dict.fromkeys(ids[~finite].tolist(), "its energies are not finite: local training diverged")
-        if not finite.any():
-            return Told(following, ids[finite], torch.empty(0, dtype=torch.float64), dropped, [])
-        sizes, boltzmann, slopes = (replies[name][finite] for name in ("size", "boltzmann", "slope"))
+        good = finite(replies["slope"]) & finite(replies["boltzmann"])
+        dropped = dict.fromkeys(ids[~good].tolist(), "its energies are not finite: local training diverged")
+        if not good.any():
+            return Told(following, ids[good], torch.empty(0, dtype=torch.float64), dropped, [])
+        sizes, boltzmann, slopes = (replies[name][good] for name in ("size", "boltzmann", "slope"))
         slope, share = mixture(sizes / sizes.sum(), boltzmann, slopes)
         epsilon = normal(slope.shape, stream(self.setting.seed, number, 0, LANGEVIN))
         x = langevin(server["x"], slope, self.step(number), self.chosen["noise"], epsilon)
-        return Told(following | {"x": x}, ids[finite], share.double().mean(1), dropped, [])
+        return Told(following | {"x": x}, ids[good], share.double().mean(1), dropped, [])
 
     def step(self, number: int) -> float:
         """The server's step size in round 1, 2, ..., T."""

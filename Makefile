@@ -21,6 +21,12 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests of real datasets run where COMMONWEAL_DATA, or a folder shared/data beside the project, has them.
+SHARED := $(wildcard ../shared/data)
+ifneq ($(SHARED),)
+export COMMONWEAL_DATA ?= $(abspath $(SHARED))
+endif
+
 # Two processes of one thread each: the models in the tests are too small to gain from more threads.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -1,7 +1,8 @@
-"""What a rule's decision costs, from a handful of silos to a billion phones.
+"""What a rule's decision costs, from a few silos to a billion phones.
 
-AAggFF-D with S = 1,000 reporters at K = 1e4, 1e6 and 1e9, interleaved; its state, and a checkpoint of it; AFL's
-projection at K = 1e6; AAggFF-S's quadratic programme at K = 1,000.
+AAggFF-D with S = 1,000 reporters at K = 1e4, 1e6 and 1e9, taken in turns, with the size of its
+state and the time of a checkpoint; AFL's projection at K = 1e6; AAggFF-S's quadratic program at
+K = 1,000.
 
     python benchmarks/decisions.py [--rounds N]
 """
@@ -14,60 +15,79 @@ from pathlib import Path
 
 import torch
 
-from commonweal import Reports, rule
-from commonweal.store import Store, flatten
+from commonweal import Reports, Rule, rule
+from commonweal.store import Store
+from commonweal.tensors import State, flatten, num_bytes
+
+POPULATIONS = (10**4, 10**6, 10**9)
 
 
 def reports(ids: torch.Tensor, clients: int, generator: torch.Generator) -> Reports:
     ones = torch.ones(len(ids))
-    return Reports(ids, ones, torch.rand(len(ids), generator=generator), ones, torch.zeros(len(ids), 1), clients)
+    losses = torch.rand(len(ids), generator=generator)
+    return Reports(ids=ids, sizes=ones, losses=losses, scores=ones, clients=clients)
 
 
-def cross_device(rounds: int, cohort: int = 1000) -> None:
-    sizes = (10**4, 10**6, 10**9)
-    decide, generator = rule("aaggff-d"), torch.Generator().manual_seed(0)
-    states = {k: decide.init(k) for k in sizes}
-    seconds: dict[int, list[float]] = {k: [] for k in sizes}
+def timed(decide: Rule, told: Reports, state: State) -> tuple[float, State]:
+    """The seconds of a decision, and the next state."""
+    start = time.perf_counter()
+    following = decide(told, state).state
+    return time.perf_counter() - start, following
+
+
+def cohort_of(clients: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    drawn: torch.Tensor = torch.unique(torch.randint(0, clients, (2 * size,), generator=generator))
+    return drawn[torch.randperm(len(drawn), generator=generator)[:size]]
+
+
+def seconds_of_checkpoint(state: State) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        Store(Path(folder)).checkpoint(1, {"server": {"rule": state}})
+        return time.perf_counter() - start
+
+
+def cross_device(rounds: int, size: int = 1000) -> None:
+    decide = rule("aaggff-d")
+    generator = torch.Generator().manual_seed(0)
+    states = {k: decide.init(k) for k in POPULATIONS}
+    seconds: dict[int, list[float]] = {k: [] for k in POPULATIONS}
     for _ in range(rounds):
-        for k in sizes:
-            drawn = torch.randint(0, k, (2 * cohort,), generator=generator).unique()
-            ids = drawn[torch.randperm(len(drawn), generator=generator)[:cohort]]
-            told = reports(ids, k, generator)
-            start = time.perf_counter()
-            _, states[k] = decide(told, states[k])
-            seconds[k].append(time.perf_counter() - start)
-    base = statistics.median(seconds[sizes[0]])
-    for k in sizes:
+        for k in POPULATIONS:
+            told = reports(cohort_of(k, size, generator), k, generator)
+            spent, states[k] = timed(decide, told, states[k])
+            seconds[k].append(spent)
+    base = statistics.median(seconds[POPULATIONS[0]])
+    for k in POPULATIONS:
         middle = statistics.median(seconds[k])
-        size = sum(v.numel() * v.element_size() for v in flatten(states[k]).values())
-        seen = len(states[k]["settled_ids"]) + len(states[k]["recent_ids"])
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            Store(Path(folder)).checkpoint(1, {"server": {"rule": states[k]}})
-            saved = time.perf_counter() - start
+        megabytes = num_bytes(flatten(states[k])) / 1e6
+        saved = seconds_of_checkpoint(states[k])
         print(
-            f"aaggff-d, S = {cohort}, K = {k:.0e}: {1e3 * middle:.2f} ms a decision ({middle / base:.2f} of K = 1e4), "
-            f"{seen} clients seen, state {size / 1e6:.2f} MB, checkpoint {1e3 * saved:.1f} ms"
+            f"aaggff-d, S = {size}, K = {k:.0e}: {1e3 * middle:.2f} ms per decision "
+            f"({middle / base:.2f} of K = 1e4), state {megabytes:.2f} MB, "
+            f"checkpoint {1e3 * saved:.1f} ms"
         )
 
 
-def one(name: str, clients: int, rounds: int) -> None:
-    decide, generator = rule(name), torch.Generator().manual_seed(0)
-    state, seconds = decide.init(clients), []
+def full_cohort(name: str, clients: int, rounds: int) -> None:
+    decide = rule(name)
+    generator = torch.Generator().manual_seed(0)
+    state = decide.init(clients)
+    seconds = []
     for _ in range(rounds):
-        told = reports(torch.arange(clients), clients, generator)
-        start = time.perf_counter()
-        _, state = decide(told, state)
-        seconds.append(time.perf_counter() - start)
-    print(f"{name}, K = {clients}: {1e3 * statistics.median(seconds):.1f} ms a decision")
+        spent, state = timed(decide, reports(torch.arange(clients), clients, generator), state)
+        seconds.append(spent)
+    print(f"{name}, K = {clients}: {1e3 * statistics.median(seconds):.1f} ms per decision")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=200)
     cross_device(parser.parse_args().rounds)
-    one("afl", 10**6, 5)
-    one("aaggff-s", 1000, 5)
+    full_cohort("afl", 10**6, 5)
+    full_cohort("aaggff-s", 1000, 5)
 
 
 if __name__ == "__main__":

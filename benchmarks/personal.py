@@ -1,44 +1,52 @@
-"""The thesis' personal tables on MNIST (Hahn, ch. II): who is served how well by a model of its own.
+"""The thesis's personal tables on MNIST (Hahn, ch. II): how well their own models serve clients.
 
     python benchmarks/personal.py table --clients 50 --rounds 40     # Table 2.3, MNIST column
     python benchmarks/personal.py noise --noise pair --rate 0.1      # Table 2.6, MNIST columns
-    python benchmarks/personal.py memory --clients 10000             # resident memory of a large store
-    python benchmarks/personal.py speed                              # processor time of a step, by method
+    python benchmarks/personal.py memory --clients 10000             # memory of many client states
+    python benchmarks/personal.py speed                              # processor time per step
 
-Protocol of the thesis: TwoNN, 5 clients a round, B 10, lr 0.01 falling by 1 % a round, momentum 0.9, weight decay 1e-4,
-80/20 split of each client's rows. Pathological: rows sorted by label, 2K shards, client i holds shards i and i + K.
-Methods' own parameters are those printed; published figures stand beside ours.
+Protocol of the thesis: TwoNN, 5 clients per round, B 10, lr 0.01 falling by 1 % per round, momentum
+0.9, weight decay 1e-4, 80/20 split of each client's rows. Pathological: rows sorted by label, 2K
+shards, client i holds shards i and i + K. Methods' own parameters are those printed; published
+figures stand beside ours. $COMMONWEAL_DATA holds mnist/.
 """
 
 import argparse
-import gzip
 import itertools
-import os
 import resource
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from commonweal import catalog, personal, randomness, report
-from commonweal.algorithm import Averaging
+from commonweal import catalog, randomness
+from commonweal.algorithms.averaging import Averaging
+from commonweal.analysis.interpolation import Curve, curve, evaluate_score
+from commonweal.clients import Client
+from commonweal.datasets import Noise
+from commonweal.datasets.mnist import mnist
+from commonweal.datasets.noise import Pair, Symmetric
+from commonweal.datasets.partition import DirichletByClass
+from commonweal.evaluation import Evaluation
 from commonweal.federation import Federation
-from commonweal.local import many, plan, visit
-from commonweal.models.mlp import mlp
-from commonweal.noise import Pair, Symmetric
-from commonweal.partition import Dirichlet
-from commonweal.rules.fedavg import FedAvg
-from commonweal.run import given, run
-from commonweal.server import SGD
+from commonweal.job import Job, job_from_parts
+from commonweal.population import Population
+from commonweal.report.figures import draw_curve
+from commonweal.rounds import Round, run
+from commonweal.rules import FedAvg
+from commonweal.samplers.sampler import Sampler
+from commonweal.servers import SGD
 from commonweal.task import Task
+from commonweal.tensors import num_bytes
+from commonweal.training import schedule, train_locally, vmap_clients
 
-DATA = Path(os.environ.get("COMMONWEAL_DATA", ".")) / "mnist"
-# Table 2.3, MNIST, K = 50 / 100 / 500 (accuracy in per cent; SuPerFed at each client's best m on its test rows).
+# Table 2.3, MNIST, K = 50 / 100 / 500: accuracy in per cent; SuPerFed at each client's best m on
+# its test rows.
 PUBLISHED = {
     "sgd": {50: 95.69, 100: 89.78, 500: 96.04},
     "fedprox": {50: 95.13, 100: 93.25, 500: 96.50},
@@ -81,159 +89,241 @@ NOISY = {
         "superfed-lm": (0.32, 0.72, 54.69),
     },
 }
+LINES = ("apfl", "superfed-mm", "superfed-lm")  # methods whose lines between models are shown
 
 
-def mnist() -> tuple[np.ndarray, np.ndarray]:
-    """The 60,000 training images and labels: the thesis' clients share these, 960 training rows each at K = 50."""
-    with gzip.open(DATA / "train-images-idx3-ubyte.gz") as images, gzip.open(DATA / "train-labels-idx1-ubyte.gz") as y:
-        return (
-            np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28).copy(),
-            np.frombuffer(y.read(), np.uint8, offset=8).astype(np.int64),
-        )
+# The thesis's protocol
 
 
 def pathological(y: np.ndarray, clients: int) -> np.ndarray:
-    """Each row's client: 2K shards of rows sorted by label, shards i and i + K to client i, as in the authors' code."""
+    """Each row's client: shards i and i + K to client i, as in the authors' code."""
     owner = np.empty(len(y), dtype=np.int64)
     for shard, rows in enumerate(np.array_split(np.argsort(y, kind="stable"), 2 * clients)):
         owner[rows] = shard % clients
     return owner
 
 
-def federation(owner: np.ndarray, x: np.ndarray, y: np.ndarray) -> Federation:
-    return Federation.from_arrays(x, y, [f"{k:05d}" for k in owner], test=0.2)
+def federation(owner: np.ndarray) -> Federation:
+    """The 60,000 training images: the thesis's clients share these."""
+    pool = mnist(part="train")
+    return Federation.from_arrays(pool.x, pool.y, [f"{k:05d}" for k in owner], test=0.2)
 
 
-def task(seed: int) -> Task:
+def pathological_federation(clients: int) -> Federation:
+    return federation(pathological(mnist(part="train").y, clients))
+
+
+def build_task(seed: int, model: str = "mlp") -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Task(mlp((1, 28, 28), 10))
+        return Task(catalog.build("models", model, shape=(1, 28, 28), outputs=10))
 
 
-def client(name: str, epochs: int) -> Any:
-    own = {
+def build_client(name: str, epochs: int, **more: float) -> Client:
+    own: dict[str, dict[str, Any]] = {
         "fedrep": {"epochs": 1, "head_epochs": epochs},
         "pfedme": {"inner": 3, "inner_lr": 0.01, "lam": 15.0},
         "ditto": {"lam": 1.0},
     }
-    common = {"epochs": epochs, "batch": 10, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "decay": 0.99}
-    return catalog.build("clients", {"name": name, **common, **own.get(name, {})})
+    common = {
+        "epochs": epochs,
+        "batch": 10,
+        "lr": 0.01,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "decay": 0.99,
+    }
+    part = {"name": name, **common, **own.get(name, {}), **more}
+    client: Client = catalog.build("clients", part)
+    return client
 
 
-def finished(f: Federation, name: str, epochs: int, **how: Any) -> tuple[Any, Any, float]:
-    """The job and the last round of a run, and the minutes it took."""
+class Finished(NamedTuple):
+    """A run: its last round, how many clients took part, and the minutes it took."""
+
+    job: Job
+    last: Round
+    visited: int
+    minutes: float
+
+    @property
+    def shared(self) -> Evaluation:
+        assert self.last.evaluation is not None
+        return self.last.evaluation
+
+
+def finish(f: Federation, name: str, a: argparse.Namespace) -> Finished:
     begun = time.perf_counter()
-    parts = {"rule": "fedavg", "client": client(name, epochs), "server": "sgd"}
-    job = given(task(how["seed"]), f, **parts, evaluate_every=how["rounds"], **how)
-    done = deque(run(job), maxlen=1)[0]
-    return job, done, (time.perf_counter() - begun) / 60
+    job = job_from_parts(
+        build_task(a.seed),
+        f,
+        client=build_client(name, a.epochs),
+        rounds=a.rounds,
+        cohort=5,
+        seed=a.seed,
+        evaluate_every=a.rounds,
+    )
+    visited: set[str] = set()
+    for last in run(job):
+        visited |= set(last.clients)
+    return Finished(job, last, len(visited), (time.perf_counter() - begun) / 60)
+
+
+# Tables
 
 
 def table(a: argparse.Namespace) -> None:
-    x, y = mnist()
-    f = federation(pathological(y, a.clients), x, y)
-    shortened = "as in the thesis" if (a.rounds, a.epochs) == (500, 10) else "the thesis: T 500, E 10"
-    print(f"MNIST, pathological, K {a.clients}, T {a.rounds}, E {a.epochs} ({shortened}), seed {a.seed}")
-    print(f"{int(f.train.sizes[0])} training rows a client; accuracy over clients in %: mean (std)\n")
-    print("| method | published | global model | personal model | visits | minutes |\n|---|--:|--:|--:|--:|--:|")
+    f = pathological_federation(a.clients)
+    same = (a.rounds, a.epochs) == (500, 10)
+    protocol = "as in the thesis" if same else "the thesis: T 500, E 10"
+    rounds = f"K {a.clients}, T {a.rounds}, E {a.epochs} ({protocol}), seed {a.seed}"
+    print(f"MNIST, pathological, {rounds}")
+    print(f"{int(f.train.sizes[0])} training rows per client")
+    print("accuracy over clients in %: mean (std)\n")
+    print("| method | published | global model | personal model | visited | minutes |")
+    print("|---|--:|--:|--:|--:|--:|")
     for name in a.methods or PUBLISHED:
-        job, done, minutes = finished(f, name, a.epochs, rounds=a.rounds, cohort=5, seed=a.seed)
-        shared, own = (spread(e) for e in (done.evaluation, done.personal))
-        seen = len(job.simulator.kept) or len({i for t in range(a.rounds) for i in job.cohort_of(t + 1).tolist()})
+        done = finish(f, name, a)
         published = PUBLISHED[name].get(a.clients, float("nan"))
-        print(f"| {name} | {published:.2f} | {shared} | {own} | {seen} of {a.clients} | {minutes:.1f} |", flush=True)
-        if hasattr(job.algorithm.local, "ends"):
-            curve = personal.curve(job, done.server)
-            along = " ".join(f"{100 * v:.2f}" for v in curve.scores.mean(0).tolist())
-            print(f"|   | | {choices(curve)} | m = 0, 0.1, ..., 1: {along} | | |", flush=True)
-            if a.out:
-                report.draw_curve(a.out / f"curve-{name}-{a.clients}.svg", curve, "accuracy")
+        models = f"{spread(done.shared)} | {spread(done.shared.personal)}"
+        visited = f"{done.visited} of {a.clients}"
+        line = f"| {name} | {published:.2f} | {models} | {visited} | {done.minutes:.1f} |"
+        print(line, flush=True)
+        if name in LINES:
+            show_line(done, a.out and a.out / f"curve-{name}-{a.clients}.svg")
 
 
-def choices(curve: personal.Curve) -> str:
-    """The mean accuracy by how the point between the shared model and the client's own is chosen."""
-    return "; ".join(f"{label} {100 * v.mean():.2f}" for label, v in curve.chosen().items())
+def show_line(done: Finished, path: Path | None) -> None:
+    """The scores between the global and the personal models."""
+    line = curve(done.job, done.last.state)
+    along = " ".join(f"{100 * v:.2f}" for v in line.scores.mean(0).tolist())
+    print(f"|   | | {choices(line)} | m = 0, 0.1, ..., 1: {along} | | |", flush=True)
+    if path is not None:
+        draw_curve(path, line, "accuracy")
 
 
-def spread(evaluation: tuple[Tensor, Tensor] | None) -> str:
-    return "-" if evaluation is None else f"{100 * evaluation[1].mean():.2f} ({100 * evaluation[1].std():.2f})"
+def choices(line: Curve) -> str:
+    """The mean accuracy by how the point between global and own model is chosen."""
+    return "; ".join(f"{label} {100 * v.mean():.2f}" for label, v in line.chosen().items())
+
+
+def spread(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return "-"
+    scores = 100 * evaluation.score
+    return f"{scores.mean():.2f} ({scores.std():.2f})"
 
 
 def noise(a: argparse.Namespace) -> None:
-    x, y = mnist()
-    f = federation(Dirichlet(a.clients, 10.0)(y, a.seed), x, y)
-    flip: Any = Pair(a.rate) if a.noise == "pair" else Symmetric(a.rate)
-    labels = [torch.from_numpy(flip(rows.y.numpy(), 10, a.seed + k)) for k, rows in enumerate((f.train, f.test))]
-    train, wrong = replace(f.train, y=labels[0]), replace(f.test, y=labels[1])
-    f = replace(f, train=train)
-    print(f"MNIST, Dirichlet 10, {a.noise} {a.rate}, K {a.clients}, T {a.rounds} (thesis 500), E {a.epochs} (10)")
-    print("ECE / MCE / accuracy by test labels as they are; by test labels with the same noise, as the authors' code\n")
-    print("| method | published | global | personal | global, noisy test | personal, noisy test | minutes |")
+    f = federation(DirichletByClass(a.clients, 10.0)(mnist(part="train").y, a.seed))
+    kind: Noise = Pair(a.rate) if a.noise == "pair" else Symmetric(a.rate)
+    labels = [
+        torch.from_numpy(kind(rows.y.numpy(), 10, a.seed + k))
+        for k, rows in enumerate((f.train, f.test))
+    ]
+    noisy_test = replace(f.test, y=labels[1])
+    f = replace(f, train=replace(f.train, y=labels[0]))
+    rounds = f"K {a.clients}, T {a.rounds} (thesis 500), E {a.epochs} (10)"
+    print(f"MNIST, Dirichlet 10, {a.noise} {a.rate}, {rounds}")
+    print("ECE / MCE / accuracy with right test labels, and with as noisy ones (authors' code)\n")
+    print("| method | published | global | personal | global, noisy | personal, noisy | minutes |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name in a.methods or PUBLISHED:
-        job, done, minutes = finished(f, name, a.epochs, rounds=a.rounds, cohort=5, seed=a.seed)
+        done = finish(f, name, a)
         cells = []
-        for rows, own in itertools.product((f.test, wrong), (False, True)):
-            if own and done.personal is None:
+        for rows, own in itertools.product((f.test, noisy_test), (False, True)):
+            if own and done.shared.personal is None:
                 cells.append("-")
                 continue
             kinds = ("ece", "mce", "accuracy")
-            ece, mce, right = (personal.scored(job, done.server, kind, own, rows)[1].mean() for kind in kinds)
+            each = [evaluate_score(done.job, done.last.state, k, own, rows).score for k in kinds]
+            ece, mce, right = (float(scores.mean()) for scores in each)
             cells.append(f"{ece:.2f} / {mce:.2f} / {100 * right:.2f}")
-        theirs = " / ".join(f"{v:.2f}" for v in NOISY.get((a.noise, a.rate), {}).get(name, ())) or "-"
-        print(f"| {name} | {theirs} | {' | '.join(cells)} | {minutes:.1f} |", flush=True)
-        if hasattr(job.algorithm.local, "ends"):
-            print(f"|   | | {choices(personal.curve(job, done.server))} | | | | |", flush=True)
+        published = NOISY.get((a.noise, a.rate), {}).get(name, ())
+        theirs = " / ".join(f"{v:.2f}" for v in published) or "-"
+        print(f"| {name} | {theirs} | {' | '.join(cells)} | {done.minutes:.1f} |", flush=True)
+        if name in LINES:
+            line = curve(done.job, done.last.state)
+            print(f"|   | | {choices(line)} | | | | |", flush=True)
+
+
+# Costs
+
+
+@dataclass(frozen=True)
+class InOrder(Sampler):
+    """Every client once: the first `cohort` in the first round, then the next."""
+
+    def __call__(
+        self,
+        round: int,
+        population: Population,
+        size: int,
+        weights: Tensor | None,
+        rng: np.random.Generator,
+    ) -> Tensor:
+        return torch.arange(population.clients)[size * (round - 1) : size * round]
 
 
 def memory(a: argparse.Namespace) -> None:
-    """Every client takes part once and keeps a model of its own; then all are judged by theirs."""
-    x, y = mnist()
-    if a.model == "cnn":  # TwoCNN, 1.66 M parameters
-        layers = [nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2)]
-        layers += [nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10)]
-        t = Task(nn.Sequential(*layers))
-    else:
-        t = task(0)
-    f = federation(np.arange(len(y)) % a.clients, x, y)
-    parts = {"rule": "fedavg", "client": {"name": "ditto", "steps": 1, "batch": 2}, "server": "sgd"}
+    """Every client takes part once and keeps its own model; then all are evaluated by theirs."""
+    t = build_task(0, a.model)
+    f = federation(np.arange(60_000) % a.clients)
     rounds = -(-a.clients // 20)
-    job = given(t, f, **parts, rounds=rounds, cohort=20, seed=0, evaluate_every=rounds)
-    object.__setattr__(job, "cohort_of", lambda n: torch.arange(a.clients)[20 * (n - 1) : 20 * n])
+    job = job_from_parts(
+        t,
+        f,
+        client={"name": "ditto", "steps": 1, "batch": 2},
+        sampler=InOrder(),
+        rounds=rounds,
+        cohort=20,
+        evaluate_every=rounds,
+    )
     begun = time.perf_counter()
-    done = deque(run(job, out=a.out / f"memory-{a.model}-{a.clients}" if a.out else None), maxlen=1)[0]
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    kept = sum(v.numel() * v.element_size() for v in job.simulator.kept[0].values()) * len(job.simulator.kept) / 1e9
-    print(f"{a.model}, {t.size} parameters, {a.clients} clients, who keep {kept:.2f} GB")
-    print(f"peak resident memory {rss:.2f} GB")
-    print(f"{time.perf_counter() - begun:.0f} s, judging all {done.seconds['evaluate']:.0f} s of it", flush=True)
+    out = a.out and a.out / f"memory-{a.model}-{a.clients}"
+    last = deque(run(job, out=out), maxlen=1)[0]
+    seconds = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    states = sum(num_bytes(state) for state in job.engine.client_states().values()) / 1e9
+    print(f"{a.model}, {t.size} parameters, {a.clients} clients with states of {states:.2f} GB")
+    print(f"peak resident memory {peak:.2f} GB")
+    print(f"{seconds:.0f} s, evaluation of all {last.seconds['evaluate']:.0f} s of it", flush=True)
 
 
 def speed(a: argparse.Namespace) -> None:
-    """Processor time of a step of five clients together, and as a multiple of that of sgd."""
-    x, y = mnist()
-    f, t, ids = federation(pathological(y, 50), x, y), task(0), torch.arange(5)
-    streams = [randomness.stream(0, 2, i, randomness.TRAIN) for i in range(5)]
+    """Processor time per step of five clients together, and as a multiple of that of sgd."""
+    f = pathological_federation(50)
+    t = build_task(0)
     base = 0.0
     for name in ["sgd", *(n for n in PUBLISHED if n != "sgd")]:
-        local = replace(client(name, 1), **({"begin": 0.0} if name.startswith("superfed") else {}))
-        algorithm = Averaging(FedAvg(), local, SGD())
-        seen = algorithm.ask(algorithm.init(t, 50) | {"round": torch.tensor(2)})
-        kept = {n: torch.stack([v] * 5) for n, v in local.keep(t, 1).items()}
-        planned = plan(local, t, f.train, ids, streams)
-        planned = replace(planned, steps=np.minimum(planned.steps, 60))
-        times = []
-        for _ in range(3):
-            begun = time.process_time()
-            visit(local, t, seen, kept, f.train, planned, many)
-            times.append((time.process_time() - begun) / 60 * 1e3)
-        base = base or min(times)
-        print(f"{name}: {min(times):.1f} ms a step, {min(times) / base:.1f} times sgd's", flush=True)
+        if name.startswith("superfed"):
+            client = build_client(name, 1, begin=0.0)  # both models are trained
+        else:
+            client = build_client(name, 1)
+        milliseconds = min(milliseconds_per_step(t, f, client) for _ in range(3))
+        base = base or milliseconds
+        ratio = milliseconds / base
+        print(f"{name}: {milliseconds:.1f} ms per step, {ratio:.1f} times sgd's", flush=True)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "noise", "memory", "speed"])
+def milliseconds_per_step(t: Task, f: Federation, client: Client, steps: int = 60) -> float:
+    algorithm = Averaging(t, FedAvg(), client, SGD())
+    state = algorithm.init(f.population) | {"round": torch.tensor(2)}
+    streams = [randomness.stream(0, 2, i, randomness.TRAIN) for i in range(5)]
+    own = {name: torch.stack([value] * 5) for name, value in client.init_client(t, 1).items()}
+    plan = schedule(client, t, f.train, torch.arange(5), streams)
+    plan = replace(plan, steps=np.minimum(plan.steps, steps))
+    begun = time.process_time()
+    train_locally(client, t, algorithm.ask(state), own, f.train, plan, vmap_clients)
+    return (time.process_time() - begun) / steps * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = {"table": table, "noise": noise, "memory": memory, "speed": speed}
+    parser.add_argument("what", choices=list(commands))
     for key, default in {"clients": 50, "rounds": 40, "epochs": 10, "seed": 0, "rate": 0.1}.items():
         parser.add_argument(f"--{key}", type=type(default), default=default)
     parser.add_argument("--noise", choices=["pair", "symmetric"], default="pair")
@@ -242,4 +332,8 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    {"table": table, "noise": noise, "memory": memory, "speed": speed}[arguments.what](arguments)
+    commands[arguments.what](arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,12 @@
-"""What several tests share: tiny federations and modules, brute-force oracles, and the paths of the real data."""
+"""What several tests share: small federations and modules, oracles, the path of the real data."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,22 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from commonweal import randomness
-from commonweal.algorithm import Averaging
+from commonweal.algorithms.algorithm import Request
+from commonweal.algorithms.averaging import Averaging
+from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
 from commonweal.federation import Federation, Rows
-from commonweal.local import Local, Plan, Tensors, plan
+from commonweal.rules import Rule
 from commonweal.rules.fedavg import FedAvg
-from commonweal.server import SGD
+from commonweal.servers import SGD, ServerOptimizer
 from commonweal.task import Task
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+from commonweal.tensors import Tensors
+from commonweal.training import BatchSchedule, schedule
 
 
 def data(*names: str) -> Path:
-    """The path of a real data file or folder; the test that asks is skipped where it is not at hand."""
-    path = DATA.joinpath(*names)
+    """The path of a real data file or folder. Skips the test where it is missing."""
+    folder = os.environ.get("COMMONWEAL_DATA")
+    if not folder:
+        pytest.skip("COMMONWEAL_DATA is not set: set it to the folder of the real data")
+    path = Path(folder).joinpath(*names)
     if not path.exists():
-        pytest.skip(f"{path} is not there")
+        pytest.skip(f"{path} does not exist")
     return path
 
 
@@ -46,13 +53,19 @@ def rows_of(name: str, n: int, shape: tuple[int, ...], classes: int) -> tuple[Te
 
 
 def federation(
-    sizes: dict[str, int], shape: tuple[int, ...] = (4,), classes: int = 3, test: int = 6, **what: object
+    sizes: dict[str, int],
+    shape: tuple[int, ...] = (4,),
+    classes: int = 3,
+    test: int = 6,
+    **what: Any,
 ) -> Federation:
     """Clients with that many training rows each and `test` test rows."""
-    parts = {name: rows_of(name, n + test, shape, classes) for name, n in sizes.items()}
-    train = joined([(x[: sizes[name]], y[: sizes[name]]) for name, (x, y) in parts.items()])
-    held = joined([(x[sizes[name] :], y[sizes[name] :]) for name, (x, y) in parts.items()])
-    return Federation(train, held, tuple(sizes), outputs=classes, **what)  # type: ignore[arg-type]
+    train, held = [], []
+    for name, n in sizes.items():
+        x, y = rows_of(name, n + test, shape, classes)
+        train.append((x[:n], y[:n]))
+        held.append((x[n:], y[n:]))
+    return Federation(joined(train), joined(held), tuple(sizes), outputs=classes, **what)
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Rows:
@@ -60,69 +73,101 @@ def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Rows:
     return Rows(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), offsets)
 
 
-SHAPES: dict[str, tuple[int, ...]] = {"logistic": (4,), "mlp": (4,), "norm": (4,), "cnn": (1, 6, 6)}
-SHAPES |= {"cnn-norm": (1, 6, 6), "dropout": (4,)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "logistic": (4,),
+    "mlp": (4,),
+    "norm": (4,),
+    "cnn": (1, 6, 6),
+    "cnn-norm": (1, 6, 6),
+    "dropout": (4,),
+}
+
+LAYERS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "logistic": lambda n: [nn.Linear(4, n)],
+    "mlp": lambda n: [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, n)],
+    "norm": lambda n: [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, n)],
+    "cnn": lambda n: [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, n)],
+    "cnn-norm": lambda n: [
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, n),
+    ],
+    "dropout": lambda n: [nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, n)],
+}
 
 
-def module(kind: str, outputs: int = 3, seed: int = 0) -> nn.Module:
+def module(kind: str, outputs: int = 3, seed: int = 0) -> nn.Sequential:
     """A small module by kind; its rows have SHAPES[kind]."""
-    layers = {
-        "logistic": lambda: [nn.Linear(4, outputs)],
-        "mlp": lambda: [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs)],
-        "norm": lambda: [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs)],
-        "cnn": lambda: [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, outputs)],
-        "cnn-norm": lambda: [
-            nn.Conv2d(1, 3, 3),
-            nn.BatchNorm2d(3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(48, outputs),
-        ],
-        "dropout": lambda: [nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, outputs)],
-    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(*layers[kind]())
+        return nn.Sequential(*LAYERS[kind](outputs))
+
+
+def pieces(m: nn.Module) -> list[Tensor]:
+    """Trainable parameters, then floating-point buffers: the order of a task's vector."""
+    parameters: list[Tensor] = [p for p in m.parameters() if p.requires_grad]
+    return parameters + [b for b in m.buffers() if b.is_floating_point()]
 
 
 def vector(m: nn.Module) -> Tensor:
-    """A module's trained parameters and then its floating-point buffers: the order that Task promises."""
-    pieces = [p.detach() for p in m.parameters() if p.requires_grad]
-    return torch.cat([p.flatten() for p in [*pieces, *(b for b in m.buffers() if b.is_floating_point())]])
+    return torch.cat([piece.detach().flatten() for piece in pieces(m)])
 
 
 def loaded(task: Task, w: Tensor) -> nn.Module:
     """A plain module with the vector's values, filled in piece by piece."""
-    m, at = deepcopy(task.module), 0
+    m = deepcopy(task.module)
+    at = 0
     with torch.no_grad():
-        for p in [*(p for p in m.parameters() if p.requires_grad), *(b for b in m.buffers() if b.is_floating_point())]:
-            p.copy_(w[at : at + p.numel()].view(p.shape))
-            at += p.numel()
+        for piece in pieces(m):
+            piece.copy_(w[at : at + piece.numel()].view(piece.shape))
+            at += piece.numel()
     assert at == len(w)
     return m
 
 
-def torch_loss(criterion: str, outputs: Tensor, y: Tensor) -> Tensor:
+def torch_loss(loss: str, outputs: Tensor, y: Tensor) -> Tensor:
     """The mean loss by torch's own functions."""
-    if criterion == "cross-entropy":
+    if loss == "cross-entropy":
         return nn.functional.cross_entropy(outputs, y)
-    if criterion == "binary":
+    if loss == "binary":
         return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], y.float())
     return nn.functional.mse_loss(outputs[:, 0], y)
 
 
-def torch_sgd(task: Task, local: Local, w: Tensor, rows: Rows, batches: Sequence[Tensor], round: int = 1) -> Tensor:
-    """A client's visit by torch.optim.SGD on the plain module: the vector after these batches."""
+def torch_optimizer(
+    client: Client, parameters: list[nn.Parameter], lr: float
+) -> torch.optim.Optimizer:
+    decay = client.weight_decay
+    betas = (client.beta1, client.beta2)
+    if client.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr, betas=betas, weight_decay=decay)
+    if client.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=lr, momentum=client.momentum, weight_decay=decay)
+
+
+def torch_training(
+    task: Task,
+    client: Client,
+    w: Tensor,
+    rows: Rows,
+    batches: Sequence[Tensor],
+    round: int = 1,
+) -> Tensor:
+    """Local training by torch.optim on the plain module: the vector after these batches."""
     m = loaded(task, w).train()
-    trained = [p for p in m.parameters() if p.requires_grad]
-    rate = local.lr * local.decay ** math.floor((round - 1) / local.decay_every)
-    optimiser = torch.optim.SGD(trained, lr=rate, momentum=local.momentum, weight_decay=local.weight_decay)
+    parameters = [p for p in m.parameters() if p.requires_grad]
+    lr = client.lr * client.decay ** math.floor((round - 1) / client.decay_every)
+    optimizer = torch_optimizer(client, parameters, lr)
     for index in batches:
-        optimiser.zero_grad()
-        torch_loss(task.criterion, m(rows.x[index]), rows.y[index]).backward()
-        if local.clip is not None:
-            nn.utils.clip_grad_norm_(trained, local.clip)
-        optimiser.step()
+        optimizer.zero_grad()
+        loss = torch_loss(task.loss, m(rows.x[index]), rows.y[index])
+        torch.autograd.backward([loss])
+        if client.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, client.clip)
+        optimizer.step()
     return vector(m)
 
 
@@ -130,39 +175,62 @@ def stream(name: str, seed: int = 0, round: int = 1) -> np.random.Generator:
     return randomness.stream(seed, round, randomness.key(name), randomness.TRAIN)
 
 
-def planned(local: Local, task: Task, f: Federation, ids: Sequence[int], seed: int = 0, round: int = 1) -> Plan:
+def planned(
+    client: Client,
+    task: Task,
+    f: Federation,
+    ids: Sequence[int],
+    seed: int = 0,
+    round: int = 1,
+) -> BatchSchedule:
     streams = [stream(f.names[i], seed, round) for i in ids]
-    return plan(local, task, f.train, torch.tensor(ids), streams)
+    return schedule(client, task, f.train, torch.tensor(ids), streams)
 
 
-def batches_of(p: Plan) -> list[Tensor]:
-    """The row numbers of each step of a plan of one client."""
-    taken = [p.at(t, 1)[:2] for t in range(int(p.steps[0]))]
-    return [rows[0][share[0] > 0] for rows, share in taken]
+def batches_of(plan: BatchSchedule) -> list[Tensor]:
+    """The row numbers of each step of one client's schedule."""
+    taken = [plan.at(step, 1)[:2] for step in range(int(plan.steps[0]))]
+    return [rows[0][weight[0] > 0] for rows, weight in taken]
 
 
-def averaging(local: Local | None = None, rule: object = None, step: object = None) -> Averaging:
-    return Averaging(rule or FedAvg(), local or Local(), step or SGD())  # type: ignore[arg-type]
+def averaging(
+    task: Task,
+    client: Client | None = None,
+    rule: Rule | None = None,
+    server: ServerOptimizer | None = None,
+    **more: Any,
+) -> Averaging:
+    return Averaging(task, rule or FedAvg(), client or Client(), server or SGD(), **more)
 
 
 def collected(
-    task: Task, f: Federation, mode: str, local: Local, ids: Sequence[int] | None = None, **how: object
+    task: Task,
+    f: Federation,
+    vectorize: str,
+    client: Client,
+    ids: Sequence[int] | None = None,
+    **options: Any,
 ) -> Tensors:
     """The replies of a cohort to the task's initial model."""
-    simulator = Simulator(task, f, mode, **how)  # type: ignore[arg-type]
-    algorithm = averaging(local)
-    seen = algorithm.ask(algorithm.init(task, f.clients))
-    return simulator.collect(algorithm, seen, torch.arange(f.clients) if ids is None else torch.tensor(ids), 0)
+    simulator = Simulator(f, vectorize=vectorize, **options)
+    algorithm = averaging(task, client)
+    message = algorithm.ask(algorithm.init(f.population))
+    cohort = torch.arange(f.clients) if ids is None else torch.tensor(ids)
+    return simulator.collect(algorithm, Request(cohort, message)).values
 
 
 @dataclass(frozen=True)
-class Visitor(Local):
-    """A client with a memory: how often it was visited, the last vector it trained, and a number of its own."""
+class Visitor(Client):
+    """A client with a state: its number of rounds, the last vector it trained, and its seed."""
 
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return {"visits": torch.tensor(0), "last": torch.zeros(task.size), "own": torch.tensor(seed)}
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        last = torch.zeros(task.size)
+        return {"visits": torch.tensor(0), "last": last, "own": torch.tensor(seed)}
 
-    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        update, _ = super().reply(task, v, seen, kept, steps)
-        told = {"visited": kept["visits"], "far": (v["w"] - kept["last"]).square().sum()}
-        return update | told, {"visits": kept["visits"] + 1, "last": v["w"], "own": kept["own"]}
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        update, _ = super().reply(task, params, message, state, steps)
+        moved = (params["w"] - state["last"]).square().sum()
+        reply = update | {"visited": state["visits"], "far": moved}
+        return reply, {"visits": state["visits"] + 1, "last": params["w"], "own": state["own"]}

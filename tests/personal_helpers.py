@@ -1,22 +1,30 @@
-"""What the tests of client methods share: a tiny federation, a tiny module, and every method with fast settings."""
+"""What the tests of client methods share: a small federation and module, and fast settings."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from commonweal import catalog, randomness
-from commonweal.algorithm import Averaging
+from commonweal import catalog
+from commonweal.clients import Client
 from commonweal.federation import Federation
-from commonweal.local import Local, Plan, Tensors, alone, bound, plan, visit
-from commonweal.rules.fedavg import FedAvg
-from commonweal.server import SGD
 from commonweal.task import Task
+from commonweal.tensors import Tensors
+from commonweal.training import single, train_locally
+from helpers import planned
 
 METHODS = list(catalog.entries("clients"))
 SIZES = {"a": 12, "b": 20, "c": 31, "d": 20, "e": 12}
+ROUNDS = 4
+
+# SuPerFed's own models join in the second round.
+FAST: dict[str, dict[str, Any]] = {
+    "fedrep": {"head_epochs": 2},
+    "superfed-mm": {"begin": 1.0},
+    "superfed-lm": {"begin": 1.0},
+    "pfedme": {"inner": 2, "inner_lr": 0.05},
+}
 
 
 def federation(sizes: dict[str, int] = SIZES, test: float = 0.25) -> Federation:
@@ -36,38 +44,33 @@ def task(norm: bool = False) -> Task:
         return Task(nn.Sequential(*hidden, nn.ReLU(), nn.Linear(6, 3)))
 
 
-def client(name: str, **parameters: Any) -> Any:
-    """A method that takes few steps; SuPerFed's own models join in the second round."""
-    own = {"fedrep": {"head_epochs": 2}, "superfed-mm": {"begin": 1.0}, "superfed-lm": {"begin": 1.0}}
-    own |= {"pfedme": {"inner": 2, "inner_lr": 0.05}}
-    part = {"name": name, "epochs": 2, "batch": 5, "lr": 0.1, "momentum": 0.5, **own.get(name, {}), **parameters}
-    return bound(catalog.build("clients", part), 4)
+def client(name: str, **parameters: Any) -> Client:
+    """A method that takes few steps."""
+    common = {"name": name, "epochs": 2, "batch": 5, "lr": 0.1}
+    if parameters.get("optimizer", "sgd") == "sgd":
+        common["momentum"] = 0.5
+    method: Client = catalog.build("clients", common | FAST.get(name, {}) | parameters)
+    return method
 
 
-def averaging(local: Any, rule: Any = None) -> Averaging:
-    return Averaging(rule or FedAvg(), local, SGD())
-
-
-def planned(local: Local, t: Task, f: Federation, ids: list[int], round: int = 1, seed: int = 0) -> Plan:
-    streams = [randomness.stream(seed, round, randomness.key(f.names[i]), randomness.TRAIN) for i in ids]
-    return plan(local, t, f.train, torch.tensor(ids), streams)
-
-
-def visited(
-    local: Any, t: Task, f: Federation, seen: Tensors, kept: Tensors | None = None, who: int = 2, seed: int = 0
+def trained(
+    method: Client,
+    t: Task,
+    f: Federation,
+    message: Tensors,
+    state: Tensors | None = None,
+    who: int = 2,
+    seed: int = 0,
 ) -> tuple[Tensors, Tensors]:
-    """One client's visit: its reply and what it keeps, without the clients' axis."""
-    kept = local.keep(t, 5) if kept is None else kept
-    p = planned(local, t, f, [who], int(seen["round"]), seed)
-    stacked = {name: value[None] for name, value in kept.items()}
-    reply, after = visit(local, t, seen, stacked, f.train, p, alone)
+    """One client's local training: its reply and its next state, without the client axis."""
+    state = method.init_client(t, 5) if state is None else state
+    plan = planned(method, t, f, [who], seed, int(message["round"]))
+    stacked = {name: value[None] for name, value in state.items()}
+    reply, after, _ = train_locally(method, t, message, stacked, f.train, plan, single)
     return {n: v[0] for n, v in reply.items()}, {n: v[0] for n, v in after.items()}
 
 
 def sent(t: Task, round: int = 1, **more: Tensor) -> Tensors:
-    return {"w": t.initial, "round": torch.tensor(round), **more}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "timings.jsonl")
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in files}
+    """A message of the server."""
+    rounds = torch.tensor(ROUNDS)
+    return {"w": t.initial, "round": torch.tensor(round), "rounds": rounds, **more}

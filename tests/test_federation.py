@@ -1,4 +1,4 @@
-"""Rows are kept exactly once, in the right client; splits are exact, stratified and each client's own affair."""
+"""Every row is kept once, by the right client; splits are exact, stratified and by client."""
 
 import math
 from typing import Any
@@ -15,15 +15,21 @@ from commonweal.federation import Federation, Rows
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
 
-def tagged(sizes: dict[Any, int], classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tagged(
+    sizes: dict[Any, int], classes: int = 3, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows whose only feature is their number, in an order that mixes the clients."""
     rng = np.random.default_rng(seed)
     client = rng.permutation(np.concatenate([np.full(n, name) for name, n in sizes.items()]))
-    return np.arange(len(client), dtype=np.float32)[:, None], rng.integers(0, classes, len(client)), client
+    return (
+        np.arange(len(client), dtype=np.float32)[:, None],
+        rng.integers(0, classes, len(client)),
+        client,
+    )
 
 
 def numbers(rows: Rows, k: int) -> list[int]:
-    return rows.of(k).x[:, 0].int().tolist()
+    return rows.client(k).x[:, 0].int().tolist()
 
 
 def expected_test(n: int, share: float) -> int:
@@ -41,7 +47,7 @@ def test_sizes_are_differences_of_offsets() -> None:
 
 
 def test_one_clients_rows_are_a_view() -> None:
-    own = ROWS.of(2)
+    own = ROWS.client(2)
     assert own.y.tolist() == [1, 2, 3]
     assert own.x.tolist() == ROWS.x[1:4].tolist()
     assert own.offsets.tolist() == [0, 3] and own.sizes.tolist() == [3]
@@ -49,12 +55,12 @@ def test_one_clients_rows_are_a_view() -> None:
 
 
 def test_an_empty_clients_rows_are_empty() -> None:
-    assert len(ROWS.of(1).x) == 0 and ROWS.of(1).offsets.tolist() == [0, 0]
+    assert len(ROWS.client(1).x) == 0 and ROWS.client(1).offsets.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("ids", [[0], [3, 0], [2, 1, 3], [1], [0, 1, 2, 3], [3, 2]])
-def test_where_gives_the_rows_of_clients_in_their_order(ids: list[int]) -> None:
-    index, offsets = ROWS.where(torch.tensor(ids))
+def test_index_of_gives_the_rows_of_clients_in_their_order(ids: list[int]) -> None:
+    index, offsets = ROWS.index_of(torch.tensor(ids))
     each = [list(range(int(ROWS.offsets[k]), int(ROWS.offsets[k + 1]))) for k in ids]
     assert index.tolist() == [row for rows in each for row in rows]
     assert offsets.tolist() == [0, *np.cumsum([len(rows) for rows in each]).tolist()]
@@ -70,7 +76,9 @@ def test_where_gives_the_rows_of_clients_in_their_order(ids: list[int]) -> None:
     st.integers(1, 4),
     st.integers(0, 5),
 )
-def test_every_row_is_exactly_once_in_the_right_client(sizes: list[int], share: float, classes: int, seed: int) -> None:
+def test_every_row_is_exactly_once_in_the_right_client(
+    sizes: list[int], share: float, classes: int, seed: int
+) -> None:
     named = {f"c{k}": n for k, n in enumerate(sizes)}
     x, y, client = tagged(named, classes, seed)
     f = Federation.from_arrays(x, y, client, share, seed)
@@ -80,13 +88,19 @@ def test_every_row_is_exactly_once_in_the_right_client(sizes: list[int], share: 
         train, test = numbers(f.train, k), numbers(f.test, k)
         assert sorted(train + test) == np.flatnonzero(client == name).tolist()
         assert len(test) == expected_test(named[name], share)
-        assert f.train.of(k).y.tolist() == y[train].tolist()
-        assert f.test.of(k).y.tolist() == y[test].tolist()
+        assert f.train.client(k).y.tolist() == y[train].tolist()
+        assert f.test.client(k).y.tolist() == y[test].tolist()
 
 
 @quick
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(sum), st.floats(0.01, 0.9), st.integers(0, 9))
-def test_each_class_is_within_a_row_of_its_share(counts: list[int], share: float, seed: int) -> None:
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(sum),
+    st.floats(0.01, 0.9),
+    st.integers(0, 9),
+)
+def test_each_class_is_within_a_row_of_its_share(
+    counts: list[int], share: float, seed: int
+) -> None:
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     f = Federation.from_arrays(np.zeros((len(y), 1)), y, ["a"] * len(y), share, seed)
     held = np.bincount(f.test.y.numpy(), minlength=len(counts))
@@ -165,7 +179,8 @@ def test_a_large_share_leaves_a_training_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "client", [[10, 2, 10, 2], np.array([10, 2, 10, 2], dtype=np.int8), torch.tensor([10, 2, 10, 2])]
+    "client",
+    [[10, 2, 10, 2], np.array([10, 2, 10, 2], dtype=np.int8), torch.tensor([10, 2, 10, 2])],
 )
 def test_whole_number_ids_become_names_in_order_of_number(client: Any) -> None:
     f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 1, 0], client, test=0.5)
@@ -189,7 +204,9 @@ def test_images_stay_bytes() -> None:
     x = np.random.default_rng(0).integers(0, 256, (10, 3, 4, 4), dtype=np.uint8)
     f = Federation.from_arrays(x, [0, 1] * 5, ["a"] * 10)
     assert f.train.x.dtype == f.test.x.dtype == torch.uint8
-    assert sorted(torch.cat([f.train.x, f.test.x]).flatten(1).tolist()) == sorted(x.reshape(10, -1).tolist())
+    assert sorted(torch.cat([f.train.x, f.test.x]).flatten(1).tolist()) == sorted(
+        x.reshape(10, -1).tolist()
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int16, np.bool_])
@@ -203,7 +220,9 @@ def test_tokens_stay_whole_numbers() -> None:
     assert f.train.x.dtype == torch.int64
 
 
-@pytest.mark.parametrize("y", [[0, 2, 1, 0], np.array([0, 2, 1, 0], np.int32), np.array([0, 2, 1, 0], np.uint8)])
+@pytest.mark.parametrize(
+    "y", [[0, 2, 1, 0], np.array([0, 2, 1, 0], np.int32), np.array([0, 2, 1, 0], np.uint8)]
+)
 def test_whole_number_labels_are_classes(y: Any) -> None:
     f = Federation.from_arrays(np.zeros((4, 1)), y, ["a"] * 4)
     assert (f.outputs, f.loss, f.score) == (3, "cross-entropy", "accuracy")
@@ -222,9 +241,32 @@ def test_other_labels_are_values_of_a_regression() -> None:
     assert sorted([*f.train.y.tolist(), *f.test.y.tolist()]) == [-2.5, 0.0, 1.0, 3.0]
 
 
-def test_what_is_learnt_can_be_said() -> None:
-    f = Federation.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], ["a"] * 4, outputs=1, loss="binary", score="auroc")
+def test_the_task_can_be_given() -> None:
+    f = Federation.from_arrays(
+        np.zeros((4, 1)), [0, 1, 0, 1], ["a"] * 4, outputs=1, loss="binary", score="auroc"
+    )
     assert (f.outputs, f.loss, f.score) == (1, "binary", "auroc")
+
+
+def test_a_server_may_know_names_sizes_and_groups() -> None:
+    f = Federation.from_arrays(
+        np.zeros((6, 2)), [0, 1] * 3, ["a", "a", "a", "b", "b", "b"], 0.4, groups=["north", "south"]
+    )
+    population = f.population
+    assert population.names == ("a", "b") and population.groups == f.groups == ("north", "south")
+    assert population.sizes.tolist() == [2, 2] and population.shape == (2,)
+    assert (population.outputs, population.loss) == (2, "cross-entropy")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss", "classes"),
+    [(3, "cross-entropy", 3), (1, "binary", 2), (1, "squared", None), (9, "tokens", None)],
+)
+def test_the_number_of_classes(outputs: int, loss: str, classes: int | None) -> None:
+    labels = [[0.0, 1.0], [1.0, 0.0]] if loss == "tokens" else [0.0, 1.0]
+    y = np.array(labels, dtype=np.float32 if loss == "squared" else np.int64)
+    f = Federation.from_arrays(np.zeros((2, 2)), y, ["a", "a"], outputs=outputs, loss=loss)
+    assert f.classes == classes
 
 
 def test_a_users_arrays_are_not_changed() -> None:
@@ -244,19 +286,20 @@ def of_three_rows(clients: int) -> None:
     f = Federation.from_arrays(x, np.tile([0, 1, 2], clients), np.repeat(np.arange(clients), 3))
     assert f.clients == clients == len(f.names)
     assert f.train.sizes.eq(2).all() and f.test.sizes.eq(1).all()
-    # A byte and a label of eight bytes a row, an offset of eight bytes a client and part, and no larger array behind.
+    # One byte and a label of eight bytes per row, an offset of eight bytes per client and part,
+    # and no larger array behind them.
     used = sum(t.nelement() * t.element_size() for t in stored(f))
     assert used == 3 * clients * 9 + 2 * 8 * (clients + 1)
     assert sum(t.untyped_storage().nbytes() for t in stored(f)) == used
-    assert f.train.of(clients - 1).y.tolist() != f.test.of(clients - 1).y.tolist()
+    assert f.train.client(clients - 1).y.tolist() != f.test.client(clients - 1).y.tolist()
 
 
-def test_fifty_thousand_clients_of_three_rows_cost_their_rows() -> None:
+def test_fifty_thousand_clients_of_three_rows_take_the_memory_of_their_rows() -> None:
     of_three_rows(50_000)
 
 
 @pytest.mark.slow
-def test_a_million_clients_of_three_rows_cost_their_rows() -> None:
+def test_a_million_clients_of_three_rows_take_the_memory_of_their_rows() -> None:
     of_three_rows(1_000_000)
 
 
@@ -320,18 +363,22 @@ def test_values_must_be_finite(bad: float) -> None:
 
 def test_classes_must_be_whole_numbers() -> None:
     with pytest.raises(DataError, match="'ann'"):
-        Federation.from_arrays(X, [0.5, 1, 0, 1], OWNER, test=0, outputs=2, loss="cross-entropy", score="accuracy")
+        Federation.from_arrays(
+            X, [0.5, 1, 0, 1], OWNER, test=0, outputs=2, loss="cross-entropy", score="accuracy"
+        )
 
 
 @pytest.mark.parametrize("y", [[[0], [1], [0], [1]], [[0.0], [1.0], [0.0], [1.0]]])
-def test_labels_must_be_one_a_row(y: Any) -> None:
-    # A column of values would be broadcast against the outputs, and every row trained on every other's value.
+def test_there_must_be_one_label_per_row(y: Any) -> None:
+    # A column of values would be broadcast against the outputs: every row would be trained on
+    # the values of all.
     with pytest.raises(DataError, match="label"):
         Federation.from_arrays(X, y, OWNER)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "client"), [(X[:3], Y, OWNER), (X, Y[:3], OWNER), (X, Y, OWNER[:3]), (X, [], OWNER), (X[:0], Y, OWNER)]
+    ("x", "y", "client"),
+    [(X[:3], Y, OWNER), (X, Y[:3], OWNER), (X, Y, OWNER[:3]), (X, [], OWNER), (X[:0], Y, OWNER)],
 )
 def test_lengths_must_agree(x: Any, y: Any, client: Any) -> None:
     with pytest.raises(DataError, match=rf"x has {len(x)} rows, y {len(y)}, client {len(client)}"):
@@ -384,7 +431,9 @@ def test_a_client_needs_training_rows() -> None:
 
 
 def test_all_clients_without_training_rows_are_named() -> None:
-    with pytest.raises(DataError, match="no training rows for 'ann', 'cem': leave such clients out"):
+    with pytest.raises(
+        DataError, match="no training rows for 'ann', 'cem': leave such clients out"
+    ):
         Federation(rows(X, Y, [0, 0, 4, 4]), rows(X, Y, [0, 1, 2, 4]), ("ann", "bob", "cem"), 2)
 
 
@@ -393,7 +442,9 @@ def test_a_client_needs_no_test_rows() -> None:
     assert f.unscored == ["ann"]
 
 
-@pytest.mark.parametrize("bad", [rows(X, Y, [0, 4]), rows(X, Y, [0, 2, 3]), rows(X, Y, [0, 1, 2, 4])])
+@pytest.mark.parametrize(
+    "bad", [rows(X, Y, [0, 4]), rows(X, Y, [0, 2, 3]), rows(X, Y, [0, 1, 2, 4])]
+)
 def test_offsets_must_fit_names_and_rows(bad: Rows) -> None:
     for train, test in ((bad, GOOD), (GOOD, bad)):
         with pytest.raises(DataError, match="2 names but offsets for"):

@@ -1,4 +1,4 @@
-"""Every measure against its definition in plain Python, replication for integer weights, and the edges."""
+"""Every metric against its definition in plain Python, integer weights as copies, and the edges."""
 
 import inspect
 import math
@@ -21,7 +21,6 @@ from commonweal.metrics import (
     best,
     gap,
     gini,
-    improved,
     kl,
     mean,
     paired,
@@ -40,11 +39,11 @@ counted = st.lists(
 ).filter(lambda rows: any(w for _, w in rows))
 shares = st.sampled_from([0.01, 0.05, 0.1, 0.2, 1 / 3, 0.5, 0.75, 1.0])
 
-Measure = Callable[..., float]
+Metric = Callable[..., float]
 WEIGHTED = [mean, std, gini, angle, kl]
 ALL = [*WEIGHTED, worst, best, gap]
-KEYS = ["mean", "worst", "worst_5", "worst_10", "worst_20", "best", "best_5", "best_10", "std", "gini", "gap"]
-KEYS += ["gap_10", "angle", "kl"]
+KEYS = ["mean", "worst", "worst_5", "worst_10", "worst_20", "best", "best_5", "best_10", "std"]
+KEYS += ["gini", "gap", "gap_10", "angle", "kl"]
 
 
 def near(value: float) -> object:
@@ -85,7 +84,9 @@ def test_mean_and_std_follow_their_definitions(x: list[float]) -> None:
 @quick
 @given(signed)
 def test_the_angle_is_the_arc_cosine(x: list[float]) -> None:
-    assert angle(x) == pytest.approx(slow_angle(x), abs=1e-5)  # arccos itself is good to about 1e-6 near 0
+    assert angle(x) == pytest.approx(
+        slow_angle(x), abs=1e-5
+    )  # arccos itself is good to about 1e-6 near 0
 
 
 @quick
@@ -111,20 +112,22 @@ def test_tails_are_means_of_the_ends(x: list[float], share: float) -> None:
     assert (worst(x), best(x), gap(x)) == (min(x), max(x), max(x) - min(x))
 
 
-@pytest.mark.parametrize("measure", WEIGHTED)
+@pytest.mark.parametrize("metric", WEIGHTED)
 @quick
 @given(rows=counted)
-def test_an_integer_weight_is_that_many_equal_clients(measure: Measure, rows: list[tuple[float, int]]) -> None:
+def test_an_integer_weight_is_that_many_equal_clients(
+    metric: Metric, rows: list[tuple[float, int]]
+) -> None:
     x, w = zip(*rows, strict=True)
     copies = [v for v, n in rows for _ in range(n)]
-    assert measure(x, w) == near(measure(copies))
+    assert metric(x, w) == near(metric(copies))
 
 
-@pytest.mark.parametrize("measure", ALL)
+@pytest.mark.parametrize("metric", ALL)
 @quick
 @given(x=positive)
-def test_equal_weights_change_nothing(measure: Measure, x: list[float]) -> None:
-    assert measure(x, weights=[0.3] * len(x)) == near(measure(x))
+def test_equal_weights_change_nothing(metric: Metric, x: list[float]) -> None:
+    assert metric(x, weights=[0.3] * len(x)) == near(metric(x))
 
 
 @quick
@@ -138,7 +141,9 @@ def test_weighted_gini_is_the_double_sum(rows: list[tuple[float, int]]) -> None:
 
 @quick
 @given(counted, shares)
-def test_weighted_tails_do_not_depend_on_the_order(rows: list[tuple[float, int]], share: float) -> None:
+def test_weighted_tails_do_not_depend_on_the_order(
+    rows: list[tuple[float, int]], share: float
+) -> None:
     x, w = zip(*rows, strict=True)
     assert worst(x, share, w) == near(worst(x[::-1], share, w[::-1]))
     assert best(x, share, w) == near(-worst([-v for v in x], share, w))
@@ -148,7 +153,9 @@ def test_weighted_tails_by_hand() -> None:
     assert worst([3, 1, 2, 9], 0.5, [5, 3, 1, 1]) == 1.25
     assert best([3, 1, 2, 9], 0.5, [5, 3, 1, 1]) == 4.0
     assert gap([3, 1, 2, 9], 0.5, [5, 3, 1, 1]) == 2.75
-    assert worst([0, 1, 1], 0.67, [1, 1, 3]) == pytest.approx(2 / 3)  # the tied clients weigh 2 each
+    assert worst([0, 1, 1], 0.67, [1, 1, 3]) == pytest.approx(
+        2 / 3
+    )  # the tied clients weigh 2 each
 
 
 def test_a_client_of_weight_0_is_left_out() -> None:
@@ -159,7 +166,15 @@ def test_a_client_of_weight_0_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("share", "clients", "k"),
-    [(0.1, 30, 3), (0.29, 100, 29), (0.57, 100, 57), (0.05, 15, 1), (0.2, 15, 3), (0.1, 29, 2), (1.0, 7, 7)],
+    [
+        (0.1, 30, 3),
+        (0.29, 100, 29),
+        (0.57, 100, 57),
+        (0.05, 15, 1),
+        (0.2, 15, 3),
+        (0.1, 29, 2),
+        (1.0, 7, 7),
+    ],
 )
 def test_the_tail_counts_exactly(share: float, clients: int, k: int) -> None:
     x = np.arange(clients, dtype=float)
@@ -182,11 +197,11 @@ def test_equal_scores_are_exactly_even(value: float, clients: int) -> None:
     assert std(x, range(1, clients + 1)) == angle(x, range(1, clients + 1)) == 0.0
 
 
-@pytest.mark.parametrize("measure", ALL)
+@pytest.mark.parametrize("metric", ALL)
 @pytest.mark.parametrize("x", [[0, 0, 0], [0], [-0.0, -0.0]])
-def test_all_zeros_give_a_positive_zero(measure: Measure, x: list[float]) -> None:
-    assert measure(x) == 0.0
-    assert math.copysign(1, measure(x)) == 1
+def test_all_zeros_give_a_positive_zero(metric: Metric, x: list[float]) -> None:
+    assert metric(x) == 0.0
+    assert math.copysign(1, metric(x)) == 1
 
 
 @pytest.mark.parametrize("power", [-1060, -500, 500, 1020])
@@ -197,7 +212,9 @@ def test_the_unit_of_the_scores_does_not_matter(power: int) -> None:
         assert relative(scaled) == relative(x)
     for absolute in (mean, worst, best, gap):
         assert absolute(scaled) == math.ldexp(absolute(x), power)
-    assert std(scaled) == pytest.approx(math.ldexp(std(x), power), rel=1e-3)  # few digits are left at 2 ** -1060
+    assert std(scaled) == pytest.approx(
+        math.ldexp(std(x), power), rel=1e-3
+    )  # few digits are left at 2 ** -1060
 
 
 def test_angles_by_hand() -> None:
@@ -205,7 +222,9 @@ def test_angles_by_hand() -> None:
     assert angle([1, 0, 0]) == pytest.approx(math.degrees(math.acos(1 / math.sqrt(3))))
     assert angle([-1, 1]) == 90
     assert angle([-2, -2]) == 180
-    assert angle([1, 1 + 1e-9]) == pytest.approx(math.degrees(5e-10), rel=1e-6)  # arccos would give 0
+    assert angle([1, 1 + 1e-9]) == pytest.approx(
+        math.degrees(5e-10), rel=1e-6
+    )  # arccos would give 0
 
 
 def test_gini_and_kl_of_one_client_that_has_all() -> None:
@@ -214,14 +233,19 @@ def test_gini_and_kl_of_one_client_that_has_all() -> None:
     assert kl([0, 3], [3, 1]) == pytest.approx(math.log(4))
 
 
-@pytest.mark.parametrize("measure", ALL)
-def test_tensors_arrays_and_lists_agree(measure: Measure) -> None:
+@pytest.mark.parametrize("metric", ALL)
+def test_tensors_arrays_and_lists_agree(metric: Metric) -> None:
     x, w = [0.5, 0.25, 1.0], [1, 2, 3]
-    forms = [np.array(x), np.array(x, dtype=np.float32), torch.tensor(x), torch.tensor(x, requires_grad=True)]
+    forms = [
+        np.array(x),
+        np.array(x, dtype=np.float32),
+        torch.tensor(x),
+        torch.tensor(x, requires_grad=True),
+    ]
     forms += [torch.tensor(x, dtype=torch.bfloat16), tuple(x)]
     for form in forms:
-        assert measure(form, weights=torch.tensor(w)) == measure(x, weights=w)
-        assert type(measure(form)) is float
+        assert metric(form, weights=torch.tensor(w)) == metric(x, weights=w)
+        assert type(metric(form)) is float
 
 
 def test_input_is_left_as_it_was() -> None:
@@ -229,19 +253,6 @@ def test_input_is_left_as_it_was() -> None:
     summary(x, w)
     assert x.tolist() == [3, 1, 2]
     assert w.tolist() == [1, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "share"),
-    [([1, 1], [0, 0], 1.0), ([1, 1], [1, 1], 0.0), ([1, 1, 1, 1], [0, 1, 2, 3], 0.25), ([1], [2], 0.0)],
-)
-def test_improved_counts_losses_that_fell(before: list[float], after: list[float], share: float) -> None:
-    assert improved(before, after) == share
-    assert improved(before, after, strict=False) == 1 - improved(after, before)
-
-
-def test_improved_by_weight() -> None:
-    assert improved([1, 1], [0, 2], weights=[3, 1]) == 0.75
 
 
 @quick
@@ -275,7 +286,9 @@ def test_the_paired_interval_is_that_of_the_t_test(seed: int, confidence: float)
     test = stats.ttest_rel(a, b)
     interval = test.confidence_interval(confidence)
     got = paired(a, b, confidence)
-    assert (got.difference, got.low, got.high) == pytest.approx((np.mean(a - b), interval.low, interval.high))
+    assert (got.difference, got.low, got.high) == pytest.approx(
+        (np.mean(a - b), interval.low, interval.high)
+    )
     assert got.distinguishable == (test.pvalue < 1 - confidence)
 
 
@@ -288,7 +301,7 @@ def test_paired_at_its_edges() -> None:
 
 @quick
 @given(positive)
-def test_the_summary_is_the_measures(x: list[float]) -> None:
+def test_the_summary_is_the_metrics(x: list[float]) -> None:
     got = summary(x)
     assert list(got) == KEYS
     assert all(type(value) is float for value in got.values())
@@ -301,7 +314,13 @@ def test_the_summary_is_the_measures(x: list[float]) -> None:
 
 def test_tails_of_a_summary_of_many_clients() -> None:
     got = summary(np.random.default_rng(0).permutation(100))
-    assert [got[k] for k in ("worst_5", "worst_10", "worst_20", "best_5", "best_10")] == [2, 4.5, 9.5, 97, 94.5]
+    assert [got[k] for k in ("worst_5", "worst_10", "worst_20", "best_5", "best_10")] == [
+        2,
+        4.5,
+        9.5,
+        97,
+        94.5,
+    ]
     assert (got["gap"], got["gap_10"]) == (99, 90)
 
 
@@ -318,34 +337,34 @@ def test_a_summary_of_negative_scores_leaves_out_gini_and_kl() -> None:
     assert got["mean"] == 1
 
 
-@pytest.mark.parametrize("measure", [*ALL, summary])
-def test_bad_scores_are_refused_by_name(measure: Measure) -> None:
+@pytest.mark.parametrize("metric", [*ALL, summary])
+def test_bad_scores_are_refused_by_name(metric: Metric) -> None:
     with pytest.raises(DataError, match=r"^scores must be finite; got nan at client 1$"):
-        measure([1, math.nan, 2])
+        metric([1, math.nan, 2])
     with pytest.raises(DataError, match=r"got nan at client 'Ann', -inf at client 'Cy'$"):
-        measure([math.nan, 1, -math.inf], names=["Ann", "Bo", "Cy"])
+        metric([math.nan, 1, -math.inf], names=["Ann", "Bo", "Cy"])
     with pytest.raises(DataError, match=r"one value per client; got shape \(0,\)"):
-        measure([])
+        metric([])
     with pytest.raises(DataError, match=r"got shape \(1, 2\)"):
-        measure(torch.ones(1, 2))
+        metric(torch.ones(1, 2))
     with pytest.raises(DataError, match=r"got shape \(\)"):
-        measure(0.5)
+        metric(0.5)
     with pytest.raises(DataError, match=r"must be numbers, one per client; got \['a', 'b'\]"):
-        measure(["a", "b"])
+        metric(["a", "b"])
     with pytest.raises(DataError, match=r"names must be 2, one per client; got 1"):
-        measure([1, 2], names=["Ann"])
+        metric([1, 2], names=["Ann"])
 
 
-@pytest.mark.parametrize("measure", [*ALL, summary])
-def test_bad_weights_are_refused(measure: Measure) -> None:
+@pytest.mark.parametrize("metric", [*ALL, summary])
+def test_bad_weights_are_refused(metric: Metric) -> None:
     with pytest.raises(DataError, match=r"weights must be 2, one per client; got 3"):
-        measure([1, 2], weights=[1, 1, 1])
+        metric([1, 2], weights=[1, 1, 1])
     with pytest.raises(DataError, match=r"weights must be 0 or more; got -1.0 at client 'Bo'"):
-        measure([1, 2], weights=[1, -1], names=["Ann", "Bo"])
+        metric([1, 2], weights=[1, -1], names=["Ann", "Bo"])
     with pytest.raises(DataError, match=r"weights must be finite; got nan at client 'Bo'"):
-        measure([1, 2], weights=[1, math.nan], names=["Ann", "Bo"])
+        metric([1, 2], weights=[1, math.nan], names=["Ann", "Bo"])
     with pytest.raises(DataError, match=r"weights must not all be 0; got 2 zeros"):
-        measure([1, 2], weights=[0, 0])
+        metric([1, 2], weights=[0, 0])
 
 
 def test_many_bad_clients_are_counted_not_listed() -> None:
@@ -353,24 +372,26 @@ def test_many_bad_clients_are_counted_not_listed() -> None:
         mean([math.nan] * 1000)
 
 
-@pytest.mark.parametrize("measure", [gini, kl])
-def test_negative_scores_are_refused_where_they_have_no_meaning(measure: Measure) -> None:
+@pytest.mark.parametrize("metric", [gini, kl])
+def test_negative_scores_are_refused_where_they_have_no_meaning(metric: Metric) -> None:
     with pytest.raises(DataError, match=r"needs scores of 0 or more; got -0.5 at client 1"):
-        measure([1, -0.5])
+        metric([1, -0.5])
     with pytest.raises(DataError, match=r"got -0.5 at client 'Bo'"):
-        measure([1, -0.5], names=["Ann", "Bo"])
+        metric([1, -0.5], names=["Ann", "Bo"])
 
 
-@pytest.mark.parametrize("measure", [worst, best, gap])
+@pytest.mark.parametrize("metric", [worst, best, gap])
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, math.nan, 5])
-def test_a_share_outside_its_range_is_refused(measure: Measure, share: float) -> None:
+def test_a_share_outside_its_range_is_refused(metric: Metric, share: float) -> None:
     with pytest.raises(DataError, match=f"share must be above 0 and at most 1; got {share}"):
-        measure([1, 2], share)
+        metric([1, 2], share)
 
 
 def test_pairs_must_match() -> None:
-    for function in (improved, against, paired):
-        with pytest.raises(DataError, match=r"the second values must be 2, one per (client|seed); got 1"):
+    for function in (against, paired):
+        with pytest.raises(
+            DataError, match=r"the second values must be 2, one per (client|seed); got 1"
+        ):
             function([1, 2], [1])
     with pytest.raises(DataError, match=r"got nan at client 'Bo'"):
         against([1, 2], [1, math.nan], names=["Ann", "Bo"])
@@ -382,7 +403,9 @@ def test_pairs_must_match() -> None:
 
 @pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
 def test_a_confidence_outside_its_range_is_refused(confidence: float) -> None:
-    with pytest.raises(DataError, match=f"confidence must lie between 0 and 1, both excluded; got {confidence}"):
+    with pytest.raises(
+        DataError, match=f"confidence must lie between 0 and 1, both excluded; got {confidence}"
+    ):
         paired([1, 2], [1, 2], confidence)
 
 

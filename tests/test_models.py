@@ -1,5 +1,6 @@
-"""Every model the catalog finds: its shape, a gradient for each parameter, the same training by vmap and by loop."""
+"""Every model in the catalog: its shape, its gradients, and the same training by vmap and loop."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -7,18 +8,36 @@ import torch
 from torch import Tensor, nn
 
 import commonweal
-from commonweal import catalog
+from commonweal import catalog, scores
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError
+from commonweal.experiment import Experiment
 from commonweal.federation import Federation
-from commonweal.task import Batch, Task
+from commonweal.rounds import run
+from commonweal.task import LOSSES, Batch, Task
+from helpers import averaging
 
-# What a small row of its kind is. A new model is tested on images before its author writes a line here.
-SHAPES = {"lstm": (7,), "m5": (1, 2000)} | dict.fromkeys(
-    ("efficientnet-b0", "mobilenet", "resnet10", "resnet18-gn"), (3, 5, 5)
-)
-NAMES = [name for name in catalog.entries("models") if name != "distilbert"]  # it needs a folder of weights
+# The shape of a small row. A new model is tested on images before its author writes a line here.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "lstm": (7,),
+    "m5": (1, 2000),
+    "efficientnet-b0": (3, 5, 5),
+    "mobilenet": (3, 5, 5),
+    "resnet10": (3, 5, 5),
+    "resnet18-gn": (3, 5, 5),
+}
+NEEDS_WEIGHTS = "distilbert"
+NAMES = [name for name in catalog.entries("models") if name != NEEDS_WEIGHTS]
 OUTPUTS = 5
+BUFFERS = ("running_mean", "running_var")
+
+
+def build(
+    name: str, shape: tuple[int, ...], outputs: int, labels: tuple[int, ...] = (), **options: Any
+) -> nn.Module:
+    part = {"name": name, **options}
+    module: nn.Module = catalog.build("models", part, shape=shape, outputs=outputs, labels=labels)
+    return module
 
 
 def rows(shape: tuple[int, ...], n: int, tokens: bool) -> Tensor:
@@ -28,46 +47,52 @@ def rows(shape: tuple[int, ...], n: int, tokens: bool) -> Tensor:
     return torch.rand(n, *shape, generator=generator, dtype=torch.float64)
 
 
-def built(name: str, **options: Any) -> tuple[Task, tuple[int, ...]]:
+def small(name: str) -> tuple[Task, tuple[int, ...]]:
+    """A task for small rows, and their shape."""
     shape = SHAPES.get(name, (1, 16, 16))
     torch.manual_seed(0)
-    return Task(commonweal.model(name, shape=shape, outputs=OUTPUTS, **options)), shape
+    return Task(build(name, shape, OUTPUTS)), shape
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_and_gradients(name: str) -> None:
-    task, shape = built(name)
+    task, shape = small(name)
     x = rows(shape, 4, name == "lstm")
     w = task.initial.double().requires_grad_()
     assert task.outputs(w.detach(), x).shape == (4, OUTPUTS)
-    loss, _ = task.loss(w, Batch(x, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.25)))
-    (slope,) = torch.autograd.grad(loss, w)
-    assert torch.isfinite(slope).all() and loss.item() > 0
-    for piece, n in zip(task.tensors(slope).items(), task.sizes, strict=True):
-        if not piece[0].endswith(("running_mean", "running_var")) and n > 1:
-            assert float(piece[1].abs().sum()) > 0, piece[0]
+    batch = Batch(x, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.25))
+    loss, _ = task.batch_loss(w, batch)
+    assert loss.item() > 0
+    (grad,) = torch.autograd.grad(loss, w)
+    assert torch.isfinite(grad).all()
+    for tensor, piece in task.tensors(grad).items():
+        if not tensor.endswith(BUFFERS) and piece.numel() > 1:
+            assert float(piece.abs().sum()) > 0, tensor
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
 def test_two_clients_at_once_or_one_by_one(name: str) -> None:
     """In double precision, so that an operator that mixes clients cannot hide behind rounding."""
-    task, shape = built(name)
-    x, y = rows(shape, 6, False).view(2, 3, *shape), torch.tensor([[0, 1, 2], [3, 4, 0]])
-    w = torch.stack([task.initial, task.fresh(1)]).double()
-    share = torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    task, shape = small(name)
+    x = rows(shape, 6, False).view(2, 3, *shape)
+    y = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    w = torch.stack([task.initial, task.reinitialised(1)]).double()
+    weight = torch.full((2, 3), 1 / 3, dtype=torch.float64)
 
-    def step(w: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        return task.loss(w, Batch(x, y, share))
+    def loss_of(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return task.batch_loss(w, Batch(x, y, weight))
 
     leaves = w.clone().requires_grad_()
-    losses, statistics = torch.vmap(step)(leaves, x, y, share)
+    losses, buffers = torch.vmap(loss_of)(leaves, x, y, weight)
     (together,) = torch.autograd.grad(losses.sum(), leaves)
     for k in range(2):
         leaf = w[k].clone().requires_grad_()
-        loss, own = step(leaf, x[k], y[k], share[k])
-        (alone,) = torch.autograd.grad(loss, leaf)
-        assert torch.allclose(losses[k], loss) and torch.allclose(statistics[k], own)
-        assert torch.allclose(together[k], alone, rtol=1e-6, atol=1e-9 * float(alone.abs().max()))
+        loss, own_buffers = loss_of(leaf, x[k], y[k], weight[k])
+        (single,) = torch.autograd.grad(loss, leaf)
+        assert torch.allclose(losses[k], loss)
+        assert torch.allclose(buffers[k], own_buffers)
+        atol = 1e-9 * float(single.abs().max())
+        assert torch.allclose(together[k], single, rtol=1e-6, atol=atol)
 
 
 # Published numbers of parameters, or sums over the papers' tables.
@@ -87,40 +112,54 @@ def test_two_clients_at_once_or_one_by_one(name: str) -> None:
 def test_the_architecture_is_the_published_one(
     name: str, shape: tuple[int, ...], outputs: int, parameters: int
 ) -> None:
-    module = commonweal.model(name, shape=shape, outputs=outputs)
+    module = build(name, shape, outputs)
     assert sum(p.numel() for p in module.parameters()) == parameters
 
 
-def test_large_images_are_shrunk_as_published() -> None:
-    """Before the last pooling a 224-pixel image is 7 x 7."""
-    for name in ("resnet18-gn", "mobilenet", "efficientnet-b0"):
-        module = commonweal.model(name, shape=(3, 224, 224), outputs=2).eval()
-        seen: list[torch.Size] = []
-        pool = next(m for m in module.modules() if isinstance(m, nn.AdaptiveAvgPool2d))
-        pool.register_forward_hook(lambda _m, inputs, _o, seen=seen: seen.append(inputs[0].shape))
-        with torch.no_grad():
-            module(torch.zeros(1, 3, 224, 224))
-        assert seen[0][-2:] == (7, 7), name
+@pytest.mark.parametrize("name", ["resnet18-gn", "mobilenet", "efficientnet-b0"])
+def test_large_images_are_downsampled_as_published(name: str) -> None:
+    """Before the last pooling an image of 224 pixels is 7 x 7."""
+    module = build(name, (3, 224, 224), 2).eval()
+    sizes: list[torch.Size] = []
+
+    def note(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        sizes.append(inputs[0].shape)
+
+    pool = next(m for m in module.modules() if isinstance(m, nn.AdaptiveAvgPool2d))
+    pool.register_forward_hook(note)
+    with torch.no_grad():
+        module(torch.zeros(1, 3, 224, 224))
+    assert sizes[0][-2:] == (7, 7)
 
 
 def test_convnet_is_the_one_for_celeba() -> None:
-    module = commonweal.model("convnet", shape=(3, 84, 84), outputs=1)
+    module = build("convnet", (3, 84, 84), 1)
     convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
-    assert [m.bias for m in convolutions] == [None] * 4 and {m.out_channels for m in convolutions} == {32}
-    assert [m.num_groups for m in module.modules() if isinstance(m, nn.GroupNorm)] == [32, 16, 8, 4]
+    assert [m.bias for m in convolutions] == [None] * 4
+    assert {m.out_channels for m in convolutions} == {32}
+    norms = [m for m in module.modules() if isinstance(m, nn.GroupNorm)]
+    assert [m.num_groups for m in norms] == [32, 16, 8, 4]
     assert module(torch.zeros(2, 3, 84, 84)).shape == (2, 1)
 
 
-def test_lstm_answers_once_a_row_or_once_a_token() -> None:
+def embedding(module: nn.Module) -> tuple[int, ...]:
+    """The shape of the embedding: tokens, numbers per token."""
+    return tuple(module.get_parameter("embedding.weight").shape)
+
+
+def test_lstm_answers_once_per_row_or_once_per_token() -> None:
     x = torch.randint(0, 96, (3, 20))
-    assert commonweal.model("lstm", shape=(20,), outputs=96)(x).shape == (3, 96)
-    each = commonweal.model("lstm", shape=(20,), outputs=300, labels=(20,))
-    assert each(x).shape == (3, 20, 300) and each.embedding.weight.shape == (300, 200)
-    assert commonweal.model("lstm", shape=(20,), outputs=2, vocabulary=50).embedding.weight.shape == (50, 8)
+    characters = build("lstm", (20,), 96)
+    assert characters(x).shape == (3, 96)
+    assert embedding(characters) == (96, 8)
+    words = build("lstm", (20,), 300, labels=(20,))
+    assert words(x).shape == (3, 20, 300)
+    assert embedding(words) == (300, 200)
+    assert embedding(build("lstm", (20,), 2, vocabulary=50)) == (50, 8)
     later = x.clone()
     later[:, 10:] = 5
     with torch.no_grad():
-        assert torch.allclose(each(x)[:, :10], each(later)[:, :10])  # it does not look ahead
+        assert torch.allclose(words(x)[:, :10], words(later)[:, :10])  # it does not look ahead
 
 
 @pytest.mark.parametrize(
@@ -136,7 +175,18 @@ def test_lstm_answers_once_a_row_or_once_a_token() -> None:
 )
 def test_rows_of_another_kind_are_a_sentence(name: str, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        commonweal.model(name, shape=shape, outputs=2)
+        build(name, shape, 2)
+
+
+def test_a_model_by_name_is_the_one_of_the_catalog() -> None:
+    torch.manual_seed(0)
+    named = commonweal.model("mlp", shape=(4,), outputs=3, hidden=(5,))
+    torch.manual_seed(0)
+    expected = build("mlp", (4,), 3, hidden=(5,))
+    assert torch.equal(Task(named).initial, Task(expected).initial)
+
+
+# How clients are computed
 
 
 def texts() -> Federation:
@@ -144,34 +194,45 @@ def texts() -> Federation:
     return Federation.from_arrays(x, x.roll(-1, 1), [i // 4 for i in range(12)], 0.25)
 
 
-def test_the_engine_goes_one_by_one_where_vmap_cannot() -> None:
-    federation = texts()
-    module = commonweal.model("lstm", shape=(5,), outputs=6, labels=(5,), hidden=4)
-    task = Task(module, federation.loss, federation.score)
-    way, why = Simulator(task, federation, "vmap").decision
-    assert way == "loop" and "aten::lstm" in why
-    asked, loop = (list(commonweal.run(task, federation, rounds=2, engine=e))[-1].server["w"] for e in ("vmap", "loop"))
-    assert torch.equal(asked, loop)
+def last_model(task: Task, f: Federation, mode: str) -> Tensor:
+    *_, last = run(task, f, rounds=2, vectorize=mode)
+    w: Tensor = last.state["w"]
+    return w
+
+
+def test_the_simulator_loops_where_vmap_cannot() -> None:
+    f = texts()
+    task = Task(build("lstm", (5,), 6, labels=(5,), hidden=4), f.loss, f.score)
+    mode, why = Simulator(f, vectorize="vmap").decision(averaging(task))
+    assert mode == "loop"
+    assert "aten::lstm" in why
+    assert torch.equal(last_model(task, f, "vmap"), last_model(task, f, "loop"))
 
 
 class Peeking(nn.Module):
-    """Looks at a value, which vmap does not allow."""
+    """Branches on a value, which vmap does not allow."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out if float(out.detach().sum()) > 1e9 else out * 2
+        outputs: Tensor = self.layer(x)
+        return outputs if float(outputs.detach().sum()) > 1e9 else outputs * 2
 
 
 def test_a_users_module_that_vmap_refuses_runs_too() -> None:
-    federation = Federation.from_arrays(torch.rand(12, 5), torch.arange(12) % 2, [i // 4 for i in range(12)], 0.25)
-    simulator = Simulator(Task(Peeking()), federation)
-    assert simulator.decision[0] == "loop"
-    assert Simulator(Task(nn.Linear(5, 2)), federation).decision[0] == "chunked"
-    named = commonweal.Experiment(dataset="vowel", model="test_models:own")
+    clients = [i // 4 for i in range(12)]
+    f = Federation.from_arrays(torch.rand(12, 5), torch.arange(12) % 2, clients, 0.25)
+    simulator = Simulator(f)
+    assert simulator.decision(averaging(Task(Peeking())))[0] == "loop"
+    assert simulator.decision(averaging(Task(nn.Linear(5, 2))))[0] == "chunked"
+    *_, last = run(Task(Peeking()), f, rounds=2)
+    assert last.metrics
+
+
+def test_a_users_model_is_named_by_its_module() -> None:
+    named = Experiment(dataset="vowel", model="test_models:own")
     assert named.model == {"name": "test_models:own", "width": 3}
 
 
@@ -179,41 +240,68 @@ def own(shape: tuple[int, ...], outputs: int, width: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], width), nn.Linear(width, outputs))
 
 
-def test_token_losses_and_scores_against_plain_python() -> None:
-    from commonweal import scores
-    from commonweal.task import LOSSES
+# Models of tokens
 
-    outputs = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y = torch.tensor([[1, 2, -1, -1], [0, 0, 4, 3], [-1, -1, -1, -1]])
+TOKENS = torch.tensor([[1, 2, -1, -1], [0, 0, 4, 3], [-1, -1, -1, -1]])
+OFFSETS = torch.tensor([0, 2, 3])  # the second client has no token
+
+
+def token_outputs() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+
+
+def labelled() -> Iterable[tuple[int, int]]:
+    """The positions of the tokens that have labels."""
+    return [(i, j) for i in range(3) for j in range(4) if TOKENS[i, j] >= 0]
+
+
+def scored(name: str, outputs: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
+    score = scores.find(name)
+    return score.reduce(score.row_stats(outputs, y), offsets)
+
+
+def test_token_losses_against_plain_python() -> None:
+    outputs = token_outputs()
     logs = outputs.log_softmax(-1)
-    surprise = [[-float(logs[i, j, y[i, j]]) for j in range(4) if y[i, j] >= 0] for i in range(3)]
-    expected = [sum(s) / len(s) if s else 0.0 for s in surprise]
-    assert LOSSES["tokens"](outputs, y).tolist() == pytest.approx(expected)
-    offsets = torch.tensor([0, 2, 3])
-    right = [float(outputs[i, j].argmax() == y[i, j]) for i in range(2) for j in range(4) if y[i, j] >= 0]
-    score = scores.named("token-accuracy")
-    assert float(score.clients(score.rows(outputs, y), offsets)[0]) == pytest.approx(sum(right) / 6)
-    assert torch.isnan(score.clients(score.rows(outputs, y), offsets)[1])  # no token to be judged by
-    likelihood = scores.named("likelihood")
-    flat = [s for row in surprise for s in row]
-    found = float(likelihood.clients(likelihood.rows(outputs, y), offsets)[0])
-    assert 1 / found == pytest.approx(float(torch.tensor(sum(flat) / 6).exp()))  # the perplexity
-    mae = scores.named("neg-mae")
-    rows = mae.rows(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 0.0]))
-    assert mae.clients(rows, torch.tensor([0, 2])).tolist() == [-2.0]
+    losses: list[list[float]] = [[], [], []]
+    for i, j in labelled():
+        losses[i].append(-float(logs[i, j, TOKENS[i, j]]))
+    expected = [sum(row) / max(1, len(row)) for row in losses]
+    assert LOSSES["tokens"](outputs, TOKENS).tolist() == pytest.approx(expected)
+
+
+def test_token_scores_against_plain_python() -> None:
+    outputs = token_outputs()
+    correct = [float(outputs[i, j].argmax() == TOKENS[i, j]) for i, j in labelled()]
+    accuracy = scored("token-accuracy", outputs, TOKENS, OFFSETS)
+    assert float(accuracy[0]) == pytest.approx(sum(correct) / 6)
+    assert torch.isnan(accuracy[1])
+    logs = outputs.log_softmax(-1)
+    losses = [-float(logs[i, j, TOKENS[i, j]]) for i, j in labelled()]
+    likelihood = scored("likelihood", outputs, TOKENS, OFFSETS)
+    perplexity = float(torch.tensor(sum(losses) / 6).exp())
+    assert 1 / float(likelihood[0]) == pytest.approx(perplexity)
+
+
+def test_the_negative_mean_absolute_error_by_hand() -> None:
+    outputs = torch.tensor([[1.0], [3.0]])
+    y = torch.tensor([2.0, 0.0])
+    assert scored("neg-mae", outputs, y, torch.tensor([0, 2])).tolist() == [-2.0]
 
 
 def test_labels_of_tokens_need_a_model_of_sequences() -> None:
-    federation = texts()
-    assert (federation.loss, federation.score, federation.outputs) == ("tokens", "token-accuracy", 6)
-    task = Task(nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 6)), "tokens", "token-accuracy")
+    f = texts()
+    assert (f.loss, f.score, f.outputs) == ("tokens", "token-accuracy", 6)
+    module = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 6))
+    task = Task(module, "tokens", "token-accuracy")
     with pytest.raises(ConfigError, match="take a model of sequences, such as 'lstm'"):
-        list(commonweal.run(task, federation, rounds=1))
+        list(run(task, f, rounds=1))
 
 
-def test_rows_are_stored_small() -> None:
+@pytest.mark.parametrize(("kind", "largest"), [(torch.uint8, 255), (torch.int16, 32768)])
+def test_rows_are_stored_small(kind: torch.dtype, largest: int) -> None:
     task = Task(nn.Linear(2, 2))
-    w = task.initial
-    for kind, top in ((torch.uint8, 255), (torch.int16, 32768)):
-        x = torch.tensor([[0, 100]], dtype=kind)
-        assert torch.allclose(task.outputs(w, x), task.outputs(w, x.float() / top))
+    x = torch.tensor([[0, 100]], dtype=kind)
+    expected = task.outputs(task.initial, x.float() / largest)
+    assert torch.allclose(task.outputs(task.initial, x), expected)

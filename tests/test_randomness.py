@@ -1,4 +1,4 @@
-"""Every draw is a function of (seed, round, who, purpose): the same twice, another for any other value."""
+"""Every draw is a function of (seed, round, who, purpose), and of nothing else."""
 
 from itertools import product
 
@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from commonweal import randomness
-from commonweal.randomness import COHORT, KEEP, SPLIT, TRAIN, key, stream, uniforms
+from commonweal.randomness import COHORT, INIT_CLIENT, SPLIT, TRAIN, key, purpose, stream, uniforms
 
 
 def first(*where: int) -> tuple[int, ...]:
@@ -15,18 +15,24 @@ def first(*where: int) -> tuple[int, ...]:
 
 
 def test_the_same_stream_twice_gives_the_same_numbers() -> None:
-    a, b = stream(3, 5, key("a"), TRAIN), stream(3, 5, key("a"), TRAIN)
+    a = stream(3, 5, key("a"), TRAIN)
+    b = stream(3, 5, key("a"), TRAIN)
     assert np.array_equal(a.permutation(100), b.permutation(100))
     assert np.array_equal(a.random(10), b.random(10))
 
 
-@pytest.mark.parametrize("other", [(4, 5, 7, TRAIN), (3, 6, 7, TRAIN), (3, 5, 8, TRAIN), (3, 5, 7, KEEP)])
-def test_a_stream_differs_by_each_of_seed_round_who_and_purpose(other: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "other", [(4, 5, 7, TRAIN), (3, 6, 7, TRAIN), (3, 5, 8, TRAIN), (3, 5, 7, INIT_CLIENT)]
+)
+def test_a_stream_differs_by_each_of_seed_round_who_and_purpose(
+    other: tuple[int, int, int, int],
+) -> None:
     assert first(3, 5, 7, TRAIN) != first(*other)
 
 
 def test_all_streams_of_a_grid_are_different_and_share_no_number() -> None:
-    grid = list(product([0, 1, 2**40], [0, 1, 2], [0, 1, key("a")], [SPLIT, COHORT, TRAIN, KEEP]))
+    purposes = [SPLIT, COHORT, TRAIN, INIT_CLIENT]
+    grid = list(product([0, 1, 2**40], [0, 1, 2], [0, 1, key("a")], purposes))
     drawn = [int(v) for where in grid for v in stream(*where).bit_generator.random_raw(50)]
     assert len(set(drawn)) == len(drawn) == 50 * len(grid)
 
@@ -36,7 +42,18 @@ def test_swapping_seed_and_who_gives_another_stream() -> None:
 
 
 def test_purposes_are_distinct() -> None:
-    assert len({SPLIT, COHORT, TRAIN, KEEP}) == 4
+    constants = [name for name in randomness.__all__ if name.isupper()]
+    numbers = {vars(randomness)[name] for name in constants}
+    assert len(numbers) == len(constants) >= 14
+
+
+def test_a_request_has_a_stream_by_its_purpose() -> None:
+    assert purpose("train") == TRAIN
+    words = ["loss", "describe", "evaluate", "snapshot", "train "]
+    numbers = {purpose(word) for word in words}
+    assert len(numbers) == len(words)
+    assert all(1 << 63 <= number < 1 << 64 for number in numbers)  # never one of the constants
+    assert first(0, 1, 2, purpose("loss")) != first(0, 1, 2, TRAIN)
 
 
 def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
@@ -47,10 +64,10 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
 
 
 def test_the_global_generator_is_left_alone() -> None:
-    before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    before = np.random.get_state(legacy=False)["state"]["key"].tolist()
     stream(0, 1, 2, TRAIN).random(1000)
     uniforms(0, np.array([1]), np.array([2]))
-    assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before
 
 
 def test_a_key_is_stable_across_machines_and_versions() -> None:
@@ -76,7 +93,8 @@ def test_a_stream_takes_the_extreme_keys(extreme: int) -> None:
 
 
 def test_uniforms_are_in_the_unit_interval_and_uniform() -> None:
-    who, position = np.repeat(np.arange(300), 300), np.tile(np.arange(300), 300)
+    who = np.repeat(np.arange(300), 300)
+    position = np.tile(np.arange(300), 300)
     u = uniforms(0, who, position)
     assert u.dtype == np.float64 and u.shape == who.shape
     assert u.min() >= 0 and u.max() < 1
@@ -88,13 +106,16 @@ def test_uniforms_are_in_the_unit_interval_and_uniform() -> None:
 
 
 def test_uniforms_differ_by_each_of_seed_who_and_position() -> None:
-    who, position = np.array([key(name) for name in "abaa"], dtype=np.uint64), np.array([7, 7, 8, -1])
-    a, b = uniforms(1, who, position), uniforms(2, who, position)
+    who = np.array([key(name) for name in "abaa"], dtype=np.uint64)
+    position = np.array([7, 7, 8, -1])
+    a = uniforms(1, who, position)
+    b = uniforms(2, who, position)
     assert len({*a.tolist(), *b.tolist()}) == 8
 
 
 def test_uniforms_do_not_depend_on_what_else_is_asked() -> None:
-    who, position = np.array([1, 2, 3], dtype=np.uint64), np.array([4, 5, 6])
+    who = np.array([1, 2, 3], dtype=np.uint64)
+    position = np.array([4, 5, 6])
     assert uniforms(9, who, position)[1] == uniforms(9, who[1:2], position[1:2])[0]
 
 
@@ -104,4 +125,10 @@ def test_uniforms_take_keys_of_64_bits() -> None:
 
 
 def test_public_names() -> None:
-    assert all(hasattr(randomness, name) for name in randomness.__all__)
+    assert set(randomness.__all__) <= set(vars(randomness))
+
+
+def test_a_digest_is_stable_and_depends_on_every_part() -> None:
+    assert randomness.digest(b"ab", b"c") == randomness.digest(b"abc")
+    assert randomness.digest(b"a") != randomness.digest(b"b")
+    assert len(randomness.digest()) == 16

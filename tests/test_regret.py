@@ -1,14 +1,17 @@
 """Regret from a run's record, against brute force."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from commonweal import Experiment, Record, run
+from commonweal import Experiment, Federation, Record, Task, run
+from commonweal.analysis.regret import Regret, cumulative_regret, of_run
 from commonweal.errors import RunError
-from commonweal.regret import of_run, regret
-from commonweal.report import draw_regret
+from commonweal.report.figures import draw_regret
 
 
 def grid(k: int, steps: int) -> torch.Tensor:
@@ -19,34 +22,63 @@ def grid(k: int, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])
-def test_regret_is_what_was_paid_beyond_the_best_fixed_decision(logarithmic: bool) -> None:
+def test_regret_is_the_cost_beyond_that_of_the_best_fixed_decision(logarithmic: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(6, 3, generator=generator, dtype=torch.float64)
     p /= p.sum(1, keepdim=True)
     r = torch.rand(6, 3, generator=generator, dtype=torch.float64)
-    cost = (lambda x: -torch.log1p(x)) if logarithmic else (lambda x: -x)
-    for t, value in zip([1, 4, 6], regret(p, r, [1, 4, 6], logarithmic), strict=True):
+
+    def cost(gain: torch.Tensor) -> torch.Tensor:
+        return -torch.log1p(gain) if logarithmic else -gain
+
+    rounds = [1, 4, 6]
+    for t, value in zip(rounds, cumulative_regret(p, r, rounds, logarithmic), strict=True):
         best = cost(grid(3, 400) @ r[:t].T).sum(1).min()
-        assert value == pytest.approx(float(cost((p[:t] * r[:t]).sum(1)).sum() - best), abs=2e-4)
+        paid = cost((p[:t] * r[:t]).sum(1)).sum()
+        assert value == pytest.approx(float(paid - best), abs=2e-4)
 
 
-def finished(folder: Path, **parts: object) -> Record:
+def finished(folder: Path, **parts: Any) -> Record:
     list(run(Experiment(dataset="vowel", rounds=30, evaluate_every=30, **parts), out=folder))
     return Record.read(folder)
+
+
+def within_bound(curve: Regret) -> bool:
+    assert curve.bound is not None
+    return all(a <= b for a, b in zip(curve.regret, curve.bound, strict=True))
 
 
 @pytest.mark.parametrize("rule", ["aaggff-s", "aaggff-d"])
 def test_the_theorems_bound_holds_on_a_run(tmp_path: Path, rule: str) -> None:
     curve = of_run(finished(tmp_path / "run", rule=rule))
-    assert curve.bound is not None and curve.rounds[-1] == 30
-    assert all(a <= b for a, b in zip(curve.regret, curve.bound, strict=True))
+    assert curve.rounds[-1] == 30
+    assert within_bound(curve)
     draw_regret(tmp_path / "regret.png", curve, rule)
     assert (tmp_path / "regret.png").stat().st_size > 1000
 
 
 def test_rules_without_a_theorem_have_a_regret_too(tmp_path: Path) -> None:
     curve = of_run(finished(tmp_path / "run", rule="term"))
-    assert curve.bound is None and curve.regret[-1] > 0
+    assert curve.bound is None
+    assert curve.regret[-1] > 0
+
+
+def test_a_guarded_rule_has_the_regret_of_its_rule(tmp_path: Path) -> None:
+    plain = of_run(finished(tmp_path / "plain", rule="aaggff-s"))
+    guarded = of_run(finished(tmp_path / "guarded", rule={"name": "guarded", "rule": "aaggff-s"}))
+    assert guarded == plain
+    assert within_bound(guarded)
+
+
+def test_a_run_of_ones_own_task_has_a_regret(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    f = Federation.from_arrays(x, y, np.repeat(["a", "b"], 20))
+    list(run(Task(nn.Linear(2, 2)), f, rule="aaggff-s", rounds=5, out=tmp_path / "own"))
+    curve = of_run(Record.read(tmp_path / "own"))
+    assert curve.rounds == [1, 2, 3, 4, 5]
+    assert within_bound(curve)
 
 
 def test_sampled_cohorts_and_direction_rules_are_told_so(tmp_path: Path) -> None:

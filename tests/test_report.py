@@ -1,13 +1,19 @@
-"""What a person sees: tables in four formats, a verdict, the generated page of rules."""
+"""What a person sees: tables in four formats, a verdict, figures, lists, the page of rules."""
 
+import io
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from commonweal import catalog, metrics, report
-from commonweal.compare import Result
+from commonweal import catalog, metrics, scores
+from commonweal.analysis.compare import Result
+from commonweal.federation import Federation
+from commonweal.report import FORMATS, figures, listing, rules_page, tables
+from commonweal.report.tables import Column, comparison, layout, render
+from commonweal.rules.rule import Rule
 
 NAMES = ("a", "b", "c")
 
@@ -25,96 +31,211 @@ def pair() -> list[Result]:
     ]
 
 
+def columns(results: list[Result], score: str = "accuracy") -> dict[str, Column]:
+    return {column.title: column for column in layout(comparison(results, score)).columns}
+
+
+def test_a_comparison_holds_numbers(pair: list[Result]) -> None:
+    numbers = comparison(pair, "accuracy")
+    assert numbers.labels == ("fedavg", "term")
+    assert (numbers.clients, numbers.seeds, numbers.baseline) == (3, 3, "fedavg")
+    assert list(numbers.values) == ["mean", "worst", "best", "std", "gini", "gap"]
+    assert numbers.values["worst"].tolist() == [[0.2, 0.3, 0.2], [0.5, 0.6, 0.5]]
+    assert numbers.differences["worst"][0].difference == pytest.approx(0.3)
+    assert numbers.against["term"].suffering_improved == 1.0
+
+
 def test_figures_are_means_and_population_stds_over_seeds_in_per_cent(pair: list[Result]) -> None:
-    grid = report.comparison(pair, "accuracy")
+    grid = layout(comparison(pair, "accuracy"))
     worst = np.array([20.0, 30.0, 20.0])
-    assert grid.header[:7] == ["rule", "mean", "worst", "best", "std", "Gini", "gap"]
-    assert grid.rows[0][2] == f"{worst.mean():.1f}±{worst.std():.1f}"
-    assert grid.rows[1][0] == "term"
+    titles = [column.title for column in grid.figures]
+    assert titles == ["mean", "worst", "best", "std", "Gini", "gap"]
+    assert grid.figures[1].cells[0] == f"{worst.mean():.1f}±{worst.std():.1f}"
+    assert grid.labels[1] == "term"
+    assert grid.title == "accuracy over 3 clients in %, mean±std over 3 seeds"
+
+
+def test_scores_that_are_no_fractions_are_not_in_per_cent(pair: list[Result]) -> None:
+    grid = layout(comparison(pair, "neg-mae"))
+    assert "%" not in grid.title
+    assert grid.figures[1].cells[0] == "0.2±0.0"
 
 
 def test_best_and_second_best_follow_each_metrics_direction(pair: list[Result]) -> None:
-    grid = report.comparison(pair, "accuracy")
-    marks = dict(zip(grid.header, zip(*grid.marks, strict=True), strict=True))
-    assert marks["worst"] == (2, 1)  # term is better at the worst client
-    assert marks["best"] == (1, 2)
-    assert marks["gap"] == marks["std"] == marks["Gini"] == (2, 1)  # there lower is better
+    found = columns(pair)
+    assert found["worst"].marks == [2, 1]  # term is better at the worst client
+    assert found["best"].marks == [1, 2]
+    for title in ("gap", "std", "Gini"):  # there lower is better
+        assert found[title].marks == [2, 1]
+
+
+def test_every_metric_of_a_summary_has_a_title() -> None:
+    assert set(metrics.summary([0.5, 0.6], [1, 2])) == set(tables.METRICS)
+
+
+def test_metrics_that_are_undefined_are_not_marked() -> None:
+    negative = [made("fedavg", [[-0.2, 0.8, 0.9]]), made("term", [[0.5, 0.7, 0.8]])]
+    assert columns(negative)["Gini"].marks == [0, 1]
 
 
 def test_the_paired_difference_has_an_interval_or_an_honest_word(pair: list[Result]) -> None:
-    row = dict(
-        zip(report.comparison(pair, "accuracy").header, report.comparison(pair, "accuracy").rows[1], strict=True)
-    )
-    assert row["worst against fedavg"].startswith("+30.0 [")
+    assert columns(pair)["worst against fedavg"].cells[1].startswith("+30.0 [")
     same = [pair[0], made("term", [[0.2, 0.9, 0.8], [0.4, 0.7, 0.9], [0.1, 0.8, 0.9]])]
-    again = dict(
-        zip(report.comparison(same, "accuracy").header, report.comparison(same, "accuracy").rows[1], strict=True)
-    )
-    assert "not distinguishable" in again["mean against fedavg"]
+    assert "not distinguishable" in columns(same)["mean against fedavg"].cells[1]
 
 
 def test_suffering_and_thriving_are_told_against_fedavg_only(pair: list[Result]) -> None:
-    row = dict(
-        zip(report.comparison(pair, "accuracy").header, report.comparison(pair, "accuracy").rows[1], strict=True)
-    )
-    assert row["suffering improved"] == "100 % (+30.0)"
-    assert row["thriving degraded"] == "100 % (-10.0)"
+    found = columns(pair)
+    assert found["suffering improved"].cells == ["", "100 % (+30.0)"]
+    assert found["thriving degraded"].cells == ["", "100 % (-10.0)"]
     other = [made("uniform", pair[0].scores.tolist()), pair[1]]
-    assert "suffering improved" not in report.comparison(other, "accuracy").header
+    assert "suffering improved" not in columns(other)
+
+
+def test_clients_that_only_one_result_has_are_left_out_of_the_changes(pair: list[Result]) -> None:
+    fewer = Result("term", ("a", "c"), pair[1].scores[:, [0, 2]], pair[1].metrics)
+    assert columns([pair[0], fewer])["suffering improved"].cells[1] == "100 % (+30.0)"
 
 
 def test_tails_are_compared_where_clients_are_many() -> None:
     names = tuple(map(str, range(20)))
-    scores = np.linspace(0.1, 0.9, 40).reshape(2, 20)
-    many = Result("fedavg", names, scores, [metrics.summary(row, names=names) for row in scores])
-    assert report.comparison([many], "accuracy").header[2] == "worst 10 %"
+    values = np.linspace(0.1, 0.9, 40).reshape(2, 20)
+    summaries = [metrics.summary(row, names=names) for row in values]
+    many = Result("fedavg", names, values, summaries)
+    assert layout(comparison([many], "accuracy")).figures[1].title == "worst 10 %"
 
 
 def test_a_single_result_needs_no_differences(pair: list[Result]) -> None:
-    grid = report.comparison(pair[:1], "accuracy")
-    assert all(mark == 0 for mark in grid.marks[0])
-    for form in report.MARKS:
-        assert report.render(grid, form)  # type: ignore[arg-type]
+    numbers = comparison(pair[:1], "accuracy")
+    grid = layout(numbers)
+    assert grid.differences == []
+    assert all(column.marks == [0] for column in grid.figures)
+    for form in FORMATS:
+        assert render(numbers, form)
 
 
 def test_markdown_latex_and_csv_hold_the_same_cells(pair: list[Result]) -> None:
-    grid = report.comparison(pair, "accuracy")
-    markdown, latex, table = (str(report.render(grid, form)) for form in ("markdown", "latex", "csv"))  # type: ignore[arg-type]
-    assert "| fedavg |" in markdown and "**" in markdown and "<u>" in markdown
-    assert r"\begin{tabular}" in latex and r"\textbf{" in latex and r"10.0 \%" not in latex
+    numbers = comparison(pair, "accuracy")
+    markdown, latex, table = (str(render(numbers, form)) for form in FORMATS[1:])
+    assert "| fedavg |" in markdown
+    assert "**" in markdown
+    assert "<u>" in markdown
+    assert r"\begin{tabular}" in latex
+    assert r"\textbf{" in latex
+    assert r"100 \% (+30.0)" in latex
+    assert r"10.0 \%" not in latex
     assert table.splitlines()[0].split(",")[:3] == ["rule", "mean", "worst"]
     assert len(table.splitlines()) == 3
+    for column in layout(numbers).columns:
+        for cell in column.cells:
+            assert cell in markdown
+            assert cell in table
+            assert cell.replace("%", r"\%").replace("±", r"$\pm$") in latex
+
+
+def printed(results: list[Result], width: int) -> str:
+    file = io.StringIO()
+    Console(width=width, file=file).print(render(comparison(results, "accuracy"), "terminal"))
+    return file.getvalue()
 
 
 def test_the_terminal_fits_eighty_columns(pair: list[Result]) -> None:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(report.render(report.comparison(pair, "accuracy"), "terminal"))
-    console.file.close()
-    text = console.export_text()
-    assert "fedavg" in text and "degraded" in text and "…" not in text
+    text = printed(pair, 80)
+    assert "fedavg" in text
+    assert "degraded" in text
+    assert "…" not in text
+
+
+def test_long_labels_are_folded_and_numbers_stay_whole() -> None:
+    label = "aaggff-s(cdf=frechet,beta=0.25) client=superfed-lm"
+    long = [made(f"{label} {k}", [[0.1, 1.0, 1.0]] * 2) for k in (1, 2)]
+    text = printed(long, 80)
+    assert "…" not in text
+    letters = "".join(line[:20].strip() for line in text.splitlines())
+    assert "client=superfed-lm" in letters.replace(" ", "")
+    for column in layout(comparison(long, "accuracy")).figures:
+        assert all(cell in text for cell in column.cells)
 
 
 def test_the_verdict_names_the_worst_off_and_the_cost(pair: list[Result]) -> None:
-    text = report.verdict(*pair)
-    assert "term moves a, whom fedavg serves worst, by +30.0 points" in text
-    assert "1 clients gain, 2 lose, the mean changes by +3.3" in text
+    base, fair = pair
+    text = tables.verdict(base, fair)
+    assert "term changes the score of a, the worst off under fedavg, by +30.0 points" in text
+    assert "of 3 clients 1 gain and 2 lose, and the mean changes by +3.3" in text
+    assert "The worst client of a seed changes by +30.0 (between " in text
+
+
+def test_scores_are_shown_with_their_unit() -> None:
+    assert tables.show_score(0.123456, "accuracy") == "12.35 %"
+    assert tables.show_score(-0.5, "neg-mae") == "-0.50"
+    assert tables.show_score(math.nan, "accuracy") == "-"
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_picture_is_drawn(pair: list[Result], tmp_path: Path, suffix: str) -> None:
+def test_the_figure_is_drawn(pair: list[Result], tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "deep" / f"p.{suffix}"
-    report.draw(path, pair, "accuracy")
+    figures.draw_scores(path, pair, "accuracy")
     assert path.stat().st_size > 1000
 
 
-def test_every_rule_has_a_kind_and_a_row() -> None:
-    rows = report.rules_table().splitlines()[2:]
-    assert sorted(row.split(" | ")[0].removeprefix("| ") for row in rows) == sorted(catalog.entries("rules"))
+def test_a_figure_of_results_with_other_clients(pair: list[Result], tmp_path: Path) -> None:
+    path = tmp_path / "p.png"
+    other = Result("other", ("c", "new"), pair[1].scores[:, :2], pair[1].metrics)
+    figures.draw_scores(path, [*pair, other], "accuracy")
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("clients", [3, 250])
+@pytest.mark.parametrize("classes", [True, False])
+def test_a_federation_is_drawn(tmp_path: Path, clients: int, classes: bool) -> None:
+    rng = np.random.default_rng(0)
+    owner = [f"c{k:03d}" for k in range(clients) for _ in range(4)]
+    x = rng.normal(size=(len(owner), 2))
+    y = (x[:, 0] > 0).astype(int) if classes else x[:, 0]
+    path = tmp_path / "f.png"
+    figures.draw_federation(path, Federation.from_arrays(x, y, owner), "rows")
+    assert path.stat().st_size > 1000
+
+
+def test_neighbours_are_averaged_where_clients_are_many() -> None:
+    counts = np.arange(1000.0)[:, None]
+    means = figures._averaged(counts)
+    assert means.shape == (200, 1)
+    assert means[:2, 0].tolist() == [2.0, 7.0]
+    assert figures._averaged(counts[:200]).tolist() == counts[:200].tolist()
+
+
+# Lists and the page of rules
+
+
+def test_families_are_read_as_the_classes_have_them() -> None:
+    for family, entries in listing.families().items():
+        for entry in entries:
+            rule = entry.factory
+            assert isinstance(rule, type)
+            assert issubclass(rule, Rule)
+            assert rule.kind.family == family
+    assert {entry.name for found in listing.families().values() for entry in found} == set(
+        catalog.entries("rules")
+    )
+
+
+def test_metrics_and_scores_are_read_as_the_modules_have_them() -> None:
+    functions = {name for name in metrics.__all__ if name[0].islower()}
+    assert set(listing.summaries("metrics")) == functions
+    meanings = {name: score.meaning for name, score in scores.SCORES.items()}
+    assert listing.summaries("scores") == meanings
+
+
+def test_every_rule_has_a_row() -> None:
+    rows = rules_page.rules_table().splitlines()[2:]
+    names = sorted(row.split(" | ")[0].removeprefix("| ") for row in rows)
+    assert names == sorted(catalog.entries("rules"))
 
 
 def test_the_page_of_rules_is_as_the_code_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
-    report.main()
+    rules_page.main()
     assert capsys.readouterr().out == page.read_text(encoding="utf-8"), (
-        "run: python -m commonweal.report > docs/rules.md"
+        "run: python -m commonweal.report.rules_page > docs/rules.md"
     )

@@ -1,6 +1,7 @@
-"""Kills at every kind of instant, and a resumed run that ends with the same bytes as one that was left alone.
+"""Kills at every kind of instant: a resumed run ends with the bytes of one that was left alone.
 
-A process that has imported the package forks the runs to be killed, so that a kill costs milliseconds, not an import.
+A process that has imported the package forks the runs to be killed, so that a kill costs
+milliseconds, not an import.
 """
 
 import json
@@ -20,12 +21,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from commonweal.clients.client import Client
 from commonweal.experiment import Experiment, read
 from commonweal.federation import Federation
-from commonweal.local import Local, Tensors
-from commonweal.run import run
+from commonweal.rounds import run
 from commonweal.store import Record
 from commonweal.task import Task
+from commonweal.tensors import Tensors
+from run_helpers import contents, stop, stop_after
 
 EXPERIMENT = """
 dataset = "vowel"
@@ -33,6 +36,7 @@ rounds = {rounds}
 cohort = {cohort}
 evaluate_every = {every}
 rule = "{rule}"
+client = "{client}"
 
 [model]
 name = "mlp"
@@ -44,18 +48,18 @@ momentum = 0.9
 """
 
 DRIVER = '''
-import builtins, importlib, json, os, random, signal, sys, time
+import builtins, json, os, random, signal, sys, time
 from pathlib import Path
 
 import piqp
-from commonweal import cli, report
+from commonweal import cli, rounds
+from commonweal.engines.client_states import ClientStates
 from commonweal.experiment import read
-
-runner = importlib.import_module("commonweal.run")
+from commonweal.job import job_from_experiment
 
 
 def forked(work):
-    """How a child ended that did this: its exit code, or minus the signal."""
+    """The id of a child process that does this."""
     child = os.fork()
     if child == 0:
         try:
@@ -70,18 +74,19 @@ def forked(work):
 
 
 def command(file, folder, seconds):
-    runner.SAVE_EVERY = seconds
+    rounds.SAVE_EVERY = seconds
     sys.argv = ["commonweal", "run", str(file), "--out", str(folder), "--resume", "--quiet"]
     cli.main()
 
 
 def ended(child):
+    """How a child ended: its exit code, or minus the signal."""
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
 
 def at_random(file, folder, seed, seconds, longest):
-    """Kill after random delays until a run comes through; how often it was killed."""
+    """Kill after random delays until a run ends by itself; how often it was killed."""
     chance, kills = random.Random(seed), 0
     while True:
         child = forked(lambda: command(file, folder, seconds))
@@ -93,11 +98,11 @@ def at_random(file, folder, seed, seconds, longest):
         if code != -signal.SIGKILL:
             return f"exit code {code}"
         kills += 1
-        longest *= 1.1  # however slow the machine, it comes to an end
+        longest *= 1.1  # however slow the machine, a run ends
 
 
 def dying(at):
-    """From now on every step that touches the disk is counted, and at number `at` the process is gone."""
+    """Count every step that touches the disk from now on, and die at number `at`."""
     count, plain_open = 0, builtins.open
 
     def step(what):
@@ -144,9 +149,9 @@ def dying(at):
 
 
 def everywhere(file, folder, seconds, begun):
-    """A run killed at the first step that touches the disk, one at the second, ...; each resumed once.
+    """Kill a run at the first step that touches the disk, one at the second, ...; resume each once.
 
-    Before the folder is known as a run's, or from then on.
+    begun: only steps after experiment.toml is written; else only those before
     """
     points, known, at = {}, False, 0
     while True:
@@ -165,13 +170,16 @@ def everywhere(file, folder, seconds, begun):
 
 job = json.loads(sys.argv[1])
 work = Path(job["work"])
-runner.prepare(read(job["file"]))  # what is cached now need not be found in every child
+if job["states"] == "files":
+    ClientStates.__init__.__defaults__ = (0, 0)
+job_from_experiment(read(job["file"]))  # what is cached now need not be found in every child
 start = time.monotonic()
 result = {"whole": ended(forked(lambda: command(job["file"], work / "whole", 1e9)))}
 longest = 0.7 * (time.monotonic() - start)
 if job["do"] == "random":
     result["kills"] = {
-        seed: at_random(job["file"], work / str(seed), seed, job["seconds"], longest) for seed in job["seeds"]
+        seed: at_random(job["file"], work / str(seed), seed, job["seconds"], longest)
+        for seed in job["seeds"]
     }
 else:
     result["points"] = everywhere(Path(job["file"]), work / "points", job["seconds"], job["begun"])
@@ -179,14 +187,12 @@ print(json.dumps(result))
 '''
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "timings.jsonl")
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in files}
-
-
-def written(folder: Path, rounds: int, cohort: object, rule: str, every: int = 2) -> Path:
+def written(
+    folder: Path, rounds: int, cohort: object, rule: str, every: int = 2, client: str = "sgd"
+) -> Path:
     path = folder / "e.toml"
-    path.write_text(EXPERIMENT.format(rounds=rounds, cohort=json.dumps(cohort), rule=rule, every=every))
+    values = {"rounds": rounds, "cohort": json.dumps(cohort), "every": every}
+    path.write_text(EXPERIMENT.format(rule=rule, client=client, **values))
     return path
 
 
@@ -195,8 +201,8 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def drive(work: Path, file: Path, **job: Any) -> dict[str, Any]:
-    job |= {"work": str(work), "file": str(file)}
+def drive(work: Path, file: Path, states: str = "checkpoint", **job: Any) -> dict[str, Any]:
+    job |= {"work": str(work), "file": str(file), "states": states}
     (work / "points").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(job)],
@@ -217,7 +223,9 @@ def drive(work: Path, file: Path, **job: Any) -> dict[str, Any]:
     [("aaggff-s", 6, 0.05), ("fedavg", 0.5, -1.0)],
     ids=["a checkpoint now and then", "a checkpoint every round"],
 )
-def test_kills_after_random_delays_leave_no_trace(tmp_path: Path, rule: str, cohort: object, seconds: float) -> None:
+def test_kills_after_random_delays_leave_no_trace(
+    tmp_path: Path, rule: str, cohort: object, seconds: float
+) -> None:
     file = written(tmp_path, 30, cohort, rule)
     seeds = [1, 2]
     result = drive(tmp_path, file, do="random", seconds=seconds, seeds=seeds)
@@ -227,31 +235,50 @@ def test_kills_after_random_delays_leave_no_trace(tmp_path: Path, rule: str, coh
         assert contents(tmp_path / str(seed)) == contents(tmp_path / "whole")
 
 
-def traces(work: Path, begun: bool) -> tuple[list[str], dict[str, tuple[str, int]]]:
-    """Kill runs of two rounds at every step that touches the disk: the steps, and those after which resuming failed."""
-    file = written(work, 2, 3, "aaggff-s", every=1)
-    points = drive(work, file, do="everywhere", seconds=-1.0, begun=begun)["points"]
-    whole, bad = contents(work / "whole"), {}
+Steps = tuple[list[str], dict[str, tuple[str, int]]]
+
+
+def traces(work: Path, begun: bool, client: str = "sgd", states: str = "checkpoint") -> Steps:
+    """Kill runs of two rounds at every step that touches the disk, and resume each.
+
+    Returns the steps, and those after which resuming failed or gave other bytes.
+    """
+    file = written(work, 2, 3, "aaggff-s", every=1, client=client)
+    how: dict[str, Any] = {"do": "everywhere", "seconds": -1.0, "begun": begun}
+    points = drive(work, file, states, **how)["points"]
+    whole = contents(work / "whole")
+    bad = {}
     for at, (what, code) in points.items():
         if code != 0 or contents(work / "points" / f"{int(at):03d}") != whole:
             bad[at] = (what, code)
     return [what for what, _ in points.values()], bad
 
 
+NAMES = [
+    "rounds.jsonl",
+    "timings.jsonl",
+    "000002.csv.part",
+    "checkpoint.safetensors.part",
+    "model.safetensors.part",
+]
+
+
 def test_a_kill_at_any_step_of_a_run_leaves_no_trace(tmp_path: Path) -> None:
     steps, bad = traces(tmp_path, begun=True)
-    names = [
-        "rounds.jsonl",
-        "timings.jsonl",
-        "000002.csv.part",
-        "checkpoint.safetensors.part",
-        "model.safetensors.part",
-    ]
-    assert {f"half of {name}" for name in names} <= set(steps)
+    assert {f"half of {name}" for name in NAMES} <= set(steps)
     assert bad == {}
 
 
-def test_a_kill_while_the_folder_is_begun_leaves_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("states", ["checkpoint", "files"])
+def test_a_kill_at_any_step_leaves_no_trace_in_clients_states(tmp_path: Path, states: str) -> None:
+    steps, bad = traces(tmp_path, begun=True, client="ditto", states=states)
+    assert {f"half of {name}" for name in NAMES} <= set(steps)
+    files = {step for step in steps if "-000002.safetensors" in step}
+    assert bool(files) == (states == "files") == (tmp_path / "whole" / "client_states").exists()
+    assert bad == {}
+
+
+def test_a_kill_before_the_experiment_is_written_leaves_no_trace(tmp_path: Path) -> None:
     steps, bad = traces(tmp_path, begun=False)
     assert "half of experiment.toml.part" in steps
     assert bad == {}
@@ -266,7 +293,7 @@ def command(file: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
-        # A suite in the background of a shell has Ctrl-C ignored, and its children would inherit that.
+        # In the background of a shell Ctrl-C is ignored, and children would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -274,7 +301,9 @@ def command(file: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
 def wait_for(process: subprocess.Popen[str], folder: Path, lines: int) -> None:
     """Until the run's record has so many lines."""
     path = folder / "rounds.jsonl"
-    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= lines):
+    while process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") >= lines:
+            break
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
 
@@ -288,7 +317,9 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return file, work / "whole"
 
 
-def test_the_command_killed_and_resumed_ends_the_same(long: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_killed_and_resumed_ends_the_same(
+    long: tuple[Path, Path], tmp_path: Path
+) -> None:
     file, whole = long
     folder = tmp_path / "killed"
     process = command(file, folder, "--quiet")
@@ -303,7 +334,9 @@ def test_the_command_killed_and_resumed_ends_the_same(long: tuple[Path, Path], t
     assert contents(folder) == contents(whole)
 
 
-def test_ctrl_c_saves_says_so_and_resume_ends_the_same(long: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ctrl_c_saves_says_so_and_resume_ends_the_same(
+    long: tuple[Path, Path], tmp_path: Path
+) -> None:
     file, whole = long
     folder = tmp_path / "stopped"
     process = command(file, folder)
@@ -312,18 +345,19 @@ def test_ctrl_c_saves_says_so_and_resume_ends_the_same(long: tuple[Path, Path], 
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    said = re.search(r"stopped after round (\d+); .*go on with the same command and --resume", " ".join(err.split()))
+    sentence = r"stopped after round (\d+); .*with the same command and --resume"
+    said = re.search(sentence, " ".join(err.split()))
     assert said, err
     # The round in which it came may be written already, and is computed again.
-    assert int(said[1]) <= int(load_file(folder / "checkpoint.safetensors")["last"]) <= len(Record.read(folder).rounds)
-    assert int(said[1]) >= 19
+    saved = int(load_file(folder / "checkpoint.safetensors")["last"])
+    assert 19 <= int(said[1]) <= saved <= len(Record.read(folder).rounds)
     process = command(file, folder, "--resume", "--json")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     assert json.loads(out)["finished"] is True
     assert contents(folder) == contents(whole)
-    lines = [json.loads(line)["round"] for line in (folder / "timings.jsonl").read_text().splitlines()]
-    assert lines == list(range(1, 121))
+    numbers = [int(each["round"]) for each in Record.read(folder).timings()]
+    assert numbers == list(range(1, 121))
 
 
 SMALL: dict[str, Any] = {
@@ -335,11 +369,11 @@ SMALL: dict[str, Any] = {
 
 
 def stopped(folder: Path, rounds: int) -> None:
-    generator = run(Experiment(**SMALL), out=folder)
-    for done in generator:
-        if done.number == rounds:
-            break
-    generator.close()  # type: ignore[attr-defined]
+    stop_after(rounds, run(Experiment(**SMALL), out=folder))
+
+
+def resumed(folder: Path) -> list[int]:
+    return [done.number for done in run(Experiment(**SMALL), out=folder, resume=True)]
 
 
 @pytest.fixture(scope="module")
@@ -352,36 +386,45 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 6])
 def test_stopping_after_any_round(tmp_path: Path, whole: Path, rounds: int) -> None:
     stopped(tmp_path / "run", rounds)
-    assert [r.number for r in run(Experiment(**SMALL), out=tmp_path / "run", resume=True)] == list(range(rounds + 1, 7))
+    assert resumed(tmp_path / "run") == list(range(rounds + 1, 7))
     assert contents(tmp_path / "run") == contents(whole)
 
 
 def test_stopping_after_every_round(tmp_path: Path, whole: Path) -> None:
     for number in range(1, 7):
-        generator = run(Experiment(**SMALL), out=tmp_path / "run", resume=True)
-        assert next(iter(generator)).number == number
-        generator.close()  # type: ignore[attr-defined]
-    assert list(run(Experiment(**SMALL), out=tmp_path / "run", resume=True)) == []
+        rounds = run(Experiment(**SMALL), out=tmp_path / "run", resume=True)
+        assert next(rounds).number == number
+        stop(rounds)
+    assert resumed(tmp_path / "run") == []
     assert contents(tmp_path / "run") == contents(whole)
 
 
-@pytest.mark.parametrize("torn", [b'{"round": 4, "cli', b"{", b'{"round": 4}\n{"round": 5}\n{"rou', b"\n\n\xff"])
+@pytest.mark.parametrize(
+    "torn", [b'{"round": 4, "cli', b"{", b'{"round": 4}\n{"round": 5}\n{"rou', b"\n\n\xff"]
+)
 def test_a_torn_last_line_is_survived(tmp_path: Path, whole: Path, torn: bytes) -> None:
     stopped(tmp_path / "run", 3)
     for name in ("rounds.jsonl", "timings.jsonl"):
         with open(tmp_path / "run" / name, "ab") as file:
             file.write(torn)
-    assert [r.number for r in run(Experiment(**SMALL), out=tmp_path / "run", resume=True)] == [4, 5, 6]
+    assert resumed(tmp_path / "run") == [4, 5, 6]
     assert contents(tmp_path / "run") == contents(whole)
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoint.safetensors", "model.safetensors", "clients/000003.csv", "clients/000004.csv", "rounds.jsonl"]
+    "name",
+    [
+        "checkpoint.safetensors",
+        "model.safetensors",
+        "clients/000003.csv",
+        "clients/000004.csv",
+        "rounds.jsonl",
+    ],
 )
 def test_a_leftover_half_file_is_survived(tmp_path: Path, whole: Path, name: str) -> None:
     stopped(tmp_path / "run", 3)
     (tmp_path / "run" / f"{name}.part").write_bytes(b"half")
-    list(run(Experiment(**SMALL), out=tmp_path / "run", resume=True))
+    resumed(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(whole)
 
 
@@ -389,36 +432,55 @@ def test_a_missing_model_comes_back(tmp_path: Path, whole: Path) -> None:
     """Killed between the last checkpoint and the model."""
     stopped(tmp_path / "run", 6)
     (tmp_path / "run" / "model.safetensors").unlink(missing_ok=True)
-    assert list(run(Experiment(**SMALL), out=tmp_path / "run", resume=True)) == []
+    assert resumed(tmp_path / "run") == []
     assert contents(tmp_path / "run") == contents(whole)
 
 
 @dataclass(frozen=True)
-class Anchored(Local):
+class Anchored(Client):
     """A client that remembers the last model it trained and replies half way back to it."""
 
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return {"last": torch.zeros(task.size), "visits": torch.tensor(0), "own": torch.tensor(float(seed % 7))}
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        own = torch.tensor(float(seed % 7))
+        return {"last": torch.zeros(task.size), "visits": torch.tensor(0), "own": own}
 
-    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        update = seen["w"] - (v["w"] + kept["last"]) / 2 - 0.01 * kept["own"]
-        return {"update": update}, {"last": v["w"], "visits": kept["visits"] + 1, "own": kept["own"]}
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        w = params["w"]
+        update = message["w"] - (w + state["last"]) / 2 - 0.01 * state["own"]
+        after = {"last": w, "visits": state["visits"] + 1, "own": state["own"]}
+        return {"update": update}, after
 
 
-def test_what_clients_keep_is_saved_with_the_run(tmp_path: Path) -> None:
+PARTS: list[dict[str, Any]] = [
+    {"client": Anchored()},
+    {"client": "scaffold", "server": "adam"},
+    {"algorithm": "two-phase", "rule": "aaggff-s", "client": Anchored()},
+    {"algorithm": "drfa", "client": "sgd(steps=3)"},
+    {"rule": "afl", "sampler": "weight", "client": "ditto"},
+    {"rule": {"name": "grouped", "rule": "aaggff-s", "domains": 2}, "sampler": "poisson"},
+]
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "-".join(parts))
+def test_whatever_the_parts_a_resumed_run_ends_the_same(
+    tmp_path: Path, parts: dict[str, Any]
+) -> None:
     rng = np.random.default_rng(0)
-    f = Federation.from_arrays(rng.normal(size=(80, 3)), rng.integers(0, 2, 80), np.repeat(list("abcdefgh"), 10))
+    x = rng.normal(size=(80, 3))
+    f = Federation.from_arrays(x, rng.integers(0, 2, 80), np.repeat(list("abcdefgh"), 10))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         task = Task(nn.Linear(3, 2))
 
-    def go(folder: Path, **how: Any) -> Any:
-        return run(task, f, client=Anchored(), cohort=3, rounds=7, out=folder, **how)
+    def go(folder: str) -> Any:
+        return run(task, f, cohort=3, rounds=7, out=tmp_path / folder, resume=True, **parts)
 
-    list(go(tmp_path / "whole"))
+    list(go("whole"))
     for _ in range(7):
-        generator = go(tmp_path / "part", resume=True)
-        next(iter(generator))
-        generator.close()
-    list(go(tmp_path / "part", resume=True))
+        rounds = go("part")
+        next(rounds)
+        stop(rounds)
+    assert list(go("part")) == []
     assert contents(tmp_path / "part") == contents(tmp_path / "whole")

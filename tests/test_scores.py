@@ -1,4 +1,4 @@
-"""Scores by client against scikit-learn and plain Python, with ties, one class, and clients without rows."""
+"""Scores by client against scikit-learn and plain Python: ties, one class, no rows."""
 
 import math
 from itertools import pairwise
@@ -12,16 +12,17 @@ from sklearn.metrics import r2_score, roc_auc_score, top_k_accuracy_score
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.scores import SCORES, by_client, named, undefined
+from commonweal.scores import DIAGNOSTICS, SCORES, check, find, mean_by_client, undefined
 
 quick = settings(derandomize=True, max_examples=80, deadline=None, database=None)
 
 
 def score(name: str, outputs: Tensor, y: Tensor, offsets: list[int]) -> list[float]:
-    chosen = named(name)
-    result = chosen.clients(chosen.rows(outputs, y), torch.tensor(offsets))
+    chosen = find(name)
+    result = chosen.reduce(chosen.row_stats(outputs, y), torch.tensor(offsets))
     assert result.dtype == torch.float64
-    return result.tolist()  # type: ignore[no-any-return]
+    values: list[float] = result.tolist()
+    return values
 
 
 def offsets_of(sizes: list[int]) -> list[int]:
@@ -37,28 +38,30 @@ def same(got: list[float], want: list[float]) -> None:
 
 def test_means_by_client_and_nan_without_rows() -> None:
     same(
-        by_client(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 2, 2, 3, 3])).tolist(),
+        mean_by_client(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 2, 2, 3, 3])).tolist(),
         [math.nan, 2, math.nan, 5, math.nan],
     )
 
 
 def test_means_of_several_columns() -> None:
-    means = by_client(torch.tensor([[1.0, 10], [3, 20], [5, 30]]), torch.tensor([0, 2, 2, 3]))
+    means = mean_by_client(torch.tensor([[1.0, 10], [3, 20], [5, 30]]), torch.tensor([0, 2, 2, 3]))
     assert means[0].tolist() == [2, 15] and means[2].tolist() == [5, 30] and means[1].isnan().all()
 
 
 def test_means_are_taken_in_double() -> None:
     # In single floats 1 + 1e8 is 1e8.
-    assert by_client(torch.tensor([1.0, 1e8, -1e8]), torch.tensor([0, 3])).item() == pytest.approx(1 / 3, rel=1e-12)
+    assert mean_by_client(
+        torch.tensor([1.0, 1e8, -1e8]), torch.tensor([0, 3])
+    ).item() == pytest.approx(1 / 3, rel=1e-12)
 
 
 def test_a_nan_stays_with_its_client() -> None:
-    means = by_client(torch.tensor([1.0, math.nan, 2.0, 4.0]), torch.tensor([0, 2, 4]))
+    means = mean_by_client(torch.tensor([1.0, math.nan, 2.0, 4.0]), torch.tensor([0, 2, 4]))
     assert math.isnan(means[0]) and means[1] == 3
 
 
 def test_no_rows_at_all() -> None:
-    assert by_client(torch.empty(0), torch.tensor([0, 0, 0])).isnan().tolist() == [True, True]
+    assert mean_by_client(torch.empty(0), torch.tensor([0, 0, 0])).isnan().tolist() == [True, True]
 
 
 # Accuracy and top-5
@@ -75,14 +78,21 @@ def test_accuracy_of_a_single_output_goes_by_its_sign() -> None:
 
 
 @quick
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(sum), st.integers(2, 9), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(sum),
+    st.integers(2, 9),
+    st.integers(0, 9),
+)
 def test_accuracy_and_top_5_against_a_loop(sizes: list[int], classes: int, seed: int) -> None:
     torch.manual_seed(seed)
     n, offsets = sum(sizes), offsets_of(sizes)
     outputs, y = torch.randn(n, classes), torch.randint(classes, (n,))
     for name, k in (("accuracy", 1), ("top-5", 5)):
         # A class is among the k likeliest when fewer than k outputs are above its own.
-        hit = [sum(o > row[c] for o in row) < k for row, c in zip(outputs.tolist(), y.tolist(), strict=True)]
+        hit = [
+            sum(o > row[c] for o in row) < k
+            for row, c in zip(outputs.tolist(), y.tolist(), strict=True)
+        ]
         want = [float(np.mean(hit[a:b])) if b > a else math.nan for a, b in pairwise(offsets)]
         same(score(name, outputs, y, offsets), want)
 
@@ -108,9 +118,11 @@ def sklearn_auroc(margin: np.ndarray, y: np.ndarray, offsets: list[int]) -> list
 
 @quick
 @given(
-    st.lists(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), max_size=12), min_size=1, max_size=10).filter(
-        any
-    )
+    st.lists(
+        st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), max_size=12),
+        min_size=1,
+        max_size=10,
+    ).filter(any)
 )
 def test_auroc_against_scikit_learn_with_many_ties(clients: list[list[tuple[int, int]]]) -> None:
     flat = [row for rows in clients for row in rows]
@@ -147,7 +159,10 @@ def test_auroc_of_one_class_or_no_rows_is_nan() -> None:
 
 
 def test_auroc_of_no_rows_at_all() -> None:
-    assert all(math.isnan(v) for v in score("auroc", torch.empty(0, 1), torch.empty(0, dtype=torch.int64), [0, 0, 0]))
+    assert all(
+        math.isnan(v)
+        for v in score("auroc", torch.empty(0, 1), torch.empty(0, dtype=torch.int64), [0, 0, 0])
+    )
 
 
 def test_auroc_of_a_model_that_gives_no_numbers_is_nan() -> None:
@@ -174,7 +189,9 @@ def test_r2_against_scikit_learn(sizes: list[int], seed: int) -> None:
 
 def test_r2_of_values_far_from_zero() -> None:
     rng = np.random.default_rng(0)
-    y = (1e6 + rng.normal(size=500)).astype(np.float32)  # years, prices: the spread is small beside the value
+    y = (1e6 + rng.normal(size=500)).astype(
+        np.float32
+    )  # years, prices: the spread is small beside the value
     guess = y + rng.normal(size=500).astype(np.float32)
     got = score("r2", torch.from_numpy(guess)[:, None], torch.from_numpy(y), [0, 500])
     assert got == pytest.approx([r2_score(y.astype(float), guess.astype(float))], abs=1e-6)
@@ -191,11 +208,35 @@ def test_r2_of_a_constant_is_nan(value: float, n: int) -> None:
 
 def test_an_unknown_score_is_suggested() -> None:
     with pytest.raises(ConfigError, match="no score is called 'acuracy': did you mean 'accuracy'"):
-        named("acuracy")
+        find("acuracy")
 
 
 def test_every_score_has_a_meaning() -> None:
-    assert all(s.meaning for s in SCORES.values())
+    assert all(s.meaning for s in (SCORES | DIAGNOSTICS).values())
+    assert not SCORES.keys() & DIAGNOSTICS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "hint"),
+    [("accuracy", "squared", "r2"), ("r2", "cross-entropy", "accuracy"), ("ece", "squared", "r2")],
+)
+def test_a_score_that_does_not_fit_the_loss_is_refused(name: str, loss: str, hint: str) -> None:
+    words = f"score = '{name}' does not fit data whose loss is '{loss}': .*{hint}"
+    with pytest.raises(ConfigError, match=words):
+        check(name, loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("accuracy", "binary"),
+        ("top-5", "cross-entropy"),
+        ("likelihood", "tokens"),
+        ("mce", "binary"),
+    ],
+)
+def test_scores_that_fit_the_loss_are_allowed(name: str, loss: str) -> None:
+    check(name, loss)
 
 
 def test_auroc_needs_both_classes() -> None:

@@ -1,4 +1,4 @@
-"""Each computation against an independent one that is slower, and the conditions that mark an optimum."""
+"""Each computation against an independent, slower one, and against optimality conditions."""
 
 from itertools import product
 from math import fsum
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import fmin_slsqp
 from torch import Tensor
 
-from commonweal import simplex
 from commonweal.errors import CommonwealError, ConfigError, DataError
+from commonweal.rules import _simplex as simplex
 
 seeds = st.integers(0, 10_000)
 repeatable = settings(derandomize=True, deadline=None, max_examples=40)
@@ -21,6 +21,11 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 
 def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, dtype=torch.float64, generator=generator)
 
 
 def zeros(k: int) -> Tensor:
@@ -37,8 +42,9 @@ def objective(a: Tensor, b: Tensor, p: Tensor) -> float:
 
 
 def bisected(v: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The projection onto the simplex within a box: the shift at which the clipped point sums to one."""
-    below, above = float((v - high).min()), float((v - low).max())
+    """The projection onto the simplex within a box, by bisection on the shift."""
+    below = float((v - high).min())
+    above = float((v - low).max())
     for _ in range(90):
         shift = (below + above) / 2
         more = float((v - shift).clamp(low, high).sum()) > 1
@@ -47,16 +53,20 @@ def bisected(v: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def enumerated(a: Tensor, b: Tensor, low: Tensor, high: Tensor) -> float:
-    """The least objective over all guesses of which weights lie at a bound; the others solve the linear system."""
-    k, best = len(b), float("inf")
+    """The least objective over all guesses of which weights are at a bound."""
+    k = len(b)
+    best = float("inf")
     for state in product("lfh", repeat=k):
         free = [i for i in range(k) if state[i] == "f"]
-        p = torch.tensor([float(high[i] if state[i] == "h" else low[i]) for i in range(k)], dtype=torch.float64)
+        p = torch.tensor(
+            [float(high[i] if state[i] == "h" else low[i]) for i in range(k)], dtype=torch.float64
+        )
         if free:
             p[free] = 0
             n = len(free)
             system = torch.ones(n + 1, n + 1, dtype=torch.float64)
-            system[:n, :n], system[n, n] = a[free][:, free], 0
+            system[:n, :n] = a[free][:, free]
+            system[n, n] = 0
             side = torch.cat([-(a @ p + b)[free], 1 - p.sum()[None]])
             p[free] = (torch.linalg.pinv(system) @ side)[:n]
         if abs(p.sum() - 1) < 1e-9 and (p > low - 1e-9).all() and (p < high + 1e-9).all():
@@ -70,13 +80,21 @@ def descended(a: Tensor, b: Tensor, low: Tensor, high: Tensor) -> Tensor:
     p = ahead = bisected(zeros(len(b)), low, high)
     for t in range(1, 700):
         following = bisected(ahead - step * (a @ ahead + b), low, high)
-        ahead, p = following + (t - 1) / (t + 2) * (following - p), following
+        ahead = following + (t - 1) / (t + 2) * (following - p)
+        p = following
     return p
 
 
 @repeatable
-@given(seeds, st.integers(1, 40), st.sampled_from([1e-9, 0.1, 1.0, 1e3, 1e9]), st.sampled_from([0.0, -1e9, 1e9]))
-def test_project_is_the_thresholding_that_bisection_finds(seed: int, k: int, scale: float, shift: float) -> None:
+@given(
+    seeds,
+    st.integers(1, 40),
+    st.sampled_from([1e-9, 0.1, 1.0, 1e3, 1e9]),
+    st.sampled_from([0.0, -1e9, 1e9]),
+)
+def test_project_is_the_thresholding_that_bisection_finds(
+    seed: int, k: int, scale: float, shift: float
+) -> None:
     v = scale * normal(seed, k) + shift
     p = simplex.project(v)
     assert (p >= 0).all() and abs(fsum(p.tolist()) - 1) < 1e-12
@@ -92,10 +110,17 @@ def test_project_keeps_the_simplex_and_sums_to_one_for_a_million() -> None:
 
 @repeatable
 @given(seeds, st.integers(1, 5), st.integers(1, 6), st.booleans(), st.booleans())
-def test_quadratic_is_the_best_active_set(seed: int, k: int, d: int, boxed: bool, linear: bool) -> None:
-    a, b = gram(seed, k, d), normal(seed + 1, k) if linear else zeros(k)
+def test_quadratic_is_the_best_active_set(
+    seed: int, k: int, d: int, boxed: bool, linear: bool
+) -> None:
+    a = gram(seed, k, d)
+    b = normal(seed + 1, k) if linear else zeros(k)
     centre = torch.softmax(normal(seed + 2, k), 0)
-    low, high = ((centre - 0.1).clamp(min=0), (centre + 0.1).clamp(max=1)) if boxed else (zeros(k), zeros(k) + 1)
+    low, high = (
+        ((centre - 0.1).clamp(min=0), (centre + 0.1).clamp(max=1))
+        if boxed
+        else (zeros(k), zeros(k) + 1)
+    )
     p = simplex.quadratic(a, b, low, high)
     assert abs(p.sum() - 1) < 1e-12 and (p >= low - 1e-11).all() and (p <= high + 1e-11).all()
     size = float(a.abs().max() + b.abs().max())
@@ -105,15 +130,20 @@ def test_quadratic_is_the_best_active_set(seed: int, k: int, d: int, boxed: bool
 @pytest.mark.parametrize("d", [10, 60])
 @pytest.mark.parametrize("width", [0.01, 1.0])
 def test_quadratic_is_no_worse_than_projected_gradient(d: int, width: float) -> None:
-    a, b = gram(3, 40, d), normal(4, 40)
-    low, high = zeros(40) + max(0.0, 1 / 40 - width), zeros(40) + min(1.0, 1 / 40 + width)
+    a = gram(3, 40, d)
+    b = normal(4, 40)
+    low = zeros(40) + max(0.0, 1 / 40 - width)
+    high = zeros(40) + min(1.0, 1 / 40 + width)
     p = simplex.quadratic(a, b, low, high)
-    assert objective(a, b, p) <= objective(a, b, descended(a, b, low, high)) + 1e-9 * float(a.abs().max())
+    assert objective(a, b, p) <= objective(a, b, descended(a, b, low, high)) + 1e-9 * float(
+        a.abs().max()
+    )
 
 
 @pytest.mark.parametrize("k", [200, 1000])
 def test_quadratic_meets_the_optimality_conditions(k: int) -> None:
-    a, b = gram(5, k, 2 * k), 10 * normal(6, k)
+    a = gram(5, k, 2 * k)
+    b = 10 * normal(6, k)
     p = simplex.quadratic(a, b)
     size = a.abs().max()
     gradient = (a @ p + b) / size
@@ -125,15 +155,22 @@ def test_quadratic_meets_the_optimality_conditions(k: int) -> None:
 @repeatable
 @given(seeds, st.sampled_from([1e-12, 1e-3, 1e12]))
 def test_quadratic_does_not_depend_on_the_units(seed: int, scale: float) -> None:
-    a, b = gram(seed, 7, 20), normal(seed, 7)
-    torch.testing.assert_close(simplex.quadratic(scale * a, scale * b), simplex.quadratic(a, b), rtol=0, atol=1e-7)
-    torch.testing.assert_close(simplex.quadratic(a, b + 1e6), simplex.quadratic(a, b), rtol=0, atol=1e-6)
+    a = gram(seed, 7, 20)
+    b = normal(seed, 7)
+    torch.testing.assert_close(
+        simplex.quadratic(scale * a, scale * b), simplex.quadratic(a, b), rtol=0, atol=1e-7
+    )
+    torch.testing.assert_close(
+        simplex.quadratic(a, b + 1e6), simplex.quadratic(a, b), rtol=0, atol=1e-6
+    )
 
 
 @repeatable
 @given(seeds, st.integers(2, 30), st.sampled_from([0, 4, 8]))
-def test_quadratic_copes_with_updates_of_very_different_sizes(seed: int, k: int, decades: int) -> None:
-    sizes = 10 ** (-decades * torch.rand(k, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+def test_quadratic_copes_with_updates_of_very_different_sizes(
+    seed: int, k: int, decades: int
+) -> None:
+    sizes = 10 ** (-decades * uniform(seed, k, 1))
     u = sizes * normal(seed, k, 12)
     a = u @ u.T / (u @ u.T).abs().max()
     p = simplex.quadratic(a, zeros(k))
@@ -144,23 +181,34 @@ def test_quadratic_copes_with_updates_of_very_different_sizes(seed: int, k: int,
 @given(seeds, st.integers(5, 30), st.integers(1, 40))
 def test_equal_clients_get_equal_weights_in_any_order(seed: int, k: int, d: int) -> None:
     u = normal(seed, k, d)
-    u[1], u[3], u[4] = u[0], 0, 0
+    u[1] = u[0]
+    u[3:5] = 0
     p = simplex.quadratic(u @ u.T, zeros(k))
     assert abs(p[0] - p[1]) < 1e-6 and abs(p[3] - p[4]) < 1e-6
-    assert p @ (u @ u.T) @ p < 1e-9 * (u @ u.T).max()  # two clients did not move: the hull holds zero
+    assert (
+        p @ (u @ u.T) @ p < 1e-9 * (u @ u.T).max()
+    )  # two clients did not move: the hull holds zero
 
 
 @repeatable
 @given(seeds, st.integers(2, 30))
 def test_the_order_of_clients_does_not_matter(seed: int, k: int) -> None:
     order = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
-    u, b = normal(seed, k, 2 * k), normal(seed + 1, k)
+    u = normal(seed, k, 2 * k)
+    b = normal(seed + 1, k)
     u[1] = u[0]
     b[1] = b[0]
-    a, there = u @ u.T, u[order] @ u[order].T
-    torch.testing.assert_close(simplex.quadratic(there, b[order]), simplex.quadratic(a, b)[order], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(simplex.solve(there, b[order])[0], simplex.solve(a, b)[0][order], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(simplex.project(b[order]), simplex.project(b)[order], rtol=0, atol=1e-15)
+    a = u @ u.T
+    there = u[order] @ u[order].T
+    torch.testing.assert_close(
+        simplex.quadratic(there, b[order]), simplex.quadratic(a, b)[order], rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(
+        simplex.solve(there, b[order])[0], simplex.solve(a, b)[0][order], rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(
+        simplex.project(b[order]), simplex.project(b)[order], rtol=0, atol=1e-15
+    )
 
 
 def test_quadratic_at_the_edges() -> None:
@@ -170,12 +218,15 @@ def test_quadratic_at_the_edges() -> None:
     torch.testing.assert_close(simplex.quadratic(torch.zeros(4, 4), zeros(4)), zeros(4) + 0.25)
     prior = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     torch.testing.assert_close(simplex.quadratic(gram(0, 3, 5), zeros(3), prior, prior), prior)
-    held = simplex.quadratic(gram(0, 3, 5), zeros(3), torch.tensor([0.2, 0.0, 0.0]), torch.tensor([0.2, 1.0, 1.0]))
+    held = simplex.quadratic(
+        gram(0, 3, 5), zeros(3), torch.tensor([0.2, 0.0, 0.0]), torch.tensor([0.2, 1.0, 1.0])
+    )
     assert abs(float(held[0]) - 0.2) < 1e-7  # one weight fixed, the others free
 
 
 def test_quadratic_says_what_is_wrong() -> None:
-    a, b = gram(0, 3, 5), zeros(3)
+    a = gram(0, 3, 5)
+    b = zeros(3)
     with pytest.raises(ConfigError, match=r"lower ones sum to 1.2"):
         simplex.quadratic(a, b, lower=b + 0.4)
     with pytest.raises(ConfigError, match=r"upper ones to 0.6"):
@@ -199,7 +250,7 @@ def test_quadratic_does_not_hide_a_failure() -> None:
 @given(seeds, st.integers(1, 20), st.sampled_from([1e-12, 1.0, 1e12]))
 def test_solve_gives_each_client_its_rate(seed: int, k: int, scale: float) -> None:
     u = scale * 10 ** normal(seed + 2, k, 1).clamp(-4, 4) * normal(seed, k, 3 * k)
-    rate = torch.rand(k, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.1
+    rate = uniform(seed, k) + 0.1
     v, singular = simplex.solve(u @ u.T, rate)
     assert not singular
     torch.testing.assert_close(u @ (v @ u), rate, rtol=1e-8, atol=0)
@@ -207,7 +258,9 @@ def test_solve_gives_each_client_its_rate(seed: int, k: int, scale: float) -> No
 
 @repeatable
 @given(seeds, st.integers(6, 20), st.integers(1, 5))
-def test_solve_is_least_squares_when_there_are_more_clients_than_dimensions(seed: int, k: int, d: int) -> None:
+def test_solve_is_least_squares_when_there_are_more_clients_than_dimensions(
+    seed: int, k: int, d: int
+) -> None:
     u = torch.nn.functional.normalize(normal(seed, k, d))
     rate = normal(seed + 1, k)
     v, singular = simplex.solve(u @ u.T, rate)
@@ -218,7 +271,8 @@ def test_solve_is_least_squares_when_there_are_more_clients_than_dimensions(seed
 
 def test_solve_with_equal_and_zero_updates() -> None:
     u = normal(0, 5, 30)
-    u[1], u[4] = u[0], 0
+    u[1] = u[0]
+    u[4] = 0
     rate = torch.tensor([1.0, 3.0, 1.0, 1.0, 1.0], dtype=torch.float64)
     v, singular = simplex.solve(u @ u.T, rate)
     assert singular and v[4] == 0 and abs(v[0] - v[1]) < 1e-9
@@ -230,7 +284,7 @@ def test_solve_with_equal_and_zero_updates() -> None:
 @repeatable
 @given(seeds, st.integers(1, 12), st.integers(1, 6), st.sampled_from([0.1, 1.0, 30.0]))
 def test_best_fixed_is_what_slsqp_finds(seed: int, rounds: int, k: int, scale: float) -> None:
-    r = scale * torch.rand(rounds, k, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    r = scale * uniform(seed, rounds, k)
     p, value = simplex.best_fixed(r)
 
     def loss(q: npt.NDArray[np.float64]) -> float:
@@ -240,7 +294,9 @@ def test_best_fixed_is_what_slsqp_finds(seed: int, rounds: int, k: int, scale: f
         return np.array([q.sum() - 1])
 
     start = np.full(k, 1 / k)
-    found = -loss(fmin_slsqp(loss, start, f_eqcons=total, bounds=[(0, 1)] * k, acc=1e-13, iter=500, iprint=0))
+    found = -loss(
+        fmin_slsqp(loss, start, f_eqcons=total, bounds=[(0, 1)] * k, acc=1e-13, iter=500, iprint=0)
+    )
     assert (p >= 0).all() and abs(p.sum() - 1) < 1e-12
     assert value == pytest.approx(float((r @ p).log1p().sum()), abs=1e-9)
     assert value == pytest.approx(found, abs=1e-6) and value >= found - 1e-7
@@ -250,7 +306,7 @@ def test_best_fixed_is_what_slsqp_finds(seed: int, rounds: int, k: int, scale: f
     ("rounds", "k", "scale"), [(300, 200, 1.0), (300, 200, 1 / 200), (40, 400, 1.0), (400, 10, 9.0)]
 )
 def test_best_fixed_carries_its_certificate(rounds: int, k: int, scale: float) -> None:
-    r = scale * torch.rand(rounds, k, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    r = scale * uniform(7, rounds, k)
     p, value = simplex.best_fixed(r)
     gradient = (r / (1 + r @ p)[:, None]).sum(0)
     assert gradient.max() - gradient @ p <= 1e-7
@@ -269,7 +325,10 @@ def test_best_fixed_at_the_edges() -> None:
 
 
 def test_arguments_are_left_alone() -> None:
-    a, b, low, high = gram(0, 6, 3), normal(1, 6), zeros(6), zeros(6) + 0.5
+    a = gram(0, 6, 3)
+    b = normal(1, 6)
+    low = zeros(6)
+    high = zeros(6) + 0.5
     r = b.abs().repeat(3, 1)
     before = [x.clone() for x in (a, b, low, high, r)]
     p = simplex.quadratic(a, b, low, high)
@@ -289,6 +348,6 @@ def test_public_names() -> None:
 def test_project_inside_is_optimal(k: int, pull: float) -> None:
     v = torch.randn(k, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
     p = simplex.project_inside(v, pull)
-    slope = p - v - pull / p  # equal over all entries at the minimiser, as none is at the border
+    gradient = p - v - pull / p  # equal for all entries at the minimiser: none is on the boundary
     assert p.min() > 0 and p.sum().item() == pytest.approx(1, abs=1e-12)
-    assert (slope - slope.mean()).abs().max() < 1e-6 * max(1.0, slope.abs().max().item())
+    assert (gradient - gradient.mean()).abs().max() < 1e-6 * max(1.0, gradient.abs().max().item())

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from hypothesis import strategies as st
 import commonweal
 from commonweal import store
 from commonweal.errors import ConfigError, RunError
+from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment
-from commonweal.run import run
-from commonweal.store import Record, Store, flatten, unflatten
+from commonweal.rounds import run
+from commonweal.store import FORMAT, Record, RoundRecord, Store
+from commonweal.tensors import flatten, unflatten
+from run_helpers import a_round, contents, lines, stop_after
 
 SMALL: dict[str, Any] = {
     "dataset": "vowel",
@@ -31,8 +35,16 @@ SMALL: dict[str, Any] = {
     "cohort": 9,
     "evaluate_every": 2,
 }
-FILES = {"experiment.toml", "run.json", "rounds.jsonl", "timings.jsonl", "model.safetensors", "checkpoint.safetensors"}
-TEXT, FACTS = "rounds = 2\n", {"clients": 2}
+FILES = {
+    "experiment.toml",
+    "run.json",
+    "rounds.jsonl",
+    "timings.jsonl",
+    "model.safetensors",
+    "checkpoint.safetensors",
+}
+TEXT = "rounds = 2\n"
+FACTS = {"clients": 2, "score": "accuracy"}
 
 
 def small(**changes: Any) -> Experiment:
@@ -45,19 +57,12 @@ def finish(experiment: Experiment, folder: Path, **how: Any) -> Record:
     return Record.read(folder)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file but the one that may differ between two equal runs."""
-    files = (f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "timings.jsonl")
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in files}
-
-
-def stop_after(rounds: int, experiment: Experiment, folder: Path) -> None:
-    """As a caller does who breaks out of the loop."""
-    generator = run(experiment, out=folder)
-    for done in generator:
-        if done.number == rounds:
-            break
-    generator.close()  # type: ignore[attr-defined]
+def evaluation(scores: list[float], losses: list[float] | None = None) -> Evaluation:
+    """An evaluation of ten rows per client."""
+    values = torch.tensor(scores, dtype=torch.float64)
+    sizes = torch.full((len(scores),), 10)
+    given = values if losses is None else torch.tensor(losses, dtype=torch.float64)
+    return Evaluation(given, {"accuracy": values}, sizes)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 def test_files_are_those_that_the_module_lists(finished: Record) -> None:
     assert {f.name for f in finished.folder.iterdir()} == FILES | {"clients"}
-    assert {f.name for f in (finished.folder / "clients").iterdir()} == {"000002.csv", "000004.csv", "000006.csv"}
+    tables = {f.name for f in (finished.folder / "clients").iterdir()}
+    assert tables == {"000002.csv", "000004.csv", "000006.csv"}
     assert all(name in (store.__doc__ or "") for name in FILES)
 
 
@@ -79,24 +85,47 @@ def test_every_line_is_json(finished: Record, name: str) -> None:
 
 
 def test_a_rounds_line(finished: Record) -> None:
-    for number, line in enumerate(finished.rounds, 1):
-        assert set(line) >= {"round", "clients", "losses", "scores", "weights", "dropped", "metrics"}
-        assert line["round"] == number
-        assert len(line["clients"]) == len(line["losses"]) == len(line["scores"]) == 9
-        assert list(line["weights"]) == line["clients"]
-        assert sum(line["weights"].values()) == pytest.approx(1, abs=1e-9)
-        assert line["dropped"] == {}
-        assert bool(line["metrics"]) == (number % 2 == 0)
+    for number, each in enumerate(finished.rounds, 1):
+        assert each.number == number
+        assert len(each.clients) == len(each.losses) == len(each.scores) == 9
+        assert tuple(each.weights) == each.clients
+        assert sum(each.weights.values()) == pytest.approx(1, abs=1e-9)
+        assert each.dropped == each.capped == {}
+        assert each.warnings == ()
+        assert bool(each.metrics) == (number % 2 == 0)
+        # 121 weights as float32 both ways, with what goes along: a few numbers per client.
+        assert each.bytes["weights"] == 2 * 9 * 121 * 4
+        assert 9 * 121 * 4 < each.bytes["down"] < 9 * (121 + 10) * 4
+        assert 9 * 121 * 4 < each.bytes["up"] < 9 * (121 + 10) * 4
+
+
+def test_a_rounds_line_has_the_keys_that_other_tools_read(finished: Record) -> None:
+    first, second, *_ = (finished.folder / "rounds.jsonl").read_text().splitlines()
+    keys = [
+        "round",
+        "clients",
+        "losses",
+        "scores",
+        "weights",
+        "dropped",
+        "warnings",
+        "bytes",
+        "metrics",
+    ]
+    assert list(json.loads(first)) == list(json.loads(second)) == keys
 
 
 def test_run_json_says_what_it_ran_on(finished: Record) -> None:
     facts = json.loads((finished.folder / "run.json").read_text())
     assert facts == finished.facts
+    assert facts["format"] == FORMAT == 1
     assert facts["commonweal"] == commonweal.__version__
     assert facts["torch"] == torch.__version__
-    assert (facts["clients"], facts["train_rows"], facts["test_rows"], facts["parameters"]) == (15, 795, 195, 121)
-    assert (facts["engine"], facts["score"], facts["unscored"]) == ("chunked", "accuracy", [])
-    assert facts["engine_because"]
+    sizes = [facts[key] for key in ("clients", "train_rows", "test_rows", "parameters")]
+    assert sizes == [15, 795, 195, 121]
+    assert (facts["engine"], facts["vectorize"]) == ("simulator", "chunked")
+    assert (facts["score"], facts["unscored"]) == ("accuracy", [])
+    assert facts["vectorize_because"]
 
 
 def test_experiment_toml_is_the_experiment(finished: Record) -> None:
@@ -105,18 +134,42 @@ def test_experiment_toml_is_the_experiment(finished: Record) -> None:
 
 @pytest.mark.parametrize("round", [2, 4, 6])
 def test_the_client_table_has_every_client(finished: Record, round: int) -> None:
-    with open(finished.folder / "clients" / f"{round:06d}.csv", newline="", encoding="utf-8") as file:
+    path = finished.folder / "clients" / f"{round:06d}.csv"
+    with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["client", "score", "loss"]
+    assert rows[0] == ["client", "rows", "score", "loss"]
     assert [row[0] for row in rows[1:]] == list(commonweal.dataset("vowel").names)
+    assert [row[1] for row in rows[1:]] == ["13"] * 15
     assert all(math.isfinite(float(v)) for row in rows[1:] for v in row[1:])
 
 
 def test_the_table_agrees_with_the_metrics(finished: Record) -> None:
-    scores = [score for _, score, _ in finished.clients(4)]
-    assert finished.rounds[3]["metrics"]["mean"] == pytest.approx(sum(scores) / 15, rel=1e-14)
-    assert finished.rounds[3]["metrics"]["worst"] == min(scores)
-    assert finished.clients() == finished.clients(6)
+    scores = finished.clients(4).evaluation.score
+    metrics = finished.rounds[3].metrics
+    assert metrics["mean"] == pytest.approx(scores.mean().item(), rel=1e-14)
+    assert metrics["worst"] == scores.min().item()
+
+
+def test_the_last_table_is_that_of_the_last_evaluated_round(finished: Record) -> None:
+    last = finished.clients()
+    sixth = finished.clients(6)
+    assert last.names == sixth.names
+    assert torch.equal(last.evaluation.score, sixth.evaluation.score)
+    assert torch.equal(last.evaluation.losses, sixth.evaluation.losses)
+
+
+def test_a_table_reads_back_as_the_evaluation_that_was_written(finished: Record) -> None:
+    for done in run(small()):
+        if done.evaluation is None:
+            continue
+        table = finished.clients(done.number)
+        assert table.names == done.job.population.names
+        assert list(table.evaluation.scores) == ["accuracy"]
+        assert torch.equal(table.evaluation.score, done.evaluation.score)
+        assert torch.equal(table.evaluation.losses, done.evaluation.losses)
+        assert torch.equal(table.evaluation.sizes, done.evaluation.sizes)
+        assert torch.equal(table.evaluation.scored, done.evaluation.scored)
+        assert table.evaluation.personal is None
 
 
 def test_the_model_has_the_modules_names_and_can_be_loaded_into_it(finished: Record) -> None:
@@ -124,20 +177,23 @@ def test_the_model_has_the_modules_names_and_can_be_loaded_into_it(finished: Rec
     model.load_state_dict(finished.model())
     federation = commonweal.dataset("vowel")
     right = (model(federation.test.x).argmax(1) == federation.test.y).double().mean().item()
-    assert right == pytest.approx(finished.rounds[-1]["metrics"]["weighted_mean"], abs=1e-12)
+    assert right == pytest.approx(finished.rounds[-1].metrics["weighted_mean"], abs=1e-12)
 
 
 def test_evaluated_and_finished(finished: Record) -> None:
-    assert [line["round"] for line in finished.evaluated] == [2, 4, 6]
+    assert [each.number for each in finished.evaluated] == [2, 4, 6]
     assert finished.finished
 
 
 def test_load_reads_a_folder(finished: Record) -> None:
-    assert commonweal.load(finished.folder) == finished
-    assert commonweal.load(str(finished.folder)) == finished
+    for path in (finished.folder, str(finished.folder)):
+        record = commonweal.load(path)
+        assert isinstance(record, Record)
+        assert (record.experiment, record.facts) == (finished.experiment, finished.facts)
+        assert lines(record) == lines(finished)
 
 
-def test_load_reads_a_file_with_overrides(finished: Record) -> None:
+def test_load_reads_a_file_with_changes(finished: Record) -> None:
     assert commonweal.load(finished.folder / "experiment.toml", "rounds=3") == small(rounds=3)
 
 
@@ -147,16 +203,17 @@ def test_same_seed_gives_the_same_bytes(finished: Record, tmp_path: Path) -> Non
 
 
 def test_another_seed_gives_others(finished: Record, tmp_path: Path) -> None:
-    other, first = contents(finish(small(seed=1), tmp_path / "other").folder), contents(finished.folder)
+    other = contents(finish(small(seed=1), tmp_path / "other").folder)
+    first = contents(finished.folder)
     assert other.keys() == first.keys()
     same = {name for name in first if first[name] == other[name]}
     assert same == {"run.json"}
 
 
 def test_writing_does_not_change_the_numbers(finished: Record) -> None:
-    for done, line in zip(run(small()), finished.rounds, strict=True):
-        assert json.loads(json.dumps(done.weights)) == line["weights"]
-        assert done.losses.tolist() == line["losses"]
+    for done, read in zip(run(small()), finished.rounds, strict=True):
+        assert done.line() == read.line()
+        assert done.losses == read.losses
 
 
 def test_a_finished_run_yields_nothing_and_stays_as_it_was(finished: Record) -> None:
@@ -167,16 +224,19 @@ def test_a_finished_run_yields_nothing_and_stays_as_it_was(finished: Record) -> 
 
 def test_an_existing_run_is_refused_without_resume(finished: Record) -> None:
     before = contents(finished.folder)
-    with pytest.raises(RunError, match=r"holds this run already: go on with --resume, or choose another$"):
+    with pytest.raises(
+        RunError, match=r"holds this run already: continue with --resume, or choose another$"
+    ):
         list(run(small(), out=finished.folder))
     assert contents(finished.folder) == before
 
 
 def test_a_folder_whose_run_failed_before_its_first_round_may_be_used_again(tmp_path: Path) -> None:
-    wrong = small(model={"name": "mlp", "hidden": (4,)}, client={"name": "fedper", "head": ("nope",)})
-    with pytest.raises(ConfigError, match="'nope' is no layer"):
+    model = {"name": "mlp", "hidden": (4,)}
+    wrong = small(model=model, client={"name": "fedper", "head": ("nope",)})
+    with pytest.raises(ConfigError, match="'nope' is not a layer"):
         list(run(wrong, out=tmp_path / "run"))
-    right = small(model={"name": "mlp", "hidden": (4,)}, client={"name": "fedper"})
+    right = small(model=model, client={"name": "fedper"})
     for folder in ("run", "other"):
         list(run(right, out=tmp_path / folder))
     assert contents(tmp_path / "run") == contents(tmp_path / "other")
@@ -191,10 +251,13 @@ def test_a_folder_whose_run_failed_before_its_first_round_may_be_used_again(tmp_
         ({"rule": "fedavg"}, "fedavg"),
         ({"rule": {"name": "aaggff-s", "cdf": "gumbel"}}, "gumbel"),
         ({"client": {"name": "sgd", "lr": 0.3}}, "0.3"),
-        # A line that stands in another table of the old experiment already: the server's lr is 1.0.
+        # A line that is in another table of the old experiment already: the server's lr is 1.0.
         ({"client": {"name": "sgd", "lr": 1.0}}, "lr = 1.0"),
         ({"client": {"name": "sgd", "lr": 0.1, "momentum": 0.5}}, "momentum = 0.5"),
         ({"cohort": "all"}, "all"),
+        ({"sampler": "poisson"}, "poisson"),
+        ({"channels": ["clip"]}, "clip"),
+        ({"score": "top-5"}, "top-5"),
     ],
 )
 def test_a_folder_of_another_experiment_is_refused_with_what_differs(
@@ -247,18 +310,20 @@ def test_asking_for_a_run_touches_nothing_until_it_is_iterated(tmp_path: Path) -
 
 def test_a_caller_who_stops_leaves_every_whole_round(finished: Record, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
-    stop_after(3, small(), folder)
+    stop_after(3, run(small(), out=folder))
     record = Record.read(folder)
-    assert [line["round"] for line in record.rounds] == [1, 2, 3]
+    assert [each.number for each in record.rounds] == [1, 2, 3]
     assert not record.finished
     assert [done.number for done in run(small(), out=folder, resume=True)] == [4, 5, 6]
     assert contents(folder) == contents(finished.folder)
 
 
 def test_an_unfinished_run_has_no_model(tmp_path: Path) -> None:
-    stop_after(1, small(), tmp_path / "stopped")
+    stop_after(1, run(small(), out=tmp_path / "stopped"))
     record = Record.read(tmp_path / "stopped")
-    with pytest.raises(RunError, match="is not finished: its model comes with the last round"):
+    with pytest.raises(
+        RunError, match="is not finished: its model is written after the last round"
+    ):
         record.model()
     with pytest.raises(RunError, match="has no evaluated round yet"):
         record.clients()
@@ -275,7 +340,8 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path, bad: str) -> None
     if bad != "nothing":
         folder.mkdir()
     if bad in ("no json", "no toml", "bytes"):
-        (folder / "experiment.toml").write_bytes({"no toml": b"[", "bytes": b"\xff"}.get(bad, b"rounds = 1\n"))
+        texts = {"no toml": b"[", "bytes": b"\xff"}
+        (folder / "experiment.toml").write_bytes(texts.get(bad, b"rounds = 1\n"))
         (folder / "run.json").write_text("{" if bad == "no json" else "{}")
     with pytest.raises(RunError, match=r"^'.*bad' is not the folder of a run: "):
         Record.read(folder)
@@ -285,14 +351,17 @@ def test_a_torn_last_line_is_left_out_when_read(finished: Record, tmp_path: Path
     folder = copy(finished, tmp_path)
     with open(folder / "rounds.jsonl", "ab") as file:
         file.write(b'{"round": 7, "cli')
-    assert Record.read(folder).rounds == finished.rounds
+    assert lines(Record.read(folder)) == lines(finished)
 
 
-def test_a_spoilt_line_in_the_middle_is_a_sentence(finished: Record, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [b"{oops\n", b"[]\n", b"{}\n", b'{"round": 2}\n', b"\xff\n", b"\n"])
+def test_a_damaged_line_in_the_middle_is_a_sentence(
+    finished: Record, tmp_path: Path, bad: bytes
+) -> None:
     folder = copy(finished, tmp_path)
-    lines = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "rounds.jsonl").write_bytes(b"".join([lines[0], b"{oops\n", *lines[2:]]))
-    with pytest.raises(RunError, match="rounds"):
+    first, _, *rest = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_bytes(b"".join([first, bad, *rest]))
+    with pytest.raises(RunError, match=r"rounds\.jsonl' is damaged"):
         Record.read(folder)
 
 
@@ -336,8 +405,9 @@ def bad_checkpoints(marker: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", bad_checkpoints(Path()))
 def test_a_bad_checkpoint_is_a_sentence_and_never_unpickled(tmp_path: Path, kind: str) -> None:
-    folder, marker = tmp_path / "run", tmp_path / "marker"
-    stop_after(3, small(), folder)
+    folder = tmp_path / "run"
+    marker = tmp_path / "marker"
+    stop_after(3, run(small(), out=folder))
     (folder / "checkpoint.safetensors").write_bytes(bad_checkpoints(marker)[kind])
     with pytest.raises(RunError, match=r"checkpoint\.safetensors"):
         list(run(small(), out=folder, resume=True))
@@ -345,96 +415,291 @@ def test_a_bad_checkpoint_is_a_sentence_and_never_unpickled(tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("kind", ["garbage", "empty", "pickle", "cut"])
-def test_a_bad_model_is_a_sentence_and_never_unpickled(finished: Record, tmp_path: Path, kind: str) -> None:
-    folder, marker = copy(finished, tmp_path), tmp_path / "marker"
+def test_a_bad_model_is_a_sentence_and_never_unpickled(
+    finished: Record, tmp_path: Path, kind: str
+) -> None:
+    folder = copy(finished, tmp_path)
+    marker = tmp_path / "marker"
     (folder / "model.safetensors").write_bytes(bad_checkpoints(marker)[kind])
     with pytest.raises(RunError, match=r"model\.safetensors"):
         Record.read(folder).model()
     assert not marker.exists()
 
 
-def test_after_deleting_a_bad_checkpoint_the_run_begins_anew(finished: Record, tmp_path: Path) -> None:
+def test_after_deleting_a_bad_checkpoint_the_run_starts_again(
+    finished: Record, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    stop_after(3, small(), folder)
+    stop_after(3, run(small(), out=folder))
     (folder / "checkpoint.safetensors").unlink()
     assert [done.number for done in run(small(), out=folder, resume=True)] == [1, 2, 3, 4, 5, 6]
     assert contents(folder) == contents(finished.folder)
 
 
-@pytest.mark.parametrize("left", [["run.json.part"], ["run.json"], ["run.json", "experiment.toml.part"]])
-def test_a_kill_while_the_folder_is_begun_can_be_resumed(finished: Record, tmp_path: Path, left: list[str]) -> None:
-    """The module promises that a kill at any instant leaves the folder whole: also before experiment.toml is there."""
+@pytest.mark.parametrize(
+    "left", [["run.json.part"], ["run.json"], ["run.json", "experiment.toml.part"]]
+)
+def test_a_kill_before_the_experiment_is_written_can_be_resumed(
+    finished: Record, tmp_path: Path, left: list[str]
+) -> None:
+    """A kill at any instant leaves the folder whole: also before experiment.toml is there."""
     folder = tmp_path / "run"
     folder.mkdir()
     for name in left:
         whole = (finished.folder / name.removesuffix(".part")).read_bytes()
         (folder / name).write_bytes(whole[: len(whole) // 2] if name.endswith(".part") else whole)
     finish(small(), folder, resume=True)
-    kept = {name: data for name, data in contents(folder).items() if not name.endswith(".part")}
-    assert kept == contents(finished.folder)
+    assert contents(folder) == contents(finished.folder)
 
 
 def test_a_record_shorter_than_its_checkpoint_is_not_continued_with_a_hole(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    stop_after(3, small(), folder)
+    stop_after(3, run(small(), out=folder))
     path = folder / "rounds.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
     try:
         finish(small(), folder, resume=True)
     except RunError:
         return
-    assert [line["round"] for line in Record.read(folder).rounds] == [1, 2, 3, 4, 5, 6]
+    assert [each.number for each in Record.read(folder).rounds] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "notes.csv", "000002 copy.csv"])
-def test_a_foreign_file_among_the_tables_is_left_alone(finished: Record, tmp_path: Path, name: str) -> None:
+def test_a_foreign_file_among_the_tables_is_left_alone(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
-    stop_after(3, small(), folder)
+    stop_after(3, run(small(), out=folder))
     (folder / "clients" / name).write_text("mine")
     finish(small(), folder, resume=True)
     assert (folder / "clients" / name).read_text() == "mine"
 
 
-def test_a_spoilt_experiment_file_is_a_sentence(tmp_path: Path) -> None:
-    stop_after(1, small(), tmp_path / "run")
+def test_a_damaged_experiment_file_is_a_sentence(tmp_path: Path) -> None:
+    stop_after(1, run(small(), out=tmp_path / "run"))
     (tmp_path / "run" / "experiment.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(RunError):
         list(run(small(), out=tmp_path / "run", resume=True))
 
 
-def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
-    s = Store(tmp_path)
-    s.append("x.jsonl", {"a": float("nan"), "b": [1.5, float("inf")], "c": {"d": torch.tensor([float("-inf"), 2.0])}})
-    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"a": None, "b": [1.5, None], "c": {"d": [None, 2.0]}}
+# Rounds and tables, written and read
+
+
+def written(folder: Path) -> RoundRecord:
+    """The only round of a folder, read back."""
+    path = folder / "experiment.toml"
+    path.write_text("rounds = 1\n")
+    (folder / "run.json").write_text(json.dumps(FACTS))
+    (record,) = Record.read(folder).rounds
+    return record
+
+
+def test_a_round_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    full = a_round(
+        7,
+        losses=(1 / 3, 1e-300),
+        dropped={"b": "no reply within 5 s"},
+        capped={"a": "its norm is 12 times the median"},
+        warnings=("a warning",),
+        bytes={"down": 5, "up": 6, "weights": 7},
+        personal={"mean": 0.25},
+        more={"top-5": {"mean": 0.75, "worst": 0.5}},
+    )
+    Store(tmp_path).append(full, {"train": 0.5})
+    read = written(tmp_path)
+    assert vars(read) == vars(full)
+    assert json.loads((tmp_path / "timings.jsonl").read_text()) == {"round": 7, "train": 0.5}
+    assert Record.read(tmp_path).timings() == [{"round": 7, "train": 0.5}]
+
+
+def test_numbers_that_json_does_not_know_become_null_and_read_back_as_nan(tmp_path: Path) -> None:
+    nan, inf = math.nan, math.inf
+    wild = a_round(1, losses=(nan, 2.0), scores=(0.5, -inf), metrics={"gini": nan, "mean": inf})
+    Store(tmp_path).append(wild, {})
+    line = json.loads((tmp_path / "rounds.jsonl").read_text())
+    assert (line["losses"], line["scores"]) == ([None, 2.0], [0.5, None])
+    assert line["metrics"] == {"gini": None, "mean": None}
+    read = written(tmp_path)
+    assert math.isnan(read.losses[0]) and read.losses[1] == 2.0
+    assert read.scores[0] == 0.5 and math.isnan(read.scores[1])
+    assert all(math.isnan(value) for value in read.metrics.values())
+
+
+def test_what_later_versions_may_write_is_not_an_obstacle(tmp_path: Path) -> None:
+    line = a_round(1).line() | {"epsilon": 3.0}
+    (tmp_path / "rounds.jsonl").write_bytes(store.to_json(line, indent=None))
+    assert written(tmp_path).line() == a_round(1).line()
 
 
 def test_names_in_any_script_stay_readable(tmp_path: Path) -> None:
-    s = Store(tmp_path)
-    s.append("x.jsonl", {"clients": ["Zürich", "東京", 'a "b", c\nd']})
-    text = (tmp_path / "x.jsonl").read_text(encoding="utf-8")
+    names = ("Zürich", "東京", 'a "b", c\nd')
+    three = (1.0, 1.0, 1.0)
+    Store(tmp_path).append(a_round(1, clients=names, losses=three, scores=three), {})
+    text = (tmp_path / "rounds.jsonl").read_text(encoding="utf-8")
     assert "Zürich" in text and "東京" in text
-    assert json.loads(text)["clients"][2] == 'a "b", c\nd'
     assert text.count("\n") == 1
+    assert written(tmp_path).clients == names
+
+
+def table_of(folder: Path) -> store.ClientTable:
+    return Record(folder, {}, FACTS, []).clients(1)
 
 
 def test_names_with_commas_and_lines_survive_the_table(tmp_path: Path) -> None:
     names = ("a,b", 'say "x"', "line\nbreak", "東京", "")
-    s = Store(tmp_path)
-    s.table(1, names, torch.arange(5.0), torch.tensor([0.1, float("nan"), 3.0, float("inf"), 5.0]))
-    rows = Record(tmp_path, {}, {}, [{"round": 1, "metrics": {"mean": 1.0}}]).clients()
-    assert [name for name, _, _ in rows] == list(names)
-    assert [score for _, score, _ in rows] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert [math.isnan(loss) for _, _, loss in rows] == [False, True, False, True, False]
+    losses = [0.1, math.nan, 3.0, math.inf, 5.0]
+    values = evaluation([0.0, 1.0, 2.0, 3.0, 4.0], losses)
+    Store(tmp_path).write_evaluation(1, names, values)
+    table = table_of(tmp_path)
+    assert table.names == names
+    assert table.evaluation.score.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert table.evaluation.losses.isnan().tolist() == [False, True, False, True, False]
 
 
 def test_tables_keep_every_digit(tmp_path: Path) -> None:
-    third = torch.tensor([1 / 3], dtype=torch.float64)
-    Store(tmp_path).table(1, ("a",), third, third * 1e-17)
-    rows = Record(tmp_path, {}, {}, []).clients(1)
-    assert rows == [("a", 1 / 3, (third * 1e-17).item())]
+    Store(tmp_path).write_evaluation(1, ("a",), evaluation([1 / 3], [1e-17 / 3]))
+    table = table_of(tmp_path)
+    assert table.names == ("a",)
+    assert (table.evaluation.score.item(), table.evaluation.losses.item()) == (1 / 3, 1e-17 / 3)
 
 
-def test_appending_makes_one_write_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_holds_further_scores_and_those_of_own_models(tmp_path: Path) -> None:
+    shared = evaluation([0.5, 0.75], [1.0, 2.0])
+    scores = shared.scores | {"top-5": torch.tensor([1.0, 0.875]).double()}
+    own = evaluation([0.625, 1.0], [0.5, 0.25])
+    Store(tmp_path).write_evaluation(1, ("a", "b"), replace(shared, scores=scores, personal=own))
+    header = (tmp_path / "clients" / "000001.csv").read_text().splitlines()[0]
+    assert header == "client,rows,score,loss,top-5,personal_score,personal_loss"
+    read = table_of(tmp_path).evaluation
+    assert {name: value.tolist() for name, value in read.scores.items()} == {
+        "accuracy": [0.5, 0.75],
+        "top-5": [1.0, 0.875],
+    }
+    assert read.losses.tolist() == [1.0, 2.0] and read.sizes.tolist() == [10, 10]
+    assert read.personal is not None
+    assert read.personal.score.tolist() == [0.625, 1.0]
+    assert read.personal.losses.tolist() == [0.5, 0.25]
+
+
+def test_a_client_without_rows_and_one_without_a_score_are_told_apart(tmp_path: Path) -> None:
+    values = evaluation([0.5, math.nan, math.nan])
+    values = replace(values, sizes=torch.tensor([10, 0, 4]))
+    Store(tmp_path).write_evaluation(1, ("a", "b", "c"), values)
+    read = table_of(tmp_path).evaluation
+    assert read.sizes.tolist() == [10, 0, 4]
+    assert read.undefined is not None and read.undefined.tolist() == [False, False, True]
+    assert read.scored.tolist() == [0]
+
+
+def test_an_empty_table_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "000001.csv").write_text("client,rows,score,loss\n")
+    with pytest.raises(RunError, match=r"000001\.csv' is empty"):
+        table_of(tmp_path)
+
+
+def test_synthetic_rows_read_back_and_equal_rows_are_equal_bytes(tmp_path: Path) -> None:
+    x = torch.rand(6, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(6)
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        Store(folder).write_samples(x, y)
+    name = "synthetic.npz"
+    assert (tmp_path / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    samples = Record(tmp_path, {}, {}, []).samples()
+    assert samples is not None
+    assert torch.equal(samples[0], x) and torch.equal(samples[1], y)
+
+
+def test_a_run_without_synthetic_rows_has_none(finished: Record) -> None:
+    assert finished.samples() is None
+
+
+def test_timings_are_of_every_round(finished: Record) -> None:
+    timings = finished.timings()
+    assert [each["round"] for each in timings] == [1, 2, 3, 4, 5, 6]
+    assert all(each["train"] > 0 and each["evaluate"] >= 0 for each in timings)
+
+
+# Finding runs, and following one that is being written
+
+
+def test_find_gives_all_runs_below_a_folder(finished: Record, tmp_path: Path) -> None:
+    for place in ("b", "a/deep/er"):
+        (tmp_path / place).mkdir(parents=True)
+        copy(finished, tmp_path / place)
+    (tmp_path / "not a run").mkdir()
+    (tmp_path / "not a run" / "experiment.toml").write_text("[")
+    (tmp_path / "empty").mkdir()
+    found = Record.find(tmp_path)
+    assert [record.folder for record in found] == [tmp_path / "a/deep/er/copy", tmp_path / "b/copy"]
+    assert all(lines(record) == lines(finished) for record in found)
+
+
+def test_find_gives_the_folder_itself(finished: Record) -> None:
+    assert [record.folder for record in Record.find(finished.folder)] == [finished.folder]
+    assert Record.find(finished.folder / "nothing") == []
+
+
+def test_following_a_finished_run_gives_its_rounds(finished: Record) -> None:
+    followed = [each.line() for each in finished.follow()]
+    assert followed == lines(finished)
+
+
+def test_following_gives_rounds_as_they_are_written(finished: Record, tmp_path: Path) -> None:
+    rounds = run(small(), out=tmp_path / "run")
+    next(rounds)
+    record = Record.read(tmp_path / "run")
+    looks: list[int] = []
+
+    def another() -> bool:
+        """The run goes on between two looks, by a round at a time."""
+        looks.append(len(Record.read(record.folder).rounds))
+        next(rounds, None)
+        return False
+
+    followed = list(record.follow(interval=0, stopped=another))
+    assert [each.line() for each in followed] == lines(finished)
+    assert looks == [1, 2, 3, 4, 5, 6]
+
+
+def test_following_can_be_stopped(tmp_path: Path) -> None:
+    stop_after(2, run(small(), out=tmp_path / "run"))
+    record = Record.read(tmp_path / "run")
+    followed = list(record.follow(interval=0, stopped=lambda: True))
+    assert [each.number for each in followed] == [1, 2]
+
+
+def test_a_folder_of_a_newer_version_is_a_sentence(finished: Record, tmp_path: Path) -> None:
+    folder = copy(finished, tmp_path)
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(facts | {"format": FORMAT + 1}))
+    with pytest.raises(RunError, match=r"newer version \(format 2\): update commonweal"):
+        Record.read(folder)
+
+
+def test_a_record_says_what_it_is(finished: Record) -> None:
+    assert finished.title == "aaggff-s"
+    assert repr(finished) == f"<Record {str(finished.folder)!r}: aaggff-s, 6 of 6 rounds>"
+
+
+@pytest.mark.parametrize(
+    ("parts", "title"),
+    [
+        ({}, "fedavg"),
+        ({"rule": {"name": "term"}}, "term"),
+        ({"algorithm": {"name": "drfa"}}, "drfa"),
+        ({"algorithm": {"name": "two-phase"}, "rule": {"name": "afl"}}, "two-phase-afl"),
+    ],
+)
+def test_the_title_of_a_record(parts: dict[str, Any], title: str) -> None:
+    assert Record(Path(), parts, {}, []).title == title
+
+
+# Writing
+
+
+def test_appending_makes_one_write_per_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kill can then leave at most one torn line."""
     writes: list[bytes] = []
 
@@ -449,33 +714,43 @@ def test_appending_makes_one_write_a_line(tmp_path: Path, monkeypatch: pytest.Mo
             return len(data)
 
     monkeypatch.setattr("builtins.open", lambda *_, **__: File())
-    Store(tmp_path).append("x.jsonl", {"a": 1})
+    Store(tmp_path).append(a_round(1), {"train": 1.0})
     monkeypatch.undo()
-    assert writes == [b'{"a": 1}\n']
+    assert [json.loads(data)["round"] for data in writes] == [1, 1]
+    assert [data.count(b"\n") for data in writes] == [1, 1]
+    assert all(data.endswith(b"}\n") for data in writes)
 
 
-def test_replace_leaves_the_old_file_when_a_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_file_leaves_the_old_file_when_a_write_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
-    store.replace(path, b"old")
+    store.write_file(path, b"old")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"cannot write '.*file': No space left on device; .*--resume"):
-        store.replace(path, b"new")
+    sentence = r"cannot write '.*file': No space left on device; .*--resume"
+    with pytest.raises(RunError, match=sentence):
+        store.write_file(path, b"new")
     assert path.read_bytes() == b"old"
 
 
-def test_replace_leaves_no_temporary_file(tmp_path: Path) -> None:
-    store.replace(tmp_path / "a" / "file", b"x")
+def test_write_file_leaves_no_temporary_file(tmp_path: Path) -> None:
+    store.write_file(tmp_path / "a" / "file", b"x")
     assert [f.name for f in (tmp_path / "a").iterdir()] == ["file"]
 
 
 names = st.text(st.characters(exclude_characters="/", codec="utf-8"), min_size=1, max_size=5)
-leaves = st.builds(lambda seed, shape: torch.rand(shape, generator=torch.Generator().manual_seed(seed)),
-                   st.integers(0, 99), st.lists(st.integers(0, 3), max_size=2))  # fmt: skip
-nests = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3), max_leaves=4)
+leaves = st.builds(
+    lambda seed, shape: torch.rand(shape, generator=torch.Generator().manual_seed(seed)),
+    st.integers(0, 99),
+    st.lists(st.integers(0, 3), max_size=2),
+)
+nests = st.recursive(
+    leaves, lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3), max_leaves=4
+)
 
 
 def each(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
@@ -491,7 +766,8 @@ def each(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
 def test_flatten_and_unflatten_are_inverse_through_a_file(nested: dict[str, Any]) -> None:
     flat = flatten(nested)
     back = unflatten(safetensors.torch.load(safetensors.torch.save(flat)))
-    assert {path: v.tolist() for path, v in each(back)} == {path: v.tolist() for path, v in each(nested)}
+    found = {path: value.tolist() for path, value in each(back)}
+    assert found == {path: value.tolist() for path, value in each(nested)}
 
 
 def test_flatten_forgets_empty_dicts() -> None:
@@ -504,35 +780,36 @@ def test_unflatten_gives_tensors_of_their_own() -> None:
     assert flat["a/b"].tolist() == [0, 0]
 
 
-def test_a_store_says_where_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_store_says_where_a_run_continues(tmp_path: Path) -> None:
     s = Store(tmp_path / "run")
     assert s.open(TEXT, FACTS, resume=False) == (0, {})
-    s.append("rounds.jsonl", {"round": 1})
-    s.append("rounds.jsonl", {"round": 2})
+    s.append(a_round(1), {})
+    first = (s.folder / "rounds.jsonl").read_bytes()
+    s.append(a_round(2), {})
     s.checkpoint(1, {"server": {"w": torch.ones(2)}})
     last, saved = s.open(TEXT, FACTS, resume=True)
     assert last == 1
     assert saved["server"]["w"].tolist() == [1, 1]
-    assert (s.folder / "rounds.jsonl").read_text() == '{"round": 1}\n'
+    assert (s.folder / "rounds.jsonl").read_bytes() == first
 
 
 def test_what_was_written_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
     s = Store(tmp_path / "run")
     s.open(TEXT, FACTS, resume=False)
-    one = torch.ones(1)
     for number in (1, 2, 3):
-        s.append("rounds.jsonl", {"round": number})
-        s.append("timings.jsonl", {"round": number})
-        s.table(number, ("a",), one, one)
+        s.append(a_round(number), {})
+        s.write_evaluation(number, ("a",), evaluation([1.0]))
         if number == 2:
-            s.checkpoint(2, {"server": {"w": one}})
+            s.checkpoint(2, {"server": {"w": torch.ones(1)}})
     with open(s.folder / "rounds.jsonl", "ab") as file:
         file.write(b'{"round": 4, "torn')
     (s.folder / "clients" / "000004.csv.part").write_text("half")
     assert s.open(TEXT, FACTS, resume=True)[0] == 2
     for name in ("rounds.jsonl", "timings.jsonl"):
-        assert (s.folder / name).read_text() == '{"round": 1}\n{"round": 2}\n'
-    assert sorted(f.name for f in (s.folder / "clients").iterdir()) == ["000001.csv", "000002.csv"]
+        left = (s.folder / name).read_text().splitlines()
+        assert [json.loads(line)["round"] for line in left] == [1, 2]
+    tables = sorted(f.name for f in (s.folder / "clients").iterdir())
+    assert tables == ["000001.csv", "000002.csv"]
 
 
 def test_checkpoints_hold_scalars_views_and_shared_memory(tmp_path: Path) -> None:
@@ -541,7 +818,7 @@ def test_checkpoints_hold_scalars_views_and_shared_memory(tmp_path: Path) -> Non
     s = Store(tmp_path / "run")
     s.open(TEXT, FACTS, resume=False)
     for number in (1, 2, 3):
-        s.append("rounds.jsonl", {"round": number})
+        s.append(a_round(number), {})
     s.checkpoint(3, state)
     last, saved = s.open(TEXT, FACTS, resume=True)
     assert last == 3

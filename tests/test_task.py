@@ -1,7 +1,8 @@
-"""A module as functions of a flat vector: the same losses, gradients and statistics as the plain module's."""
+"""A module as functions of a flat vector, against the plain module."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ KINDS = ["logistic", "mlp", "norm", "cnn", "cnn-norm"]
 
 def some_rows(kind: str, n: int = 9, classes: int = 3) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, *SHAPES[kind], generator=generator), torch.randint(classes, (n,), generator=generator)
+    return torch.randn(n, *SHAPES[kind], generator=generator), torch.randint(
+        classes, (n,), generator=generator
+    )
 
 
 def even(x: Tensor, y: Tensor) -> Batch:
@@ -26,8 +29,10 @@ def even(x: Tensor, y: Tensor) -> Batch:
 def moved(task: Task) -> Tensor:
     """A vector that is not the module's own, with variances that stay positive."""
     w = task.initial.clone()
-    w[: task.trained] += 0.1 * torch.randn(task.trained, generator=torch.Generator().manual_seed(2))
-    w[task.trained :] += 0.3
+    w[: task.num_trainable] += 0.1 * torch.randn(
+        task.num_trainable, generator=torch.Generator().manual_seed(2)
+    )
+    w[task.num_trainable :] += 0.3
     return w
 
 
@@ -41,7 +46,8 @@ class Shared(nn.Module):
         self.b.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
+        result: Tensor = self.b(self.a(x).tanh())
+        return result
 
 
 class Twice(nn.Module):
@@ -53,16 +59,17 @@ class Twice(nn.Module):
         self.b = self.a
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x))  # type: ignore[no-any-return]
+        result: Tensor = self.b(self.a(x))
+        return result
 
 
-def half_frozen() -> nn.Module:
+def half_frozen() -> nn.Sequential:
     m = module("norm")
-    m[0].requires_grad_(False)  # type: ignore[index]
+    m[0].requires_grad_(False)
     return m
 
 
-MODULES: dict[str, Callable[[], nn.Module]] = {kind: lambda kind=kind: module(kind) for kind in KINDS}
+MODULES: dict[str, Callable[[], nn.Module]] = {kind: partial(module, kind) for kind in KINDS}
 MODULES |= {"shared": Shared, "twice": Twice, "half frozen": half_frozen}
 
 
@@ -78,7 +85,7 @@ def test_the_vector_is_the_modules_values_in_order(name: str) -> None:
     task = Task(MODULES[name]())
     assert torch.equal(task.initial, vector(task.module))
     assert task.size == len(task.initial) == sum(task.sizes)
-    assert task.trained == sum(p.numel() for p in task.module.parameters() if p.requires_grad)
+    assert task.num_trainable == sum(p.numel() for p in task.module.parameters() if p.requires_grad)
     assert task.initial.dtype == torch.float32 and not task.initial.requires_grad
 
 
@@ -100,14 +107,14 @@ def test_tensors_are_views() -> None:
     assert int(w.sum()) == 32
 
 
-def test_statistics_stand_at_the_end_and_are_not_trained() -> None:
+def test_buffers_are_at_the_end_and_not_trained() -> None:
     task = Task(module("norm"))
     assert task.names[-2:] == ("1.running_mean", "1.running_var")
-    assert task.size - task.trained == 16
-    assert task.initial[task.trained :].tolist() == [0] * 8 + [1] * 8
-    loss, _ = task.loss(w := moved(task).requires_grad_(), even(*some_rows("norm")))
-    (slope,) = torch.autograd.grad(loss, w)
-    assert slope[task.trained :].eq(0).all() and slope[: task.trained].ne(0).any()
+    assert task.size - task.num_trainable == 16
+    assert task.initial[task.num_trainable :].tolist() == [0] * 8 + [1] * 8
+    loss, _ = task.batch_loss(w := moved(task).requires_grad_(), even(*some_rows("norm")))
+    (grad,) = torch.autograd.grad(loss, w)
+    assert grad[task.num_trainable :].eq(0).all() and grad[: task.num_trainable].ne(0).any()
 
 
 def test_counters_are_not_in_the_vector() -> None:
@@ -117,7 +124,7 @@ def test_counters_are_not_in_the_vector() -> None:
 def test_initial_is_a_copy() -> None:
     task = Task(nn.Linear(2, 1, bias=False))
     task.initial.fill_(7)
-    assert task.module.weight.ne(7).all()
+    assert task.module.get_parameter("weight").ne(7).all()
 
 
 def test_a_double_module_gives_a_single_vector() -> None:
@@ -128,11 +135,11 @@ def test_frozen_parameters_stay_with_the_module() -> None:
     task = Task(half_frozen())
     assert not any(name.startswith("0.") for name in task.names)
     x, y = some_rows("norm")
-    before = task.module[0].weight.clone()  # type: ignore[index]
+    before = task.module.get_parameter("0.weight").clone()
     w = moved(task)
     close(task.outputs(w, x), loaded(task, w).eval()(x))
-    task.loss(w, even(x, y))
-    assert torch.equal(task.module[0].weight, before)  # type: ignore[index]
+    task.batch_loss(w, even(x, y))
+    assert torch.equal(task.module.get_parameter("0.weight"), before)
 
 
 def test_shared_weights_are_in_the_vector_once() -> None:
@@ -149,40 +156,42 @@ def test_shared_weights_are_in_the_vector_once() -> None:
         (lambda: nn.Linear(2, 1), [0, 0]),
     ],
 )
-def test_layers_number_the_module_that_owns_a_piece(make: Callable[[], nn.Module], want: list[int]) -> None:
+def test_layers_number_the_module_that_owns_a_piece(
+    make: Callable[[], nn.Module], want: list[int]
+) -> None:
     assert Task(make()).layers == want
 
 
-# A fresh start
+# Another initialisation
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_start_is_another_and_the_same_for_the_same_seed(kind: str) -> None:
+def test_another_initialisation_is_the_same_for_the_same_seed(kind: str) -> None:
     task = Task(module(kind))
     before = task.initial.clone()
-    a, b, c = task.fresh(1), task.fresh(1), task.fresh(2)
+    a, b, c = task.reinitialised(1), task.reinitialised(1), task.reinitialised(2)
     assert torch.equal(a, b) and a.shape == before.shape
     assert not torch.equal(a, c) and not torch.equal(a, before)
     assert torch.equal(task.initial, before) and torch.equal(vector(task.module), before)
 
 
-def test_a_fresh_start_resets_statistics() -> None:
+def test_another_initialisation_resets_buffers() -> None:
     m = module("norm")
-    m[1].running_mean.fill_(5)  # type: ignore[index,union-attr,operator]
+    m.get_buffer("1.running_mean").fill_(5)
     task = Task(m)
-    assert task.initial[task.trained :][:8].tolist() == [5] * 8
-    assert task.fresh(0)[task.trained :].tolist() == [0] * 8 + [1] * 8
+    assert task.initial[task.num_trainable :][:8].tolist() == [5] * 8
+    assert task.reinitialised(0)[task.num_trainable :].tolist() == [0] * 8 + [1] * 8
 
 
-def test_a_fresh_start_is_what_torch_draws_from_the_seed() -> None:
-    fresh = Task(nn.Linear(3, 2)).fresh(11)
+def test_another_initialisation_is_what_torch_draws_from_the_seed() -> None:
+    fresh = Task(nn.Linear(3, 2)).reinitialised(11)
     torch.manual_seed(11)
     assert torch.equal(fresh, vector(nn.Linear(3, 2)))
 
 
-def test_a_fresh_start_leaves_torchs_generator_alone() -> None:
+def test_another_initialisation_leaves_torchs_generator_alone() -> None:
     before = torch.get_rng_state()
-    Task(module("mlp")).fresh(3)
+    Task(module("mlp")).reinitialised(3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -190,54 +199,64 @@ def test_a_fresh_start_leaves_torchs_generator_alone() -> None:
 
 
 TARGETS = {"cross-entropy": 3, "binary": 1, "squared": 1}
+SCORES = {"cross-entropy": "accuracy", "binary": "accuracy", "squared": "r2"}
 
 
-def labels(criterion: str, n: int) -> Tensor:
+def task_of(kind: str, loss: str) -> Task:
+    return Task(module(kind, TARGETS[loss]), loss, SCORES[loss])
+
+
+def labels(loss: str, n: int) -> Tensor:
     generator = torch.Generator().manual_seed(3)
-    if criterion == "squared":
+    if loss == "squared":
         return torch.randn(n, generator=generator)
-    return torch.randint(3 if criterion == "cross-entropy" else 2, (n,), generator=generator)
+    return torch.randint(3 if loss == "cross-entropy" else 2, (n,), generator=generator)
 
 
-@pytest.mark.parametrize("criterion", TARGETS)
+@pytest.mark.parametrize("loss", TARGETS)
 @pytest.mark.parametrize("kind", ["mlp", "cnn-norm"])
-def test_the_loss_is_torchs_own(criterion: str, kind: str) -> None:
-    task = Task(module(kind, TARGETS[criterion]), criterion)
+def test_the_loss_is_torchs_own(loss: str, kind: str) -> None:
+    task = task_of(kind, loss)
     x, _ = some_rows(kind)
-    y, w = labels(criterion, len(x)), moved(task)
-    close(task.loss(w, even(x, y))[0], torch_loss(criterion, loaded(task, w).train()(x), y))
+    y, w = labels(loss, len(x)), moved(task)
+    close(task.batch_loss(w, even(x, y))[0], torch_loss(loss, loaded(task, w).train()(x), y))
 
 
-@pytest.mark.parametrize("criterion", TARGETS)
-def test_rows_count_by_their_share(criterion: str) -> None:
-    task = Task(module("mlp", TARGETS[criterion]), criterion)
+@pytest.mark.parametrize("loss", TARGETS)
+def test_rows_count_by_their_weight(loss: str) -> None:
+    task = task_of("mlp", loss)
     x, _ = some_rows("mlp")
-    y, w = labels(criterion, len(x)), moved(task)
-    share = torch.rand(len(x), generator=torch.Generator().manual_seed(4))
-    each = torch.stack([torch_loss(criterion, loaded(task, w)(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))])
-    close(task.loss(w, Batch(x, y, share))[0], share @ each)
+    y, w = labels(loss, len(x)), moved(task)
+    weight = torch.rand(len(x), generator=torch.Generator().manual_seed(4))
+    each = torch.stack(
+        [torch_loss(loss, loaded(task, w)(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))]
+    )
+    close(task.batch_loss(w, Batch(x, y, weight))[0], weight @ each)
 
 
-@pytest.mark.parametrize("criterion", TARGETS)
-def test_padding_changes_nothing(criterion: str) -> None:
-    task = Task(module("mlp", TARGETS[criterion]), criterion)
+@pytest.mark.parametrize("loss", TARGETS)
+def test_padding_changes_nothing(loss: str) -> None:
+    task = task_of("mlp", loss)
     x, _ = some_rows("mlp")
-    y, w = labels(criterion, len(x)), moved(task).requires_grad_()
-    padded = Batch(torch.cat([x, 50 + x[:1]]), torch.cat([y, y[:1]]), torch.tensor([1 / 9] * 9 + [0.0]))
-    a, b = task.loss(w, even(x, y))[0], task.loss(w, padded)[0]
+    y, w = labels(loss, len(x)), moved(task).requires_grad_()
+    padded = Batch(
+        torch.cat([x, 50 + x[:1]]), torch.cat([y, y[:1]]), torch.tensor([1 / 9] * 9 + [0.0])
+    )
+    a, b = task.batch_loss(w, even(x, y))[0], task.batch_loss(w, padded)[0]
     close(a, b)
-    close(*(torch.autograd.grad(loss, w)[0] for loss in (a, b)))
+    close(torch.autograd.grad(a, w)[0], torch.autograd.grad(b, w)[0])
 
 
-@pytest.mark.parametrize("criterion", TARGETS)
-def test_extreme_outputs_give_finite_losses_and_gradients(criterion: str) -> None:
-    outputs = torch.full((2, TARGETS[criterion]), 1e4)
+@pytest.mark.parametrize("loss", TARGETS)
+def test_extreme_outputs_give_finite_losses_and_gradients(loss: str) -> None:
+    outputs = torch.full((2, TARGETS[loss]), 1e4)
     outputs[1] = -1e4
     outputs[:, 0] *= -1
     outputs.requires_grad_()
-    loss = LOSSES[criterion](outputs, torch.tensor([0, 1]) if criterion != "squared" else torch.zeros(2))
-    assert loss.shape == (2,) and loss.isfinite().all()
-    assert torch.autograd.grad(loss.sum(), outputs)[0].isfinite().all()
+    y = torch.zeros(2) if loss == "squared" else torch.tensor([0, 1])
+    losses = LOSSES[loss](outputs, y)
+    assert losses.shape == (2,) and losses.isfinite().all()
+    assert torch.autograd.grad(losses.sum(), outputs)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -245,40 +264,42 @@ def test_the_gradient_is_that_of_the_plain_module(name: str) -> None:
     task = Task(MODULES[name]())
     x, y = some_rows(shape_of(name))
     w = moved(task).requires_grad_()
-    (slope,) = torch.autograd.grad(task.loss(w, even(x, y))[0], w)
+    (grad,) = torch.autograd.grad(task.batch_loss(w, even(x, y))[0], w)
     plain = loaded(task, w.detach()).train()
-    torch_loss("cross-entropy", plain(x), y).backward()
+    torch.autograd.backward([torch_loss("cross-entropy", plain(x), y)])
     want = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
-    close(slope[: task.trained], want)
+    close(grad[: task.num_trainable], want)
 
 
 @pytest.mark.parametrize("name", ["norm", "cnn-norm", "half frozen", "twice"])
-def test_statistics_after_a_loss_are_those_of_the_plain_module(name: str) -> None:
+def test_buffers_after_a_loss_are_those_of_the_plain_module(name: str) -> None:
     task = Task(MODULES[name]())
     x, y = some_rows(shape_of(name))
     w = moved(task)
     before = w.clone()
-    _, statistics = task.loss(w, even(x, y))
+    _, buffers = task.batch_loss(w, even(x, y))
     plain = loaded(task, w).train()
     plain(x)
-    close(statistics, vector(plain)[task.trained :])
-    assert not torch.equal(statistics, before[task.trained :])
+    close(buffers, vector(plain)[task.num_trainable :])
+    assert not torch.equal(buffers, before[task.num_trainable :])
     assert torch.equal(w, before)  # the vector itself is as it was
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 def test_a_loss_does_not_depend_on_earlier_calls(momentum: float | None) -> None:
     m = module("norm")
-    m[1].momentum = momentum  # type: ignore[index,assignment]
+    layer = m[1]
+    assert isinstance(layer, nn.BatchNorm1d)
+    layer.momentum = momentum
     task = Task(m)
     batch, w = even(*some_rows("norm")), moved(task)
-    a, b = task.loss(w, batch), task.loss(w, batch)
+    a, b = task.batch_loss(w, batch), task.batch_loss(w, batch)
     assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
 
-def test_a_module_without_statistics_gives_none() -> None:
+def test_a_module_without_buffers_gives_none() -> None:
     task = Task(module("mlp"))
-    assert task.loss(task.initial, even(*some_rows("mlp")))[1].shape == (0,)
+    assert task.batch_loss(task.initial, even(*some_rows("mlp")))[1].shape == (0,)
 
 
 def test_the_users_module_is_not_touched() -> None:
@@ -286,25 +307,26 @@ def test_the_users_module_is_not_touched() -> None:
     before = {name: value.clone() for name, value in m.state_dict().items()}
     task = Task(m)
     x, y = some_rows("cnn-norm")
-    task.loss(moved(task), even(x, y))
-    task.judge(moved(task), x, y)
+    task.batch_loss(moved(task), even(x, y))
+    task.evaluate_rows(moved(task), x, y)
     assert all(torch.equal(before[name], value) for name, value in m.state_dict().items())
     assert not m.training and all(p.grad is None for p in m.parameters())
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_judging_is_the_module_in_eval_mode(name: str) -> None:
+def test_evaluation_is_the_module_in_eval_mode(name: str) -> None:
     task = Task(MODULES[name]())
     x, y = some_rows(shape_of(name))
     w = moved(task)
     plain = loaded(task, w).eval()
     close(task.outputs(w, x), plain(x))
-    losses, evidence = task.judge(w, x, y)
+    losses, stats = task.evaluate_rows(w, x, y)
     close(losses, nn.functional.cross_entropy(plain(x), y, reduction="none"))
-    assert evidence[:, 0].tolist() == (plain(x).argmax(1) == y).double().tolist()
+    correct = (plain(x).argmax(1) == y).double()
+    assert stats["accuracy"][:, 0].tolist() == correct.tolist()
 
 
-def test_dropout_is_off_when_judging() -> None:
+def test_dropout_is_off_in_evaluation() -> None:
     task = Task(module("dropout"))
     x, _ = some_rows("dropout")
     assert torch.equal(task.outputs(task.initial, x), task.outputs(task.initial, x))
@@ -315,7 +337,9 @@ def test_bytes_become_numbers_from_0_to_1() -> None:
     images = torch.tensor([[[0, 51], [255, 102]]], dtype=torch.uint8)
     want = task.outputs(task.initial, torch.tensor([[[0.0, 0.2], [1.0, 0.4]]]))
     close(task.outputs(task.initial, images), want)
-    a, b = (task.loss(task.initial, even(x, torch.tensor([1])))[0] for x in (images, images / 255))
+    a, b = (
+        task.batch_loss(task.initial, even(x, torch.tensor([1])))[0] for x in (images, images / 255)
+    )
     close(a, b)
 
 
@@ -323,13 +347,18 @@ def test_whole_number_features_are_numbers() -> None:
     task = Task(module("mlp"))
     x, y = torch.tensor([[1, 0, 2, 5], [3, 1, 0, 0]]), torch.tensor([0, 1])
     close(task.outputs(task.initial, x), task.outputs(task.initial, x.float()))
-    close(task.loss(task.initial, even(x, y))[0], task.loss(task.initial, even(x.float(), y))[0])
+    close(
+        task.batch_loss(task.initial, even(x, y))[0],
+        task.batch_loss(task.initial, even(x.float(), y))[0],
+    )
 
 
 def test_tokens_stay_whole_numbers() -> None:
     task = Task(nn.Sequential(nn.Embedding(6, 2), nn.Flatten(), nn.Linear(8, 3)))
     x, y = torch.tensor([[1, 0, 2, 5], [3, 1, 0, 0]]), torch.tensor([0, 1])
-    close(task.loss(task.initial, even(x, y))[0], torch_loss("cross-entropy", task.module(x), y))
+    close(
+        task.batch_loss(task.initial, even(x, y))[0], torch_loss("cross-entropy", task.module(x), y)
+    )
     assert task.width(x) == 4 + 8 + 8 + 3
 
 
@@ -337,14 +366,18 @@ def test_layers_see_sequences_too() -> None:
     # The faster linear layer is for rows that are vectors; others take torch's own path.
     task = Task(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(15, 2)))
     x, y = torch.randn(6, 3, 4), torch.tensor([0, 1, 0, 1, 0, 1])
-    close(task.loss(task.initial, even(x, y))[0], torch_loss("cross-entropy", task.module(x), y))
+    close(
+        task.batch_loss(task.initial, even(x, y))[0], torch_loss("cross-entropy", task.module(x), y)
+    )
 
 
 # Names and facts
 
 
 def test_an_unknown_loss_is_suggested() -> None:
-    with pytest.raises(ConfigError, match="no loss is called 'cross_entropy': did you mean 'cross-entropy'"):
+    with pytest.raises(
+        ConfigError, match="no loss is called 'cross_entropy': did you mean 'cross-entropy'"
+    ):
         Task(nn.Linear(1, 1), "cross_entropy")
 
 
@@ -359,8 +392,8 @@ def test_a_module_needs_something_to_train(m: nn.Module) -> None:
         Task(m)
 
 
-def test_a_normalisation_without_statistics_is_refused() -> None:
-    # When judging it would normalise a client's rows by those of other clients that happen to be in the same pass.
+def test_batchnorm_without_statistics_is_refused() -> None:
+    # In evaluation it would normalise a client's rows by those of other clients in the same pass.
     with pytest.raises(ConfigError, match="BatchNorm1d"):
         Task(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)))
 
@@ -382,7 +415,9 @@ def test_width_counts_the_numbers_of_a_row(kind: str, numbers: int) -> None:
 
 
 def test_width_goes_by_the_shape_of_a_row() -> None:
-    task = Task(nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 2)))
+    task = Task(
+        nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 2))
+    )
     assert task.width(torch.zeros(5, 1, 10)) == 10 + 16 + 2 + 2 + 2
     assert task.width(torch.zeros(5, 1, 4)) == 4 + 4 + 2 + 2 + 2
 
@@ -408,11 +443,12 @@ class Attention(nn.Module):
         self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x)[0][:, 0]  # type: ignore[no-any-return]
+        result: Tensor = self.attention(x, x, x)[0][:, 0]
+        return result
 
 
 @pytest.mark.parametrize(
-    ("m", "random"),
+    ("m", "draws"),
     [
         (module("mlp"), False),
         (module("norm"), False),
@@ -427,10 +463,14 @@ class Attention(nn.Module):
     ],
     ids=lambda value: "" if isinstance(value, bool) else type(value).__name__,
 )
-def test_random_says_whether_training_draws_inside_the_module(m: nn.Module, random: bool) -> None:
-    assert Task(m).random is random
+def test_has_dropout_says_whether_training_draws_inside_the_module(
+    m: nn.Module, draws: bool
+) -> None:
+    assert Task(m).has_dropout is draws
 
 
 def test_a_vector_of_not_a_number_gives_a_loss_of_none() -> None:
     task = Task(module("mlp"))
-    assert math.isnan(task.loss(torch.full_like(task.initial, math.nan), even(*some_rows("mlp")))[0])
+    assert math.isnan(
+        task.batch_loss(torch.full_like(task.initial, math.nan), even(*some_rows("mlp")))[0]
+    )

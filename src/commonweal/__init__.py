@@ -1,25 +1,18 @@
 """Federated learning that leaves no client behind.
 
 >>> import commonweal
->>> weights, state = commonweal.rule("fedavg")(reports, {})  # doctest: +SKIP
+>>> commonweal.rule("aaggff-s", cdf="frechet").cdf
+'frechet'
 """
 
-from pathlib import Path
-from typing import Any
-
-from commonweal import catalog, metrics
-from commonweal.errors import CommonwealError
-from commonweal.experiment import Experiment, read
-from commonweal.federation import Federation
-from commonweal.rule import Reports, Rule
-from commonweal.run import Round, run
-from commonweal.store import Record
-from commonweal.task import Task
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CommonwealError",
+    "Decision",
     "Experiment",
     "Federation",
     "Record",
@@ -32,39 +25,52 @@ __all__ = [
     "load",
     "metrics",
     "model",
+    "reopen",
     "rule",
     "run",
     "server",
 ]
 
+if TYPE_CHECKING:
+    from commonweal import metrics
+    from commonweal.api import client, dataset, load, model, rule, server
+    from commonweal.errors import CommonwealError
+    from commonweal.experiment import Experiment
+    from commonweal.federation import Federation
+    from commonweal.rounds import Round, reopen, run
+    from commonweal.rules.rule import Decision, Reports, Rule
+    from commonweal.store import Record
+    from commonweal.task import Task
 
-def rule(name: str, **parameters: Any) -> Any:
-    """A rule by name: `rule("aaggff-s", cdf="frechet")`."""
-    return catalog.build("rules", {"name": name, **parameters})
+# Where each public name is, imported when it is first used: torch takes two seconds.
+_HOMES = {
+    "CommonwealError": "errors",
+    "Decision": "rules.rule",
+    "Experiment": "experiment",
+    "Federation": "federation",
+    "Record": "store",
+    "Reports": "rules.rule",
+    "Round": "rounds",
+    "Rule": "rules.rule",
+    "Task": "task",
+    "client": "api",
+    "dataset": "api",
+    "load": "api",
+    "model": "api",
+    "reopen": "rounds",
+    "rule": "api",
+    "run": "rounds",
+    "server": "api",
+}
 
 
-def client(name: str, **parameters: Any) -> Any:
-    """A local objective by name: `client("sgd", lr=0.01)`."""
-    return catalog.build("clients", {"name": name, **parameters})
+def __getattr__(name: str) -> Any:
+    if name == "metrics":
+        return import_module("commonweal.metrics")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'commonweal' has no attribute {name!r}")
+    return getattr(import_module(f"commonweal.{_HOMES[name]}"), name)
 
 
-def server(name: str, **parameters: Any) -> Any:
-    """A server step by name: `server("sgd", momentum=0.9)`."""
-    return catalog.build("servers", {"name": name, **parameters})
-
-
-def dataset(name: str, **parameters: Any) -> Federation:
-    """A federation by name: `dataset("vowel", seed=1)`."""
-    federation: Federation = catalog.build("datasets", {"name": name, **parameters})
-    return federation
-
-
-def model(name: str, *, shape: tuple[int, ...], outputs: int, labels: tuple[int, ...] = (), **parameters: Any) -> Any:
-    """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11, hidden=[32])`."""
-    given = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
-    return catalog.build("models", {"name": name, **parameters}, **given)
-
-
-def load(path: str | Path, *overrides: str) -> Experiment | Record:
-    """The experiment in a TOML file (with `key=value` overrides), or the record of a run in a folder."""
-    return Record.read(path) if Path(path).is_dir() else read(path, overrides)
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

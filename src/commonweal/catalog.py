@@ -1,50 +1,73 @@
-"""Names to things: a file in a folder is an entry, its signature is its configuration.
+"""Names to things: a file registers what it offers in a dict called ENTRIES.
 
-`aaggff-d` is `rules/aaggff_d.py`; a file that offers several things names each as the thing is called in Python.
-Anything outside the package is named `package.module:callable`.
+    ENTRIES = {"aaggff-s": AAggFFS}
+
+Names and descriptions are read from the source, so that listing things imports none of them; the
+signature of a thing is its configuration. Things outside the package are named
+`package.module:callable` or `./file.py:callable`.
 """
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import json
-import pkgutil
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache
-from typing import Any, get_args, get_type_hints
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, get_args, get_origin, get_type_hints
 
 import pydantic
 
 from commonweal.errors import ConfigError, did_you_mean
-from commonweal.noise import Noise
-from commonweal.partition import Partition
-from commonweal.rule import Rule
-from commonweal.server import ServerStep
+from commonweal.values import Function, Value, Values
 
-__all__ = ["KINDS", "Entry", "build", "complete", "entries", "find"]
+__all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
 
-# Where each kind lives: packages whose files are scanned, or modules whose __all__ is.
+Part = Values  # {"name": ..., parameters ...}
+
+
+class Kind(NamedTuple):
+    """A kind of part: its key in an experiment, where its entries are, and how it is used."""
+
+    key: str
+    homes: tuple[str, ...]  # packages whose files are searched, or modules
+    default: str | None = None  # None: an experiment need not have one
+    required: bool = False
+    interface: str = ""  # the class by which parts within parts are recognised
+    supplied: tuple[str, ...] = ()  # parameters that the experiment supplies, for those who ask
+    several: bool = False  # an experiment has a list of them
+    unnamed: str = ""  # the name that a table without one stands for
+
+    @property
+    def label(self) -> str:
+        """The word for one of them."""
+        return self.key.removesuffix("s") if self.several else self.key
+
+
+_MODEL = ("shape", "outputs", "labels")
+_ALGORITHM = ("task", "rule", "client", "server", "channels", "population", "rounds", "seed")
+_RULE = "commonweal.rules.rule:Rule"
+_SERVER = "commonweal.servers.server:ServerOptimizer"
+_PROTOCOLS = ("commonweal.algorithms", "commonweal.synthetic")
+
+# The parts of an experiment. A new kind is one line.
 KINDS = {
-    "rules": ("commonweal.rules",),
-    "clients": ("commonweal.clients",),
-    "servers": ("commonweal.server",),
-    "algorithms": ("commonweal.algorithm", "commonweal.synthetic"),
-    "datasets": ("commonweal.datasets",),
-    "models": ("commonweal.models",),
-    "partitions": ("commonweal.partition",),
-    "noises": ("commonweal.noise",),
+    "datasets": Kind("dataset", ("commonweal.datasets",), required=True),
+    "partitions": Kind("partition", ("commonweal.datasets.partition",), unnamed="dirichlet"),
+    "noises": Kind("noise", ("commonweal.datasets.noise",), unnamed="symmetric"),
+    "models": Kind("model", ("commonweal.models",), "logistic", supplied=_MODEL),
+    "algorithms": Kind("algorithm", _PROTOCOLS, "averaging", supplied=_ALGORITHM),
+    "rules": Kind("rule", ("commonweal.rules",), "fedavg", interface=_RULE),
+    "clients": Kind("client", ("commonweal.clients",), "sgd"),
+    "servers": Kind("server", ("commonweal.servers",), "sgd", interface=_SERVER),
+    "samplers": Kind("sampler", ("commonweal.samplers",), "uniform"),
+    "channels": Kind("channels", ("commonweal.channels",), several=True),
 }
-# What the experiment itself supplies, not its author.
-SUPPLIED = {"models": ("shape", "outputs", "labels"), "algorithms": ("rule", "local", "step", "setting")}
-
-# Supplied only to those who ask: the shape of a row's label (() where it has one), and what algorithms may take.
-OPTIONAL = ("labels", "rule", "local", "step", "setting")
-
-# Parameters that are parts themselves: a rule that wraps a rule, a step that wraps a step, a dataset's partition.
-NESTED: dict[Any, str] = {Rule: "rules", ServerStep: "servers", Partition: "partitions", Noise: "noises"}
-
-Part = dict[str, Any]  # {"name": ..., parameters ...}
 
 
 @dataclass(frozen=True)
@@ -53,154 +76,312 @@ class Entry:
 
     kind: str
     name: str
-    factory: Callable[..., Any]
-    module: Any  # the file that offers it
-
-    @property
-    def about(self) -> str:
-        """What its file, or itself, says of it."""
-        shared = self.module.__name__ in KINDS[self.kind]
-        return inspect.cleandoc((self.factory if shared else self.module).__doc__ or "")
+    module: str  # the module, or the path of a file
+    attribute: str
+    about: str = ""  # the description of its file, or of itself where the file offers several
+    details: str = ""  # its own docstring: the formula and the parameters
 
     @property
     def paper(self) -> str:
-        """Where it comes from: the first sentence after the idea."""
+        """Where it comes from: the first sentence after the summary, up to the year."""
         _, _, rest = self.about.partition("\n\n")
         sentence = rest.split("\n\n")[0].replace("\n", " ")
         year = re.search(r"(?:19|20)\d\d\b|under review\)", sentence)
         return sentence[: year.end()] if year else ""
 
-    @property
-    def details(self) -> str:
-        """The formula and the parameters, as its own docstring gives them."""
-        return inspect.cleandoc(self.factory.__doc__ or "")
+    @cached_property
+    def factory(self) -> Function:
+        """The class or function itself."""
+        try:
+            factory: Function = getattr(_import(self.module), self.attribute)
+            inspect.signature(factory)
+        except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+            raise ConfigError(
+                f"{KINDS[self.kind].label} {self.name!r} cannot be used: {error}"
+            ) from None
+        return factory
 
-    @property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        supplied = SUPPLIED.get(self.kind, ())
-        return {n: p for n, p in inspect.signature(self.factory).parameters.items() if n not in supplied}
-
-    @property
-    def nested(self) -> dict[str, str]:
-        """The parameters that are parts, with their kinds."""
+    @cached_property
+    def hints(self) -> Values:
         hints = get_type_hints(self.factory)
-        kinds = {n: [NESTED[h] for h in (hint, *get_args(hint)) if h in NESTED] for n, hint in hints.items()}
-        return {n: kind[0] for n, kind in kinds.items() if kind and n in self.parameters}
+        if inspect.isclass(self.factory) and not is_dataclass(self.factory):
+            hints = get_type_hints(self.factory.__init__)
+        return hints
 
-    @property
-    def defaults(self) -> dict[str, Any]:
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters that an experiment may set."""
+        supplied = KINDS[self.kind].supplied
+        signature = inspect.signature(self.factory).parameters
+        return {name: p for name, p in signature.items() if name not in supplied}
+
+    @cached_property
+    def nested(self) -> dict[str, str]:
+        """The parameters that are parts themselves, with their kinds."""
+        interfaces = _interfaces()
+        kinds = {}
+        for name, hint in self.hints.items():
+            for option in (hint, *get_args(hint)):
+                if inspect.isclass(option) and option in interfaces and name in self.parameters:
+                    kinds[name] = interfaces[option]
+        return kinds
+
+    @cached_property
+    def defaults(self) -> Values:
         """The parameters that need not be given, as plain values."""
-        given = {name: p.default for name, p in self.parameters.items()}
-        return {name: _table(value) for name, value in given.items() if value is not inspect.Parameter.empty}
+        empty = inspect.Parameter.empty
+        given = {name: p.default for name, p in self.parameters.items() if p.default is not empty}
+        return {name: _plain(value) for name, value in given.items()}
 
     def schema(self) -> type[pydantic.BaseModel]:
         """The parameters with their types, as something that validates."""
-        hints, defaults = get_type_hints(self.factory), self.defaults
-        hints |= dict.fromkeys(self.nested, Part | None)
-        fields: dict[str, Any] = {name: (hints.get(name, Any), defaults.get(name, ...)) for name in self.parameters}
+        hints = self.hints | dict.fromkeys(self.nested, Part | None)
+        specification: Values = {}
+        for name in self.parameters:
+            specification[name] = (hints.get(name, Value), self.defaults.get(name, ...))
         strict = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
-        return pydantic.create_model(self.name, __config__=strict, **fields)
+        return pydantic.create_model(self.name, __config__=strict, **specification)
+
+
+def _interfaces() -> dict[type, str]:
+    """The interface classes of parts, with their kinds."""
+    found = {}
+    for kind, facts in KINDS.items():
+        if facts.interface:
+            module, _, name = facts.interface.partition(":")
+            found[getattr(importlib.import_module(module), name)] = kind
+    return found
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module by its name, or a file by its path."""
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    path = Path(module).resolve()
+    if not path.is_file():
+        raise ImportError(f"there is no file {module!r}")
+    name = f"commonweal_user_{path.stem}_{abs(hash(str(path)))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{module!r} is not a Python file")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return loaded
 
 
 @cache
 def entries(kind: str) -> Mapping[str, Entry]:
-    """Everything of a kind, by name."""
+    """Everything of a kind, by name. Nothing is imported."""
     if kind not in KINDS:
         raise ConfigError(f"there are no {kind!r}: {did_you_mean(kind, KINDS)}")
     found = {}
-    for stem, module in (pair for home in KINDS[kind] for pair in _files(importlib.import_module(home))):
-        offered = [getattr(module, name) for name in module.__all__]
-        for thing in offered:
-            name = _plain(stem if stem and len(offered) == 1 else thing.__name__.lower())
-            found[name] = Entry(kind, name, thing, module)
+    for home in KINDS[kind].homes:
+        for module, path in _files(home):
+            for entry in _parse_file(kind, module, path):
+                found[entry.name] = entry
     return dict(sorted(found.items()))
 
 
-def _files(home: Any) -> list[tuple[str, Any]]:
-    if not hasattr(home, "__path__"):
-        return [("", home)]
-    stems = [m.name for m in pkgutil.iter_modules(home.__path__) if not m.name.startswith("_")]
-    return [(stem, importlib.import_module(f"{home.__name__}.{stem}")) for stem in stems]
+def _files(home: str) -> list[tuple[str, Path]]:
+    """The modules of a package or the module itself, with their paths."""
+    path = Path(__file__).parent.joinpath(*home.split(".")[1:])
+    if not path.is_dir():
+        return [(home, path.with_suffix(".py"))]
+    others = {other for kind in KINDS.values() for other in kind.homes}
+    modules = {f"{home}.{file.stem}": file for file in sorted(path.glob("*.py"))}
+    return [(name, file) for name, file in modules.items() if name not in others]
 
 
-def _plain(name: str) -> str:
-    return name.replace("_plus", "+").replace("_", "-")
+def _parse_file(kind: str, module: str, path: Path) -> list[Entry]:
+    """The entries that a file registers, read from its source."""
+    source = path.read_text(encoding="utf-8")
+    if "\nENTRIES" not in source:
+        return []
+    tree = ast.parse(source)
+    registered = _registered(tree)
+    summary = ast.get_docstring(tree) or ""
+    found = []
+    for name, attribute in registered.items():
+        own = _docstring(tree, attribute)
+        about = summary if len(registered) == 1 else own
+        found.append(Entry(kind, name, module, attribute, about, own))
+    return found
+
+
+def _docstring(tree: ast.Module, name: str) -> str:
+    """The docstring of a class or function that a file of the package defines or imports."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            (_, path), *_ = _files(node.module or "")
+            return _docstring(ast.parse(path.read_text(encoding="utf-8")), name)
+    return ""
+
+
+def _registered(tree: ast.Module) -> dict[str, str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ENTRIES":
+            assert isinstance(node.value, ast.Dict)
+            keys = [ast.literal_eval(key) for key in node.value.keys if key is not None]
+            return dict(zip(keys, map(ast.unparse, node.value.values), strict=True))
+    return {}
 
 
 def find(kind: str, name: str) -> Entry:
-    """The entry of that name, or of that `package.module:callable`."""
+    """The entry of that name, or of that `package.module:callable` or `./file.py:callable`."""
     known = entries(kind)
     if name in known:
         return known[name]
     if ":" not in name:
-        raise ConfigError(f"no {kind.removesuffix('s')} is called {name!r}: {did_you_mean(name, known)}")
-    path, _, attribute = name.partition(":")
+        raise ConfigError(f"no {KINDS[kind].label} is called {name!r}: {did_you_mean(name, known)}")
+    module, _, attribute = name.rpartition(":")
+    entry = Entry(kind, name, module, attribute)
+    docs = inspect.cleandoc(entry.factory.__doc__ or "")
+    return Entry(kind, name, module, attribute, docs, docs)
+
+
+def parse(text: str) -> Part:
+    """A part from a name, with parameters in brackets.
+
+    >>> parse("aaggff-s(cdf=frechet, beta=0.5)")
+    {'name': 'aaggff-s', 'cdf': 'frechet', 'beta': 0.5}
+    """
+    name, bracket, inside = text.partition("(")
+    if not bracket:
+        return {"name": text.strip()}
+    if not inside.rstrip().endswith(")"):
+        raise ConfigError(f"{text!r}: close the bracket, as in aaggff-s(cdf=frechet)")
+    part: Part = {"name": name.strip()}
+    for assignment in split_list(inside.rstrip()[:-1]):
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r}: write parameters as key=value, as in clip(norm=1)")
+        part[key.strip()] = parse_value(value)
+    return part
+
+
+def split_list(text: str) -> list[str]:
+    """Split at commas that are outside of brackets.
+
+    >>> split_list("fedavg, aaggff-s(cdf=frechet, beta=0.5)")
+    ['fedavg', 'aaggff-s(cdf=frechet, beta=0.5)']
+    """
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_value(text: str) -> Value:
+    """A value as TOML writes it; what is not TOML is text."""
+    import tomllib
+
     try:
-        module = importlib.import_module(path)
-        factory = getattr(module, attribute)
-        inspect.signature(factory)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{kind.removesuffix('s')} {name!r} cannot be used: {error}") from None
-    return Entry(kind, name, factory, module)
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
 
 
-def complete(kind: str, part: str | Mapping[str, Any]) -> Part:
-    """A part of an experiment with all its parameters, defaults included, checked against the signature."""
-    if isinstance(part, str):
-        part = {"name": part}
+def complete(kind: str, part: object) -> Part:
+    """A part with all its parameters, defaults included, checked against the signature."""
+    label = KINDS[kind].label
+    part = parse(part) if isinstance(part, str) else _plain(part)
+    if isinstance(part, Mapping) and "name" not in part and KINDS[kind].unnamed:
+        part = {"name": KINDS[kind].unnamed, **part}
     if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
-        raise ConfigError(f"{kind.removesuffix('s')} = {part!r}: give a name, or a table with a name and parameters")
-    given = {key: _table(value) for key, value in part.items() if key != "name"}
+        raise ConfigError(f"{label} = {part!r}: give a name, or a table with a name and parameters")
     entry = find(kind, part["name"])
+    given = {key: _plain(value) for key, value in part.items() if key != "name"}
     for key in given:
         if key not in entry.parameters:
-            hint = did_you_mean(key, entry.parameters) if entry.parameters else "it has none"
-            raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r} has no parameter {key!r}: {hint}")
-    for key, part_kind in entry.nested.items():
-        given |= {key: _inner(part_kind, given[key], entry.defaults.get(key))} if given.get(key) is not None else {}
-    # As JSON, so that lists may be tuples while a number in quotes stays an error.
+            known = entry.parameters
+            hint = did_you_mean(key, known) if known else "it has no parameters"
+            raise ConfigError(f"{label} {entry.name!r} has no parameter {key!r}: {hint}")
+    for key, inner_kind in entry.nested.items():
+        if given.get(key) is not None:
+            given[key] = _inner(inner_kind, given[key], entry.defaults.get(key))
+    # As JSON, so that lists may stand for tuples while a number in quotes stays an error.
     try:
         checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r}: {explain(error)}") from None
-    except TypeError as error:
-        raise ConfigError(f"{kind.removesuffix('s')} {entry.name!r}: {error}") from None
+        raise ConfigError(f"{label} {entry.name!r}: {explain(error)}") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{label} {entry.name!r}: {error}") from None
     return {"name": entry.name, **checked.model_dump()}
 
 
-def _inner(kind: str, part: str | Mapping[str, Any], default: Part | None) -> Part:
-    """A part within a part; a table without a name changes parameters of the default."""
+def _inner(kind: str, part: object, default: Part | None) -> Part:
+    """A part within a part. A table without a name changes parameters of the default."""
     if isinstance(part, Mapping) and "name" not in part and default is not None:
         part = {**default, **part}
     return complete(kind, part)
 
 
-def _table(value: Any) -> Any:
+def _plain(value: Value) -> Value:
     """A part that is given as the thing itself, as a table; anything else as it is."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {"name": _plain(type(value).__name__.lower()), **asdict(value)}
+        return describe(value)
     return value
+
+
+def describe(thing: object) -> Part:
+    """The table that names a thing: its entry, or its class, with its fields."""
+    name = _entry_name(type(thing))
+    if not is_dataclass(thing):
+        return {"name": name}
+    values = {each.name: _plain(vars(thing).get(each.name)) for each in fields(thing)}
+    return {"name": name, **values}
+
+
+def _entry_name(cls: type) -> str:
+    """The name under which a class is registered, or `module:class`."""
+    for kind in KINDS:
+        for entry in entries(kind).values():
+            if entry.attribute == cls.__name__ and entry.factory is cls:
+                return entry.name
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def explain(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong, in a sentence."""
     first = error.errors()[0]
-    where = ".".join(str(p) for i, p in enumerate(first["loc"]) if i == 0 or isinstance(p, int))
+    location = first["loc"]
+    where = ".".join(str(p) for i, p in enumerate(location) if i == 0 or isinstance(p, int))
     if first["type"] == "missing":
         return f"{where} is missing"
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
         return f"{where} = {first['input']!r}: {did_you_mean(first['input'], known)}"
-    return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    message = first["msg"]
+    return f"{where} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def build(kind: str, part: str | Mapping[str, Any], **supplied: Any) -> Any:
-    """The thing itself. `supplied` are values that the experiment knows (a row's shape, say), for those who ask."""
-    done = complete(kind, part)
-    entry = find(kind, done.pop("name"))
-    factory = entry.factory
-    done |= {key: build(part_kind, done[key]) for key, part_kind in entry.nested.items() if done[key] is not None}
-    hints = get_type_hints(factory) if is_dataclass(factory) or inspect.isfunction(factory) else {}
-    values = {k: tuple(v) if isinstance(v, list) and "tuple" in str(hints.get(k)) else v for k, v in done.items()}
-    taken = inspect.signature(factory).parameters
-    return factory(**values, **{k: v for k, v in supplied.items() if k in taken or k not in OPTIONAL})
+def build(kind: str, part: object, **supplied: Value) -> Value:
+    """The thing itself. `supplied`: what the experiment knows, for those who ask."""
+    values = complete(kind, part)
+    entry = find(kind, values.pop("name"))
+    for key, inner_kind in entry.nested.items():
+        if values[key] is not None:
+            values[key] = build(inner_kind, values[key])
+    for key, value in values.items():
+        if isinstance(value, list) and _takes_tuple(entry.hints.get(key)):
+            values[key] = tuple(value)
+    taken = inspect.signature(entry.factory).parameters
+    return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken})
+
+
+def _takes_tuple(hint: Value) -> bool:
+    return any(get_origin(option) is tuple for option in (hint, *get_args(hint)))

@@ -1,37 +1,77 @@
-"""The command: `commonweal run | list | show | demo`. Only here does the library talk to a person."""
+"""The command `commonweal`: run, compare, show, list, check, demo, data. Only here is text printed.
 
-import json
+What takes long to import (torch, numpy) is imported inside the commands, so that help, lists and
+mistakes are answered at once.
+"""
+
 import os
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
 from rich.table import Table
 
-from commonweal import catalog, metrics
-from commonweal.drawing import drawable
+from commonweal import __version__, catalog
+from commonweal.catalog import KINDS, Entry
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
-from commonweal.store import Record, to_json
+from commonweal.report import FORMATS, listing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from commonweal.analysis.compare import Cell, Result
+    from commonweal.job import Job
+    from commonweal.rounds import Round
+    from commonweal.store import Record
+
+    Samples = tuple[Tensor, Tensor]  # synthetic rows and their labels
 
 __all__ = ["app", "main"]
 
+FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
+
 app = typer.Typer(
-    help="Federated learning that leaves no client behind.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out, err = Console(), Console(stderr=True)
+data = typer.Typer(help="Describe a dataset, or download its files.", no_args_is_help=True)
+app.add_typer(data, name="data")
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """Run the command. A user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except CommonwealError as error:
+        _say(f"commonweal: {error}")
+        sys.exit(2)
+
+
+def _say(text: str) -> None:
+    """Print a line to the standard error, unwrapped: paths in it can be copied."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(text: str) -> None:
+    """Print words to the standard output as they are."""
+    out.print(text, markup=False, highlight=False)
+
+
+def _print_json(value: object) -> None:
+    from commonweal.store import to_json
+
+    print(to_json(value, indent=None).decode(), end="")
+
+
+# Options that several commands have
 
 
 def _use_data(path: Path | None) -> None:
@@ -40,419 +80,647 @@ def _use_data(path: Path | None) -> None:
         os.environ["COMMONWEAL_DATA"] = str(path.resolve())
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"commonweal {__version__}")
+        raise typer.Exit
+
+
+def _complete_list(incomplete: str) -> list[str]:
+    return [name for name in listing.LISTS if name.startswith(incomplete)]
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    return sorted(name for name in _names(KINDS) if name.startswith(incomplete))
+
+
+def _complete_format(incomplete: str) -> list[str]:
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+def _names(kinds: Iterable[str]) -> set[str]:
+    return {name for kind in kinds for name in catalog.entries(kind)}
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", callback=_use_data, help="The data directory; $COMMONWEAL_DATA, or a cache, by default."
+        "--data-dir",
+        callback=_use_data,
+        help="Where datasets are; by default $COMMONWEAL_DATA, or else a cache folder.",
+    ),
+]
+ExperimentFile = Annotated[
+    Path,
+    typer.Argument(help="An experiment, such as examples/vowel.toml.", show_default=False),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[key=value ...]",
+        help="Changes to the experiment, such as rule=aaggff-s client.lr=0.01 rounds=50.",
+        show_default=False,
     ),
 ]
 
 
-def main() -> None:
-    """Run the command; a user's mistake is one sentence and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except CommonwealError as error:
-        _say(f"commonweal: {error}")
-        sys.exit(2)
+@app.callback(help="Federated learning that leaves no client behind.")
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
-@contextmanager
-def following(rounds: int, title: str, quiet: bool) -> Iterator[Any]:
-    """A progress bar with rate, time left and the worst client so far; call it with each round and the client names."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(
-        *columns, TimeRemainingColumn(), TextColumn("{task.fields[worst]}"), console=err, disable=quiet
-    ) as bar:
-        job = bar.add_task(title, total=rounds, rate="", worst="", visible=False)  # an error before shows no empty bar
-
-        def step(done: Any, names: tuple[str, ...]) -> None:
-            speed = bar.tasks[job].speed
-            rate = f"{speed:.0f} rounds/s" if speed else ""
-            bar.update(job, completed=done.number, visible=True, rate=rate, **_worst(done, names))
-
-        yield step
-
-
-def _say(text: str) -> None:
-    """A line beside the output; paths in it can be copied."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _worst(done: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The client that is served worst after an evaluated round, for a progress bar."""
-    if done.evaluation is None:
-        return {}
-    score = done.evaluation[1].nan_to_num(nan=float("inf"))
-    return {"worst": f"worst: {names[int(score.argmin())]} {100 * float(score.min()):.1f}"}
+# run
 
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="An experiment in TOML.", show_default=False)],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[key=value ...]", help="Overrides, such as rule=aaggff-s client.lr=0.01."),
-    ] = None,
+    file: ExperimentFile,
+    changes: Changes = None,
     to: Annotated[
-        Path | None, typer.Option("--out", help="The run's folder; runs/<file>-<rule>-<seed> by default.")
+        Path | None,
+        typer.Option("--out", help="The run's folder; by default runs/<file>-<rule>-<seed>."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a stopped run was saved.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was stopped.")
+    ] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment and write it to a folder."""
+    """Run an experiment, write it to a folder, and print the result.
+
+    For example: commonweal run examples/vowel.toml rule=term client.lr=0.1 rounds=50
+
+    Every finished round is saved: a run that was stopped continues with --resume.
+    """
     from commonweal.experiment import read
-    from commonweal.run import prepare
-    from commonweal.run import run as rounds_of
 
     experiment = read(file, changes or [])
     folder = to or Path("runs") / f"{file.stem}-{experiment.title}-{experiment.seed}"
-    job = prepare(experiment)
-    _remark(job, quiet or as_json)
-    last, told = 0, set[str]()
-    try:
-        with following(experiment.rounds, experiment.title, quiet or as_json) as step:
-            for done in rounds_of(job, out=folder, resume=resume):
-                step(done, job.federation.names)
-                last = done.number
-                for about in [*done.notes, *(f"{name}: {why}" for name, why in done.dropped.items())]:
-                    kind = re.split(r"\d", about)[0]  # a bound or a ratio changes from round to round
-                    if kind not in told and not (quiet or as_json):
-                        _say(f"round {last}: {about}")
-                    told.add(kind)
-    except KeyboardInterrupt:
-        begun = (folder / "experiment.toml").exists()
-        saved = last or (len(Record.read(folder).rounds) if begun else 0)  # 0: stopped before its first new round
-        _say(f"stopped after round {saved}; all of it is saved in {folder}: go on with the same command and --resume")
-        raise typer.Exit(130) from None
-    if not (quiet or as_json):
-        _say(f"{folder} was finished already." if last == 0 else f"saved in {folder}")
+
+    from commonweal.job import job_from_experiment
+    from commonweal.store import Record
+
+    silent = quiet or as_json
+    job = job_from_experiment(experiment)
+    last = _run_job(job, experiment.title, folder, resume, silent)
+    if not silent:
+        _say(f"saved in {folder}" if last else f"{folder} was finished already")
     _show_run(Record.read(folder), quiet, as_json)
 
 
-def _remark(job: Any, quiet: bool) -> None:
-    from commonweal.describe import remarks
+def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -> int:
+    """Run all rounds. Returns the last one; 0: the run was finished before."""
+    from commonweal import rounds
+    from commonweal.report.progress import run_bar
+    from commonweal.report.remarks import Remarks
 
-    way, why = job.simulator.decision
-    said = remarks(job.federation) + ([f"engine: {way}, because {why}"] if job.engine not in ("auto", way) else [])
-    for sentence in said if not quiet else []:
-        _say(sentence)
-
-
-def _show_run(record: Record, quiet: bool, as_json: bool) -> None:
-    from commonweal import report
-
-    last = record.evaluated[-1] if record.evaluated else None
-    if as_json:
-        clients = [{"client": n, "score": s, "loss": v} for n, s, v in record.clients()] if last else []
-        for client, (_, score, loss) in zip(clients, record.personal() if last else [], strict=False):
-            client |= {"personal_score": score, "personal_loss": loss}
-        facts = {"folder": str(record.folder), "finished": record.finished, "round": last and last["round"]}
-        results = {"metrics": last and last["metrics"]}
-        results |= {"personal": last["personal"]} if last and "personal" in last else {}
-        print(to_json({**facts, **results, "clients": clients}, indent=None).decode(), end="")
-    elif not quiet:
-        out.print(report.result(record) if last else f"{record.folder}: no round has been evaluated yet")
-
-
-def _draw_models(
-    folder: str, curve: Path | None, landscape: Path | None, reliability: Path | None, quiet: bool
-) -> None:
-    """The pictures of a run's models, made from its last checkpoint."""
-    if not (curve or landscape or reliability):
-        return
-    from commonweal import personal, report
-
-    drawable(curve, landscape, reliability)
-    job, server = personal.reopen(folder)
-    if curve:
-        along = personal.curve(job, server)
-        report.draw_curve(curve, along, job.task.score)
-        if not quiet:
-            out.print(report.choices(along, job.task.score))
-    if landscape:
-        names, plane = personal.around(job, server)
-        report.draw_landscape(landscape, plane, names)
-    if reliability:
-        report.draw_reliability(reliability, personal.trust(job, server))
+    remarks = Remarks(None if silent else _say)
+    remarks.about_job(job)
+    missing = _missing_picture(folder) if resume else None
+    last = 0
+    try:
+        with run_bar(err, job.rounds, title, silent) as advance:
+            for done in rounds.run(job, out=folder, resume=resume):
+                advance(done)
+                last = done.number
+                remarks.about_round(done)
+                _picture_round(folder, done)
+    except KeyboardInterrupt:
+        saved = last or _saved_rounds(folder)
+        _say(
+            f"stopped after round {saved}; all rounds are saved in {folder}: continue with the "
+            "same command and --resume"
+        )
+        raise typer.Exit(130) from None
+    if missing is not None:
+        _write_picture(folder, *missing)
+    return last
 
 
-LISTS = [*(kind for kind in catalog.KINDS), "metrics"]
+def _saved_rounds(folder: Path) -> int:
+    from commonweal.store import Record
+
+    started = (folder / "experiment.toml").exists()
+    return len(Record.read(folder).rounds) if started else 0
 
 
-@app.command(name="list")
-def list_(
-    what: Annotated[str, typer.Argument(help=f"One of {', '.join(LISTS)}.", show_default=False)], as_json: Json = False
-) -> None:
-    """List what an experiment can name, a line each."""
-    if what not in LISTS:
-        raise ConfigError(f"there is no list of {what!r}: {did_you_mean(what, LISTS)}")
-    if what == "metrics":
-        rows = {name: _first_line(getattr(metrics, name).__doc__) for name in metrics.__all__}
-    else:
-        rows = {name: _first_line(entry.about) for name, entry in catalog.entries(what).items()}
-    if as_json:
-        print(json.dumps(rows))
-        return
-    if what == "rules":
-        _list_rules()
-        return
-    table = Table(box=None, show_header=False)
-    for name, line in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", line)
-    out.print(table)
+def _picture_round(folder: Path, done: "Round") -> None:
+    """Write a picture of the synthetic rows after an evaluated round, if there are any."""
+    if done.evaluation is not None:
+        _write_picture(folder, done.number, done.job.algorithm.samples(done.state))
 
 
-def _list_rules() -> None:
-    """The rules by family, each with its idea and its paper."""
-    from commonweal import report
+def _missing_picture(folder: Path) -> "tuple[int, Samples | None] | None":
+    """The last evaluated round and its synthetic rows, if its picture was not written."""
+    from commonweal.store import Record
 
-    table = Table(box=None, show_header=False)
-    for family, found in report.families().items():
-        table.add_row(f"[dim]{family}[/dim]", "")
-        for entry in found:
-            table.add_row(f"  [bold]{entry.name}[/bold]", f"{_first_line(entry.about)} [dim]{entry.paper}[/dim]")
-    out.print(table)
+    if not (folder / "synthetic.npz").exists():
+        return None
+    record = Record.read(folder)
+    if not record.evaluated:
+        return None
+    number = record.evaluated[-1].number
+    return None if _picture_path(folder, number).exists() else (number, record.samples())
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n")[0]
+def _picture_path(folder: Path, number: int) -> Path:
+    return folder / "pictures" / f"{number:06d}.png"
+
+
+def _write_picture(folder: Path, number: int, samples: "Samples | None") -> None:
+    from commonweal.report.pictures import picture
+    from commonweal.store import write_file
+
+    image = b"" if samples is None else picture(*samples)
+    if image:  # rows that are not images have none
+        write_file(_picture_path(folder, number), image, durable=False)
+
+
+# show
 
 
 @app.command()
 def show(
     what: Annotated[
-        str, typer.Argument(metavar="NAME|DIR", help="An algorithm's name, or a run's folder.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME|DIR",
+            help="What an experiment can name (a rule, a dataset, ...), or a run's folder.",
+            show_default=False,
+            autocompletion=_complete_name,
+        ),
     ],
     regret: Annotated[
-        bool, typer.Option("--regret", help="Draw a run's regret and its bound to DIR/regret.png.")
+        bool, typer.Option("--regret", help="Draw a run's regret and its bound: DIR/regret.png.")
     ] = False,
     curve: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the scores from the shared model to the clients' own.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the scores between the global and the clients' own models."
+        ),
     ] = None,
     landscape: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the loss in the plane with two clients' own models.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the loss around the global and two own models."),
     ] = None,
     reliability: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw how often models are right against how sure they are.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw how accurate models are by their confidence."),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Explain an algorithm, or show a run's result and pictures of its models."""
-    if Path(what).is_dir():
-        record = Record.read(what)
-        _show_run(record, quiet, as_json)
-        if regret:
-            _show_regret(record, quiet)
-        _draw_models(what, curve, landscape, reliability, quiet or as_json)
+    """Explain something by its name, or show a run's result and draw figures of its models.
+
+    For example: commonweal show aaggff-s, or commonweal show runs/vowel-aaggff-s-0 --regret
+    """
+    figures = [path for path in (curve, landscape, reliability) if path is not None]
+    if not Path(what).is_dir():
+        if regret or figures:
+            raise ConfigError(f"{what!r} is not a run's folder: figures are drawn of runs")
+        _show_entries(what, as_json)
         return
-    found = [entries[what] for entries in map(catalog.entries, catalog.KINDS) if what in entries]
-    if found and (regret or curve or landscape or reliability):
-        raise ConfigError(f"{what!r} is an algorithm's name: pictures are drawn of a run's folder")
-    if not found:
-        known = [name for kind in catalog.KINDS for name in catalog.entries(kind)]
-        raise ConfigError(f"{what!r} is neither a run's folder nor a known name: {did_you_mean(what, known)}")
-    described = [_described(entry) for entry in found]
+    from commonweal.store import Record
+
+    record = Record.read(what)
+    _show_run(record, quiet, as_json)
+    if regret:
+        _show_regret(record, quiet or as_json)
+    if figures:
+        _draw_models(Path(what), curve, landscape, reliability, quiet or as_json)
+
+
+def _show_run(record: "Record", quiet: bool, as_json: bool) -> None:
+    from commonweal.report import tables
+
     if as_json:
-        print(to_json(described, indent=None).decode(), end="")
+        _print_json(tables.run_summary(record))
+    elif not quiet and record.evaluated:
+        out.print(tables.result(record))
+    elif not quiet:
+        _print(f"{record.folder}: no round has been evaluated yet")
+
+
+def _show_regret(record: "Record", quiet: bool) -> None:
+    from commonweal.analysis.regret import of_run
+    from commonweal.report.figures import draw_regret
+
+    curve = of_run(record)
+    path = record.folder / "regret.png"
+    draw_regret(path, curve, f"{record.title}: regret against the best fixed mixture")
+    bound = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
+    if not quiet:
+        last = curve.rounds[-1]
+        _print(f"regret after round {last}: {curve.regret[-1]:.3f}{bound}; drawn to {path}")
+
+
+def _draw_models(
+    folder: Path,
+    curve: Path | None,
+    landscape: Path | None,
+    reliability: Path | None,
+    quiet: bool,
+) -> None:
+    """Draw figures of a run's models, from its last checkpoint."""
+    from commonweal.analysis import interpolation
+    from commonweal.report import figures, tables
+    from commonweal.rounds import reopen
+
+    figures.check_suffix(curve, landscape, reliability)
+    job, state = reopen(folder)
+    score = job.task.score
+    if curve is not None:
+        line = interpolation.curve(job, state)
+        figures.draw_curve(curve, line, score)
+        if not quiet:
+            out.print(tables.choices(line, score))
+    if landscape is not None:
+        names, plane = interpolation.loss_landscape(job, state)
+        figures.draw_landscape(landscape, plane, names)
+    if reliability is not None:
+        figures.draw_reliability(reliability, interpolation.reliability(job, state))
+
+
+def _show_entries(name: str, as_json: bool) -> None:
+    """Explain everything that has this name: sgd is a client method and a server optimizer."""
+    found = [catalog.entries(kind)[name] for kind in KINDS if name in catalog.entries(kind)]
+    if not found:
+        hint = did_you_mean(name, _names(KINDS))
+        raise ConfigError(f"{name!r} is neither a run's folder nor a known name: {hint}")
+    if as_json:
+        _print_json([_description(entry) for entry in found])
         return
-    for entry, about in zip(found, described, strict=True):
-        out.print(f"[bold]{entry.name}[/bold] ({entry.kind.removesuffix('s')})")
-        out.print(entry.about, markup=False)
-        if entry.details != entry.about:
-            out.print("\n" + entry.details, markup=False)
-        for name, default in about["parameters"].items():
-            out.print(f"  {name} = {default!r}", markup=False)
+    for entry in found:
+        _show_entry(entry)
 
 
-def _described(entry: catalog.Entry) -> dict[str, Any]:
-    parameters = {name: entry.defaults.get(name, "required") for name in entry.parameters}
+def _show_entry(entry: Entry) -> None:
+    out.print(f"[bold]{escape(entry.name)}[/bold] ({KINDS[entry.kind].label})")
+    _print(entry.about)
+    if entry.details != entry.about:
+        _print(f"\n{entry.details}")
+    for name, default in _parameters(entry).items():
+        _print(f"  {name} = {default!r}")
+
+
+def _description(entry: Entry) -> dict[str, object]:
     return {
         "kind": entry.kind,
         "name": entry.name,
         "about": entry.about,
         "formula": entry.details,
-        "parameters": parameters,
+        "parameters": _parameters(entry),
     }
 
 
-def _show_regret(record: Record, quiet: bool) -> None:
-    from commonweal import regret, report
+def _parameters(entry: Entry) -> dict[str, object]:
+    return {name: entry.defaults.get(name, "required") for name in entry.parameters}
 
-    curve, path = regret.of_run(record), record.folder / "regret.png"
-    report.draw_regret(path, curve, f"{record.experiment['rule']['name']}: regret against the best fixed mixture")
+
+# list
+
+
+@app.command(
+    name="list",
+    help=f"List what an experiment can name, one line each: {', '.join(listing.LISTS)}.",
+    epilog="commonweal show NAME tells more.",
+)
+def list_(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(listing.LISTS)}.",
+            show_default=False,
+            autocompletion=_complete_list,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    if what not in listing.LISTS:
+        raise ConfigError(f"there is no list of {what!r}: {did_you_mean(what, listing.LISTS)}")
+    if as_json:
+        _print_list_as_json(listing.summaries(what))
+    elif what == "rules":
+        _list_rules()
+    else:
+        table = _list_table()
+        for name, line in listing.summaries(what).items():
+            table.add_row(f"[bold]{escape(name)}[/bold]", escape(line))
+        out.print(table)
+
+
+def _print_list_as_json(rows: dict[str, str]) -> None:
+    import json  # not store.to_json, which imports torch
+
+    print(json.dumps(rows, ensure_ascii=False))
+
+
+def _list_rules() -> None:
+    """The rules by family, with their ideas and papers."""
+    table = _list_table()
+    for family, entries in listing.families().items():
+        table.add_row(f"[dim]{family}[/dim]", "")
+        for entry in entries:
+            idea = escape(listing.first_line(entry.about))
+            table.add_row(f"  [bold]{entry.name}[/bold]", f"{idea} [dim]{entry.paper}[/dim]")
+    out.print(table)
+
+
+def _list_table() -> Table:
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+# check
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A class in a file (./my_rules.py:MaxMin) or module (package.module:Class).",
+            show_default=False,
+        ),
+    ],
+    quiet: Quiet = False,
+) -> None:
+    """Check that a rule or client method of yours keeps what the library relies on.
+
+    For example: commonweal check ./my_rules.py:MaxMin, with parameters './my_rules.py:MaxMin(t=2)'
+
+    Prints the properties that hold, or the first that does not, with exit code 2.
+    """
+    part = catalog.parse(name)
+    kind = _kind_of(part["name"])
+
+    from commonweal import checks
+
+    thing = catalog.build(kind, part)
+    passed = checks.check_rule(thing) if kind == "rules" else checks.check_client(thing)
     if not quiet:
-        limit = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
-        out.print(f"regret after round {curve.rounds[-1]}: {curve.regret[-1]:.3f}{limit}; drawn to {path}")
+        for prop in passed:
+            _print(f"ok  {prop}")
+
+
+def _kind_of(name: str) -> str:
+    """Whether a name is that of a rule or of a client method."""
+    kinds = ("rules", "clients")
+    if ":" not in name:
+        for kind in kinds:
+            if name in catalog.entries(kind):
+                return kind
+        hint = did_you_mean(name, _names(kinds))
+        raise ConfigError(f"no rule or client method is called {name!r}: {hint}")
+    from commonweal.clients.client import Client
+    from commonweal.rules.rule import Rule
+
+    factory = catalog.find("rules", name).factory
+    for kind, interface in zip(kinds, (Rule, Client), strict=True):
+        if isinstance(factory, type) and issubclass(factory, interface):
+            return kind
+    raise ConfigError(f"{name!r} is neither a subclass of Rule nor one of Client")
+
+
+# compare
 
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(help="An experiment in TOML.", show_default=False)],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Overrides for all runs, such as rounds=50.")
-    ] = None,
+    file: ExperimentFile,
+    changes: Changes = None,
     rules: Annotated[
-        str, typer.Option(help="Rules to compare, as a,b,c; parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'.")
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="The rules, with parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'.",
+        ),
     ] = "fedavg,uniform,aaggff-s",
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...", min=1)] = 3,
     vary: Annotated[
-        list[str] | None, typer.Option(help="Also vary a key: client.lr=0.1,0.01 (may be repeated).")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,...",
+            help="Compare values of another key, too: client.lr=0.1,0.01 (may be repeated).",
+        ),
     ] = None,
-    to: Annotated[Path | None, typer.Option("--out", help="Where the runs go; runs/<file>-compare by default.")] = None,
-    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
-    picture: Annotated[Path | None, typer.Option(help="Draw every client's score to this PNG, SVG or PDF.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", help="The folder of the runs; by default runs/<file>-compare."),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help=f"One of {', '.join(FORMATS)}.", autocompletion=_complete_format
+        ),
+    ] = "terminal",
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw every client's score: a PNG, SVG or PDF file."),
+    ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment under several rules and seeds; print what can be told apart. What is done is not repeated."""
-    from commonweal import report
-    from commonweal.compare import cells, results, split_rules
-    from commonweal.experiment import override, values
+    """Run an experiment under several rules and seeds, and print what can be told apart.
 
-    if form not in report.MARKS:
-        raise ConfigError(f"there is no format {form!r}: {did_you_mean(form, report.MARKS)}")
-    drawable(picture)
-    base = override(values(file), changes or [])
-    plan = cells(base, split_rules(rules), seeds, vary or [], to or Path("runs") / f"{file.stem}-compare")
-    _compare(plan, quiet)
-    found, score = results(plan), Record.read(plan[0].folder).facts["score"]
-    rendered = report.render(report.comparison(found, score), form)  # type: ignore[arg-type]
-    out.print(rendered) if form == "terminal" else print(rendered)
+    For example: commonweal compare examples/vowel.toml rounds=50 --rules fedavg,afl --seeds 5
+
+    Runs that are finished are not repeated: the same command continues where it was stopped.
+    """
+    chosen = catalog.split_list(rules)
+    _check_mistakes(form, chosen)
+    from commonweal.analysis.compare import cells
+    from commonweal.experiment import change, values
+    from commonweal.report import figures
+
+    figures.check_suffix(picture)
+    base = change(values(file), changes or [])
+    folder = to or Path("runs") / f"{file.stem}-compare"
+    plan = cells(base, chosen, seeds, vary or [], folder)
+    results, score = _compare(plan, quiet)
+    _print_comparison(results, score, form)
     if picture is not None:
-        report.draw(picture, found, score)
+        figures.draw_scores(picture, results, score)
 
 
-def _compare(plan: list[Any], quiet: bool) -> None:
-    """Run a comparison with one progress display; Ctrl-C says how to go on."""
-    from commonweal.compare import compared
+def _check_mistakes(form: str, rules: Sequence[str]) -> None:
+    """Raise ConfigError for mistakes that can be found without importing anything slow."""
+    if form not in FORMATS:
+        raise ConfigError(f"there is no format {form!r}: {did_you_mean(form, FORMATS)}")
+    if not rules:
+        raise ConfigError("there are no rules to compare: name some, as in --rules fedavg,term")
+    for rule in rules:
+        name = catalog.parse(rule)["name"]
+        if ":" not in name:
+            catalog.find("rules", name)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+
+def _compare(plan: Sequence["Cell"], quiet: bool) -> tuple[list["Result"], str]:
+    """Run what is not finished. Returns the results and the name of the score."""
+    from commonweal.analysis.compare import results, run_cells
+    from commonweal.report.progress import comparison_bar
+    from commonweal.store import Record
+
     try:
-        with Progress(
-            *columns, TimeRemainingColumn(), TextColumn("{task.fields[worst]}"), console=err, disable=quiet
-        ) as bar:
-            job = bar.add_task("", total=sum(cell.experiment.rounds for cell in plan), worst="", visible=False)
-            before = {cell.folder: sum(c.experiment.rounds for c in plan[:i]) for i, cell in enumerate(plan)}
-            for cell, names, done in compared(plan):
-                number = cell.experiment.rounds if done is None else done.number
-                fields: dict[str, Any] = {} if done is None else _worst(done, names)
-                about = f"{plan.index(cell) + 1}/{len(plan)} {cell.label}, seed {cell.experiment.seed}"
-                bar.update(job, completed=before[cell.folder] + number, description=about, visible=True, **fields)
+        with comparison_bar(err, plan, quiet) as advance:
+            for step in run_cells(plan):
+                advance(step)
     except KeyboardInterrupt:
-        _say("stopped; every finished round is saved: the same command goes on where it stopped")
+        _say("stopped; every finished round is saved: the same command continues from there")
         raise typer.Exit(130) from None
+    return results(plan), Record.read(plan[0].folder).facts["score"]
 
 
-DEMO: dict[str, Any] = {
-    "dataset": {"name": "vowel", "test": 0.5},
-    "model": {"name": "mlp", "hidden": [32]},
-    "client": {"name": "sgd", "batch": 10, "lr": 0.2},
-    "evaluate_every": 10,
-}
+def _print_comparison(results: Sequence["Result"], score: str, form: str) -> None:
+    from commonweal.report import tables
+
+    chosen = FORMATS[FORMATS.index(form)]
+    rendered = tables.render(tables.comparison(results, score), chosen)
+    if isinstance(rendered, str):
+        print(rendered)
+    else:
+        out.print(rendered)
+
+
+# demo
+
+# examples/vowel.toml, evaluated less often; the command must work where there is no examples/.
+DEMO = """# Fifteen speakers learn to tell eleven vowels apart without sharing a recording.
+dataset = { name = "vowel", test = 0.5 }
+rounds = 200
+evaluate_every = 10
+model = { name = "mlp", hidden = [32] }
+client = { name = "sgd", batch = 10, lr = 0.2 }
+"""
 
 
 @app.command()
 def demo(
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 200,
-    to: Annotated[Path, typer.Option("--out", help="Where runs and picture go.")] = Path("demo"),
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The folder for runs and figures; demo by default.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """FedAvg beside AAggFF-S on the vowels of 15 speakers: who is served badly, and what fairness changes."""
-    from commonweal import report
-    from commonweal.compare import cells, results
+    """Compare FedAvg with AAggFF-S on the vowels of 15 speakers: who gains, and who pays.
 
-    plan = cells(DEMO | {"rounds": rounds}, ["fedavg", "aaggff-s"], seeds, [], to)
-    _compare(plan, quiet)
-    found = results(plan)
+    Takes about a minute.
+    """
+    from commonweal.analysis.compare import cells
+    from commonweal.experiment import values
+    from commonweal.report import figures, tables
+    from commonweal.store import write_file
+
+    folder = to or Path("demo")
+    file = folder / "vowel.toml"
+    write_file(file, DEMO.encode(), durable=False)
+    base = values(file) | {"rounds": rounds}
+    plan = cells(base, ["fedavg", "aaggff-s"], seeds, [], folder)
+    results, score = _compare(plan, quiet)
     for suffix in ("png", "svg"):
-        report.draw(to / f"vowel.{suffix}", found, "accuracy")
+        figures.draw_scores(folder / f"vowel.{suffix}", results, score)
     if quiet:
         return
-    out.print(report.render(report.comparison(found, "accuracy"), "terminal"))
-    out.print(report.verdict(*found))
-    out.print(f"The picture: {to / 'vowel.png'} (and .svg). One run: commonweal show {plan[-1].folder}")
-    out.print("Next: commonweal compare examples/vowel.toml --rules fedavg,term,afl,aaggff-s --seeds 5")
+    _print_comparison(results, score, "terminal")
+    fedavg, fair = results
+    _print(tables.verdict(fedavg, fair, score))
+    _print(f"The figure: {folder / 'vowel.png'} (and .svg)")
+    _print(f"One run: commonweal show {plan[-1].folder}")
+    _print(f"Next: commonweal compare {file} --rules fedavg,term,afl,aaggff-s --seeds 5")
 
 
-data = typer.Typer(help="See a dataset, or get its files.", no_args_is_help=True)
-app.add_typer(data, name="data")
+# data
+
+
+Dataset = Annotated[str, typer.Argument(help="A dataset, such as vowel.", show_default=False)]
 
 
 @data.command(name="show")
 def data_show(
-    name: Annotated[str, typer.Argument(help="A dataset.", show_default=False)],
+    name: Dataset,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Such as partition.alpha=0.1 seed=1.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value ...]",
+            help="Parameters, such as partition=dirichlet partition.alpha=0.1 seed=1.",
+            show_default=False,
+        ),
     ] = None,
-    to: Annotated[Path | None, typer.Option("--out", help="The picture; <dataset>.png by default.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The figure; by default <dataset>.png.")
+    ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say who holds how much of what, and draw it: clients by classes."""
-    from commonweal import describe
+    """Describe which client holds how much of what, and draw it: clients by classes.
+
+    For example: commonweal data show digits partition=dirichlet partition.alpha=0.1 test=0.5
+    """
+    from commonweal.experiment import Experiment, change
+
+    values = change({"dataset": name}, [_of_dataset(text) for text in changes or []])
+    experiment = Experiment(**values)
+
+    from commonweal.analysis import describe
     from commonweal.datasets._download import differing
-    from commonweal.experiment import override
+    from commonweal.job import build_dataset
+    from commonweal.report.figures import draw_federation
 
-    part = override({"dataset": name}, [f"dataset.{change}" for change in changes or []])["dataset"]
-    federation = catalog.build("datasets", part)
-    path = to or Path(f"{name.replace(':', '-')}.png")
-    describe.draw(path, federation, name)
-    facts, said = describe.facts(federation), describe.remarks(federation)
-    said += [f"{file} is not the published file: its checksum differs" for file in differing(name)]
+    federation = build_dataset(experiment)
+    path = to or Path(f"{name.replace(':', '-').replace('/', '-')}.png")
+    draw_federation(path, federation, name)
+    facts = describe.facts(federation)
+    remarks = describe.remarks(federation)
+    for file in differing(name):
+        remarks.append(f"{file} is not the published file: its checksum differs")
     if as_json:
-        print(json.dumps({"dataset": part, **facts, "remarks": said, "picture": str(path)}))
+        described = {"dataset": experiment.dataset, **facts}
+        _print_json({**described, "remarks": remarks, "picture": str(path)})
     elif not quiet:
-        table = Table(box=None, show_header=False)
-        for key, value in facts.items():
-            table.add_row(f"[bold]{key}[/bold]", str(value))
-        out.print(table)
-        for sentence in [*said, f"drawn to {path}"]:
-            out.print(sentence, markup=False, highlight=False)
+        _print_facts(facts)
+        for sentence in (*remarks, f"drawn to {path}"):
+            _print(sentence)
 
 
-class _Bar:
-    """A progress bar as pooch wants one, on rich's."""
+def _of_dataset(change: str) -> str:
+    """A change of a dataset's parameter as one of an experiment's key."""
+    head = change.partition("=")[0].partition(".")[0].strip()
+    return change if head in ("partition", "noise", "seed", "score") else f"dataset.{change}"
 
-    def __init__(self, bar: Progress, title: str) -> None:
-        self.bar, self.job = bar, bar.add_task(title, total=None)
 
-    @property
-    def total(self) -> float | None:
-        return self.bar.tasks[self.job].total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self.bar.update(self.job, total=value)
-
-    def update(self, bytes: int) -> None:
-        self.bar.advance(self.job, bytes)
-
-    def reset(self) -> None:
-        self.bar.reset(self.job)
-
-    def close(self) -> None:
-        self.bar.stop_task(self.job)
+def _print_facts(facts: Mapping[str, object]) -> None:
+    table = _list_table()
+    for key, value in facts.items():
+        table.add_row(f"[bold]{escape(key)}[/bold]", escape(str(value)))
+    out.print(table)
 
 
 @data.command(name="get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="A dataset.", show_default=False)],
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-) -> None:
-    """Download a dataset's original files into the data directory and check them."""
-    from rich.progress import DownloadColumn, TransferSpeedColumn
+def data_get(name: Dataset, data_dir: DataDir = None, quiet: Quiet = False) -> None:
+    """Download a dataset's original files to the data directory and verify their checksums.
 
+    For example: commonweal data get mnist; commonweal list datasets names the datasets.
+    """
     from commonweal.datasets._download import fetch, sources
+    from commonweal.report.progress import Download, download_bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, disable=quiet) as bar:
-        paths = [fetch(file, _Bar(bar, file.name)) for file in sources(name)]
+    with download_bar(err, quiet) as bar:
+        paths = [fetch(file, Download(bar, file.name)) for file in sources(name)]
+    folders = ", ".join(sorted({str(path.parent) for path in paths}))
     if not quiet:
-        out.print(f"{len(paths)} files, checksums right, in {', '.join(sorted({str(p.parent) for p in paths}))}")
+        _print(f"{len(paths)} files in {folders}; their checksums are right")

@@ -1,21 +1,26 @@
-"""Every client's examples, concatenated, with offsets: client k owns rows off[k]:off[k + 1].
+"""Every client's rows, concatenated, with offsets: client k owns rows offsets[k]:offsets[k + 1].
 
-Nothing is padded, so a million clients of three rows cost what three million rows cost.
+Nothing is padded: a million clients with three rows each take the memory of three million rows.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from commonweal import randomness
 from commonweal.errors import DataError
+from commonweal.population import Population
 
-__all__ = ["Federation", "Rows"]
+__all__ = ["Federation", "Rows", "number_clients"]
+
+CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per row
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,27 +35,30 @@ class Rows:
     def sizes(self) -> Tensor:  # (K,)
         return self.offsets.diff()
 
-    def of(self, client: int) -> "Rows":
+    def client(self, client: int) -> "Rows":
         """One client's rows, as a view."""
-        a, b = int(self.offsets[client]), int(self.offsets[client + 1])
-        return Rows(self.x[a:b], self.y[a:b], torch.tensor([0, b - a]))
+        start = int(self.offsets[client])
+        end = int(self.offsets[client + 1])
+        offsets = torch.tensor([0, end - start])
+        return Rows(self.x[start:end], self.y[start:end], offsets)
 
-    def edges(self, ids: Tensor) -> Tensor:
-        """The offsets of these clients' rows, were they one client after the other."""
-        return torch.cat([torch.zeros(1, dtype=torch.int64), self.sizes[ids].cumsum(0)])
+    def offsets_of(self, ids: Tensor) -> Tensor:
+        """The offsets of these clients' rows when concatenated, (S + 1,)."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        return torch.cat([zero, self.sizes[ids].cumsum(0)])
 
-    def where(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The row numbers of these clients, one client after the other, and the offsets among them."""
-        offsets = self.edges(ids)
+    def index_of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The row numbers of these clients, client after client, and their offsets."""
+        offsets = self.offsets_of(ids)
         shift = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], offsets.diff())
         return shift + torch.arange(int(offsets[-1])), offsets
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Training and test rows of K clients, their names, and what is to be learnt.
+    """Training and test rows of K clients, their names, and the learning task.
 
-    `outputs` is how many numbers a model gives for a row; `loss` and `score` name what `Task` does with them.
+    `outputs` is how many numbers a model gives per row; `loss` and `score` are named as in `Task`.
     """
 
     train: Rows
@@ -59,45 +67,58 @@ class Federation:
     outputs: int
     loss: str = "cross-entropy"
     score: str = "accuracy"
-    domains: tuple[str, ...] | None = None  # a group for every client, where the data has groups of clients
-    notes: tuple[str, ...] = ()  # what a person should know of how the rows were made
+    groups: tuple[str, ...] | None = None  # each client's group, where the data has groups
+    notes: tuple[str, ...] = ()  # what a user should know about how the rows were prepared
 
     def __post_init__(self) -> None:
         _check_names(self.names)
         for part in (self.train, self.test):
-            if len(part.offsets) != len(self.names) + 1 or int(part.offsets[-1]) != len(part.x):
-                raise DataError(
-                    f"{len(self.names)} names but offsets for {len(part.offsets) - 1} clients and {len(part.x)} rows"
-                )
-            if int(part.offsets[0]) != 0 or (part.sizes < 0).any():
-                raise DataError(f"offsets {part.offsets[:5].tolist()}...: they must start at 0 and never fall")
-            if part.y.shape[: 1 + (self.loss != "tokens")] != part.x.shape[:1]:
-                raise DataError(f"labels of shape {tuple(part.y.shape)} for {len(part.x)} rows: give one label a row")
-            if part.x.shape[1:] != self.train.x.shape[1:]:
-                shapes = tuple(self.train.x.shape[1:]), tuple(part.x.shape[1:])
-                raise DataError(f"training rows have shape {shapes[0]} and test rows {shapes[1]}: they must agree")
-            _check_rows(part, self)
-        empty = [self.names[k] for k in (self.train.sizes == 0).nonzero().flatten().tolist()]
+            _check_offsets(part, self.names)
+            _check_shapes(part, self)
+            _check_features(part, self.names)
+            _check_labels(part, self)
+        empty = self._names_of(self.train.sizes == 0)
         if empty:
-            raise DataError(f"no training rows for {_some(empty)}: leave such clients out, or give them rows")
+            raise DataError(
+                f"no training rows for {_some(empty)}: leave such clients out, or give them rows"
+            )
 
     @property
     def clients(self) -> int:
         return len(self.names)
 
+    @property
+    def population(self) -> Population:
+        """What a server may know of these clients."""
+        return Population(
+            names=self.names,
+            sizes=self.train.sizes,
+            shape=tuple(self.train.x.shape[1:]),
+            outputs=self.outputs,
+            loss=self.loss,
+            groups=self.groups,
+        )
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are; None where a row has no class."""
+        if self.loss not in CLASSIFICATION:
+            return None
+        return 2 if self.loss == "binary" else self.outputs
+
     @cached_property
     def scored(self) -> Tensor:
-        """The clients that have test rows; the others train but cannot be judged."""
+        """The clients that have test rows. The others train but have no score."""
         return (self.test.sizes > 0).nonzero().flatten()
 
     @property
     def unscored(self) -> list[str]:
-        """The names of the clients too small to have test rows."""
-        return [self.names[k] for k in (self.test.sizes == 0).nonzero().flatten().tolist()]
+        """The names of the clients without test rows."""
+        return self._names_of(self.test.sizes == 0)
 
     @cached_property
     def counts(self) -> Tensor:
-        """How many rows of each class each client has, training and test together (K, classes)."""
+        """Rows per client and class, training and test together (K, classes)."""
         classes = 2 if self.loss == "binary" else self.outputs
         total = torch.zeros(self.clients * classes, dtype=torch.int64)
         for part in (self.train, self.test):
@@ -107,162 +128,291 @@ class Federation:
 
     @cached_property
     def unseen(self) -> list[int]:
-        """The classes of test rows that no training row has: no model can learn them."""
-        if self.loss not in ("cross-entropy", "binary"):
+        """The classes that occur in test rows only: no model can learn them."""
+        if self.classes is None:
             return []
-        return [int(c) for c in np.setdiff1d(self.test.y.numpy(), self.train.y.numpy())]
+        trained = self.train.y.numpy()
+        tested = self.test.y.numpy()
+        missing: list[int] = np.setdiff1d(tested, trained).tolist()
+        return missing
+
+    def _names_of(self, mask: Tensor) -> list[str]:
+        return [self.names[client] for client in mask.nonzero().flatten().tolist()]
 
     @classmethod
     def from_arrays(
         cls,
-        x: Any,
-        y: Any,
-        client: Any,
-        test: Any = 0.2,
+        x: ArrayLike | Tensor,
+        y: ArrayLike | Tensor,
+        client: ArrayLike | Tensor,
+        test: float | ArrayLike = 0.2,
         seed: int = 0,
         names: Sequence[str] | None = None,
-        **what: Any,
+        *,
+        outputs: int | None = None,
+        loss: str | None = None,
+        score: str | None = None,
+        groups: Sequence[str] | None = None,
+        notes: Sequence[str] = (),
     ) -> "Federation":
-        """A federation from a user's own rows: features, labels, and the name of the client that owns each row.
+        """A federation from arrays: features, labels, and the name of each row's client.
 
-        Each client gives the share `test` of its rows to the test set, by class in proportion where labels are
-        classes; which rows depends on (seed, the client's name) only. A client with one row keeps it for training.
-        Where the test rows are known, `test` is an array that says of each row whether it is one; with `names`,
-        `client` gives each owner's number among them.
+        Each client gives the share `test` of its rows to the test set, stratified by class; which
+        rows depends on (seed, the client's name) only. A client with one row keeps it for training.
+        Where the test rows are known, `test` is a mask of them. With `names`, `client` holds
+        positions in `names`. What is not said about the task is inferred from the labels.
 
-        >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
+        >>> x = [[0.0], [1.0], [2.0], [3.0]]
+        >>> f = Federation.from_arrays(x, [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
         (('a', 'b'), [1, 1], [1, 1])
         """
-        if np.ndim(test) == 0 and not 0 <= test < 1:
-            raise DataError(f"test = {test}: the share of test rows must be at least 0 and below 1")
-        features, labels = _features(x), _labels(y)
-        if not len(features) == len(labels) == len(client):
-            raise DataError(f"x has {len(features)} rows, y {len(labels)}, client {len(client)}: they must agree")
-        if len(features) == 0:
-            raise DataError("there are no rows: a federation needs at least one client with one row")
+        features = _features(x)
+        labels = _labels(y)
+        owner = np.asarray(client)
+        _check_lengths(features, labels, owner)
         if names is None:
-            owners, inverse = _owners(client)
-            names = [str(name) for name in owners.tolist()]
-        else:
-            inverse = np.asarray(client)
-        is_test = np.asarray(test) if np.ndim(test) else _split(inverse, labels.numpy(), names, test, seed)
-        if is_test.shape != (len(features),) or is_test.dtype != bool:
-            raise DataError(
-                f"test has shape {is_test.shape} and type {is_test.dtype}: give a share, or true or false a row"
-            )
-        order = np.argsort(inverse, kind="stable")
-        train, held = (
-            _group(features, labels, inverse, order[is_test[order] == want], len(names)) for want in (False, True)
+            names, owner = number_clients(owner)
+        is_test = _test_mask(test, owner, labels.numpy(), names, seed)
+        order = np.argsort(owner, kind="stable")
+        train_rows = order[~is_test[order]]
+        test_rows = order[is_test[order]]
+        inferred = _infer_task(labels)
+        return cls(
+            train=_take(features, labels, owner, train_rows, len(names)),
+            test=_take(features, labels, owner, test_rows, len(names)),
+            names=tuple(names),
+            outputs=inferred.outputs if outputs is None else outputs,
+            loss=inferred.loss if loss is None else loss,
+            score=inferred.score if score is None else score,
+            groups=None if groups is None else tuple(groups),
+            notes=tuple(notes),
         )
-        return cls(train, held, tuple(names), **(_target(labels) | what))
 
 
-# Images are bytes, tokens are int32 or int64; they become what a model takes with each batch.
-KEPT = (torch.uint8, torch.int32, torch.int64, torch.float32)
-
-
-def _tensor(values: Any, what: str) -> Tensor:
+def number_clients(client: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The clients' names in order, and each row's position among them."""
+    if client.ndim != 1:
+        raise DataError(f"client has shape {client.shape}: give one name or number per row")
     try:
-        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+        owners, position = np.unique(client, return_inverse=True)
+    except TypeError:
+        types = {type(name).__name__ for name in client.tolist()}
+        several = ", ".join(sorted(types))
+        raise DataError(
+            f"client has names of several types ({several}): give texts only, or numbers only"
+        ) from None
+    return [str(name) for name in owners.tolist()], position
+
+
+# Arrays to tensors
+
+# Images are bytes and tokens are whole numbers until a batch is taken.
+STORED = (torch.uint8, torch.int32, torch.int64, torch.float32)
+
+
+def _tensor(values: ArrayLike | Tensor, what: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
         raise DataError(f"{what} must be a table of numbers: {error}") from None
 
 
-def _owners(client: Any) -> tuple[np.ndarray, np.ndarray]:
-    each = np.asarray(client)
-    if each.ndim != 1:
-        raise DataError(f"client has shape {each.shape}: give one name or number a row")
-    try:
-        owners, inverse = np.unique(each, return_inverse=True)
-    except TypeError:
-        kinds = ", ".join(sorted({type(name).__name__ for name in each.tolist()}))
-        raise DataError(
-            f"client has names of several types ({kinds}): give every row a text, or every row a number"
-        ) from None
-    return owners, inverse
-
-
-def _features(x: Any) -> Tensor:
+def _features(x: ArrayLike | Tensor) -> Tensor:
     tensor = _tensor(x, "features (x)")
-    sounds = tensor.dtype == torch.int16 and tensor.ndim == 3  # (N, channels, samples)
-    return tensor if tensor.dtype in KEPT or sounds else tensor.to(torch.float32)
+    is_audio = tensor.dtype == torch.int16 and tensor.ndim == 3  # (N, channels, samples)
+    return tensor if tensor.dtype in STORED or is_audio else tensor.to(torch.float32)
 
 
-def _labels(y: Any) -> Tensor:
+def _labels(y: ArrayLike | Tensor) -> Tensor:
     tensor = _tensor(y, "labels (y)")
-    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor.to(torch.int64)
+    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
-def _target(labels: Tensor) -> dict[str, Any]:
-    """What is to be learnt, judged by the labels: whole numbers are classes, others are values."""
+class _Task(NamedTuple):
+    outputs: int
+    loss: str
+    score: str
+
+
+def _infer_task(labels: Tensor) -> _Task:
+    """Whole numbers are classes (several per row: tokens), other numbers are values."""
     if labels.is_floating_point():
-        return {"outputs": 1, "loss": "squared", "score": "r2"}
+        return _Task(1, "squared", "r2")
     outputs = int(labels.max()) + 1
-    if labels.ndim > 1 and labels.shape[1] > 1:  # a single column is a mistake, which the constructor names
-        return {"outputs": outputs, "loss": "tokens", "score": "token-accuracy"}
-    return {"outputs": outputs, "loss": "cross-entropy", "score": "accuracy"}
+    if labels.ndim > 1 and labels.shape[1] > 1:  # one column is an error, reported by Federation
+        return _Task(outputs, "tokens", "token-accuracy")
+    return _Task(outputs, "cross-entropy", "accuracy")
 
 
-def _split(owner: np.ndarray, y: np.ndarray, names: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """Which rows are test rows: systematic sampling along each client's rows, ordered by class and then at random.
-
-    Client k gives exactly round(share * n_k) rows (at least one, at most n_k - 1), each class its part within a row.
-    """
-    sizes = np.bincount(owner, minlength=len(names))
-    who = np.array([randomness.key(name) for name in names], dtype=np.uint64)
-    by_owner = np.argsort(owner, kind="stable")
-    start = np.concatenate([[0], sizes.cumsum()[:-1]])
-    position = np.empty(len(owner), dtype=np.int64)
-    position[by_owner] = np.arange(len(owner)) - np.repeat(start, sizes)
-    u = randomness.uniforms(seed, who[owner], position)
-    strata = y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else np.zeros(len(owner), dtype=np.int64)
-    order = np.lexsort((u, strata, owner))
-    take = np.clip(np.floor(share * sizes + 0.5), 1 if share > 0 else 0, None)
-    take = np.minimum(take, sizes - 1)
-    phase = randomness.uniforms(seed, who, np.full(len(names), -1))[owner[order]]
-    m, n = take[owner[order]], sizes[owner[order]]
-    rank = np.arange(len(owner)) - start[owner[order]]
-    chosen = np.empty(len(owner), dtype=bool)
-    chosen[order] = np.floor((rank + 1) * m / n + phase) > np.floor(rank * m / n + phase)
-    return chosen
-
-
-def _group(x: Tensor, y: Tensor, owner: np.ndarray, rows: np.ndarray, clients: int) -> Rows:
+def _take(
+    x: Tensor,
+    y: Tensor,
+    owner: np.ndarray,
+    rows: np.ndarray,
+    clients: int,
+) -> Rows:
+    """Rows whose numbers are given client after client."""
     sizes = np.bincount(owner[rows], minlength=clients)
-    offsets = torch.from_numpy(np.concatenate([[0], sizes.cumsum()]).astype(np.int64))
+    offsets = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
     index = torch.from_numpy(rows)
-    return Rows(x[index], y[index], offsets)
+    return Rows(x[index], y[index], torch.from_numpy(offsets))
+
+
+# The test split
+
+
+def _test_mask(
+    test: float | ArrayLike,
+    owner: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    seed: int,
+) -> np.ndarray:
+    mask = np.asarray(test)
+    if mask.ndim == 0:
+        share = float(mask)
+        if not 0 <= share < 1:
+            raise DataError(
+                f"test = {test!r}: the share of test rows must be at least 0 and below 1"
+            )
+        return _split(owner, labels, names, share, seed)
+    if mask.shape != owner.shape or mask.dtype != bool:
+        raise DataError(
+            f"test has shape {mask.shape} and type {mask.dtype}: "
+            "give a share, or true or false per row"
+        )
+    return mask
+
+
+def _split(
+    owner: np.ndarray,
+    y: np.ndarray,
+    names: Sequence[str],
+    share: float,
+    seed: int,
+) -> np.ndarray:
+    """A mask of test rows: systematic sampling of each client's rows, sorted by class, shuffled.
+
+    Client k gives exactly round(share * n_k) rows (at least one, at most n_k - 1), and every class
+    its share within a row.
+    """
+    keys = np.array([randomness.key(name) for name in names], dtype=np.uint64)
+    sizes = np.bincount(owner, minlength=len(names))
+    starts = sizes.cumsum() - sizes
+    draws = _draws(owner, keys, sizes, seed)
+    order = np.lexsort((draws, _strata(y), owner))
+    client = owner[order]
+    rank = np.arange(len(owner)) - starts[client]
+    quota = _quota(sizes, share)[client]
+    size = sizes[client]
+    phases = randomness.uniforms(seed, keys, np.full(len(names), -1))
+    phase = phases[client]
+    before = np.floor(rank * quota / size + phase)
+    after = np.floor((rank + 1) * quota / size + phase)
+    mask = np.empty(len(owner), dtype=bool)
+    mask[order] = after > before
+    return mask
+
+
+def _draws(owner: np.ndarray, keys: np.ndarray, sizes: np.ndarray, seed: int) -> np.ndarray:
+    """A random number per row that depends on (seed, client's name, row within the client)."""
+    starts = sizes.cumsum() - sizes
+    order = np.argsort(owner, kind="stable")
+    position = np.empty(len(owner), dtype=np.int64)
+    position[order] = np.arange(len(owner)) - np.repeat(starts, sizes)
+    return randomness.uniforms(seed, keys[owner], position)
+
+
+def _strata(y: np.ndarray) -> np.ndarray:
+    is_class = np.issubdtype(y.dtype, np.integer) and y.ndim == 1
+    return y if is_class else np.zeros(len(y), dtype=np.int64)
+
+
+def _quota(sizes: np.ndarray, share: float) -> np.ndarray:
+    """Test rows per client."""
+    least = 1 if share > 0 else 0
+    rounded = np.floor(share * sizes + 0.5).clip(least)
+    quota: np.ndarray = np.minimum(rounded, sizes - 1)
+    return quota
+
+
+# Checks
+
+
+def _check_lengths(x: Tensor, y: Tensor, client: np.ndarray) -> None:
+    rows = len(x)
+    clients = len(np.atleast_1d(client))
+    if not rows == len(y) == clients:
+        raise DataError(f"x has {rows} rows, y {len(y)}, client {clients}: they must agree")
+    if rows == 0:
+        raise DataError("there are no rows: a federation needs at least one client with one row")
 
 
 def _check_names(names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        seen: set[str] = set()
-        twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-        raise DataError(f"two clients are called {_some(sorted(set(twice)))}: every client needs a name of its own")
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise DataError(f"two clients are called {_some(twice)}: give every client its own name")
 
 
-def _check_rows(part: Rows, federation: Federation) -> None:
-    def owner(row: Tensor) -> str:
-        return repr(federation.names[int(torch.searchsorted(part.offsets, row, right=True)) - 1])
+def _check_offsets(part: Rows, names: Sequence[str]) -> None:
+    clients = len(part.offsets) - 1
+    if clients != len(names) or int(part.offsets[-1]) != len(part.x):
+        raise DataError(
+            f"{len(names)} names but offsets for {clients} clients and {len(part.x)} rows"
+        )
+    if int(part.offsets[0]) != 0 or (part.sizes < 0).any():
+        first = part.offsets[:5].tolist()
+        raise DataError(f"offsets {first}...: they must start at 0 and never decrease")
 
-    if part.x.is_floating_point():
-        bad = ~torch.isfinite(part.x.flatten(1)).all(1) if part.x.ndim > 1 else ~torch.isfinite(part.x)
-        if bad.any():
-            first = bad.nonzero()[0, 0]
-            raise DataError(
-                f"client {owner(first)} has NaN or infinite features in {int(bad.sum())} rows: fill or remove them"
-            )
+
+def _check_shapes(part: Rows, federation: Federation) -> None:
+    axes = 1 if federation.loss == "tokens" else 2  # tokens have a second axis
+    if part.y.shape[:axes] != part.x.shape[:1]:
+        shape = tuple(part.y.shape)
+        raise DataError(f"labels of shape {shape} for {len(part.x)} rows: give one label per row")
+    expected = tuple(federation.train.x.shape[1:])
+    shape = tuple(part.x.shape[1:])
+    if shape != expected:
+        raise DataError(
+            f"training rows have shape {expected} and test rows {shape}: they must agree"
+        )
+
+
+def _check_features(part: Rows, names: Sequence[str]) -> None:
+    if not part.x.is_floating_point():
+        return
+    finite = torch.isfinite(part.x)
+    if finite.ndim > 1:
+        finite = finite.flatten(1).all(1)
+    bad = (~finite).nonzero().flatten()
+    if len(bad):
+        owner = _owner(part, names, bad[0])
+        raise DataError(
+            f"client {owner!r} has NaN or infinite features in {len(bad)} rows: fill or remove them"
+        )
+
+
+def _check_labels(part: Rows, federation: Federation) -> None:
+    limit = ""
     if federation.loss == "squared":
         wrong = ~torch.isfinite(part.y)
     else:
         top = 2 if federation.loss == "binary" else federation.outputs
         least = -1 if federation.loss == "tokens" else 0  # -1 marks a token that does not count
-        wrong = (part.y < least) | (part.y >= top) | (part.y != part.y.long())
+        outside = (part.y < least) | (part.y >= top)
+        wrong = outside | (part.y != part.y.long())
+        limit = f"; labels must be whole numbers from 0 to {top - 1}"
     if wrong.any():
         first = wrong.nonzero()[0]
-        limit = "" if federation.loss == "squared" else f"; labels must be whole numbers from 0 to {top - 1}"
-        raise DataError(f"client {owner(first[0])} has the label {part.y[tuple(first)].item()}{limit}")
+        owner = _owner(part, federation.names, first[0])
+        raise DataError(f"client {owner!r} has the label {part.y[tuple(first)].item()}{limit}")
+
+
+def _owner(part: Rows, names: Sequence[str], row: Tensor) -> str:
+    return names[int(torch.searchsorted(part.offsets, row, right=True)) - 1]
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

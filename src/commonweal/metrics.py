@@ -1,19 +1,21 @@
-"""How well the clients fare, and how evenly, from one score per client.
+"""Metrics of one score per client: how good the scores are, and how even.
 
-Every measure is a pure function of a (K,) vector of scores in any unit (tensor, array or list) and gives a float.
-Plain, each client counts once. With `weights` w >= 0 (test rows, say) a client counts as w equal clients would, and
-not at all where w = 0. With W the sum of w and m the mean (plain: all w = 1):
+Every metric is a pure function of scores (K,) in any unit (tensor, array or list) and returns a
+float. Without `weights` each client counts once. With weights w >= 0 (test rows, for example), a
+client counts as w equal clients. With W the sum of w and m the mean:
 
     mean    m = sum_i w_i x_i / W
-    worst   the minimum, or the mean of the k lowest clients, k = max(1, floor(share K)); `best` likewise. K and k count
-            clients, not weights; clients tied in score share their weight, so that their order never matters
+    worst   the minimum, or the mean of the k lowest clients, k = max(1, floor(share K)); K and k
+            count clients, not weights. Clients with equal scores share their weight, so that their
+            order does not matter. `best` likewise
     gap     best - worst
-    std     sqrt(sum_i w_i (x_i - m)^2 / W), the population's
-    gini    100 sum_ij w_i w_j |x_i - x_j| / (2 W^2 m), plain: 100 sum_i (2i - K - 1) x_(i) / (K sum x)
+    std     sqrt(sum_i w_i (x_i - m)^2 / W), of the population
+    gini    100 sum_ij w_i w_j |x_i - x_j| / (2 W^2 m);
+            without weights 100 sum_i (2i - K - 1) x_(i) / (K sum x)
     angle   degrees between x and the all-ones vector under <a, b> = sum_i w_i a_i b_i
-    kl      KL(p || w / W) in nats, p_i = w_i x_i / (W m), plain: the normalised scores against uniform
+    kl      KL(p || w / W) in nats, p_i = w_i x_i / (W m): the normalised scores against equal ones
 
-`names` of the clients serve the error messages only.
+`names` of the clients are used in error messages only.
 """
 
 import math
@@ -27,25 +29,27 @@ from torch import Tensor
 
 from commonweal.errors import DataError
 
-__all__ = ["Against", "Paired", "against", "angle", "best", "gap", "gini", "improved"]
+__all__ = ["Against", "Paired", "against", "angle", "best", "gap", "gini"]
 __all__ += ["kl", "mean", "paired", "spread", "std", "summary", "worst"]
 
 Array: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = ArrayLike | Tensor  # (K,)
 Names: TypeAlias = Sequence[str] | None  # (K,)
 
+SHOWN = 5  # bad values that an error message lists
+
 
 class Against(NamedTuple):
-    """What became of the clients below (suffering) and above (thriving) the baseline's mean; see `against`."""
+    """What changed for the clients below (suffering) and above (thriving) the baseline's mean."""
 
-    suffering_improved: float  # share in [0, 1]
+    suffering_improved: float  # fraction in [0, 1]
     suffering_change: float  # mean of score - baseline over all suffering clients
-    thriving_degraded: float  # share in [0, 1]
+    thriving_degraded: float  # fraction in [0, 1]
     thriving_change: float  # mean of score - baseline over all thriving clients
 
 
 class Paired(NamedTuple):
-    """The mean paired difference, its confidence interval, and whether that leaves out 0; see `paired`."""
+    """A mean paired difference, its confidence interval, and whether that excludes 0."""
 
     difference: float
     low: float
@@ -53,139 +57,193 @@ class Paired(NamedTuple):
     distinguishable: bool
 
 
-def mean(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+# Metrics
+
+
+def mean(
+    x: Values,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
     """The mean score.
 
     >>> mean([1, 2, 6]), mean([1, 2, 6], weights=[3, 1, 0])
     (3.0, 1.25)
     """
-    x, w, exponent = _load(x, weights, names)
-    return math.ldexp(_mean(x, w), exponent)
+    scaled = _load(x, weights, names)
+    return scaled.unscale(_mean(scaled.x, scaled.w))
 
 
-def worst(x: Values, share: float | None = None, weights: Values | None = None, *, names: Names = None) -> float:
+def worst(
+    x: Values,
+    share: float | None = None,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
     """The lowest score, or the mean of the lowest `share` of the clients (at least one).
 
     >>> worst([4, 1, 3, 2]), worst([4, 1, 3, 2], share=0.5)
     (1.0, 1.5)
     """
-    x, w, exponent = _load(x, weights, names)
-    x, w = _sort(x, w)
-    return math.ldexp(_first(x, w, share), exponent)
+    scaled = _load(x, weights, names).sorted()
+    return scaled.unscale(_first(scaled.x, scaled.w, share))
 
 
-def best(x: Values, share: float | None = None, weights: Values | None = None, *, names: Names = None) -> float:
+def best(
+    x: Values,
+    share: float | None = None,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
     """The highest score, or the mean of the highest `share` of the clients (at least one).
 
     >>> best([4, 1, 3, 2]), best([4, 1, 3, 2], share=0.5)
     (4.0, 3.5)
     """
-    x, w, exponent = _load(x, weights, names)
-    x, w = _sort(x, w)
-    return math.ldexp(_first(x[::-1], w[::-1], share), exponent)
+    scaled = _load(x, weights, names).sorted()
+    return scaled.unscale(_first(scaled.x[::-1], scaled.w[::-1], share))
 
 
-def gap(x: Values, share: float | None = None, weights: Values | None = None, *, names: Names = None) -> float:
+def gap(
+    x: Values,
+    share: float | None = None,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
     """Best minus worst, each over `share` of the clients (None: one client).
 
     >>> gap([4, 1, 3, 2]), gap([4, 1, 3, 2], share=0.5)
     (3.0, 2.0)
     """
-    return best(x, share, weights, names=names) - worst(x, share, weights, names=names)
+    highest = best(x, share, weights, names=names)
+    return highest - worst(x, share, weights, names=names)
 
 
-def std(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+def std(
+    x: Values,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
     """The population standard deviation.
 
     >>> std([1, 3]), std([0, 5], weights=[4, 1])
     (1.0, 2.0)
     """
-    x, w, exponent = _load(x, weights, names)
-    return math.ldexp(_std(x, w), exponent)
+    scaled = _load(x, weights, names)
+    return scaled.unscale(_std(scaled.x, scaled.w))
 
 
-def gini(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
-    """The Gini index times 100 of scores >= 0: 0 when all are equal (or all 0).
+def gini(
+    x: Values,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
+    """The Gini index times 100 of scores >= 0: 0 if all are equal (or all 0).
 
     >>> gini([1, 1, 1]), gini([0, 0, 0, 1])
     (0.0, 75.0)
     """
-    x, w, _ = _load(x, weights, names, measure="the Gini index")
-    return _gini(*_sort(x, w))
+    scaled = _load_nonnegative(x, weights, names, "the Gini index").sorted()
+    return _gini(scaled.x, scaled.w)
 
 
-def angle(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
-    """Degrees between the scores and the all-ones vector: 0 when all are equal (or all 0).
+def angle(
+    x: Values,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
+    """Degrees between the scores and the all-ones vector: 0 if all are equal (or all 0).
 
     >>> angle([2, 2]), round(angle([1, 0]), 6)
     (0.0, 45.0)
     """
-    x, w, _ = _load(x, weights, names)
-    return _angle(x, w)
+    scaled = _load(x, weights, names)
+    return _angle(scaled.x, scaled.w)
 
 
-def kl(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
-    """KL divergence in nats of the normalised scores (>= 0) from an even split: 0 when all are equal (or all 0).
+def kl(
+    x: Values,
+    weights: Values | None = None,
+    *,
+    names: Names = None,
+) -> float:
+    """KL divergence in nats of the normalised scores (>= 0) from an even split: 0 if all are equal.
 
     >>> kl([2, 2]), round(kl([0, 0, 1]) - math.log(3), 12)
     (0.0, 0.0)
     """
-    x, w, _ = _load(x, weights, names, measure="KL")
-    return _kl(x, w)
+    scaled = _load_nonnegative(x, weights, names, "KL")
+    return _kl(scaled.x, scaled.w)
 
 
-def summary(x: Values, weights: Values | None = None, names: Names = None) -> dict[str, float]:
-    """The figures a run records at each evaluation; plain all, `weighted_mean` added where weights are given.
+def summary(
+    x: Values,
+    weights: Values | None = None,
+    names: Names = None,
+) -> dict[str, float]:
+    """The metrics that a run records, without weights; `weighted_mean` is added if there are any.
 
-    Gini and KL are nan where a score is negative (an R^2, say), so that a run need not stop for them.
+    Gini and KL are NaN where a score is negative (R^2, for example).
     """
-    v, w, exponent = _load(x, None, names)
-    v = np.sort(v)
-    low = {k: math.ldexp(_first(v, w, k and k / 100), exponent) for k in (None, 5, 10, 20)}
-    high = {k: math.ldexp(_first(v[::-1], w, k and k / 100), exponent) for k in (None, 5, 10)}
+    scaled = _load(x, None, names)
+    w = scaled.w
+    v = np.sort(scaled.x)
+    low = {k: scaled.unscale(_first(v, w, k and k / 100)) for k in (None, 5, 10, 20)}
+    high = {k: scaled.unscale(_first(v[::-1], w, k and k / 100)) for k in (None, 5, 10)}
+    found = {"mean": scaled.unscale(_mean(v, w))}
+    if weights is not None:
+        found["weighted_mean"] = mean(x, weights, names=names)
+    negative = v[0] < 0
     return {
-        "mean": math.ldexp(_mean(v, w), exponent),
-        **({} if weights is None else {"weighted_mean": mean(x, weights, names=names)}),
-        **{"worst" if k is None else f"worst_{k}": value for k, value in low.items()},
-        **{"best" if k is None else f"best_{k}": value for k, value in high.items()},
-        "std": math.ldexp(_std(v, w), exponent),
-        "gini": math.nan if v[0] < 0 else _gini(v, w),
+        **found,
+        **_by_tail("worst", low),
+        **_by_tail("best", high),
+        "std": scaled.unscale(_std(v, w)),
+        "gini": math.nan if negative else _gini(v, w),
         "gap": high[None] - low[None],
         "gap_10": high[10] - low[10],
         "angle": _angle(v, w),
-        "kl": math.nan if v[0] < 0 else _kl(v, w),
+        "kl": math.nan if negative else _kl(v, w),
     }
 
 
-def improved(
-    before: Values, after: Values, weights: Values | None = None, *, strict: bool = True, names: Names = None
-) -> float:
-    """The share in [0, 1] of clients whose loss fell; `strict=False` counts an unchanged loss too (AdaFed, eq. 31).
+def _by_tail(name: str, values: dict[int | None, float]) -> dict[str, float]:
+    return {name if k is None else f"{name}_{k}": value for k, value in values.items()}
 
-    >>> improved([1, 1, 1, 1], [0, 0, 1, 2]), improved([1, 1, 1, 1], [0, 0, 1, 2], strict=False)
-    (0.5, 0.75)
-    """
-    old, new = _pair(before, after, names)
-    return mean(new < old if strict else new <= old, weights, names=names)
+
+# Comparisons
 
 
 def against(baseline: Values, scores: Values, *, names: Names = None) -> Against:
-    """Who gained and who lost against a baseline run, FedAvg say, where higher scores are better.
+    """Who gains and who loses against a baseline run (FedAvg, for example). Higher is better.
 
-    VRed, table 1: suffering clients lie below the baseline's plain mean, thriving ones above; a client exactly at the
-    mean is neither. Changes are signed and average over the whole group; an empty group gives 0.
+    VRed, Table 1: suffering clients have a baseline score below its mean, thriving ones above; a
+    client exactly at the mean is neither. Changes are averaged over the group; 0 for an empty one.
 
-    >>> against([1, 1, 5, 5], [2, 1, 5, 4])
-    Against(suffering_improved=0.5, suffering_change=0.5, thriving_degraded=0.5, thriving_change=-0.5)
+    >>> tuple(against([1, 1, 5, 5], [2, 1, 5, 4]))
+    (0.5, 0.5, 0.5, -0.5)
     """
     old, new = _pair(baseline, scores, names)
-    change, centre = new - old, mean(old)
-    suffering, thriving = (change[group] if group.any() else np.zeros(1) for group in (old < centre, old > centre))
+    change = new - old
+    middle = mean(old)
+    suffering = _or_zero(change[old < middle])
+    thriving = _or_zero(change[old > middle])
     return Against(mean(suffering > 0), mean(suffering), mean(thriving < 0), mean(thriving))
 
 
+def _or_zero(values: Array) -> Array:
+    return values if values.size else np.zeros(1)
+
+
 def spread(values: Values) -> tuple[float, float]:
-    """The mean and the population standard deviation of one figure across seeds.
+    """The mean and the population standard deviation of a metric over seeds.
 
     >>> spread([1, 3])
     (2.0, 1.0)
@@ -195,7 +253,7 @@ def spread(values: Values) -> tuple[float, float]:
 
 
 def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:
-    """Whether a - b, two methods' figures on the same seeds, beats the seeds' spread: Student's t interval.
+    """Student's t interval of a - b: a metric of two methods on the same seeds.
 
     >>> paired([3, 4, 5], [1, 2, 3])
     Paired(difference=2.0, low=2.0, high=2.0, distinguishable=True)
@@ -204,16 +262,26 @@ def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:
         raise DataError(f"confidence must lie between 0 and 1, both excluded; got {confidence}")
     first, second = _pair(a, b, unit="seed")
     difference, deviation = spread(first - second)
-    free = first.size - 1
-    half = 0.0 if free else math.inf
+    freedom = first.size - 1
+    half = 0.0 if freedom else math.inf
     if deviation > 0:
-        half = deviation / math.sqrt(free) * float(stdtrit(free, (1 + confidence) / 2))
+        half = deviation / math.sqrt(freedom) * float(stdtrit(freedom, (1 + confidence) / 2))
     return Paired(difference, difference - half, difference + half, abs(difference) > half)
 
 
-def _vector(x: Values, what: str, names: Names = None, unit: str = "client", size: int | None = None) -> Array:
+# Checks
+
+
+def _vector(
+    x: Values,
+    what: str,
+    names: Names = None,
+    unit: str = "client",
+    size: int | None = None,
+) -> Array:
     try:
-        v = np.asarray(x.detach().cpu().double() if isinstance(x, Tensor) else x, dtype=np.float64)
+        plain = x.detach().cpu().double() if isinstance(x, Tensor) else x
+        v = np.asarray(plain, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{what} must be numbers, one per {unit}; got {x!r:.80}") from error
     if v.ndim != 1 or not v.size:
@@ -226,50 +294,86 @@ def _vector(x: Values, what: str, names: Names = None, unit: str = "client", siz
     return v
 
 
-def _refuse(bad: NDArray[np.bool_], v: Array, rule: str, names: Names, unit: str = "client") -> None:
-    if bad.any():
-        where = np.flatnonzero(bad)
-        got = ", ".join(f"{v[i]} at {unit} {i if names is None else repr(names[i])}" for i in where[:5])
-        raise DataError(f"{rule}; got {got}" + (f" and {len(where) - 5} more" if len(where) > 5 else ""))
+def _refuse(
+    bad: NDArray[np.bool_],
+    v: Array,
+    requirement: str,
+    names: Names,
+    unit: str = "client",
+) -> None:
+    """Raise DataError for the values where `bad` is true."""
+    if not bad.any():
+        return
+    positions = np.flatnonzero(bad).tolist()
+    shown = [f"{v[i]} at {unit} {_label(i, names)}" for i in positions[:SHOWN]]
+    more = len(positions) - SHOWN
+    end = f" and {more} more" if more > 0 else ""
+    raise DataError(f"{requirement}; got {', '.join(shown)}{end}")
+
+
+def _label(position: int, names: Names) -> str:
+    return str(position) if names is None else repr(names[position])
 
 
 def _pair(a: Values, b: Values, names: Names = None, unit: str = "client") -> tuple[Array, Array]:
     first = _vector(a, "the first values", names, unit)
-    return first, _vector(b, "the second values", names, unit, first.size)
+    second = _vector(b, "the second values", names, unit, first.size)
+    return first, second
 
 
-def _load(x: Values, weights: Values | None, names: Names, measure: str | None = None) -> tuple[Array, Array, int]:
-    """Scores times 2 ** -exponent, weights of maximum 1, exponent; a `measure` named refuses negative scores."""
+# Arithmetic
+
+
+class _Scaled(NamedTuple):
+    """Scores times 2 ** -exponent: no digit is lost, and no sum or square overflows or vanishes."""
+
+    x: Array  # without the clients of weight 0
+    w: Array  # at most 1
+    exponent: int
+
+    def unscale(self, value: float) -> float:
+        return math.ldexp(value, self.exponent)
+
+    def sorted(self) -> "_Scaled":
+        """In increasing order; clients with equal scores share their weight."""
+        values, place, count = np.unique(self.x, return_inverse=True, return_counts=True)
+        shared = np.bincount(place, self.w) / count
+        return _Scaled(np.repeat(values, count), np.repeat(shared, count), self.exponent)
+
+
+def _load(x: Values, weights: Values | None, names: Names) -> _Scaled:
     v = _vector(x, "scores", names)
-    if measure is not None:
-        _refuse(v < 0, v, f"{measure} needs scores of 0 or more", names)
     w = np.ones_like(v)
     if weights is not None:
         w = _vector(weights, "weights", names, size=v.size)
         _refuse(w < 0, w, "weights must be 0 or more", names)
         if not w.any():
             raise DataError(f"weights must not all be 0; got {w.size} zeros")
-        v, w = v[w > 0], w[w > 0] / w.max()
-    # Scaled by a power of two, scores keep every digit, and neither sums nor squares overflow or vanish.
+        v = v[w > 0]
+        w = w[w > 0] / w.max()
     exponent = int(np.frexp(np.abs(v).max())[1])
-    return np.ldexp(v, -exponent), w, exponent
+    return _Scaled(np.ldexp(v, -exponent), w, exponent)
 
 
-def _sort(x: Array, w: Array) -> tuple[Array, Array]:
-    values, place, count = np.unique(x, return_inverse=True, return_counts=True)
-    return np.repeat(values, count), np.repeat(np.bincount(place, w) / count, count)
+def _load_nonnegative(x: Values, weights: Values | None, names: Names, metric: str) -> _Scaled:
+    v = _vector(x, "scores", names)
+    _refuse(v < 0, v, f"{metric} needs scores of 0 or more", names)
+    return _load(v, weights, names)
 
 
 def _mean(x: Array, w: Array) -> float:
-    # Rounding can carry a mean past the scores; held between them, equal scores deviate by exactly 0.
+    # Rounding can move a mean outside the scores. Clamped, equal scores deviate by exactly 0.
     return float(min(max((w * x).sum() / w.sum(), x.min()), x.max()))
 
 
 def _first(x: Array, w: Array, share: float | None) -> float:
-    if share is not None and not 0 < share <= 1:
-        raise DataError(f"share must be above 0 and at most 1; got {share}")
-    # 0.29 * 100 is 28.999999999999996, and 29 clients are meant.
-    k = 1 if share is None else max(1, math.floor(share * x.size * (1 + 1e-12)))
+    """The mean of the first scores: one, or a share of them."""
+    k = 1
+    if share is not None:
+        if not 0 < share <= 1:
+            raise DataError(f"share must be above 0 and at most 1; got {share}")
+        # 0.29 * 100 is 28.999999999999996, but 29 clients are meant.
+        k = max(1, math.floor(share * x.size * (1 + 1e-12)))
     return _mean(x[:k], w[:k])
 
 
@@ -278,22 +382,24 @@ def _std(x: Array, w: Array) -> float:
 
 
 def _gini(x: Array, w: Array) -> float:
-    centre, total = _mean(x, w), w.sum()
-    if centre == 0:
+    """The Gini index of sorted scores."""
+    middle = _mean(x, w)
+    if middle == 0:
         return 0.0
-    # The ranks sum to 0, so deviations serve as well as scores and lose fewer digits.
+    total = w.sum()
+    # The ranks sum to 0, so deviations give the same as scores and lose fewer digits.
     rank = (2 * np.cumsum(w) - w - total) / total
-    return 100 * max(0.0, float((w * rank * (x - centre)).sum() / (total * centre)))
+    return 100 * max(0.0, float((w * rank * (x - middle)).sum() / (total * middle)))
 
 
 def _angle(x: Array, w: Array) -> float:
-    # tan = deviation / mean; arccos would lose half the digits near 0.
+    # tan = deviation / mean; arccos would lose half of the digits near 0.
     return math.degrees(math.atan2(_std(x, w), _mean(x, w)))
 
 
 def _kl(x: Array, w: Array) -> float:
-    centre = _mean(x, w)
-    if centre == 0:
+    middle = _mean(x, w)
+    if middle == 0:
         return 0.0
-    ratio = x / centre
+    ratio = x / middle
     return max(0.0, float((w * xlogy(ratio, ratio)).sum() / w.sum()))

@@ -1,7 +1,7 @@
-"""Randomness is data: every draw is a function of (seed, round, who, purpose), never of what was drawn before.
+"""Random streams, each a function of (seed, round, client, purpose) and of no earlier draw.
 
-So a run can be repeated, resumed at any round and moved between engines, and a client's batches do not change when
-another client joins: a client is known by its name, not by its position.
+So a run can be repeated, resumed at any round and moved between engines. A client is known by its
+name, not by its position: its batches do not change when another client joins.
 """
 
 from hashlib import blake2b
@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BEGIN", "CLASSIFY", "COHORT", "DRAW", "JUDGE", "KEEP", "LANGEVIN", "NOISE", "PARTITION", "SAMPLE", "SPLIT"]
-__all__ += ["TRAIN", "key", "stream", "uniforms"]
+__all__ = ["BEGIN", "CLASSIFY", "COHORT", "DRAW", "INIT_CLIENT", "JUDGE", "LANGEVIN", "NOISE"]
+__all__ += ["PARTITION", "RELEASE", "SAMPLE", "SNAPSHOT", "SPLIT", "TRAIN"]
+__all__ += ["digest", "key", "purpose", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
-SPLIT, COHORT, TRAIN, KEEP = 0, 1, 2, 3
+SPLIT, COHORT, TRAIN, INIT_CLIENT = 0, 1, 2, 3
+RELEASE, SNAPSHOT = 4, 5
 PARTITION, NOISE, DRAW = 16, 17, 18  # of datasets
 BEGIN, LANGEVIN, CLASSIFY, SAMPLE, JUDGE = 32, 33, 34, 35, 36  # of synthetic data
 WORD = (1 << 64) - 1
@@ -24,16 +26,25 @@ def key(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+def purpose(name: str) -> int:
+    """The purpose of a request's stream: training has its own, any other word its hash."""
+    return TRAIN if name == "train" else key(name) | 1 << 63
+
+
 def stream(seed: int, round: int, who: int, purpose: int) -> np.random.Generator:
-    """A generator for each (seed, round, who, purpose); counter-based, so that starting one costs microseconds."""
+    """The generator of (seed, round, who, purpose); starting one costs microseconds."""
     counter = np.array([0, 0, round, purpose], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=np.array([seed & WORD, who], dtype=np.uint64), counter=counter))
+    return np.random.Generator(
+        np.random.Philox(key=np.array([seed & WORD, who], dtype=np.uint64), counter=counter)
+    )
 
 
 def uniforms(seed: int, who: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, who, position), for millions of rows at once (splitmix64 of the three)."""
+    """One number in [0, 1) per (seed, who, position), for millions of rows (splitmix64)."""
     with np.errstate(over="ignore"):
-        mixed = _mix(_mix(np.uint64(seed & WORD) + who.astype(np.uint64)) + position.astype(np.uint64))
+        mixed = _mix(
+            _mix(np.uint64(seed & WORD) + who.astype(np.uint64)) + position.astype(np.uint64)
+        )
     return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)
 
 
@@ -42,3 +53,11 @@ def _mix(z: np.ndarray) -> Any:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def digest(*parts: bytes) -> str:
+    """A short hash of some bytes, the same on every machine."""
+    hashed = blake2b(digest_size=8)
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()

@@ -1,6 +1,6 @@
-"""How well a model serves a client: rows give evidence, a client's evidence gives its score. Higher is better.
+"""Per-client evaluation metrics: statistics per row, reduced by client. Higher is better.
 
-A score is a pair of functions, so that all clients are judged in one pass over all rows and one reduction by client.
+A score is a pair of functions, so that all clients are evaluated in one pass over all rows.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,19 @@ from torch import Tensor
 from commonweal import calibration
 from commonweal.errors import ConfigError, did_you_mean
 
-__all__ = ["ERRORS", "SCORES", "Score", "by_client", "named", "undefined"]
+__all__ = ["DIAGNOSTICS", "SCORES", "Score", "check", "find", "mean_by_client", "undefined"]
 
 
 class Score(NamedTuple):
-    rows: Callable[[Tensor, Tensor], Tensor]  # (N, outputs), (N,) -> (N, c) evidence
-    clients: Callable[[Tensor, Tensor], Tensor]  # (N, c) evidence, (K + 1,) offsets -> (K,); NaN where it is undefined
+    """A score as two functions: statistics of rows, and their reduction by client."""
+
+    row_stats: Callable[[Tensor, Tensor], Tensor]  # outputs (N, c), labels (N,) -> (N, s)
+    reduce: Callable[[Tensor, Tensor], Tensor]  # (N, s), offsets (K + 1,) -> (K,), NaN: undefined
     meaning: str
+    losses: tuple[str, ...] = ()  # of tasks that it fits; empty: all
 
 
-def by_client(values: Tensor, offsets: Tensor) -> Tensor:
+def mean_by_client(values: Tensor, offsets: Tensor) -> Tensor:
     """The mean over each client's rows, in float64; NaN for a client without rows."""
     total = torch.segment_reduce(values.double(), "sum", offsets=offsets, axis=0)
     sizes = offsets.diff().double()
@@ -29,8 +32,10 @@ def by_client(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _correct(outputs: Tensor, y: Tensor) -> Tensor:
-    guess = outputs.argmax(-1) if outputs.shape[-1] > 1 else (outputs.squeeze(-1) > 0).long()
-    return (guess == y).double()[:, None]
+    predicted = outputs.argmax(-1)
+    if outputs.shape[-1] == 1:
+        predicted = (outputs.squeeze(-1) > 0).long()
+    return (predicted == y).double()[:, None]
 
 
 def _top5(outputs: Tensor, y: Tensor) -> Tensor:
@@ -38,29 +43,39 @@ def _top5(outputs: Tensor, y: Tensor) -> Tensor:
     return (best == y[:, None]).any(-1).double()[:, None]
 
 
-def _ranked(outputs: Tensor, y: Tensor) -> Tensor:
-    margin = outputs[:, 1] - outputs[:, 0] if outputs.shape[-1] == 2 else outputs[:, 0]
+def _margins(outputs: Tensor, y: Tensor) -> Tensor:
+    margin = outputs[:, 0]
+    if outputs.shape[-1] == 2:
+        margin = outputs[:, 1] - outputs[:, 0]
     return torch.stack([margin.double(), y.double()], 1)
 
 
-def _auroc(evidence: Tensor, offsets: Tensor) -> Tensor:
-    """The chance that a positive row of the client outranks a negative one, ties counting half (Mann-Whitney)."""
-    margin, y = evidence.unbind(1)
+def _auroc(stats: Tensor, offsets: Tensor) -> Tensor:
+    """The probability that a positive row ranks above a negative one, ties half (Mann-Whitney)."""
+    margin, y = stats.unbind(1)
     sizes = offsets.diff()
     client = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     order = torch.argsort(margin, stable=True)
     order = order[torch.argsort(client[order], stable=True)]  # by client, then by margin
-    margin, y = margin[order], y[order]
-    new = torch.ones(len(y), dtype=torch.bool)
-    new[1:] = (margin[1:] != margin[:-1]) | (client[1:] != client[:-1])
-    tie = new.cumsum(0) - 1
-    first = new.nonzero().flatten()
-    last = torch.cat([first[1:], torch.tensor([len(y)])]) if len(y) else first
-    rank = ((first + last - 1).double() / 2)[tie] - offsets[client] + 1  # mid-ranks within the client, from 1
+    y = y[order]
+    rank = _mid_ranks(margin[order], client) - offsets[client] + 1  # within the client, from 1
     positives = torch.segment_reduce(y, "sum", offsets=offsets)
     ranks = torch.segment_reduce(rank * y, "sum", offsets=offsets)
-    area = (ranks - positives * (positives + 1) / 2) / (positives * (sizes - positives))  # 0 / 0 = NaN with one class
-    return area.masked_fill(by_client(margin.isnan(), offsets) > 0, torch.nan)  # no number, no rank
+    wins = ranks - positives * (positives + 1) / 2
+    area = wins / (positives * (sizes - positives))  # 0 / 0 = NaN with one class
+    has_nan = mean_by_client(margin.isnan(), offsets) > 0
+    return area.masked_fill(has_nan, torch.nan)
+
+
+def _mid_ranks(margin: Tensor, client: Tensor) -> Tensor:
+    """The mean positions of equal margins of a client, in rows sorted by both."""
+    n = len(margin)
+    starts_tie = torch.ones(n, dtype=torch.bool)
+    starts_tie[1:] = (margin[1:] != margin[:-1]) | (client[1:] != client[:-1])
+    first = starts_tie.nonzero().flatten()
+    following = torch.cat([first[1:], torch.tensor([n])])[: len(first)]
+    tie = starts_tie.cumsum(0) - 1
+    return ((first + following - 1).double() / 2)[tie]
 
 
 def _errors(outputs: Tensor, y: Tensor) -> Tensor:
@@ -68,11 +83,12 @@ def _errors(outputs: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(outputs.squeeze(-1).double() - y).square(), y], 1)
 
 
-def _r2(evidence: Tensor, offsets: Tensor) -> Tensor:
-    error, mean = by_client(evidence, offsets).unbind(1)
-    around = evidence[:, 1] - torch.repeat_interleave(mean, offsets.diff())  # centred first: no cancellation
-    variance = by_client(around.square(), offsets)
-    constant = variance <= 1e-24 * mean.square()  # what rounding leaves of nothing
+def _r2(stats: Tensor, offsets: Tensor) -> Tensor:
+    error, mean = mean_by_client(stats, offsets).unbind(1)
+    # Centred first, against cancellation.
+    centred = stats[:, 1] - torch.repeat_interleave(mean, offsets.diff())
+    variance = mean_by_client(centred.square(), offsets)
+    constant = variance <= 1e-24 * mean.square()  # but for rounding
     return 1 - error / torch.where(constant, torch.nan, variance)
 
 
@@ -85,59 +101,97 @@ def _sequences(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (outputs, y) if y.ndim > 1 else (outputs[:, None], y[:, None])
 
 
-def _right_tokens(outputs: Tensor, y: Tensor) -> Tensor:
+def _correct_tokens(outputs: Tensor, y: Tensor) -> Tensor:
     outputs, y = _sequences(outputs, y)
     valid = y >= 0
-    return torch.stack([((outputs.argmax(-1) == y) & valid).sum(-1), valid.sum(-1)], 1).double()
+    correct = (outputs.argmax(-1) == y) & valid
+    return torch.stack([correct.sum(-1), valid.sum(-1)], 1).double()
 
 
-def _surprise(outputs: Tensor, y: Tensor) -> Tensor:
+def _log_likelihoods(outputs: Tensor, y: Tensor) -> Tensor:
     outputs, y = _sequences(outputs, y)
-    chosen = outputs.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
-    return torch.stack([(chosen.double() * (y >= 0)).sum(-1), (y >= 0).sum(-1).double()], 1)
+    valid = y >= 0
+    labels = y.clamp(min=0)[..., None]
+    log_probability = outputs.log_softmax(-1).gather(-1, labels).squeeze(-1)
+    total = (log_probability.double() * valid).sum(-1)
+    return torch.stack([total, valid.sum(-1).double()], 1)
 
 
-def _per_token(evidence: Tensor, offsets: Tensor) -> Tensor:
-    total, count = by_client(evidence, offsets).unbind(1)
+def _per_token(stats: Tensor, offsets: Tensor) -> Tensor:
+    total, count = mean_by_client(stats, offsets).unbind(1)
     return total / count
 
 
+def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
+    return mean_by_client(stats[:, 0], offsets)
+
+
+CLASSES = ("cross-entropy", "binary")
+VALUES = ("squared",)
+TOKENS = ("tokens", "cross-entropy")
+
 SCORES = {
-    "accuracy": Score(_correct, lambda e, offsets: by_client(e[:, 0], offsets), "share of rows whose class is right"),
+    "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSES),
     "top-5": Score(
-        _top5, lambda e, offsets: by_client(e[:, 0], offsets), "share of rows whose class is among the five likeliest"
+        _top5, _mean, "share of rows whose class is among the five likeliest", ("cross-entropy",)
     ),
-    "auroc": Score(_ranked, _auroc, "chance that a positive row outranks a negative one; needs both in each client"),
-    "r2": Score(_errors, _r2, "share of a value's variance explained"),
-    "neg-mae": Score(_absolute, lambda e, offsets: -by_client(e[:, 0], offsets), "minus the mean absolute error"),
-    "token-accuracy": Score(_right_tokens, _per_token, "share of tokens that are right"),
+    "auroc": Score(
+        _margins,
+        _auroc,
+        "probability that a positive row ranks above a negative one; needs both in each client",
+        CLASSES,
+    ),
+    "r2": Score(_errors, _r2, "share of the variance explained", VALUES),
+    "neg-mae": Score(
+        _absolute,
+        lambda stats, offsets: -_mean(stats, offsets),
+        "minus the mean absolute error",
+        VALUES,
+    ),
+    "token-accuracy": Score(_correct_tokens, _per_token, "share of tokens that are right", TOKENS),
     "likelihood": Score(
-        _surprise,
-        lambda e, offsets: _per_token(e, offsets).exp(),
-        "geometric mean of the probability given to the right class or token; its inverse is the perplexity",
+        _log_likelihoods,
+        lambda stats, offsets: _per_token(stats, offsets).exp(),
+        "geometric mean of the probability of the right class or token; 1 / perplexity",
+        TOKENS,
+    ),
+}
+
+# Lower is better; not allowed as a run's main score.
+DIAGNOSTICS = {
+    "ece": Score(
+        calibration.row_stats, calibration.ece, "expected calibration error, 20 bins", CLASSES
+    ),
+    "mce": Score(
+        calibration.row_stats, calibration.mce, "maximum calibration error, 20 bins", CLASSES
     ),
 }
 
 
-# Of these lower is better: to be looked at, not to be run by.
-ERRORS = {
-    "ece": Score(calibration.evidence, calibration.ece, "expected calibration error, 20 bins"),
-    "mce": Score(calibration.evidence, calibration.mce, "maximum calibration error, 20 bins"),
-}
-
-
-def named(name: str) -> Score:
-    """The score or error of that name."""
-    if name not in SCORES | ERRORS:
+def find(name: str) -> Score:
+    """The score or diagnostic of that name."""
+    known = SCORES | DIAGNOSTICS
+    if name not in known:
         raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")
-    return (SCORES | ERRORS)[name]
+    return known[name]
+
+
+def check(name: str, loss: str) -> None:
+    """Raise ConfigError if the score does not exist, or does not fit tasks of this loss."""
+    fits = find(name).losses
+    if fits and loss not in fits:
+        possible = [other for other, score in SCORES.items() if loss in (score.losses or (loss,))]
+        hint = did_you_mean(name, possible)
+        raise ConfigError(f"score = {name!r} does not fit data whose loss is {loss!r}: {hint}")
 
 
 def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:
-    """The clients with rows for which the score is undefined: AUROC needs both classes, R^2 two values."""
+    """The clients with rows whose score is undefined: AUROC needs both classes, R^2 two values."""
     if name not in ("auroc", "r2") or len(y) == 0:
         return []
     first = y[offsets[:-1].clamp(max=len(y) - 1)].double()
     sizes = offsets.diff()
     differs = y.double() != torch.repeat_interleave(first, sizes)
-    return ((by_client(differs.double(), offsets) == 0) & (sizes > 0)).nonzero().flatten().tolist()
+    constant = (mean_by_client(differs.double(), offsets) == 0) & (sizes > 0)
+    clients: list[int] = constant.nonzero().flatten().tolist()
+    return clients

@@ -1,86 +1,124 @@
-"""What every client method in the folder promises: any rule, any server step, any engine, any interruption."""
+"""What every client method of the catalog promises, and methods that break it.
+
+A new file in `clients/` is tested here without being named: with any rule and server optimizer, any
+way to vectorize, any interruption.
+"""
 
 import inspect
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from commonweal import catalog, randomness
+from commonweal import catalog
+from commonweal._client_checks import CLIENT_CHECKS, check_client
+from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
+from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError
-from commonweal.local import Local, alone
-from commonweal.run import given, run
-from personal_helpers import METHODS, averaging, client, contents, federation, sent, task
+from commonweal.job import Job
+from commonweal.rounds import run
+from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors, flatten
+from commonweal.training import single
+from helpers import averaging, stream
+from personal_helpers import METHODS, ROUNDS, client, federation, sent, task
+from run_helpers import contents, stop_after
+from run_helpers import job as job_with
 
 PARTS = [("aaggff-s", "sgd", "all"), ("aaggff-d", "sgd", 3), ("term", "yogi", 3)]
+LENGTH = 150  # lines that the file of a method may have
+
+every = pytest.mark.parametrize("name", METHODS)
 
 
-def job(name: str, rule: str = "fedavg", server: str = "sgd", cohort: Any = 3, norm: bool = False, **how: Any) -> Any:
+def job(
+    name: str,
+    rule: str = "fedavg",
+    server: str = "sgd",
+    cohort: Any = 3,
+    norm: bool = False,
+    engine: Simulator | None = None,
+) -> Job:
+    settings = {"rounds": ROUNDS, "cohort": cohort, "evaluate_every": 2}
     parts = {"rule": rule, "client": client(name), "server": server}
-    return given(task(norm), federation(), **parts, rounds=4, cohort=cohort, evaluate_every=2, **how)
+    return job_with(task(norm), federation(), engine, **parts, **settings)
+
+
+@every
+def test_the_shipped_checks_pass(name: str) -> None:
+    assert check_client(client(name)) == list(CLIENT_CHECKS)
+    assert check_client(catalog.build("clients", name)) == list(CLIENT_CHECKS)
 
 
 @pytest.mark.parametrize(("rule", "server", "cohort"), PARTS)
-@pytest.mark.parametrize("name", METHODS)
-def test_any_rule_and_step_runs_and_resumes_to_the_same_bytes(
+@every
+def test_any_rule_and_server_optimizer_runs_and_resumes_to_the_same_bytes(
     name: str, rule: str, server: str, cohort: Any, tmp_path: Path
 ) -> None:
     last = list(run(job(name, rule, server, cohort), out=tmp_path / "whole"))[-1]
-    assert last.dropped == {} and not torch.equal(last.server["w"], task().initial)
-    for stop in (1, 2):
-        rounds: Iterator[Any] = run(job(name, rule, server, cohort), out=tmp_path / "part", resume=True)
-        for _ in range(stop):
-            next(rounds)
-        rounds.close()  # type: ignore[attr-defined]
+    assert last.dropped == {} and not torch.equal(last.state["w"], task().initial)
+    for stop in (1, 3):
+        stop_after(stop, run(job(name, rule, server, cohort), out=tmp_path / "part", resume=True))
     assert len(list(run(job(name, rule, server, cohort), out=tmp_path / "part", resume=True))) == 1
     assert contents(tmp_path / "part") == contents(tmp_path / "whole")
 
 
+def results(name: str, norm: bool, **options: Any) -> list[Tensor]:
+    """Everything that a run computes."""
+    simulator = Simulator(federation(), **options)
+    last = list(run(job(name, norm=norm, engine=simulator)))[-1]
+    assert last.evaluation is not None
+    own = last.evaluation.personal
+    states = {str(k): state for k, state in simulator.client_states().items()}
+    return [
+        last.state["w"],
+        last.evaluation.losses,
+        torch.empty(0) if own is None else own.losses,
+        *(value.double() for value in flatten(states).values()),
+    ]
+
+
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("name", METHODS)
-def test_engines_agree(name: str, norm: bool) -> None:
+@every
+def test_all_ways_to_vectorize_agree(name: str, norm: bool) -> None:
     if norm and name.startswith("superfed"):
-        with pytest.raises(ConfigError, match="cannot mix models with BatchNorm, which Sequential has"):
-            list(run(job(name, norm=norm)))
+        with pytest.raises(ConfigError, match="mix models with BatchNorm, which Sequential has"):
+            job(name, norm=norm)
         return
-    ways = []
-    for mode in ("loop", "vmap", "chunked"):
-        j = job(name, norm=norm, engine=mode)
-        budget = 3000 if mode == "chunked" else j.simulator.budget
-        object.__setattr__(j.simulator, "budget", budget)
-        last = list(run(j))[-1]
-        own = last.personal[0] if last.personal is not None else torch.empty(0)
-        kept = [value.double().flatten() for row in j.simulator.kept.values() for value in row.values()]
-        ways.append((last.server["w"], own, torch.cat([torch.empty(0).double(), *kept]), last.evaluation[0]))
-    for other in ways[1:]:
-        for a, b in zip(ways[0], other, strict=True):
+    loop = results(name, norm, vectorize="loop")
+    vmap = results(name, norm, vectorize="vmap")
+    chunked = results(name, norm, vectorize="chunked", budget=3000)
+    for other in (vmap, chunked):
+        for a, b in zip(loop, other, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every
 def test_a_job_that_is_run_again_begins_again(name: str, tmp_path: Path) -> None:
     j = job(name)
     for folder in ("first", "second"):
         list(run(j, out=tmp_path / folder))
     last = list(run(j))[-1]
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
-    assert torch.equal(last.server["w"], list(run(job(name)))[-1].server["w"])
+    assert torch.equal(last.state["w"], list(run(job(name)))[-1].state["w"])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_an_interrupted_round_leaves_no_trace(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients have kept what the third round gave them, then the server dies: the second is what is saved."""
+@every
+def test_an_interrupted_round_leaves_no_trace(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients have states of the third round, then the server dies: the second round is saved."""
     list(run(job(name), out=tmp_path / "whole"))
-    j = job(name)
-    rounds = run(j, out=tmp_path / "part")
+    rounds = run(job(name), out=tmp_path / "part")
     next(rounds), next(rounds)
     collect = Simulator.collect
 
-    def dies(self: Any, *arguments: Any) -> Any:
-        collect(self, *arguments)
+    def dies(self: Simulator, algorithm: Algorithm, request: Request) -> Replies:
+        collect(self, algorithm, request)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -91,56 +129,181 @@ def test_an_interrupted_round_leaves_no_trace(name: str, tmp_path: Path, monkeyp
     assert contents(tmp_path / "part") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_client_that_diverges_keeps_what_it_had(name: str) -> None:
-    t, f, local = task(), federation(), client(name, lr=1e30)
-    algorithm = averaging(local)
-    simulator, server = Simulator(t, f, "loop"), algorithm.init(t, f.clients)
-    replies = simulator.collect(algorithm, algorithm.ask(server), torch.tensor([0, 1]), 0)
-    assert not replies["update"].isfinite().all()
-    assert all(v.isfinite().all() for row in simulator.kept.values() for v in row.values() if v.is_floating_point())
+@every
+def test_a_client_that_diverges_keeps_its_state(name: str) -> None:
+    t, f, method = task(), federation(), client(name, lr=1e30)
+    algorithm = averaging(t, method)
+    simulator = Simulator(f, vectorize="loop")
+    state = algorithm.init(f.population)
+    request = Request(torch.tensor([0, 1]), algorithm.ask(state))
+    replies = simulator.collect(algorithm, request)
+    assert not replies.values["update"].isfinite().all()
+    outcome = algorithm.tell(state, replies, 5)
+    assert sorted(outcome.dropped) == [0, 1] and "diverged" in outcome.dropped[0]
+    for own in simulator.client_states().values():
+        assert all(v.isfinite().all() for v in own.values() if v.is_floating_point())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every
 def test_the_loss_reported_is_of_the_model_before_training(name: str) -> None:
-    """By the received model, with the client's own part of it where it has one."""
-    t, f, local = task(), federation(), client(name)
-    algorithm = averaging(local)
-    simulator, server = Simulator(t, f), algorithm.init(t, f.clients)
+    """By the received model, with the client's private part where it has one."""
+    t, f, method = task(), federation(), client(name)
+    algorithm = averaging(t, method)
+    simulator, state = Simulator(f), algorithm.init(f.population)
+    private = method.private_mask(t)
     for _ in range(2):
-        seen, before = algorithm.ask(server), dict(simulator.kept)
-        replies = simulator.collect(algorithm, seen, torch.arange(5), 0)
+        message, before = algorithm.ask(state), simulator.client_states()
+        replies = simulator.collect(algorithm, Request(torch.arange(5), message))
         for k in range(5):
-            kept = before.get(k, local.keep(t, 0))
-            private = local.private(t)
-            w = seen["w"].clone()
+            own = before.get(k, method.init_client(t, 0))
+            w = message["w"].clone()
             if private is not None:
-                w[private] = kept["part"]
-            own = f.train.of(k)
-            expected = torch.nn.functional.cross_entropy(t.outputs(w, own.x), own.y)
-            assert float(replies["loss"][k]) == pytest.approx(float(expected), rel=1e-5)
-        server = algorithm.tell(t, server, torch.arange(5), replies, 5).server
+                w[private] = own["private"]
+            rows = f.train.client(k)
+            expected = torch.nn.functional.cross_entropy(t.outputs(w, rows.x), rows.y)
+            assert float(replies.values["loss"][k]) == pytest.approx(float(expected), rel=1e-5)
+        state = algorithm.tell(state, replies, 5).state
 
 
-@pytest.mark.parametrize("name", METHODS)
+@every
 def test_the_file_says_what_it_is(name: str) -> None:
     entry = catalog.find("clients", name)
+    assert isinstance(entry.factory, type) and issubclass(entry.factory, Client)
     source = inspect.getsourcefile(entry.factory)
-    assert issubclass(entry.factory, Local) and source is not None
-    assert len(Path(source).read_text().splitlines()) <= (80 if name != "sgd" else 400)
+    assert source is not None
+    assert len(Path(source).read_text().splitlines()) <= (LENGTH if name != "sgd" else 400)
+    assert entry.paper
     for parameter in set(entry.parameters) - set(catalog.find("clients", "sgd").parameters):
         assert f"{parameter}:" in entry.details or f"{parameter}," in entry.details
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_visit_changes_nothing_it_was_given(name: str) -> None:
-    t, f, local = task(), federation(), client(name)
-    algorithm = averaging(local)
-    seen = algorithm.ask(algorithm.init(t, 5) | {"round": torch.tensor(3)})
-    before = {n: v.clone() for n, v in seen.items()}
-    kept = {n: v[None] for n, v in local.keep(t, 7).items()}
-    held = {n: v.clone() for n, v in kept.items()}
-    stream = randomness.stream(0, 3, 0, randomness.TRAIN)
-    algorithm.work(t, seen, kept, f.train, torch.tensor([2]), [stream], alone)
-    assert all(torch.equal(seen[n], before[n]) for n in before) and all(torch.equal(kept[n], held[n]) for n in held)
-    assert set(sent(t)) <= set(seen)
+@every
+def test_training_changes_nothing_it_was_given(name: str) -> None:
+    t, f, method = task(), federation(), client(name)
+    algorithm = averaging(t, method)
+    message = algorithm.ask(algorithm.init(f.population) | {"round": torch.tensor(3)})
+    before = {n: v.clone() for n, v in message.items()}
+    states = {n: v[None] for n, v in method.init_client(t, 7).items()}
+    copies = {n: v.clone() for n, v in states.items()}
+    group = Group(torch.tensor([2]), f.train, states, [stream("c", round=3)], single)
+    algorithm.answer(Request(group.ids, message), group)
+    assert all(torch.equal(message[n], before[n]) for n in before)
+    assert all(torch.equal(states[n], copies[n]) for n in copies)
+    assert set(sent(t)) <= set(message)
+
+
+# Methods that break the contract
+
+
+@dataclass(frozen=True)
+class NoUpdate(Client):
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {"model": params["w"]}, state
+
+
+@dataclass(frozen=True)
+class Overwriting(Client):
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"].add_(1)}
+
+
+@dataclass(frozen=True)
+class Growing(Client):
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        reply, _ = super().reply(task, params, message, state, steps)
+        return reply, {"last": params["w"]}
+
+
+@dataclass(frozen=True)
+class Drawing(Client):
+    def loss(
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        loss, buffers = task.batch_loss(params["w"], batch)
+        return loss * torch.rand(()), {"w": buffers}
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        reply, state = super().reply(task, params, message, state, steps)
+        return {"update": reply["update"] + torch.rand(())}, state
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        torch.seed()
+        return {}
+
+
+@dataclass(frozen=True)
+class Mixing(Client):
+    """Looks at the group's size: wrong numbers when clients run together."""
+
+    def descend(
+        self, params: Tensors, grads: Tensors, opt_state: State, lr: float
+    ) -> tuple[Tensors, State]:
+        lr = lr / 2 if torch._C._functorch.is_batchedtensor(grads["w"]) else lr
+        return super().descend(params, grads, opt_state, lr)
+
+
+@dataclass(frozen=True)
+class Idle(Client):
+    def descend(
+        self, params: Tensors, grads: Tensors, opt_state: State, lr: float
+    ) -> tuple[Tensors, State]:
+        return params, opt_state
+
+
+@dataclass(frozen=True)
+class Secret(Client):
+    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
+        return message["w"] + 1
+
+
+@dataclass(frozen=True)
+class Masked(Client):
+    def private_mask(self, task: Task) -> Tensor:
+        return torch.arange(task.size) < 3
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return {}
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"]}
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {"update": message["w"] - params["w"]}, {}
+
+
+@pytest.mark.parametrize(
+    ("method", "check", "words"),
+    [
+        (NoUpdate(), "reply", "no 'update'"),
+        (Overwriting(), "inputs", "it changes"),
+        (Growing(), "state", "its state changes"),
+        (Drawing(), "pure", "different replies"),
+        (Mixing(), "together", "'update' differs between"),
+        (Idle(), "trains", "changes neither"),
+        (Secret(), "personal", "set personalizes = True"),
+        (Masked(), "private", "has no 'private'"),
+        (client("superfed-mm", begin=20.0), "fits", "it raises ConfigError: superfed begin = 20"),
+    ],
+)
+def test_a_method_that_breaks_the_contract_is_told(method: Client, check: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"fails the check '{check}': .*{words}"):
+        check_client(method)
+
+
+def test_only_clients_are_checked() -> None:
+    with pytest.raises(ConfigError, match="is not a client"):
+        check_client("sgd")  # type: ignore[arg-type]

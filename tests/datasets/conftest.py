@@ -1,4 +1,4 @@
-"""Original files where they are at hand, a cache of the session's own, and an empty data directory otherwise."""
+"""Original files where COMMONWEAL_DATA has them, a cache for the session, no data otherwise."""
 
 import os
 from collections.abc import Callable
@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(os.environ.get("COMMONWEAL_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+HERE = os.environ.get("COMMONWEAL_DATA")
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty data directory, and a cache that all tests share."""
     shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
     monkeypatch.setenv("COMMONWEAL_DATA", str(tmp_path / "data"))
 
@@ -22,10 +26,13 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Use the real files in these folders of the data directory, or skip."""
 
     def use(*folders: str) -> Path:
-        missing = [folder for folder in folders if not (HERE / folder).is_dir()]
+        if not HERE:
+            pytest.skip("COMMONWEAL_DATA is not set")
+        root = Path(HERE)
+        missing = [folder for folder in folders if not (root / folder).is_dir()]
         if missing:
-            pytest.skip(f"the original files of {', '.join(missing)} are not in {HERE}")
-        monkeypatch.setenv("COMMONWEAL_DATA", str(HERE))
-        return HERE
+            pytest.skip(f"the original files of {', '.join(missing)} are not in {root}")
+        monkeypatch.setenv("COMMONWEAL_DATA", HERE)
+        return root
 
     return use

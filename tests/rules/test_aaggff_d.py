@@ -1,26 +1,31 @@
-"""AAggFF-D against the paper's O(K) recursion with all K entries, its table against a dict, and Theorem 5.2."""
+"""AAggFF-D against the paper's O(K) recursion, its table against a dict, and Theorem 5.2."""
 
 import math
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
 import commonweal
-from commonweal import simplex
-from commonweal.online import empty_table, lookup, put, response
-from commonweal.rule import State
-from commonweal.rules.aaggff_d import AAggFFD
-from commonweal.rules.uniform import Uniform
-from commonweal.store import flatten, unflatten
-from reporting import ORACLE_CDFS, reports, uniforms, vowel, weigh
+from commonweal.rules import AAggFFD, Rule, Uniform
+from commonweal.rules import _simplex as simplex
+from commonweal.rules._online import response
+from commonweal.rules._table import empty_table, lookup, put
+from commonweal.tensors import State, flatten, unflatten
+from rule_helpers import ORACLE_CDFS, build, play, reports, uniforms, vowel, weigh
+
+Array = npt.NDArray[np.float64]
 
 
-def textbook(clients: int, cohorts: list[list[int]], losses: list[np.ndarray], cdf: str) -> list[np.ndarray]:
-    """Eqs. 10-12 and 95 as they are printed, every client's entry kept."""
-    p, total, weights = np.full(clients, 1 / clients), np.zeros(clients), []
+def textbook(clients: int, cohorts: list[list[int]], losses: list[Array], cdf: str) -> list[Array]:
+    """Eqs. 10-12 and 95 as they are printed, with an entry for every client."""
+    p = np.full(clients, 1 / clients)
+    total = np.zeros(clients)
+    weights = []
     for t, (ids, f) in enumerate(zip(cohorts, losses, strict=True), start=1):
         C = len(ids) / clients
         r = C * np.array([ORACLE_CDFS[cdf](x) for x in f / f.mean()])
@@ -37,16 +42,20 @@ def textbook(clients: int, cohorts: list[list[int]], losses: list[np.ndarray], c
     return weights
 
 
-def rounds_of(seed: int, clients: int, size: int, count: int) -> tuple[list[list[int]], list[np.ndarray]]:
+def rounds_of(
+    seed: int, clients: int, size: int, count: int
+) -> tuple[list[list[int]], list[Array]]:
     rng = np.random.default_rng(seed)
     cohorts = [rng.choice(clients, size, replace=False).tolist() for _ in range(count)]
     return cohorts, [0.05 + 3 * rng.random(size) for _ in range(count)]
 
 
-def played(rule: AAggFFD, clients: int, cohorts: list[list[int]], losses: list[np.ndarray]) -> list[Tensor]:
-    state, weights = rule.init(clients), []
+def played(rule: Rule, clients: int, cohorts: list[list[int]], losses: list[Array]) -> list[Tensor]:
+    state = rule.init(clients)
+    weights = []
     for ids, f in zip(cohorts, losses, strict=True):
-        w, state = rule(reports(torch.from_numpy(f), ids=ids, clients=clients), state)
+        told = reports(torch.from_numpy(f), ids=ids, clients=clients)
+        w, state = play(rule, told, state)
         weights.append(w)
     return weights
 
@@ -56,7 +65,7 @@ def played(rule: AAggFFD, clients: int, cohorts: list[list[int]], losses: list[n
 def test_it_is_the_papers_recursion(cdf: str, size: int) -> None:
     cohorts, losses = rounds_of(size, 12, size, 50)
     for got, expected in zip(
-        played(AAggFFD(cdf=cdf), 12, cohorts, losses),  # type: ignore[arg-type]
+        played(build("aaggff-d", cdf=cdf), 12, cohorts, losses),
         textbook(12, cohorts, losses, cdf),
         strict=True,
     ):
@@ -67,36 +76,41 @@ def test_it_is_the_papers_recursion_when_the_cohorts_size_changes() -> None:
     rng = np.random.default_rng(3)
     cohorts = [rng.choice(12, 1 + t % 12, replace=False).tolist() for t in range(60)]
     losses = [rng.exponential(size=len(ids)) for ids in cohorts]
-    got, expected = played(AAggFFD(), 12, cohorts, losses), textbook(12, cohorts, losses, "normal")
+    got = played(AAggFFD(), 12, cohorts, losses)
+    expected = textbook(12, cohorts, losses, "normal")
     assert max(np.abs(a.numpy() - b).max() for a, b in zip(got, expected, strict=True)) < 1e-12
 
 
 def test_first_round_by_hand() -> None:
-    """K = 4, S = 2, CDF values a < b: the softmax of sqrt(log 4) (r - rbar) / (C (1 + rbar)) / (2.5 sqrt 2)."""
-    a, b = 1 - math.exp(-0.5), 1 - math.exp(-1.5)
+    """K = 4, S = 2: the softmax of sqrt(log 4) (r - rbar) / (C (1 + rbar)) / (2.5 sqrt 2)."""
+    a = 1 - math.exp(-0.5)
+    b = 1 - math.exp(-1.5)
     gap = math.sqrt(math.log(4)) * (b - a) / (1 + (a + b) / 4) / (2.5 * math.sqrt(2))
     got = weigh(AAggFFD(cdf="exponential"), reports([1.0, 3.0], ids=[2, 0], clients=4))
-    assert got.tolist() == pytest.approx([1 / (1 + math.exp(gap)), 1 / (1 + math.exp(-gap))], rel=1e-13)
+    assert got.tolist() == pytest.approx(
+        [1 / (1 + math.exp(gap)), 1 / (1 + math.exp(-gap))], rel=1e-13
+    )
 
 
-def test_clients_never_seen_stand_at_zero() -> None:
-    """A newcomer with the mean's loss, beside one who has fared badly for long and reports the same now."""
+def test_clients_never_seen_are_at_zero() -> None:
+    """A newcomer with the mean loss, beside a client with large losses so far."""
     rule = AAggFFD()
     state = rule.init(100)
     for _ in range(20):
-        _, state = rule(reports([3.0, 1.0], ids=[5, 6], clients=100), state)
+        _, state = play(rule, reports([3.0, 1.0], ids=[5, 6], clients=100), state)
     assert lookup(state, torch.tensor([99, 0, 50])).tolist() == [0.0, 0.0, 0.0]
-    weights, after = rule(reports([1.0, 1.0, 1.0], ids=[99, 5, 6], clients=100), state)
+    weights, after = play(rule, reports([1.0, 1.0, 1.0], ids=[99, 5, 6], clients=100), state)
     assert weights[1] > weights[0] > weights[2]
     assert lookup(after, torch.tensor([99])).item() == 0.0  # its loss was the cohort's mean
 
 
 def test_a_billion_clients_cost_what_they_report() -> None:
-    rule, clients = AAggFFD(), 10**9
+    rule = AAggFFD()
+    clients = 10**9
     state = rule.init(clients)
     for t in range(30):
         ids = [(t * 33_554_467 + 7 * k) % clients for k in range(5)] + [clients - 1]
-        weights, state = rule(reports(uniforms(t, 6), ids=ids, clients=clients), state)
+        weights, state = play(rule, reports(uniforms(t, 6), ids=ids, clients=clients), state)
         assert weights.sum().item() == pytest.approx(1, abs=1e-12)
         assert (weights > 0).all()
     assert sum(value.numel() for value in state.values()) <= 2 * 2 * 30 * 6 + 1
@@ -104,7 +118,7 @@ def test_a_billion_clients_cost_what_they_report() -> None:
 
 
 def test_a_billion_clients_agree_with_the_recursion_in_its_limit() -> None:
-    """With ever smaller C only sqrt(log K) and L = 2 + C know the population."""
+    """For small C, only sqrt(log K) and L = 2 + C depend on the population."""
     cohorts, losses = rounds_of(0, 4, 4, 10)
     got = played(AAggFFD(), 10**9, cohorts, losses)
     c = np.zeros(4)
@@ -117,7 +131,9 @@ def test_a_billion_clients_agree_with_the_recursion_in_its_limit() -> None:
 
 def test_the_table_is_a_dict() -> None:
     """Over hundreds of rounds, through every merge of recent into settled entries."""
-    rng, plain, merges = np.random.default_rng(1), dict[int, float](), 0
+    rng = np.random.default_rng(1)
+    plain = dict[int, float]()
+    merges = 0
     state: State = empty_table("settled", "recent")
     for _ in range(400):
         ids = rng.choice(3000, rng.integers(1, 20), replace=False)
@@ -127,30 +143,35 @@ def test_the_table_is_a_dict() -> None:
         plain |= dict(zip(ids.tolist(), values.tolist(), strict=True))
         merges += len(state["settled_ids"]) > before
         asked = rng.choice(3000, 30, replace=False)
-        assert lookup(state, torch.from_numpy(asked)).tolist() == [plain.get(i, 0.0) for i in asked.tolist()]
+        assert lookup(state, torch.from_numpy(asked)).tolist() == [
+            plain.get(i, 0.0) for i in asked.tolist()
+        ]
     assert 5 < merges < 300
     known = set(state["settled_ids"].tolist()) | set(state["recent_ids"].tolist())
     assert known == set(plain)
 
 
-def test_a_rounds_cost_is_not_that_of_everyone_seen() -> None:
-    """A small cohort leaves the settled table as it is: the same memory, not a copy."""
+def test_the_cost_of_a_round_does_not_grow_with_the_clients_seen() -> None:
+    """A small cohort shares the settled table: the same memory, not a copy."""
     rule = AAggFFD()
-    _, state = rule(reports(uniforms(0, 1000), clients=10**6), rule.init(10**6))
-    _, after = rule(reports(uniforms(1, 5), ids=[1, 5000, 3, 900, 70000], clients=10**6), state)
+    _, state = play(rule, reports(uniforms(0, 1000), clients=10**6), rule.init(10**6))
+    told = reports(uniforms(1, 5), ids=[1, 5000, 3, 900, 70000], clients=10**6)
+    _, after = play(rule, told, state)
     assert after["settled"] is state["settled"]
     assert after["recent_ids"].tolist() == [1, 3, 900, 5000, 70000]
 
 
-def test_the_last_word_of_a_client_wins() -> None:
-    state = put(empty_table("settled", "recent"), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double())
+def test_the_last_number_of_a_client_counts() -> None:
+    state = put(
+        empty_table("settled", "recent"), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double()
+    )
     state = put(state, torch.tensor([2, 9]), torch.tensor([5.0, 6.0]).double())
     assert lookup(state, torch.tensor([9, 2, 4, 3])).tolist() == [6.0, 5.0, 1.0, 0.0]
 
 
 def sequence(kind: str, rounds: int, clients: int) -> Tensor:
     """Losses (T, K) that are hard for a learner."""
-    if kind == "static":  # one client always worst: who never learns pays in every round
+    if kind == "static":  # one client is always worst: not learning costs in every round
         return torch.full((rounds, clients), 0.01).index_fill(1, torch.tensor([0]), 5.0).double()
     if kind == "random":
         return uniforms(0, rounds, clients)
@@ -158,7 +179,7 @@ def sequence(kind: str, rounds: int, clients: int) -> Tensor:
         two = torch.full((2, clients), 0.01)
         two[0, 0] = two[1, 1] = 5.0
         return two.repeat(rounds // 2, 1).double()
-    if kind == "switching":  # the worst client changes once, when the learner is sure
+    if kind == "switching":  # the worst client changes once, after the learner has converged
         first = sequence("static", rounds, clients)
         return torch.cat([first[: rounds // 2], first[rounds // 2 :].roll(1, dims=1)])
     drift = torch.linspace(0, 6, rounds).double()[:, None] + torch.arange(clients)
@@ -166,35 +187,49 @@ def sequence(kind: str, rounds: int, clients: int) -> Tensor:
 
 
 def regret(rule: AAggFFD | Uniform, losses: Tensor) -> float:
-    """What the decisions paid beyond the best fixed one (eq. 5), decisions being those before a round's losses."""
+    """The regret against the best fixed decision (eq. 5), with decisions made before the losses."""
     clients = losses.shape[1]
-    p, state, paid, seen = torch.full((clients,), 1 / clients).double(), rule.init(clients), 0.0, []
+    p = torch.full((clients,), 1 / clients).double()
+    state = rule.init(clients)
+    paid = 0.0
+    seen = []
     for f in losses:
         r = response(f, "normal", 1.0)
         seen.append(r)
         paid -= math.log1p(float(p @ r))
-        p, state = rule(reports(f), state)
+        p, state = play(rule, reports(f), state)
     return paid + simplex.best_fixed(torch.stack(seen))[1]
 
 
 @pytest.mark.parametrize("kind", ["random", "alternating", "switching", "drifting"])
 def test_regret_is_within_theorem_5_2(kind: str) -> None:
-    rounds, clients, L = 500, 8, 3.0  # L = C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)) at C = 1
-    assert regret(AAggFFD(), sequence(kind, rounds, clients)) <= 2 * L * math.sqrt(rounds * math.log(clients))
+    rounds = 500
+    clients = 8
+    L = 3.0  # L = C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)) at C = 1
+    assert regret(AAggFFD(), sequence(kind, rounds, clients)) <= 2 * L * math.sqrt(
+        rounds * math.log(clients)
+    )
 
 
 def test_adversarial_regret_is_within_theorem_5_2() -> None:
-    """Whoever counts least is worst in the next round."""
-    rule, clients, rounds = AAggFFD(), 6, 500
-    p, state, paid, seen = torch.full((clients,), 1 / clients).double(), rule.init(clients), 0.0, []
+    """The client with the smallest weight has the largest loss in the next round."""
+    rule = AAggFFD()
+    clients = 6
+    rounds = 500
+    p = torch.full((clients,), 1 / clients).double()
+    state = rule.init(clients)
+    paid = 0.0
+    seen = []
     for _ in range(rounds):
         f = torch.full((clients,), 0.01).double()
         f[p.argmin()] = 5.0
         r = response(f, "normal", 1.0)
         seen.append(r)
         paid -= math.log1p(float(p @ r))
-        p, state = rule(reports(f), state)
-    assert paid + simplex.best_fixed(torch.stack(seen))[1] <= 6 * math.sqrt(rounds * math.log(clients))
+        p, state = play(rule, reports(f), state)
+    assert paid + simplex.best_fixed(torch.stack(seen))[1] <= 6 * math.sqrt(
+        rounds * math.log(clients)
+    )
 
 
 def test_not_learning_breaks_the_bound_that_learning_keeps() -> None:
@@ -210,19 +245,21 @@ def test_any_sampling_probability_is_finite(clients: int, losses: list[float]) -
     for cohort in (losses, [*losses, 1.0, 0.0][: min(3, clients)]):
         state = rule.init(clients)
         for _ in range(3):
-            weights, state = rule(reports(cohort, clients=clients), state)
+            weights, state = play(rule, reports(cohort, clients=clients), state)
             assert torch.isfinite(weights).all()
             assert weights.sum().item() == pytest.approx(1, abs=1e-12)
 
 
-def test_everyone_reporting_one_loss_counts_alike() -> None:
+def test_equal_losses_give_equal_weights() -> None:
     assert weigh(AAggFFD(), reports([0.0] * 4)).tolist() == [0.25] * 4
-    assert weigh(AAggFFD(), reports([7.0] * 3, clients=1000)).tolist() == pytest.approx([1 / 3] * 3, rel=1e-15)
+    assert weigh(AAggFFD(), reports([7.0] * 3, clients=1000)).tolist() == pytest.approx(
+        [1 / 3] * 3, rel=1e-15
+    )
 
 
 def test_the_state_given_is_not_changed() -> None:
     rule = AAggFFD()
-    _, state = rule(reports([1.0, 2.0], ids=[3, 1], clients=9), rule.init(9))
+    _, state = play(rule, reports([1.0, 2.0], ids=[3, 1], clients=9), rule.init(9))
     before = {name: value.clone() for name, value in state.items()}
     rule(reports([5.0, 2.0, 1.0], ids=[1, 8, 0], clients=9), state)
     assert all(torch.equal(state[name], before[name]) for name in state)
@@ -234,7 +271,8 @@ def test_the_state_survives_being_flattened() -> None:
     back = unflatten(flatten({"rule": state}))["rule"]
     for t in range(40):
         told = reports(uniforms(t, 3), ids=[t, (t + 7) % 50, (t + 20) % 50], clients=50)
-        (w, state), (v, back) = rule(told, state), rule(told, back)
+        w, state = play(rule, told, state)
+        v, back = play(rule, told, back)
         assert torch.equal(w, v)
         back = unflatten(flatten({"rule": back}))["rule"]
 
@@ -242,7 +280,7 @@ def test_the_state_survives_being_flattened() -> None:
 def test_rounds_count_from_one() -> None:
     rule = AAggFFD()
     assert int(rule.init(5)["t"]) == 1
-    _, state = rule(reports([1.0], clients=5), rule.init(5))
+    _, state = play(rule, reports([1.0], clients=5), rule.init(5))
     assert int(state["t"]) == 2
 
 
@@ -252,6 +290,7 @@ def test_a_run_goes_on_from_a_file_as_if_never_stopped(tmp_path: Path) -> None:
     some = commonweal.run(experiment, out=tmp_path / "run")
     for _ in range(3):
         next(some)
-    some.close()  # type: ignore[attr-defined]
+    assert isinstance(some, Generator)
+    some.close()
     rest = list(commonweal.run(experiment, out=tmp_path / "run", resume=True))
     assert [done.weights for done in rest] == [done.weights for done in whole[3:]]

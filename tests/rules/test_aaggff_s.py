@@ -1,82 +1,94 @@
-"""AAggFF-S against eq. 7 computed naively, the authors' code as found by running it, and Theorem 5.1."""
+"""AAggFF-S against eq. 7 computed naively, the authors' code, and Theorem 5.1."""
 
 import math
 from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
-from commonweal import simplex
 from commonweal.errors import ConfigError
-from commonweal.online import decision_loss, response
-from commonweal.rule import Reports
-from commonweal.rules.aaggff_s import AAggFFS
-from reporting import ORACLE_CDFS
+from commonweal.rules import AAggFFS, Rule
+from commonweal.rules import _simplex as simplex
+from commonweal.rules._online import decision_loss, response
+from rule_helpers import ORACLE_CDFS, build, play, reports, weigh
+
+Array = npt.NDArray[np.float64]
+Adversary = Callable[[int, Tensor], Tensor]  # the losses of a round, given the decision
 
 
 def losses_of(seed: int, rounds: int, clients: int) -> Tensor:
-    return 0.05 + 3 * torch.rand(rounds, clients, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return 0.05 + 3 * torch.rand(
+        rounds, clients, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
-def reports(losses: Tensor, ids: list[int] | None = None, clients: int | None = None) -> Reports:
-    s = len(losses)
-    who = torch.arange(s) if ids is None else torch.tensor(ids)
-    return Reports(who, torch.ones(s), losses, torch.ones(s), torch.zeros(s, 2), clients or s)
-
-
-def minimiser(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+def minimiser(A: Array, b: Array) -> Array:
     """The least 1/2 p'Ap + b'p on the simplex, over every guess of which weights are above zero."""
-    k, best, value = len(b), None, math.inf
+    k = len(b)
+    best = None
+    value = math.inf
     for size in range(1, k + 1):
         for support in map(list, combinations(range(k), size)):
             system = np.ones((size + 1, size + 1))
-            system[:size, :size], system[size, size] = A[np.ix_(support, support)], 0
+            system[:size, :size] = A[np.ix_(support, support)]
+            system[size, size] = 0
             p = np.zeros(k)
             p[support] = np.linalg.solve(system, np.append(-b[support], 1))[:size]
-            if (p >= 0).all() and (cost := p @ A @ p / 2 + b @ p) < value:
-                best, value = p, cost
+            cost = float(p @ A @ p / 2 + b @ p)
+            if (p >= 0).all() and cost < value:
+                best = p
+                value = cost
     assert best is not None
     return best
 
 
-def equation_7(losses: np.ndarray, cdf: str, beta: float | None = None) -> list[np.ndarray]:
-    """The decisions after each round, from all past gradients and decisions as they are, nothing summed up."""
+def equation_7(losses: Array, cdf: str, beta: float | None = None) -> list[Array]:
+    """The decisions after each round, from the list of all past gradients and decisions."""
     k = losses.shape[1]
-    alpha, beta = 4.0, k / 4 if beta is None else beta
-    p, past, decisions = np.full(k, 1 / k), [], []
+    alpha = 4.0
+    beta = k / 4 if beta is None else beta
+    p = np.full(k, 1 / k)
+    past = []
+    decisions = []
     for f in losses:
         r = np.array([ORACLE_CDFS[cdf](x) / k for x in f / f.mean()])
         past.append((-r / (1 + p @ r), p))
-        # <sum g, p> + alpha/2 |p|^2 + beta/2 sum <g_t, p - p_t>^2, by its Hessian and its slope at 0.
+        # <sum g, p> + alpha/2 |p|^2 + beta/2 sum <g_t, p - p_t>^2: Hessian, and gradient at 0
         hessian = alpha * np.eye(k) + beta * sum(np.outer(g, g) for g, _ in past)
-        slope = sum(g - beta * g * (g @ then) for g, then in past)
-        p = minimiser(hessian, slope)
+        gradient = sum(g - beta * g * (g @ then) for g, then in past)
+        p = minimiser(hessian, gradient)
         decisions.append(p)
     return decisions
 
 
-def authors_code(losses: np.ndarray, cdf: str) -> list[np.ndarray]:
+def authors_code(losses: Array, cdf: str) -> list[Array]:
     """As the published code runs: facts/reference.md 1.2-1.3."""
     k = losses.shape[1]
-    p, total, matrix, decisions = np.ones(k), np.zeros(k), 4.0 * np.eye(k), []
+    p = np.ones(k)
+    total = np.zeros(k)
+    matrix = 4.0 * np.eye(k)
+    decisions = []
     for f in losses:
         x = f / f.mean()
         inverted = [0.5 * (1 + math.erfc((v - 1) / math.sqrt(2))) for v in x]
         r = np.array(inverted if cdf == "normal" else [ORACLE_CDFS[cdf](v) for v in x]) / k
         g = -r / (1 + p @ r)
-        total, matrix = total + g, matrix + np.outer(g, g)
+        total = total + g
+        matrix = matrix + np.outer(g, g)
         p = minimiser(4.0 * np.eye(k) + k / 4 * matrix, total)
         decisions.append(p)
     return decisions
 
 
-def played(rule: AAggFFS, losses: Tensor) -> list[Tensor]:
-    state, decisions = rule.init(losses.shape[1]), []
+def played(rule: Rule, losses: Tensor) -> list[Tensor]:
+    state = rule.init(losses.shape[1])
+    decisions = []
     for f in losses:
-        weights, state = rule(reports(f), state)
+        weights, state = play(rule, reports(f), state)
         decisions.append(weights)
     return decisions
 
@@ -86,19 +98,21 @@ def played(rule: AAggFFS, losses: Tensor) -> list[Tensor]:
 def test_paper_variant_is_equation_7(cdf: str, clients: int) -> None:
     losses = losses_of(clients, 10, clients)
     for got, expected in zip(
-        played(AAggFFS(cdf=cdf), losses),
+        played(build("aaggff-s", cdf=cdf), losses),
         equation_7(losses.numpy(), cdf),
-        strict=True,  # type: ignore[arg-type]
+        strict=True,
     ):
         assert got.numpy() == pytest.approx(expected, abs=1e-7)
 
 
 def test_paper_variant_at_a_corner_of_the_simplex() -> None:
-    """One client always worst: after many rounds others get nothing, which an interior solution would miss."""
+    """One client is always worst: after many rounds the others get exactly nothing."""
     losses = torch.tensor([[9.0, 0.1, 0.1, 0.1]], dtype=torch.float64).repeat(120, 1)
     expected = equation_7(losses.numpy(), "weibull")
     assert expected[-1][1] == 0
-    assert played(AAggFFS(cdf="weibull"), losses)[-1].numpy() == pytest.approx(expected[-1], abs=1e-7)
+    assert played(AAggFFS(cdf="weibull"), losses)[-1].numpy() == pytest.approx(
+        expected[-1], abs=1e-7
+    )
 
 
 def test_beta_is_the_curvature() -> None:
@@ -106,7 +120,9 @@ def test_beta_is_the_curvature() -> None:
     by_beta = {beta: played(AAggFFS(beta=beta), losses)[-1].numpy() for beta in (0.5, 1.0, 4.0)}
     for beta, got in by_beta.items():
         assert got == pytest.approx(equation_7(losses.numpy(), "normal", beta)[-1], abs=1e-7)
-    assert by_beta[1.0] == pytest.approx(played(AAggFFS(), losses)[-1].numpy(), abs=1e-12)  # K/4 by default
+    assert by_beta[1.0] == pytest.approx(
+        played(AAggFFS(), losses)[-1].numpy(), abs=1e-12
+    )  # K/4 by default
     assert np.abs(by_beta[0.5] - by_beta[4.0]).max() > 1e-4
 
 
@@ -114,7 +130,9 @@ def test_beta_is_the_curvature() -> None:
 def test_reference_variant_is_the_authors_code(cdf: str) -> None:
     losses = losses_of(5, 10, 4)
     for got, expected in zip(
-        played(AAggFFS(cdf=cdf, variant="reference"), losses), authors_code(losses.numpy(), cdf), strict=True
+        played(build("aaggff-s", cdf=cdf, variant="reference"), losses),
+        authors_code(losses.numpy(), cdf),
+        strict=True,
     ):
         assert got.numpy() == pytest.approx(expected, abs=1e-7)
 
@@ -122,22 +140,23 @@ def test_reference_variant_is_the_authors_code(cdf: str) -> None:
 def test_the_reference_variant_stays_nearer_to_uniform() -> None:
     """facts/reference.md 1.3: its ridge is larger and its quadratic pulls to 0."""
     losses = torch.tensor([[0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.5]], dtype=torch.float64).repeat(100, 1)
-    paper, reference = (played(AAggFFS(cdf="weibull", variant=v), losses) for v in ("paper", "reference"))
+    paper = played(AAggFFS(cdf="weibull", variant="paper"), losses)
+    reference = played(AAggFFS(cdf="weibull", variant="reference"), losses)
     for t in (10, 50, 100):
         assert 1 / 7 < float(reference[t - 1].max()) < float(paper[t - 1].max())
 
 
 def test_the_inverted_normal_of_the_reference_falls_with_the_loss() -> None:
     losses = torch.tensor([1.0, 2.0, 3.0])
-    inverted, _ = AAggFFS(variant="reference")(reports(losses), AAggFFS(variant="reference").init(3))
-    right, _ = AAggFFS()(reports(losses), AAggFFS().init(3))
+    inverted = weigh(AAggFFS(variant="reference"), reports(losses))
+    right = weigh(AAggFFS(), reports(losses))
     assert (inverted.diff() < 0).all()
     assert (right.diff() > 0).all()
 
 
 def test_first_decision_weighs_by_this_rounds_losses() -> None:
     """Algorithm 2: the new decision weighs this round's updates already."""
-    weights, state = AAggFFS()(reports(torch.tensor([1.0, 2.0])), AAggFFS().init(2))
+    weights, state = play(AAggFFS(), reports([1.0, 2.0]), AAggFFS().init(2))
     assert weights[1] > 0.5 > weights[0]
     assert torch.equal(weights, state["p"])
 
@@ -146,6 +165,7 @@ def test_the_state_starts_uniform_or_as_the_authors_code_does() -> None:
     assert AAggFFS().init(4)["p"].tolist() == [0.25] * 4
     assert AAggFFS(variant="reference").init(4)["p"].tolist() == [1.0] * 4
     assert {name: tuple(value.shape) for name, value in AAggFFS().init(3).items()} == {
+        "seats": (3,),
         "p": (3,),
         "linear": (3,),
         "curvature": (3, 3),
@@ -155,7 +175,7 @@ def test_the_state_starts_uniform_or_as_the_authors_code_does() -> None:
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_all_zero_losses_leave_the_decision_uniform(variant: str) -> None:
     losses = torch.zeros(5, 3, dtype=torch.float64)
-    for weights in played(AAggFFS(variant=variant), losses):  # type: ignore[arg-type]
+    for weights in played(build("aaggff-s", variant=variant), losses):
         assert weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-9)
 
 
@@ -165,22 +185,26 @@ def test_a_single_silo_has_all_the_weight() -> None:
 
 
 def test_a_missing_silo_is_out_of_the_weights_and_the_others_sum_to_one() -> None:
-    rule, losses = AAggFFS(), losses_of(1, 6, 4)
+    rule = AAggFFS()
+    losses = losses_of(1, 6, 4)
     state = rule.init(4)
     for t, f in enumerate(losses):
         ids = [k for k in range(4) if k != t % 4]
-        weights, state = rule(reports(f[ids], ids, 4), state)
+        weights, state = play(rule, reports(f[ids], ids=ids, clients=4), state)
         assert weights.shape == (3,)
         assert weights.sum().item() == pytest.approx(1, abs=1e-12)
         assert state["p"].sum().item() == pytest.approx(1, abs=1e-12)
-        torch.testing.assert_close(weights, state["p"][ids] / state["p"][ids].sum(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            weights, state["p"][ids] / state["p"][ids].sum(), rtol=1e-12, atol=0
+        )
 
 
 def test_a_missing_silo_is_treated_as_average() -> None:
-    """Eq. 10: with the mean response in its place, the rest stretched by 1/C; the oracle is that vector in eq. 7."""
-    rule, k = AAggFFS(cdf="logistic"), 4
+    """Eq. 10: the mean response in its place, deviations divided by C, and the result in eq. 7."""
+    rule = AAggFFS(cdf="logistic")
+    k = 4
     f = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    _, state = rule(reports(f, [0, 2, 3], k), rule.init(k))
+    _, state = play(rule, reports(f, ids=[0, 2, 3], clients=k), rule.init(k))
     r = np.array([ORACLE_CDFS["logistic"](x) / k for x in (f / f.mean()).tolist()])
     full = np.full(k, r.mean())
     full[[0, 2, 3]] = r.mean() + (r - r.mean()) * k / 3
@@ -191,21 +215,20 @@ def test_a_missing_silo_is_treated_as_average() -> None:
 
 
 def test_only_ever_the_same_two_of_four_report() -> None:
-    rule, state = AAggFFS(), AAggFFS().init(4)
+    rule = AAggFFS()
+    state = rule.init(4)
     for _ in range(300):
-        weights, state = rule(reports(torch.tensor([5.0, 0.1]), [3, 1], 4), state)
+        weights, state = play(rule, reports([5.0, 0.1], ids=[3, 1], clients=4), state)
     assert torch.isfinite(weights).all()
     assert weights.sum().item() == pytest.approx(1, abs=1e-12)
     assert weights[0] > weights[1]
 
 
 def test_wrong_parameters_are_sentences() -> None:
-    import commonweal
-
     with pytest.raises(ConfigError, match="cdf = 'norml': did you mean 'normal'"):
-        commonweal.rule("aaggff-s", cdf="norml")
+        build("aaggff-s", cdf="norml")
     with pytest.raises(ConfigError, match="variant = 'code'"):
-        commonweal.rule("aaggff-s", variant="code")
+        build("aaggff-s", variant="code")
 
 
 def bound(clients: int, rounds: int) -> float:
@@ -213,28 +236,30 @@ def bound(clients: int, rounds: int) -> float:
     return 2 * (1 + math.log(1 + rounds / (16 * clients)))
 
 
-def regret(rule: AAggFFS, clients: int, rounds: int, adversary: Callable[[int, Tensor], Tensor]) -> float:
-    state, paid, responses = rule.init(clients), 0.0, []
+def regret(rule: Rule, cdf: str, clients: int, rounds: int, adversary: Adversary) -> float:
+    state = rule.init(clients)
+    paid = 0.0
+    responses = []
     for t in range(rounds):
         p = state["p"]
         f = adversary(t, p)
-        r = response(f, rule.cdf, 1 / clients)
+        r = response(f, cdf, 1 / clients)
         paid += float(decision_loss(p, r))
         responses.append(r)
-        _, state = rule(reports(f), state)
+        _, state = play(rule, reports(f), state)
     return paid + simplex.best_fixed(torch.stack(responses))[1]
 
 
-def random_losses(clients: int, rounds: int) -> Callable[[int, Tensor], Tensor]:
+def random_losses(clients: int, rounds: int) -> Adversary:
     table = losses_of(clients, rounds, clients) ** 3
     return lambda t, p: table[t]
 
 
-def against_the_least_weighted(clients: int, rounds: int) -> Callable[[int, Tensor], Tensor]:
+def against_the_least_weighted(clients: int, rounds: int) -> Adversary:
     return lambda t, p: torch.full_like(p, 0.01).index_fill(0, p.argmin(), 10.0)
 
 
-def drifting(clients: int, rounds: int) -> Callable[[int, Tensor], Tensor]:
+def drifting(clients: int, rounds: int) -> Adversary:
     k = torch.arange(clients, dtype=torch.float64)
     return lambda t, p: 1.05 + torch.sin(2 * math.pi * (k / clients + 2 * t / rounds))
 
@@ -242,25 +267,32 @@ def drifting(clients: int, rounds: int) -> Callable[[int, Tensor], Tensor]:
 @pytest.mark.parametrize("cdf", ORACLE_CDFS)
 @pytest.mark.parametrize("kind", [random_losses, against_the_least_weighted, drifting])
 @pytest.mark.parametrize("clients", [2, 5])
-def test_regret_stays_under_the_bound_of_theorem_5_1(kind: Callable[..., object], clients: int, cdf: str) -> None:
+def test_regret_stays_under_the_bound_of_theorem_5_1(
+    kind: Callable[[int, int], Adversary], clients: int, cdf: str
+) -> None:
     rounds = 150
-    adversary: Callable[[int, Tensor], Tensor] = kind(clients, rounds)  # type: ignore[assignment]
-    rule = AAggFFS(cdf=cdf)  # type: ignore[arg-type]
-    assert regret(rule, clients, rounds, adversary) <= bound(clients, rounds)
+    rule = build("aaggff-s", cdf=cdf)
+    paid = regret(rule, cdf, clients, rounds, kind(clients, rounds))
+    assert paid <= bound(clients, rounds)
+    assert rule.bound(rounds, clients) == pytest.approx(bound(clients, rounds))
 
 
 def test_regret_against_an_always_worst_client_stops_growing() -> None:
     def constant(t: int, p: Tensor) -> Tensor:
         return torch.tensor([5.0, 0.1, 0.1, 0.1], dtype=torch.float64)
 
-    early, late = regret(AAggFFS(), 4, 150, constant), regret(AAggFFS(), 4, 300, constant)
+    early = regret(AAggFFS(), "normal", 4, 150, constant)
+    late = regret(AAggFFS(), "normal", 4, 300, constant)
     assert early > 0
     assert late == pytest.approx(early, abs=1e-6)
 
 
 def test_regret_of_a_decision_that_never_moves_grows_past_the_bound() -> None:
     """The bound means something: staying uniform against an always worst client breaks it."""
-    clients, rounds = 4, 300
+    clients = 4
+    rounds = 300
     r = response(torch.tensor([5.0, 0.1, 0.1, 0.1]), "normal", 1 / clients)
-    stayed = rounds * float(decision_loss(torch.full((clients,), 1 / clients, dtype=torch.float64), r))
+    stayed = rounds * float(
+        decision_loss(torch.full((clients,), 1 / clients, dtype=torch.float64), r)
+    )
     assert stayed + simplex.best_fixed(r.repeat(rounds, 1))[1] > bound(clients, rounds)

@@ -1,29 +1,35 @@
-"""AdaFed against the paper's Gram-Schmidt in several orders, the rates of Theorem 4.1 and the descent of 5.1."""
+"""AdaFed against Gram-Schmidt in several orders, the rates of Theorem 4.1, the descent of 5.1."""
 
 from itertools import permutations
+from statistics import fmean
 
 import pytest
 import torch
 from torch import Tensor
 
 import commonweal
+from commonweal.algorithms.algorithm import Request
+from commonweal.algorithms.averaging import Averaging
+from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError
-from commonweal.local import Local
-from commonweal.rules.adafed import AdaFed
+from commonweal.rules import AdaFed
+from commonweal.servers import SGD
 from commonweal.task import Task
-from helpers import averaging, close, federation, loaded, module, torch_loss
-from reporting import normals, reports, uniforms, vowel, weigh
+from helpers import close, federation, loaded, module, torch_loss
+from rule_helpers import build, normals, reports, uniforms, updates_of, vowel, warnings, weigh
 
 
 def gram_schmidt(U: Tensor, losses: Tensor, gamma: float, order: tuple[int, ...]) -> Tensor:
     """The direction by eqs. 5, 6 and 14, one client after the other."""
     kept: list[Tensor] = []
     for k in order:
-        g, scale = U[k].clone(), losses[k] ** gamma
+        g = U[k].clone()
+        scale = losses[k] ** gamma
         for other in kept:
             share = (U[k] @ other) / (other @ other)
-            g, scale = g - share * other, scale - share
+            g = g - share * other
+            scale = scale - share
         kept.append(g / scale)
     inverse = torch.stack([1 / (g @ g) for g in kept])
     return (inverse / inverse.sum()) @ torch.stack(kept)
@@ -32,10 +38,13 @@ def gram_schmidt(U: Tensor, losses: Tensor, gamma: float, order: tuple[int, ...]
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 1.0, 2.5, 5.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_the_papers_gram_schmidt_in_every_order(gamma: float, seed: int) -> None:
-    U, losses = normals(seed, 4, 10) + 0.3, 0.3 + 2 * uniforms(seed, 4)
+    U = normals(seed, 4, 10) + 0.3
+    losses = 0.3 + 2 * uniforms(seed, 4)
     got = weigh(AdaFed(gamma, scale="none"), reports(losses, updates=U)) @ U
     for order in permutations(range(4)):
-        torch.testing.assert_close(got, gram_schmidt(U, losses, gamma, order), rtol=1e-7, atol=1e-9 * float(got.norm()))
+        torch.testing.assert_close(
+            got, gram_schmidt(U, losses, gamma, order), rtol=1e-7, atol=1e-9 * float(got.norm())
+        )
 
 
 def test_by_hand() -> None:
@@ -49,8 +58,9 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_rates_are_proportional_to_a_power_of_the_loss(scale: str, gamma: float, seed: int) -> None:
     """Theorem 4.1, both conditions: everyone descends, and by f^gamma."""
-    U, losses = normals(seed, 6, 20), 0.2 + 2 * uniforms(seed + 9, 6)
-    rates = U @ (weigh(AdaFed(gamma, scale=scale), reports(losses, updates=U)) @ U)  # type: ignore[arg-type]
+    U = normals(seed, 6, 20)
+    losses = 0.2 + 2 * uniforms(seed + 9, 6)
+    rates = U @ (weigh(build("adafed", gamma=gamma, scale=scale), reports(losses, updates=U)) @ U)
     assert (rates > 0).all()
     torch.testing.assert_close(rates / rates[0], (losses / losses[0]) ** gamma, rtol=1e-9, atol=0)
 
@@ -73,9 +83,10 @@ def test_weights_may_be_negative() -> None:
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 3.0])
 def test_scales_differ_by_a_number_only(gamma: float) -> None:
-    U, losses = normals(2, 4, 7), 0.2 + uniforms(2, 4)
+    U = normals(2, 4, 7)
+    losses = 0.2 + uniforms(2, 4)
     none, theorem, mean = (
-        weigh(AdaFed(gamma, scale=scale), reports(losses, updates=U))  # type: ignore[arg-type]
+        weigh(build("adafed", gamma=gamma, scale=scale), reports(losses, updates=U))
         for scale in ("none", "theorem", "mean")
     )
     torch.testing.assert_close(theorem, none * losses.min() ** gamma, rtol=1e-12, atol=0)
@@ -85,8 +96,9 @@ def test_scales_differ_by_a_number_only(gamma: float) -> None:
 
 @pytest.mark.parametrize("scale", ["theorem", "mean"])
 def test_these_scales_do_not_depend_on_the_losses_unit(scale: str) -> None:
-    U, losses = normals(3, 4, 7), 0.2 + uniforms(3, 4)
-    rule = AdaFed(5.0, scale=scale)  # type: ignore[arg-type]
+    U = normals(3, 4, 7)
+    losses = 0.2 + uniforms(3, 4)
+    rule = build("adafed", gamma=5.0, scale=scale)
     once, tenth = (weigh(rule, reports(c * losses, updates=U)) for c in (1.0, 0.1))
     torch.testing.assert_close(once, tenth, rtol=1e-9, atol=0)
 
@@ -94,8 +106,10 @@ def test_these_scales_do_not_depend_on_the_losses_unit(scale: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
 def test_no_loss_rises_with_the_theorems_step(seed: int, gamma: float) -> None:
-    """Theorem 5.1: losses with curvature L, gradients as updates, a step of 2 / L times min f^gamma."""
-    L, centres, w = 3.0, normals(seed, 5, 8), normals(seed + 70, 8)
+    """Theorem 5.1: losses of curvature L, gradients as updates, a step of 2 min f^gamma / L."""
+    L = 3.0
+    centres = normals(seed, 5, 8)
+    w = normals(seed + 70, 8)
 
     def losses(at: Tensor) -> Tensor:
         return 0.1 + L / 2 * (at - centres).square().sum(1)
@@ -108,7 +122,7 @@ def test_no_loss_rises_with_the_theorems_step(seed: int, gamma: float) -> None:
 @pytest.mark.parametrize("scale", ["theorem", "mean", "none"])
 def test_losses_of_zero_take_the_mean_step(scale: str) -> None:
     told = reports([0.0, 0.0], updates=[[1.0, 0.0], [0.0, 3.0]])
-    assert weigh(AdaFed(scale=scale), told).tolist() == pytest.approx([0.5, 0.5])  # type: ignore[arg-type]
+    assert weigh(build("adafed", scale=scale), told).tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_one_loss_of_zero_is_not_moved() -> None:
@@ -122,43 +136,50 @@ def test_one_loss_of_zero_is_not_moved() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_zero_updates_move_nothing_and_are_noted(gamma: float) -> None:
-    rule, told = AdaFed(gamma), reports([1.0, 2.0], updates=torch.zeros(2, 3))
-    weights, state = rule(told, rule.init(2))
-    assert torch.isfinite(weights).all()
-    assert len(rule.notes(told, state)) == 1
+def test_zero_updates_move_nothing_and_give_a_warning(gamma: float) -> None:
+    rule = AdaFed(gamma)
+    told = reports([1.0, 2.0], updates=torch.zeros(2, 3))
+    assert torch.isfinite(weigh(rule, told)).all()
+    assert len(warnings(rule, told)) == 1
 
 
 def test_one_zero_update_leaves_the_others_their_rates() -> None:
     U = normals(5, 4, 6)
     U[2] = 0
-    rule, losses = AdaFed(), torch.tensor([0.5, 1.0, 3.0, 2.0]).double()
+    rule = AdaFed()
+    losses = torch.tensor([0.5, 1.0, 3.0, 2.0]).double()
     told = reports(losses, updates=U)
-    weights, state = rule(told, rule.init(4))
+    weights = weigh(rule, told)
     rates = U @ (weights @ U)
     others = torch.tensor([0, 1, 3])
-    torch.testing.assert_close(rates[others] / rates[0], losses[others] / losses[0], rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        rates[others] / rates[0], losses[others] / losses[0], rtol=1e-9, atol=0
+    )
     assert weights[2] == 0
-    assert "singular" in rule.notes(told, state)[0]
+    assert "singular" in warnings(rule, told)[0]
 
 
 def test_equal_updates_with_unequal_losses_share_what_they_ask() -> None:
     """<u, D> cannot be both 1 and 3: least squares makes it proportional to their mean, 2."""
-    u, v = torch.tensor([1.0, 0.0, 0.0]).double(), torch.tensor([0.0, 1.0, 0.0]).double()
-    rule, told = AdaFed(), reports([1.0, 3.0, 1.0], updates=torch.stack([u, u, v]))
-    weights, state = rule(told, rule.init(3))
+    u = torch.tensor([1.0, 0.0, 0.0]).double()
+    v = torch.tensor([0.0, 1.0, 0.0]).double()
+    rule = AdaFed()
+    told = reports([1.0, 3.0, 1.0], updates=torch.stack([u, u, v]))
+    weights = weigh(rule, told)
     assert weights[0].item() == pytest.approx(weights[1].item(), rel=1e-9)
-    D = weights @ told.updates
+    D = weights @ updates_of(told)
     assert (u @ D).item() == pytest.approx(2 * (v @ D).item(), rel=1e-9)
-    assert "singular" in rule.notes(told, state)[0]
+    assert "singular" in warnings(rule, told)[0]
 
 
 def test_more_clients_than_parameters_is_least_squares() -> None:
-    U, losses = normals(6, 7, 3) + 1, 0.5 + uniforms(6, 7)
-    rule, told = AdaFed(scale="none"), reports(losses, updates=U)
-    weights, state = rule(told, rule.init(7))
+    U = normals(6, 7, 3) + 1
+    losses = 0.5 + uniforms(6, 7)
+    rule = AdaFed(scale="none")
+    told = reports(losses, updates=U)
+    weights = weigh(rule, told)
     assert torch.isfinite(weights).all()
-    assert "singular" in rule.notes(told, state)[0]
+    assert "singular" in warnings(rule, told)[0]
     # Rates are fitted in units of each update's own length.
     units = U / U.norm(dim=1, keepdim=True)
     fitted = torch.linalg.lstsq(units, (losses / U.norm(dim=1))[:, None]).solution[:, 0]
@@ -166,27 +187,30 @@ def test_more_clients_than_parameters_is_least_squares() -> None:
     torch.testing.assert_close(D / D.norm(), fitted / fitted.norm(), rtol=1e-8, atol=1e-10)
 
 
-def test_ordinary_updates_are_not_noted() -> None:
-    rule, told = AdaFed(), reports([1.0, 2.0, 3.0], updates=normals(7, 3, 5))
-    assert rule.notes(told, rule(told, rule.init(3))[1]) == []
+def test_ordinary_updates_give_no_warning() -> None:
+    rule = AdaFed()
+    told = reports([1.0, 2.0, 3.0], updates=normals(7, 3, 5))
+    assert warnings(rule, told) == ()
 
 
 def test_a_nearly_converged_client_is_not_singular() -> None:
     U = normals(8, 3, 5) * torch.tensor([[1.0], [1e-8], [1.0]])
-    rule, losses = AdaFed(), torch.tensor([1.0, 0.01, 2.0]).double()
+    rule = AdaFed()
+    losses = torch.tensor([1.0, 0.01, 2.0]).double()
     told = reports(losses, updates=U)
-    weights, state = rule(told, rule.init(3))
+    weights = weigh(rule, told)
     rates = U @ (weights @ U)
     torch.testing.assert_close(rates / rates[0], losses / losses[0], rtol=1e-6, atol=0)
-    assert rule.notes(told, state) == []
+    assert warnings(rule, told) == ()
 
 
-def test_the_note_is_about_the_last_round_only() -> None:
+def test_the_warning_is_about_this_round_and_nothing_is_remembered() -> None:
     rule = AdaFed()
-    bad, good = reports([1.0, 2.0], updates=torch.ones(2, 3)), reports([1.0, 2.0], updates=normals(9, 2, 3))
-    _, state = rule(bad, rule.init(2))
-    _, after = rule(good, state)
-    assert rule.notes(bad, state) != [] and rule.notes(good, after) == []
+    assert rule.init(2) == {}
+    bad = rule(reports([1.0, 2.0], updates=torch.ones(2, 3)), {})
+    assert bad.warnings != ()
+    assert bad.state == {}
+    assert rule(reports([1.0, 2.0], updates=normals(9, 2, 3)), bad.state).warnings == ()
 
 
 def test_after_uses_the_loss_after() -> None:
@@ -203,46 +227,58 @@ def test_after_without_it_is_an_error() -> None:
 
 
 def test_only_after_asks_for_it() -> None:
-    assert AdaFed(loss="after").needs_after and not AdaFed().needs_after
+    assert "loss_after" in AdaFed(loss="after").needs
+    assert "loss_after" not in AdaFed().needs
+    assert "update" in AdaFed().needs
 
 
 @pytest.mark.parametrize("kind", ["logistic", "mlp", "norm"])
 @pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
 def test_after_is_the_trained_models_loss_on_its_own_rows(kind: str, mode: str) -> None:
-    task, f = Task(module(kind)), federation({"a": 23, "b": 9, "c": 23})
-    algorithm = averaging(Local(epochs=2, batch=8), rule=AdaFed(loss="after"))
-    server = algorithm.init(task, 3)
-    replies = Simulator(task, f, mode).collect(algorithm, algorithm.ask(server), torch.tensor([2, 0, 1]), 0)
+    task = Task(module(kind))
+    f = federation({"a": 23, "b": 9, "c": 23})
+    rule = AdaFed(loss="after")
+    algorithm = Averaging(task, rule, Client(epochs=2, batch=8), SGD())
+    state = algorithm.init(f.population)
+    request = Request(torch.tensor([2, 0, 1]), algorithm.ask(state))
+    replies = Simulator(f, vectorize=mode).collect(algorithm, request).values
     for k, client in enumerate([2, 0, 1]):
-        trained = loaded(task, server["w"] - replies["update"][k]).eval()
-        rows = f.train.of(client)
+        trained = loaded(task, state["w"] - replies["update"][k]).eval()
+        rows = f.train.client(client)
         with torch.no_grad():
-            close(replies["after"][k], torch_loss("cross-entropy", trained(rows.x), rows.y).double())
-    assert (replies["after"] < replies["loss"]).all()
+            close(
+                replies["loss_after"][k],
+                torch_loss("cross-entropy", trained(rows.x), rows.y).double(),
+            )
+    assert (replies["loss_after"] < replies["loss"]).all()
 
 
 def test_replies_hold_no_after_where_no_one_asked() -> None:
-    task, f = Task(module("logistic")), federation({"a": 9, "b": 9})
-    algorithm = averaging(rule=AdaFed())
-    replies = Simulator(task, f).collect(algorithm, algorithm.ask(algorithm.init(task, 2)), torch.arange(2), 0)
-    assert "after" not in replies
+    task = Task(module("logistic"))
+    f = federation({"a": 9, "b": 9})
+    algorithm = Averaging(task, AdaFed(), Client(), SGD())
+    request = Request(torch.arange(2), algorithm.ask(algorithm.init(f.population)))
+    assert "loss_after" not in Simulator(f).collect(algorithm, request).values
 
 
 @pytest.mark.parametrize("loss", ["before", "after"])
 def test_an_experiment_runs(loss: str) -> None:
     rounds = vowel({"name": "adafed", "loss": loss}, cohort=5, rounds=4)
-    assert all(done.notes == [] for done in rounds)
-    assert rounds[-1].losses.mean() < rounds[0].losses.mean()
+    assert all(done.warnings == () for done in rounds)
+    assert fmean(rounds[-1].losses) < fmean(rounds[0].losses)
 
 
-def test_an_experiment_notes_a_singular_round_once() -> None:
+def test_an_experiment_warns_of_a_singular_round_once() -> None:
     """Three clients, of whom two have the same rows and take the same batches: all of them."""
-    x, y = [[0.0], [1.0], [2.0], [3.0]] * 3, [0, 1, 1, 0] * 3
+    x = [[0.0], [1.0], [2.0], [3.0]] * 3
+    y = [0, 1, 1, 0] * 3
     f = commonweal.Federation.from_arrays(x, y, [*"aaaabbbbcccc"], test=0.0)
     f = commonweal.Federation(f.train, f.train, f.names, f.outputs)
     sgd = {"name": "sgd", "batch": 0}
-    done = next(commonweal.run(Task(torch.nn.Linear(1, 2)), f, rule="adafed", client=sgd, rounds=1))
-    assert len(done.notes) == 1 and "singular" in done.notes[0]
+    task = Task(torch.nn.Linear(1, 2))
+    done = next(commonweal.run(task, f, rule="adafed", client=sgd, rounds=1))
+    assert len(done.warnings) == 1
+    assert "singular" in done.warnings[0]
 
 
 def test_gamma_below_zero_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""AFL against a projection by bisection, its regularised fixed points, and the paper's two-domain example."""
+"""AFL against projection by bisection, its regularised fixed points, the two-domain example."""
 
 import math
 
@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.rule import State
-from commonweal.rules.afl import AFL
-from commonweal.rules.fedavg import FedAvg
-from commonweal.server import SGD, Polyak
-from reporting import reports, uniforms, vowel, weigh
+from commonweal.rules import AFL, FedAvg, Rule
+from commonweal.servers import SGD, Polyak
+from commonweal.tensors import State
+from rule_helpers import build, play, reports, uniforms, updates_of, vowel, weigh
 
 
 def bisected(v: Tensor) -> Tensor:
     """The nearest point of the simplex: max(v - s, 0) with the s for which it sums to 1."""
-    low, high = float(v.min()) - 1, float(v.max())
+    low = float(v.min()) - 1
+    high = float(v.max())
     for _ in range(200):
         s = (low + high) / 2
         low, high = (s, high) if (v - s).clamp(min=0).sum() > 1 else (low, s)
@@ -24,17 +24,20 @@ def bisected(v: Tensor) -> Tensor:
 
 
 def lam(*values: float) -> State:
-    return {"lam": torch.tensor(values, dtype=torch.float64)}
+    """The state of clients 0..K-1 that have all reported before."""
+    p = torch.tensor(values, dtype=torch.float64)
+    return {"seats": torch.arange(len(p)), "lam": p}
 
 
 @pytest.mark.parametrize("clients", [2, 5, 40])
 @pytest.mark.parametrize("lr", [0.01, 0.3, 100.0])
 def test_lam_is_projected_ascent(clients: int, lr: float) -> None:
     rule = AFL(lr=lr)
-    state, expected = rule.init(clients), torch.full((clients,), 1 / clients, dtype=torch.float64)
+    state = rule.init(clients)
+    expected = torch.full((clients,), 1 / clients, dtype=torch.float64)
     for t in range(30):
         losses = 3 * uniforms(t, clients)
-        weights, state = rule(reports(losses), state)
+        weights, state = play(rule, reports(losses), state)
         expected = bisected(expected + lr * losses)
         torch.testing.assert_close(state["lam"], expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-12)
@@ -57,43 +60,47 @@ def test_the_long_run_finds_the_worst_client() -> None:
     rule = AFL(lr=0.05)
     state = rule.init(4)
     for _ in range(200):
-        weights, state = rule(reports([0.5, 0.9, 1.0, 0.2]), state)
+        weights, state = play(rule, reports([0.5, 0.9, 1.0, 0.2]), state)
     assert weights.tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
 def test_absent_clients_count_as_a_gradient_of_zero() -> None:
     told = reports([2.0, 1.0], ids=[3, 1], clients=4)
-    weights, state = AFL()(told, lam(0.25, 0.25, 0.25, 0.25))
+    weights, state = play(AFL(), told, lam(0.25, 0.25, 0.25, 0.25))
     expected = bisected(torch.tensor([0.25, 0.35, 0.25, 0.45], dtype=torch.float64))
     torch.testing.assert_close(state["lam"], expected, rtol=1e-12, atol=0)
     both = expected[torch.tensor([3, 1])]
     torch.testing.assert_close(weights, both / both.sum(), rtol=1e-12, atol=0)
 
 
-def test_a_cohort_without_any_weight_counts_alike() -> None:
+def test_a_cohort_without_any_weight_gets_equal_weights() -> None:
     told = reports([0.0, 0.0], ids=[0, 1], clients=3)
-    weights, state = AFL()(told, lam(0.0, 0.0, 1.0))
+    weights, state = play(AFL(), told, lam(0.0, 0.0, 1.0))
     assert weights.tolist() == [0.5, 0.5]
     assert state["lam"].tolist() == [0.0, 0.0, 1.0]
 
 
 def test_lagged_weighs_with_the_lam_before() -> None:
-    rule, before = AFL(lagged=True), lam(0.2, 0.3, 0.5)
-    weights, after = rule(reports([1.0, 3.0, 2.0]), before)
+    rule = AFL(lagged=True)
+    before = lam(0.2, 0.3, 0.5)
+    weights, after = play(rule, reports([1.0, 3.0, 2.0]), before)
     assert torch.equal(weights, before["lam"])
-    torch.testing.assert_close(after["lam"], AFL()(reports([1.0, 3.0, 2.0]), before)[1]["lam"], rtol=0, atol=0)
-    some, _ = rule(reports([1.0, 3.0], ids=[2, 0], clients=3), before)
+    expected = AFL()(reports([1.0, 3.0, 2.0]), before).state["lam"]
+    torch.testing.assert_close(after["lam"], expected, rtol=0, atol=0)
+    some = weigh(rule, reports([1.0, 3.0], ids=[2, 0], clients=3), before)
     assert some.tolist() == pytest.approx([5 / 7, 2 / 7], rel=1e-14)
 
 
 def test_optimistic_steps_along_twice_this_gradient_less_the_last() -> None:
     rule = AFL(lr=0.05, optimistic=True)
-    _, state = rule(reports(uniforms(0, 5)), rule.init(5))
-    expected, last = state["lam"], uniforms(0, 5)
+    _, state = play(rule, reports(uniforms(0, 5)), rule.init(5))
+    expected = state["lam"]
+    last = uniforms(0, 5)
     for t in range(1, 20):
         losses = uniforms(t, 5)
-        _, state = rule(reports(losses), state)
-        expected, last = bisected(expected + 0.05 * (2 * losses - last)), losses
+        _, state = play(rule, reports(losses), state)
+        expected = bisected(expected + 0.05 * (2 * losses - last))
+        last = losses
         torch.testing.assert_close(state["lam"], expected, rtol=1e-11, atol=1e-12)
 
 
@@ -102,28 +109,36 @@ def test_optimistic_first_step_is_a_plain_one() -> None:
     torch.testing.assert_close(weigh(AFL(optimistic=True), told), weigh(AFL(), told))
 
 
-def test_mu_is_the_slope_of_the_skewness_term() -> None:
+def test_mu_is_the_gradient_of_the_skewness_term() -> None:
     """sec. 5: -2 mu lam_k / mbar_k is added, mbar_k = n_k / sum n."""
-    told, before = reports([1.0, 2.0], sizes=[1, 3]), lam(0.4, 0.6)
-    expected = bisected(torch.tensor([0.4 + 0.1 * (1 - 2 * 0.4 / 0.25), 0.6 + 0.1 * (2 - 2 * 0.6 / 0.75)]).double())
-    torch.testing.assert_close(AFL(mu=1.0)(told, before)[1]["lam"], expected, rtol=1e-6, atol=0)
+    told = reports([1.0, 2.0], sizes=[1, 3])
+    before = lam(0.4, 0.6)
+    expected = bisected(
+        torch.tensor([0.4 + 0.1 * (1 - 2 * 0.4 / 0.25), 0.6 + 0.1 * (2 - 2 * 0.6 / 0.75)]).double()
+    )
+    after = AFL(mu=1.0)(told, before).state["lam"]
+    torch.testing.assert_close(after, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("mu", [1.0, 5.0, 100.0])
-def test_mu_settles_between_the_losses_and_the_sizes(mu: float) -> None:
-    """The maximiser of <lam, f> - mu sum lam^2 / mbar is mbar (1 + (f - <mbar, f>) / (2 mu)) while positive."""
-    f, sizes = torch.tensor([0.5, 1.0, 1.2]).double(), torch.tensor([1.0, 2.0, 5.0]).double()
+def test_mu_converges_between_the_losses_and_the_sizes(mu: float) -> None:
+    """<lam, f> - mu sum lam^2 / mbar is largest at mbar (1 + (f - <mbar, f>) / (2 mu)), if > 0."""
+    f = torch.tensor([0.5, 1.0, 1.2]).double()
+    sizes = torch.tensor([1.0, 2.0, 5.0]).double()
     rule = AFL(lr=0.05 / mu, mu=mu)
     state = rule.init(3)
     for _ in range(500):
-        _, state = rule(reports(f, sizes=sizes), state)
+        _, state = play(rule, reports(f, sizes=sizes), state)
     share = sizes / 8
-    torch.testing.assert_close(state["lam"], share * (1 + (f - share @ f) / (2 * mu)), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        state["lam"], share * (1 + (f - share @ f) / (2 * mu)), rtol=1e-9, atol=0
+    )
 
 
 def dirichlet_optimum(f: Tensor, a: float) -> Tensor:
     """The maximiser of <lam, f> + (a - 1) sum log lam: lam_k = (a - 1) / (s - f_k)."""
-    low, high = float(f.max()) + 1e-12, float(f.max()) + len(f) * a + 10
+    low = float(f.max()) + 1e-12
+    high = float(f.max()) + len(f) * a + 10
     for _ in range(200):
         s = (low + high) / 2
         low, high = (s, high) if ((a - 1) / (s - f)).sum() > 1 else (low, s)
@@ -131,22 +146,22 @@ def dirichlet_optimum(f: Tensor, a: float) -> Tensor:
 
 
 @pytest.mark.parametrize("concentration", [1.1, 1.5, 3.0])
-def test_concentration_settles_where_the_prior_balances_the_losses(concentration: float) -> None:
+def test_concentration_converges_where_the_prior_balances_the_losses(concentration: float) -> None:
     f = torch.tensor([0.5, 1.0, 1.2], dtype=torch.float64)
     rule = AFL(lr=0.03, concentration=concentration)
     state = rule.init(3)
     for _ in range(1500):
-        _, state = rule(reports(f), state)
+        _, state = play(rule, reports(f), state)
     torch.testing.assert_close(state["lam"], dirichlet_optimum(f, concentration), rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize("clients", [5, 10, 100])
-def test_concentration_settles_for_more_clients_at_the_default_lr(clients: int) -> None:
+def test_concentration_converges_for_more_clients_at_the_default_lr(clients: int) -> None:
     f = torch.linspace(0.5, 1.5, clients, dtype=torch.float64)
     rule = AFL(concentration=2.0)
     state = rule.init(clients)
     for _ in range(300):
-        _, state = rule(reports(f), state)
+        _, state = play(rule, reports(f), state)
     torch.testing.assert_close(state["lam"], dirichlet_optimum(f, 2.0), rtol=1e-4, atol=0)
 
 
@@ -156,28 +171,34 @@ def test_concentration_one_is_no_prior() -> None:
 
 
 def domain_losses(logit: float) -> tuple[list[float], list[list[float]]]:
-    """Proposition 1: one point x; domain 1 is always of class 1, domain 2 of either. Losses and slopes in the logit."""
+    """Proposition 1: one point x, of class 1 in domain 1 and of either in domain 2.
+
+    Returns the losses and their gradients in the logit.
+    """
     p = 1 / (1 + math.exp(-logit))
     losses = [-math.log(p), -(math.log(p) + math.log(1 - p)) / 2]
     return losses, [[p - 1], [p - 0.5]]
 
 
-def played(rule: AFL | FedAvg, rounds: int, lr: float) -> tuple[float, Tensor, Tensor]:
+def played(rule: Rule, rounds: int, lr: float) -> tuple[float, Tensor, Tensor]:
     """The averaged logit, the averaged lam, and the last weights."""
-    step, w = Polyak(SGD(lr=lr)), torch.tensor([1.5], dtype=torch.float64)
-    state, moved, total = rule.init(2), step.init(w), torch.zeros(2, dtype=torch.float64)
+    step = Polyak(SGD(lr=lr))
+    w = torch.tensor([1.5], dtype=torch.float64)
+    state = rule.init(2)
+    moved = step.init(w)
+    total = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds):
-        losses, slopes = domain_losses(float(w))
-        told = reports(losses, updates=slopes)
-        weights, state = rule(told, state)
+        losses, gradients = domain_losses(float(w))
+        told = reports(losses, updates=gradients)
+        weights, state = play(rule, told, state)
         total = total + weights
-        w, moved = step(w, weights @ told.updates, moved)
+        w, moved = step(w, weights @ updates_of(told), moved)
     return float(step.output(w, moved)), total / rounds, weights
 
 
 @pytest.mark.parametrize("rule", [AFL(), AFL(lagged=True), AFL(optimistic=True)])
 def test_proposition_1_the_game_ends_at_log_2(rule: AFL) -> None:
-    """The worst domain's best loss is log 2, at p = 1/2, where only domain 2 leaves the model at rest: lam = (0, 1)."""
+    """The worst domain's best loss is log 2, at p = 1/2, where domain 2 has gradient 0."""
     logit, average, last = played(rule, 1500, 0.5)
     assert max(domain_losses(logit)[0]) == pytest.approx(math.log(2), abs=5e-3)
     assert average.tolist() == pytest.approx([0.0, 1.0], abs=0.02)
@@ -193,15 +214,18 @@ def test_proposition_1_averaging_ends_at_log_4_over_root_3() -> None:
 
 def test_an_inner_equilibrium_is_found_by_the_averages() -> None:
     """f = w^2 / 2 and (w - 1)^2: equal at w = 2 - sqrt 2, where lam w + (1 - lam) 2 (w - 1) = 0."""
-    step, w = Polyak(SGD(lr=0.1)), torch.tensor([1.0], dtype=torch.float64)
+    step = Polyak(SGD(lr=0.1))
+    w = torch.tensor([1.0], dtype=torch.float64)
     rule = AFL(lr=0.1)
-    state, moved, total = rule.init(2), step.init(w), torch.zeros(2, dtype=torch.float64)
+    state = rule.init(2)
+    moved = step.init(w)
+    total = torch.zeros(2, dtype=torch.float64)
     for _ in range(3000):
         x = float(w)
         told = reports([x * x / 2, (x - 1) ** 2], updates=[[x], [2 * (x - 1)]])
-        weights, state = rule(told, state)
+        weights, state = play(rule, told, state)
         total = total + weights
-        w, moved = step(w, weights @ told.updates, moved)
+        w, moved = step(w, weights @ updates_of(told), moved)
     best = 2 - math.sqrt(2)
     first = 2 * (1 - best) / (2 - best)
     assert float(step.output(w, moved)) == pytest.approx(best, abs=5e-3)
@@ -210,9 +234,11 @@ def test_an_inner_equilibrium_is_found_by_the_averages() -> None:
 
 def million() -> tuple[Tensor, Tensor, Tensor]:
     """A round of three among a million: the weights, lam, and lam as it should be."""
-    ids, clients = [7, 999_999, 123_456], 10**6
-    weights, state = AFL()(reports([1.0, 2.0, 1.0], ids=ids, clients=clients), AFL().init(clients))
-    # The 0.4 that three have gained is taken from all alike, and no one is at 0 then.
+    ids = [7, 999_999, 123_456]
+    clients = 10**6
+    told = reports([1.0, 2.0, 1.0], ids=ids, clients=clients)
+    weights, state = play(AFL(), told, AFL().init(clients))
+    # The 0.4 that three have gained is taken from all equally, and no one is at 0 then.
     expected = torch.full((clients,), 6e-7, dtype=torch.float64)
     expected[ids] += torch.tensor([0.1, 0.2, 0.1], dtype=torch.float64)
     return weights, state["lam"], expected
@@ -231,7 +257,14 @@ def test_a_million_clients_to_rounding() -> None:
 
 
 def test_an_experiment_runs_with_every_option() -> None:
-    rule = {"name": "afl", "mu": 0.1, "concentration": 1.05, "optimistic": True, "lagged": True, "lr": 0.01}
+    rule = {
+        "name": "afl",
+        "mu": 0.1,
+        "concentration": 1.05,
+        "optimistic": True,
+        "lagged": True,
+        "lr": 0.01,
+    }
     for done in vowel(rule, cohort=6, server={"name": "polyak", "step": {"name": "sgd"}}):
         assert sum(done.weights.values()) == pytest.approx(1, abs=1e-9)
 
@@ -239,4 +272,4 @@ def test_an_experiment_runs_with_every_option() -> None:
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"mu": -1.0}, {"concentration": 0.0}])
 def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
-        AFL(**wrong)  # type: ignore[arg-type]
+        build("afl", **wrong)

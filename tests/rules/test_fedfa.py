@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from commonweal.errors import ConfigError
-from commonweal.rules.fedfa import FedFA
-from reporting import reports, uniforms, vowel, weigh
+from commonweal.rules import FedFA
+from rule_helpers import play, reports, uniforms, vowel, weigh
 
 
-def formula(scores: list[float], counts: list[int], total: int, alpha: float, beta: float) -> list[float]:
+def formula(
+    scores: list[float], counts: list[int], total: int, alpha: float, beta: float
+) -> list[float]:
     a = [-math.log2(s) for s in scores]
     b = [-math.log2(1 - c / total) for c in counts]
     parts = [alpha * x / sum(a) + beta * y / sum(b) for x, y in zip(a, b, strict=True)]
@@ -19,7 +21,8 @@ def formula(scores: list[float], counts: list[int], total: int, alpha: float, be
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (2.0, 3.0)])
 def test_weights_follow_the_formula_over_rounds(alpha: float, beta: float) -> None:
-    rule, counts = FedFA(alpha, beta), [0] * 6
+    rule = FedFA(alpha, beta)
+    counts = [0] * 6
     state = rule.init(6)
     for t in range(12):
         ids = [t % 6, (t + 1) % 6, (3 * t + 2) % 6] if t % 3 else [5, 0]
@@ -27,10 +30,11 @@ def test_weights_follow_the_formula_over_rounds(alpha: float, beta: float) -> No
         scores = (0.05 + 0.9 * uniforms(t, len(ids))).tolist()
         for i in ids:
             counts[i] += 1
-        weights, state = rule(reports([1.0] * len(ids), ids=ids, clients=6, scores=scores), state)
+        told = reports([1.0] * len(ids), ids=ids, clients=6, scores=scores)
+        weights, state = play(rule, told, state)
         expected = formula(scores, [counts[i] for i in ids], sum(counts), alpha, beta)
         assert weights.tolist() == pytest.approx(expected, rel=1e-10)
-    assert state["taken"].tolist() == counts
+    assert state["counts"].tolist() == counts
 
 
 def test_by_hand() -> None:
@@ -41,7 +45,7 @@ def test_by_hand() -> None:
 
 def test_who_is_served_worse_and_who_takes_part_more_counts_more() -> None:
     rule = FedFA()
-    _, state = rule(reports([1.0], ids=[2], clients=4), rule.init(4))
+    _, state = play(rule, reports([1.0], ids=[2], clients=4), rule.init(4))
     often = weigh(rule, reports([1.0, 1.0], ids=[2, 3], clients=4, scores=[0.6, 0.6]), state)
     worse = weigh(rule, reports([1.0, 1.0], ids=[0, 1], clients=4, scores=[0.2, 0.6]), state)
     assert often[0] > often[1]
@@ -49,7 +53,16 @@ def test_who_is_served_worse_and_who_takes_part_more_counts_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "scores", [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [-3.0, 0.5], [math.nan, 0.5], [math.nan, math.nan], [2.0, 1.0]]
+    "scores",
+    [
+        [0.0, 0.0],
+        [1.0, 1.0],
+        [0.0, 1.0],
+        [-3.0, 0.5],
+        [math.nan, 0.5],
+        [math.nan, math.nan],
+        [2.0, 1.0],
+    ],
 )
 def test_scores_without_a_logarithm_give_finite_weights(scores: list[float]) -> None:
     got = weigh(FedFA(), reports([1.0, 1.0], scores=scores))
@@ -59,7 +72,9 @@ def test_scores_without_a_logarithm_give_finite_weights(scores: list[float]) -> 
 
 
 def test_perfect_scores_count_alike() -> None:
-    assert weigh(FedFA(), reports([1.0] * 3, scores=[1.0] * 3)).tolist() == pytest.approx([1 / 3] * 3, rel=1e-12)
+    assert weigh(FedFA(), reports([1.0] * 3, scores=[1.0] * 3)).tolist() == pytest.approx(
+        [1 / 3] * 3, rel=1e-12
+    )
 
 
 def test_an_undefined_score_stands_for_the_mean_of_the_others() -> None:
@@ -68,19 +83,23 @@ def test_an_undefined_score_stands_for_the_mean_of_the_others() -> None:
 
 
 def test_undefined_scores_everywhere_count_alike() -> None:
-    assert weigh(FedFA(), reports([1.0] * 2, scores=[math.nan] * 2)).tolist() == pytest.approx([0.5, 0.5])
+    assert weigh(FedFA(), reports([1.0] * 2, scores=[math.nan] * 2)).tolist() == pytest.approx(
+        [0.5, 0.5]
+    )
 
 
 def test_one_client_of_one() -> None:
     rule = FedFA()
-    weights, state = rule(reports([1.0]), rule.init(1))
+    weights, state = play(rule, reports([1.0]), rule.init(1))
     assert weights.tolist() == [1.0]
-    assert rule(reports([1.0]), state)[0].tolist() == [1.0]
+    assert weigh(rule, reports([1.0]), state).tolist() == [1.0]
 
 
 def test_losses_and_sizes_do_not_matter() -> None:
     one = weigh(FedFA(), reports([1.0, 1.0], scores=[0.5, 0.25]))
-    assert torch.equal(one, weigh(FedFA(), reports([1e4, 0.0], sizes=[1, 10**9], scores=[0.5, 0.25])))
+    assert torch.equal(
+        one, weigh(FedFA(), reports([1e4, 0.0], sizes=[1, 10**9], scores=[0.5, 0.25]))
+    )
 
 
 def test_an_experiment_with_its_double_momentum_runs() -> None:
@@ -92,7 +111,7 @@ def test_an_experiment_with_its_double_momentum_runs() -> None:
         server={"name": "sgd", "momentum": 0.5},
     )
     taken = sum(len(done.clients) for done in rounds)
-    assert rounds[-1].server["rule"]["taken"].sum().item() == taken == 20
+    assert rounds[-1].state["rule"]["counts"].sum().item() == taken == 20
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": -1.0}, {"alpha": 0.0, "beta": 0.0}])

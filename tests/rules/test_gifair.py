@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from commonweal.errors import ConfigError
-from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.gifair import GIFAIR
-from reporting import reports, uniforms, vowel, weigh
+from commonweal.rules import GIFAIR, FedAvg
+from rule_helpers import reports, uniforms, vowel, weigh
 
 
 def counted(losses: list[float], sizes: list[float], strength: float) -> list[float]:
@@ -25,7 +24,8 @@ def counted(losses: list[float], sizes: list[float], strength: float) -> list[fl
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(
-    "losses", [[1.0, 2.0, 3.0, 0.5], [1.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1e-30, 1e4, 0.0, 1e-30]]
+    "losses",
+    [[1.0, 2.0, 3.0, 0.5], [1.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1e-30, 1e4, 0.0, 1e-30]],
 )
 def test_weights_count_pairs(strength: float, losses: list[float]) -> None:
     for sizes in ([1.0, 1.0, 1.0, 1.0], [4.0, 1.0, 2.0, 3.0]):
@@ -35,14 +35,17 @@ def test_weights_count_pairs(strength: float, losses: list[float]) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_many_clients_count_pairs(seed: int) -> None:
-    losses, sizes = (uniforms(seed, 60) * 20).round().tolist(), (1 + 9 * uniforms(seed + 9, 60)).tolist()  # ties
+    losses = (uniforms(seed, 60) * 20).round().tolist()
+    sizes = (1 + 9 * uniforms(seed + 9, 60)).tolist()  # ties
     got = weigh(GIFAIR(), reports(losses, sizes=sizes))
     assert got.tolist() == pytest.approx(counted(losses, sizes, 1.0), rel=1e-10)
 
 
 def test_weights_are_the_gradient_of_the_objective() -> None:
     """sum p f + lam sum of |f_i - f_j| over pairs, by central differences in the losses."""
-    f, sizes, h = [0.3, 1.0, 0.7, 2.0], [1.0, 2.0, 3.0, 4.0], 1e-6
+    f = [0.3, 1.0, 0.7, 2.0]
+    sizes = [1.0, 2.0, 3.0, 4.0]
+    h = 1e-6
     lam = 0.5 * 0.1 / 3
 
     def objective(losses: list[float]) -> float:
@@ -51,8 +54,10 @@ def test_weights_are_the_gradient_of_the_objective() -> None:
 
     got = weigh(GIFAIR(0.5), reports(f, sizes=sizes)).tolist()
     for i in range(4):
-        up, down = list(f), list(f)
-        up[i], down[i] = f[i] + h, f[i] - h
+        up = list(f)
+        down = list(f)
+        up[i] += h
+        down[i] -= h
         assert (objective(up) - objective(down)) / (2 * h) == pytest.approx(got[i], rel=1e-6)
 
 
@@ -71,8 +76,12 @@ def test_at_the_bound_no_weight_is_below_zero_and_they_sum_to_one(seed: int) -> 
 
 
 def test_the_bound_is_reached_by_the_smallest_client_that_fares_best() -> None:
-    assert weigh(GIFAIR(1.0), reports([0.1, 1.0, 2.0], sizes=[1, 4, 5])).tolist() == pytest.approx([0.0, 0.4, 0.6])
-    assert weigh(GIFAIR(0.5), reports([0.1, 1.0, 2.0], sizes=[1, 4, 5])).tolist() == pytest.approx([0.05, 0.4, 0.55])
+    assert weigh(GIFAIR(1.0), reports([0.1, 1.0, 2.0], sizes=[1, 4, 5])).tolist() == pytest.approx(
+        [0.0, 0.4, 0.6]
+    )
+    assert weigh(GIFAIR(0.5), reports([0.1, 1.0, 2.0], sizes=[1, 4, 5])).tolist() == pytest.approx(
+        [0.05, 0.4, 0.55]
+    )
 
 
 def test_one_alone_has_all_the_weight() -> None:
@@ -82,7 +91,9 @@ def test_one_alone_has_all_the_weight() -> None:
 def test_a_column_of_a_table_is_as_good_as_a_vector() -> None:
     """Losses that do not lie side by side in memory."""
     table = uniforms(3, 5, 2)
-    assert torch.equal(weigh(GIFAIR(), reports(table[:, 0])), weigh(GIFAIR(), reports(table[:, 0].clone())))
+    assert torch.equal(
+        weigh(GIFAIR(), reports(table[:, 0])), weigh(GIFAIR(), reports(table[:, 0].clone()))
+    )
 
 
 def test_an_experiment_runs() -> None:

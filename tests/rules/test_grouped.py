@@ -1,8 +1,7 @@
-"""grouped: the inner rule on reports merged by hand; groups from a list, the data, or clustering."""
+"""grouped: the inner rule on reports merged by hand; groups from a list, data or clusters."""
 
 import tomllib
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,41 +9,58 @@ import torch
 import commonweal
 from commonweal import catalog
 from commonweal.errors import ConfigError
-from commonweal.federation import Federation, Rows
-from commonweal.local import Local
-from commonweal.rule import Reports
-from commonweal.rules.adafed import AdaFed
-from commonweal.rules.afl import AFL
-from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.grouped import Grouped
-from commonweal.rules.guarded import Guarded
-from commonweal.rules.propfair import PropFair
-from commonweal.rules.qfedavg import QFedAvg
-from commonweal.rules.uniform import Uniform
-from commonweal.run import prepare
-from helpers import federation
-from reporting import normals, reports, uniforms, vowel, weigh
+from commonweal.job import job_from_experiment
+from commonweal.population import Setting
+from commonweal.rules import (
+    AFL,
+    AdaFed,
+    FedAvg,
+    Grouped,
+    Guarded,
+    PropFair,
+    QFedAvg,
+    Reports,
+    Uniform,
+)
+from rule_helpers import (
+    build,
+    normals,
+    play,
+    reports,
+    uniforms,
+    updates_of,
+    vowel,
+    vowel_experiment,
+    warnings,
+    weigh,
+)
 
 DOMAINS = ("x", "y", "x", "z", "y", "x")
 NAMES = [name for name in catalog.entries("rules") if name not in ("grouped", "guarded")]
 
 
-def inner(name: str) -> Any:
-    return commonweal.rule(name, lipschitz=10.0) if name == "qfedavg" else commonweal.rule(name)
-
-
 def cohort(seed: int, ids: list[int]) -> Reports:
     s = len(ids)
-    scores, after = uniforms(seed + 1, s), uniforms(seed + 2, s)
-    losses, sizes = 0.1 + uniforms(seed, s), (1 + 20 * uniforms(seed + 3, s)).round()
+    scores = uniforms(seed + 1, s)
+    after = uniforms(seed + 2, s)
+    losses = 0.1 + uniforms(seed, s)
+    sizes = (1 + 20 * uniforms(seed + 3, s)).round()
     return reports(losses, sizes, normals(seed, s, 12) + 0.5, ids, 6, scores, after)
 
 
 def merged(told: Reports) -> tuple[Reports, dict[str, int]]:
-    """What the groups of a cohort report: means by rows, one group after the other, in plain loops."""
+    """What the groups of a cohort report: means by rows, group by group, in plain loops."""
+    assert told.scores is not None
+    assert told.losses_after is not None
+    all_updates = updates_of(told)
     order = {"x": 0, "y": 1, "z": 2}
     present = [g for g in order if any(DOMAINS[i] == g for i in told.ids.tolist())]
-    ids, sizes, losses, scores, updates, after = [], [], [], [], [], []
+    ids = []
+    sizes = []
+    losses = []
+    scores = []
+    updates = []
+    after = []
     for g in present:
         members = [k for k, i in enumerate(told.ids.tolist()) if DOMAINS[i] == g]
         rows = sum(float(told.sizes[k]) for k in members)
@@ -53,35 +69,42 @@ def merged(told: Reports) -> tuple[Reports, dict[str, int]]:
         sizes.append(rows)
         losses.append(sum(share[k] * float(told.losses[k]) for k in members))
         scores.append(sum(share[k] * float(told.scores[k]) for k in members))
-        after.append(sum(share[k] * float(told.after[k]) for k in members))  # type: ignore[index]
-        updates.append(torch.stack([share[k] * told.updates[k] for k in members]).sum(0))
+        after.append(sum(share[k] * float(told.losses_after[k]) for k in members))
+        updates.append(torch.stack([share[k] * all_updates[k] for k in members]).sum(0))
     both = reports(losses, sizes, torch.stack(updates), ids, 3, scores, after)
     return both, {g: k for k, g in enumerate(present)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_inner_rule_on_merged_reports(name: str) -> None:
-    rule = Grouped(inner(name), DOMAINS)
-    state, other = rule.init(6), inner(name).init(3)
+    rule = Grouped(build(name), DOMAINS)
+    state = rule.init(6)
+    other = build(name).init(3)
     for t, ids in enumerate([[0, 1, 2, 3, 4, 5], [5, 3, 0], [4, 2, 1], [3, 4]]):
         told = cohort(10 * t, ids)
-        weights, state = rule(told, state)
+        weights, state = play(rule, told, state)
         groups, place = merged(told)
-        expected, other = inner(name)(groups, other)
+        expected, other = play(build(name), groups, other)
         for k, i in enumerate(ids):
             share = told.sizes[k] / groups.sizes[place[DOMAINS[i]]]
-            assert weights[k].item() == pytest.approx((expected[place[DOMAINS[i]]] * share).item(), rel=1e-7, abs=1e-10)
+            weight = (expected[place[DOMAINS[i]]] * share).item()
+            assert weights[k].item() == pytest.approx(weight, rel=1e-7, abs=1e-10)
         # What moves is what the inner rule would have moved.
-        torch.testing.assert_close(weights @ told.updates, expected @ groups.updates, rtol=1e-6, atol=1e-9)
+        direction = weights @ updates_of(told)
+        same = expected @ updates_of(groups)
+        torch.testing.assert_close(direction, same, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_with_one_client_a_group_it_is_the_inner_rule(name: str) -> None:
-    rule, plain = Grouped(inner(name), tuple("abcdef")), inner(name)
-    state, other = rule.init(6), plain.init(6)
+def test_with_one_client_per_group_it_is_the_inner_rule(name: str) -> None:
+    rule = Grouped(build(name), tuple("abcdef"))
+    plain = build(name)
+    state = rule.init(6)
+    other = plain.init(6)
     for t, ids in enumerate([[0, 1, 2, 3, 4, 5], [1, 3, 5], [0, 4]]):
         told = cohort(10 * t, ids)
-        (weights, state), (expected, other) = rule(told, state), plain(told, other)
+        weights, state = play(rule, told, state)
+        expected, other = play(plain, told, other)
         torch.testing.assert_close(weights, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -94,7 +117,9 @@ def test_one_group_for_all_counts_by_rows() -> None:
 def test_by_hand() -> None:
     """Groups a = {0, 2} with 1 + 3 rows and b = {1}: each counts a half, and within a by rows."""
     told = reports([1.0, 1.0, 1.0], sizes=[1, 5, 3])
-    assert weigh(Grouped(Uniform(), ("a", "b", "a")), told).tolist() == pytest.approx([1 / 8, 1 / 2, 3 / 8])
+    assert weigh(Grouped(Uniform(), ("a", "b", "a")), told).tolist() == pytest.approx(
+        [1 / 8, 1 / 2, 3 / 8]
+    )
 
 
 def test_groups_may_be_numbers() -> None:
@@ -104,108 +129,157 @@ def test_groups_may_be_numbers() -> None:
 
 
 def test_its_state_is_of_groups() -> None:
-    assert Grouped(AFL(), DOMAINS).init(6)["lam"].tolist() == pytest.approx([1 / 3] * 3)
+    state = Grouped(AFL(), DOMAINS).init(6)
+    assert state["group"].tolist() == [0, 1, 0, 2, 1, 0]
+    assert state["rule"]["lam"].tolist() == pytest.approx([1 / 3] * 3)
 
 
-def test_notes_are_the_inner_rules_on_groups() -> None:
+def test_warnings_are_the_inner_rules_on_groups() -> None:
     rule = Grouped(PropFair(baseline=2.0), ("a", "a", "b"))
-    told = reports([0.0, 3.0, 1.0], sizes=[3, 1, 1])  # the group's mean, 0.75, is bearable
-    assert rule.notes(told, {}) == []
-    assert len(rule.notes(replace(told, losses=torch.tensor([3.0, 3.0, 1.0])), {})) == 1
-    assert Grouped(AFL(), DOMAINS).notes(told, {}) == []
+    told = reports([0.0, 3.0, 1.0], sizes=[3, 1, 1])  # the group's mean, 0.75, is acceptable
+    assert warnings(rule, told) == ()
+    assert len(warnings(rule, replace(told, losses=torch.tensor([3.0, 3.0, 1.0])))) == 1
+    assert warnings(Grouped(AFL(), ("a", "a", "b")), told) == ()
 
 
-def test_members_of_a_group_that_is_not_believed_are_named() -> None:
-    told = reports([1.0, 1.0, 5000.0, 1.0, 1.0], ids=[1, 2, 3, 4, 5], clients=6)
-    rule = Grouped(Guarded(FedAvg()), ("d", "a", "b", "c", "c", "b"))
-    why = rule.rejected(told)
-    assert sorted(why) == [3, 4]  # groups a, b and c stand; 3 and 4 are c, whose mean loss no one believes
-    assert all(words.startswith("dropped: its group's loss is") for words in why.values())
-    assert weigh(rule, told)[2:4].tolist() == [0.0, 0.0]
-    assert Grouped(FedAvg(), ("d", "a", "b", "c", "c", "b")).rejected(told) == {}
+GROUPS = ("d", "a", "b", "c", "c", "b")
+# Clients 3 and 4 are group c, whose mean loss is implausible.
+IMPLAUSIBLE = reports([1.0, 1.0, 5000.0, 1.0, 1.0], ids=[1, 2, 3, 4, 5], clients=6)
 
 
-def test_losses_after_training_are_asked_for_where_the_inner_rule_needs_them() -> None:
-    assert Grouped(AdaFed(loss="after"), DOMAINS).needs_after
-    assert not Grouped(AdaFed(), DOMAINS).needs_after
-    assert not Grouped(AFL(), DOMAINS).needs_after
+def test_members_of_a_dropped_group_are_named() -> None:
+    rule = Grouped(Guarded(FedAvg()), GROUPS)
+    decision = rule(IMPLAUSIBLE, rule.init(6))
+    assert sorted(decision.dropped) == [3, 4]
+    assert decision.capped == {}
+    reason = "its group: its loss is 2.5e+03 times the cohort's median"
+    assert set(decision.dropped.values()) == {reason}
+    assert decision.weights[2:4].tolist() == [0.0, 0.0]
+    plain = Grouped(FedAvg(), GROUPS)
+    assert plain(IMPLAUSIBLE, plain.init(6)).dropped == {}
 
 
-def test_bind_reaches_the_inner_rule() -> None:
-    bound = Grouped(QFedAvg(), tuple("ab")).bind(federation({"a": 9, "b": 9}), Local(lr=0.5))
-    assert bound.rule.lipschitz == 2.0  # type: ignore[attr-defined]
+def test_members_of_a_capped_group_are_used() -> None:
+    rule = Grouped(Guarded(FedAvg(), action="cap"), GROUPS)
+    decision = rule(IMPLAUSIBLE, rule.init(6))
+    assert sorted(decision.capped) == [3, 4]
+    assert decision.dropped == {}
+    assert (decision.weights > 0).all()
+
+
+def test_clients_send_what_the_inner_rule_needs() -> None:
+    for rule in (AdaFed(loss="after"), AdaFed(), AFL()):
+        assert Grouped(rule, DOMAINS).needs == rule.needs
+        assert Grouped(rule, 2).needs == rule.needs | {"labels"}
+
+
+def test_updates_are_merged_only_where_the_inner_rule_needs_them() -> None:
+    told = cohort(0, [0, 1, 2, 3, 4, 5])
+    rule = Grouped(AFL(), DOMAINS)
+    assert torch.equal(weigh(rule, replace(told, updates=None)), weigh(rule, told))
+
+
+def test_mixing_is_the_inner_rules() -> None:
+    assert Grouped(AFL(), DOMAINS).mixing
+    assert not Grouped(AdaFed(), DOMAINS).mixing
+    assert not Grouped(Guarded(AFL(), action="cap"), DOMAINS).mixing
+
+
+def test_the_setting_reaches_the_inner_rule() -> None:
+    state = Grouped(QFedAvg(), tuple("ab")).init(Setting(clients=2, lr=0.5))
+    assert state["rule"]["lipschitz"].item() == 2.0
+
+
+def test_newcomers_are_a_group() -> None:
+    """Groups x and y of two clients each, then two clients that were not there at the start."""
+    rule = Grouped(Uniform(), ("x", "y", "x", "y"))
+    told = reports([1.0] * 6, ids=[0, 1, 2, 3, 4, 10**15], clients=6)
+    decision = rule(told, rule.init(4))
+    assert decision.weights.tolist() == pytest.approx([1 / 6] * 6)
+    first = reports([1.0, 1.0], ids=[0, 4], clients=6)
+    assert weigh(rule, first, decision.state).tolist() == pytest.approx([1 / 2, 1 / 2])
+
+
+def test_newcomers_play_against_the_groups_that_are_known() -> None:
+    rule = Grouped(AFL(lr=0.5), ("x", "y"))
+    state = rule.init(2)
+    for _ in range(30):
+        _, state = play(rule, reports([1.0, 1.0]), state)
+    told = reports([1.0, 1.0, 3.0], ids=[0, 1, -7], clients=3)
+    for _ in range(5):
+        weights, state = play(rule, told, state)
+    assert weights.tolist() == [0.0, 0.0, 1.0]
+    assert state["group"].tolist() == [0, 1]
 
 
 def test_domains_that_come_with_the_data() -> None:
-    f = federation({"a": 9, "b": 9, "c": 9}, domains=("m", "f", "m"))
-    assert Grouped(AFL()).bind(f, Local()).domains == ("m", "f", "m")
+    setting = Setting(clients=3, groups=("m", "f", "m"))
+    assert Grouped(AFL()).init(setting)["group"].tolist() == [0, 1, 0]
 
 
 def test_data_without_domains_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no domains of its own"):
-        Grouped(AFL()).bind(federation({"a": 9}), Local())
+        Grouped(AFL()).init(3)
 
 
-@pytest.mark.parametrize("domains", ["data", 2])
-def test_domains_not_yet_known_are_an_error(domains: Any) -> None:
-    with pytest.raises(ConfigError, match="in an experiment only"):
-        Grouped(AFL(), domains).init(3)
+def test_clusters_without_label_counts_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="needs the clients' label counts"):
+        Grouped(AFL(), 2).init(3)
 
 
 def test_a_list_of_the_wrong_length_is_an_error() -> None:
     with pytest.raises(ConfigError, match="2 domains for 3 clients"):
-        Grouped(AFL(), ("a", "b")).bind(federation({"a": 9, "b": 9, "c": 9}), Local())
-    with pytest.raises(ConfigError, match="2 domains for 3 clients"):
         Grouped(AFL(), ("a", "b")).init(3)
 
 
-def labelled(*mixes: list[int]) -> Federation:
-    """Clients with these labels, and features that say nothing."""
-    y = torch.tensor([label for mix in mixes for label in mix])
-    ends = torch.tensor([0, *torch.tensor([len(mix) for mix in mixes]).cumsum(0).tolist()])
-    rows = Rows(torch.zeros(len(y), 2), y, ends)
-    return Federation(rows, rows, tuple(f"c{k}" for k in range(len(mixes))), outputs=4)
+def labelled(*mixes: list[int]) -> Setting:
+    """Clients with these labels."""
+    counts = [torch.bincount(torch.tensor(mix), minlength=4) for mix in mixes]
+    return Setting(clients=len(mixes), label_counts=torch.stack(counts))
 
 
-def test_clusters_are_groups_of_like_labels() -> None:
-    f = labelled([0, 0, 0, 1], [2, 3, 3], [0, 0, 1], [3, 3, 2, 3, 3, 2], [0] * 7 + [1] * 2)
-    domains = Grouped(AFL(), 2).bind(f, Local()).domains
-    assert isinstance(domains, tuple)
-    assert domains[0] == domains[2] == domains[4] != domains[1] == domains[3]
-    assert set(domains) == {0, 1}
+def test_clusters_are_groups_of_similar_labels() -> None:
+    few = [0, 0, 0, 1], [2, 3, 3], [0, 0, 1]
+    many = [3, 3, 2, 3, 3, 2], [0] * 7 + [1] * 2
+    groups = Grouped(AFL(), 2).init(labelled(*few, *many))["group"].tolist()
+    assert groups[0] == groups[2] == groups[4] != groups[1] == groups[3]
+    assert set(groups) == {0, 1}
 
 
 def test_clusters_are_the_same_every_time() -> None:
-    f = federation(dict.fromkeys("abcdefgh", 20))
-    assert Grouped(AFL(), 3).bind(f, Local()) == Grouped(AFL(), 3).bind(f, Local())
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(0, 20, (8, 3), generator=generator)
+    setting = Setting(clients=8, label_counts=counts)
+    rule = Grouped(AFL(), 3)
+    assert torch.equal(rule.init(setting)["group"], rule.init(setting)["group"])
+    assert set(rule.init(setting)["group"].tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("count", [0, -1, 4])
-def test_a_number_of_clusters_that_cannot_be_is_an_error(count: int) -> None:
+def test_an_impossible_number_of_clusters_is_an_error(count: int) -> None:
     with pytest.raises(ConfigError, match=f"{count} groups among 3 clients"):
-        Grouped(AFL(), count).bind(labelled([0], [1], [2]), Local())
+        Grouped(AFL(), count).init(labelled([0], [1], [2]))
 
 
-def test_clients_alike_cannot_be_told_apart() -> None:
+def test_equal_clients_cannot_be_separated() -> None:
     with pytest.raises(ConfigError, match="2 different label distributions"):
-        Grouped(AFL(), 3).bind(labelled([0, 1], [1, 0], [2]), Local())
-
-
-def test_values_instead_of_labels_have_no_clusters() -> None:
-    f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0.5, 1.0, 2.0, 0.1], [*"aabb"])
-    with pytest.raises(ConfigError, match="by their labels"):
-        Grouped(AFL(), 2).bind(f, Local())
+        Grouped(AFL(), 3).init(labelled([0, 1], [1, 0], [2]))
 
 
 WOMEN = ("Jo", "Kate", "Penny", "Rose", "Sarah", "Sue", "Wendy")
-SEXES = ["f" if name in WOMEN else "m" for name in commonweal.dataset("vowel").names]
+
+
+def by_sex() -> list[str]:
+    names = commonweal.dataset("vowel").names
+    return ["f" if name in WOMEN else "m" for name in names]
 
 
 def test_grouped_afl_in_an_experiment() -> None:
-    rule = {"name": "grouped", "rule": {"name": "afl", "lr": 0.5}, "domains": SEXES}
-    rounds = vowel(rule, rounds=4)
+    domains = by_sex()
+    rounds = vowel(grouped_afl(domains, lr=0.5), rounds=4)
     for done in rounds:
-        lam = dict(zip(dict.fromkeys(SEXES), done.server["rule"]["lam"].tolist(), strict=True))
+        values = done.state["rule"]["rule"]["lam"].tolist()
+        lam = dict(zip(dict.fromkeys(domains), values, strict=True))
         women = sum(weight for name, weight in done.weights.items() if name in WOMEN)
         assert women == pytest.approx(lam["f"], abs=1e-9)
         assert sum(done.weights.values()) == pytest.approx(1, abs=1e-9)
@@ -213,9 +287,11 @@ def test_grouped_afl_in_an_experiment() -> None:
 
 
 def test_an_experiment_with_clusters_and_a_cohort() -> None:
-    x, rng = normals(0, 120, 3).float(), torch.Generator().manual_seed(0)
+    x = normals(0, 120, 3).float()
+    rng = torch.Generator().manual_seed(0)
     client = [f"c{k}" for k in range(8) for _ in range(15)]
-    y = [int(torch.randint(0, 2, (1,), generator=rng)) + (2 if name in ("c0", "c3", "c5") else 0) for name in client]
+    offset = torch.tensor([2 if name in ("c0", "c3", "c5") else 0 for name in client])
+    y = torch.randint(0, 2, (120,), generator=rng) + offset
     f = commonweal.Federation.from_arrays(x, y, client)
     task = commonweal.Task(torch.nn.Linear(3, 4))
     rule = Grouped(AFL(), 2)
@@ -223,14 +299,21 @@ def test_an_experiment_with_clusters_and_a_cohort() -> None:
     assert all(sum(done.weights.values()) == pytest.approx(1, abs=1e-9) for done in rounds)
 
 
-@pytest.mark.parametrize(("domains", "word"), [(["a", "b"], "2 domains for 15 clients"), ("data", "no domains")])
-def test_an_experiment_with_wrong_domains_says_so_at_once(domains: Any, word: str) -> None:
-    rule = {"name": "grouped", "rule": {"name": "afl"}, "domains": domains}
+def grouped_afl(domains: str | list[str], **parameters: object) -> dict[str, object]:
+    return {"name": "grouped", "rule": {"name": "afl", **parameters}, "domains": domains}
+
+
+@pytest.mark.parametrize(
+    ("domains", "word"), [(["a", "b"], "2 domains for 15 clients"), ("data", "no domains")]
+)
+def test_an_experiment_with_wrong_domains_fails_at_the_start(
+    domains: str | list[str], word: str
+) -> None:
+    job = job_from_experiment(vowel_experiment(grouped_afl(domains)))
     with pytest.raises(ConfigError, match=word):
-        prepare(commonweal.Experiment(dataset="vowel", rule=rule))
+        job.initial_state()
 
 
 def test_an_experiment_with_groups_survives_its_own_text() -> None:
-    rule = {"name": "grouped", "rule": {"name": "afl", "lr": 0.5}, "domains": SEXES}
-    experiment = commonweal.Experiment(dataset="vowel", rule=rule)
+    experiment = vowel_experiment(grouped_afl(by_sex(), lr=0.5))
     assert commonweal.Experiment(**tomllib.loads(experiment.toml())) == experiment

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from commonweal.errors import ConfigError
-from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.semi_vred import SemiVRed
-from commonweal.rules.vred import VRed
-from reporting import normals, reports, uniforms, vowel, weigh
+from commonweal.rules import FedAvg, SemiVRed, VRed
+from rule_helpers import normals, reports, uniforms, vowel, warnings, weigh
 
 SIZES = [1.0, 2.0, 3.0, 4.0]
 
@@ -16,7 +14,10 @@ SIZES = [1.0, 2.0, 3.0, 4.0]
 @pytest.mark.parametrize("seed", range(3))
 def test_the_direction_is_the_objectives_gradient(beta: float, seed: int) -> None:
     """[V] eq. 10 on four quadratics in three parameters, by central differences."""
-    centres, curves, w, h = normals(seed, 4, 3), 0.5 + uniforms(seed, 4, 3), normals(seed + 30, 3), 1e-5
+    centres = normals(seed, 4, 3)
+    curves = 0.5 + uniforms(seed, 4, 3)
+    w = normals(seed + 30, 3)
+    h = 1e-5
     p = torch.tensor(SIZES).double() / 10
 
     def losses(at: torch.Tensor) -> torch.Tensor:
@@ -25,7 +26,9 @@ def test_the_direction_is_the_objectives_gradient(beta: float, seed: int) -> Non
     def objective(at: torch.Tensor) -> float:
         f = losses(at)
         mean = p @ f
-        return float(mean + beta * sum(q * (x - mean) ** 2 for q, x in zip(p, f, strict=True) if x > mean))
+        return float(
+            mean + beta * sum(q * (x - mean) ** 2 for q, x in zip(p, f, strict=True) if x > mean)
+        )
 
     steps = h * torch.eye(3, dtype=torch.float64)
     numerical = [(objective(w + s) - objective(w - s)) / (2 * h) for s in steps]
@@ -41,9 +44,10 @@ def test_by_hand() -> None:
 
 
 def test_clients_below_the_mean_keep_their_proportions() -> None:
-    """[V] lemma 2: the well served are not told apart, while VRed pushes the best served down most."""
+    """[V] lemma 2: small losses are not distinguished, while VRed lowers the smallest most."""
     told = reports([0.1, 0.8, 0.9, 5.0])
-    semi, full = weigh(SemiVRed(0.1), told), weigh(VRed(0.1), told)
+    semi = weigh(SemiVRed(0.1), told)
+    full = weigh(VRed(0.1), told)
     torch.testing.assert_close(semi[:3], semi[:1].repeat(3), rtol=1e-12, atol=0)
     assert full[0] < full[1] < full[2]
     assert semi[0] > full[0]
@@ -58,33 +62,38 @@ def test_weights_sum_to_one(beta: float) -> None:
 @pytest.mark.parametrize("losses", [[1.0, 1.0, 1.0, 1.0], [0.0] * 4])
 def test_equal_losses_are_fedavg(losses: list[float]) -> None:
     told = reports(losses, sizes=SIZES)
-    torch.testing.assert_close(weigh(SemiVRed(5.0), told), weigh(FedAvg(), told), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        weigh(SemiVRed(5.0), told), weigh(FedAvg(), told), rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize(("part", "negative"), [(0.999, False), (1.001, True)])
-def test_weights_are_negative_beyond_the_bound_and_a_note_states_it(part: float, negative: bool) -> None:
+def test_weights_are_negative_beyond_the_bound_and_a_warning_states_it(
+    part: float, negative: bool
+) -> None:
     """Losses 1 and 3 with mean 1.5: beta < 1 / (2 * 0.375) = 1.33."""
-    rule, told = SemiVRed(part * 4 / 3), reports([1.0, 3.0], sizes=[3, 1])
+    rule = SemiVRed(part * 4 / 3)
+    told = reports([1.0, 3.0], sizes=[3, 1])
     assert bool((weigh(rule, told) < 0).any()) is negative
-    notes = rule.notes(told, {})
-    assert len(notes) == negative
-    assert all("below 1.33" in note and "negative" in note for note in notes)
+    given = warnings(rule, told)
+    assert len(given) == negative
+    assert all("below 1.33" in warning and "negative" in warning for warning in given)
 
 
-def test_the_bound_in_the_note_is_the_bound() -> None:
+def test_the_bound_in_the_warning_is_the_bound() -> None:
     told = reports([0.2, 0.9, 1.7, 0.4], sizes=SIZES)
-    (note,) = SemiVRed(100.0).notes(told, {})
-    bound = float(note.rsplit(" ", 1)[1])
+    (warning,) = warnings(SemiVRed(100.0), told)
+    bound = float(warning.rsplit(" ", 1)[1])
     assert (weigh(SemiVRed(0.99 * bound), told) > 0).all()
     assert (weigh(SemiVRed(1.01 * bound), told) < 0).any()
 
 
-def test_the_note_is_in_the_rounds_that_need_it_once() -> None:
+def test_the_warning_is_in_the_rounds_that_need_it_once() -> None:
     rounds = vowel({"name": "semi-vred", "beta": 60.0}, rounds=4, client={"name": "sgd", "lr": 0.3})
     for done in rounds:
-        assert len(done.notes) == (min(done.weights.values()) < 0)
-        assert all("makes weights negative" in note for note in done.notes)
-    assert {len(done.notes) for done in rounds} == {0, 1}
+        assert len(done.warnings) == (min(done.weights.values()) < 0)
+        assert all("makes weights negative" in warning for warning in done.warnings)
+    assert {len(done.warnings) for done in rounds} == {0, 1}
 
 
 def test_beta_below_zero_is_an_error() -> None:

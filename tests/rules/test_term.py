@@ -6,23 +6,30 @@ from decimal import Decimal, localcontext
 import pytest
 import torch
 
-from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.term import TERM
-from commonweal.rules.uniform import Uniform
-from reporting import reports, uniforms, vowel, weigh
+from commonweal.rules import TERM, FedAvg, Uniform
+from rule_helpers import reports, uniforms, vowel, weigh
 
 
 def decimals(losses: list[float], sizes: list[int], t: float) -> list[float]:
     """n exp(t f) / sum with 60 digits and no limit on exponents that matters."""
     with localcontext() as context:
-        context.prec, context.Emax, context.Emin = 60, 10**9, -(10**9)
+        context.prec = 60
+        context.Emax = 10**9
+        context.Emin = -(10**9)
         parts = [n * (Decimal(t) * Decimal(f)).exp() for f, n in zip(losses, sizes, strict=True)]
         return [float(part / sum(parts)) for part in parts]
 
 
 @pytest.mark.parametrize("t", [0.1, 1.0, 5.0, -2.0])
 @pytest.mark.parametrize(
-    "losses", [[0.3, 2.0, 1.1], [0.0, 0.0, 0.0], [1e-30, 0.0, 1.0], [1e4, 1e4 + 1, 9999.5], [1e4, 0.0, 1e-30]]
+    "losses",
+    [
+        [0.3, 2.0, 1.1],
+        [0.0, 0.0, 0.0],
+        [1e-30, 0.0, 1.0],
+        [1e4, 1e4 + 1, 9999.5],
+        [1e4, 0.0, 1e-30],
+    ],
 )
 def test_weights_are_tilted_sizes(t: float, losses: list[float]) -> None:
     sizes = [5, 1, 10**9]
@@ -35,16 +42,22 @@ def test_weights_are_tilted_sizes(t: float, losses: list[float]) -> None:
 
 @pytest.mark.parametrize("t", [0.3, 2.0, -1.5])
 def test_weights_are_the_gradient_of_the_tilted_loss(t: float) -> None:
-    """Li et al. 2021, Lemma 1: the gradient of 1/t log sum p exp(t f) is the tilted mean of gradients."""
-    f, sizes, h = uniforms(1, 4).tolist(), [1, 2, 3, 4], 1e-6
+    """Li et al. 2021, Lemma 1: 1/t log sum p exp(t f) has the tilted mean of gradients."""
+    f = uniforms(1, 4).tolist()
+    sizes = [1, 2, 3, 4]
+    h = 1e-6
     weights = weigh(TERM(t=t), reports(f, sizes=sizes)).tolist()
 
     def objective(losses: list[float]) -> float:
-        return math.log(sum(n / 10 * math.exp(t * x) for n, x in zip(sizes, losses, strict=True))) / t
+        return (
+            math.log(sum(n / 10 * math.exp(t * x) for n, x in zip(sizes, losses, strict=True))) / t
+        )
 
     for i in range(4):
-        up, down = list(f), list(f)
-        up[i], down[i] = f[i] + h, f[i] - h
+        up = list(f)
+        down = list(f)
+        up[i] += h
+        down[i] -= h
         assert (objective(up) - objective(down)) / (2 * h) == pytest.approx(weights[i], rel=1e-7)
 
 
@@ -63,11 +76,13 @@ def test_tilts_reach_from_the_best_client_to_the_worst() -> None:
 
 
 def test_adding_a_constant_to_all_losses_changes_nothing() -> None:
-    told, shifted = reports([0.5, 1.0, 2.0]), reports([100.5, 101.0, 102.0])
+    told = reports([0.5, 1.0, 2.0])
+    shifted = reports([100.5, 101.0, 102.0])
     torch.testing.assert_close(weigh(TERM(), told), weigh(TERM(), shifted), rtol=1e-12, atol=0)
 
 
 def test_an_experiment_runs() -> None:
     for done in vowel({"name": "term", "t": 2.0}):
         # Every speaker has as many rows.
-        assert list(done.weights.values()) == pytest.approx(decimals(done.losses.tolist(), [1] * 15, 2.0), rel=1e-9)
+        expected = decimals(list(done.losses), [1] * 15, 2.0)
+        assert list(done.weights.values()) == pytest.approx(expected, rel=1e-9)

@@ -3,16 +3,17 @@
 import pytest
 import torch
 
-import commonweal
-from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.uniform import Uniform
-from commonweal.run import prepare
-from reporting import reports, uniforms, weigh
+from commonweal.job import job_from_experiment
+from commonweal.rounds import converse
+from commonweal.rules import FedAvg, Uniform
+from rule_helpers import reports, uniforms, vowel_experiment, weigh
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_every_reporter_counts_one_part_in_s(size: int) -> None:
-    told = reports(uniforms(size, size), sizes=1 + 1000 * uniforms(size + 1, size), clients=size + 5)
+    told = reports(
+        uniforms(size, size), sizes=1 + 1000 * uniforms(size + 1, size), clients=size + 5
+    )
     assert weigh(Uniform(), told).tolist() == pytest.approx([1 / size] * size, rel=1e-15)
 
 
@@ -31,10 +32,10 @@ def test_response_says_nothing() -> None:
 
 
 def test_the_server_takes_the_plain_mean_of_the_clients_models() -> None:
-    job = prepare(commonweal.Experiment(dataset="vowel", rule="uniform", rounds=1, cohort=4))
-    server = job.algorithm.init(job.task, job.federation.clients)
-    ids = job.cohort_of(1)
-    replies = job.simulator.collect(job.algorithm, job.algorithm.ask(server), ids, 0)
-    told = job.algorithm.tell(job.task, server, ids, replies, job.federation.clients)
-    models = server["w"] - replies["update"]
-    torch.testing.assert_close(told.server["w"], models.mean(0), rtol=1e-5, atol=1e-6)
+    job = job_from_experiment(vowel_experiment("uniform", rounds=1, cohort=4))
+    state = job.initial_state()
+    outcome, exchanges = converse(job.algorithm, job.engine, state, job.sample(1))
+    (_, replies) = exchanges[0]
+    models = state["w"] - replies.values["update"]
+    assert len(models) == 4
+    torch.testing.assert_close(outcome.state["w"], models.mean(0), rtol=1e-5, atol=1e-6)

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from commonweal.errors import ConfigError
-from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.vred import VRed
-from reporting import normals, reports, uniforms, vowel, weigh
+from commonweal.rules import FedAvg, VRed
+from rule_helpers import normals, reports, uniforms, vowel, warnings, weigh
 
 SIZES = [1.0, 2.0, 3.0, 4.0]
 
@@ -15,7 +14,10 @@ SIZES = [1.0, 2.0, 3.0, 4.0]
 @pytest.mark.parametrize("seed", range(3))
 def test_the_direction_is_the_objectives_gradient(beta: float, seed: int) -> None:
     """[V] eq. 5 on four quadratics in three parameters, by central differences."""
-    centres, curves, w, h = normals(seed, 4, 3), 0.5 + uniforms(seed, 4, 3), normals(seed + 30, 3), 1e-5
+    centres = normals(seed, 4, 3)
+    curves = 0.5 + uniforms(seed, 4, 3)
+    w = normals(seed + 30, 3)
+    h = 1e-5
     p = torch.tensor(SIZES).double() / 10
 
     def losses(at: torch.Tensor) -> torch.Tensor:
@@ -34,7 +36,9 @@ def test_the_direction_is_the_objectives_gradient(beta: float, seed: int) -> Non
 
 
 def test_by_hand() -> None:
-    assert weigh(VRed(0.5), reports([1.0, 3.0], sizes=[3, 1])).tolist() == pytest.approx([0.75 * 0.5, 0.25 * 2.5])
+    assert weigh(VRed(0.5), reports([1.0, 3.0], sizes=[3, 1])).tolist() == pytest.approx(
+        [0.75 * 0.5, 0.25 * 2.5]
+    )
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1, 10.0, 1e4])
@@ -55,30 +59,33 @@ def test_no_price_is_fedavg() -> None:
 
 
 @pytest.mark.parametrize(("part", "negative"), [(0.999, False), (1.001, True)])
-def test_weights_are_negative_beyond_the_bound_and_a_note_states_it(part: float, negative: bool) -> None:
+def test_weights_are_negative_beyond_the_bound_and_a_warning_states_it(
+    part: float, negative: bool
+) -> None:
     """Losses 1 and 3 with mean 1.5: beta < 1 / (2 * 0.5) = 1."""
-    rule, told = VRed(part * 1.0), reports([1.0, 3.0], sizes=[3, 1])
+    rule = VRed(part * 1.0)
+    told = reports([1.0, 3.0], sizes=[3, 1])
     assert bool((weigh(rule, told) < 0).any()) is negative
-    notes = rule.notes(told, {})
-    assert len(notes) == negative
-    assert all("below 1" in note and "negative" in note for note in notes)
+    given = warnings(rule, told)
+    assert len(given) == negative
+    assert all("below 1" in warning and "negative" in warning for warning in given)
 
 
-def test_the_bound_in_the_note_is_the_bound() -> None:
+def test_the_bound_in_the_warning_is_the_bound() -> None:
     told = reports([0.2, 0.9, 1.7, 0.4], sizes=SIZES)
-    (note,) = VRed(100.0).notes(told, {})
-    bound = float(note.rsplit(" ", 1)[1])
+    (warning,) = warnings(VRed(100.0), told)
+    bound = float(warning.rsplit(" ", 1)[1])
     assert (weigh(VRed(0.99 * bound), told) > 0).all()
     assert (weigh(VRed(1.01 * bound), told) < 0).any()
 
 
-def test_the_note_is_in_the_rounds_that_need_it_once() -> None:
+def test_the_warning_is_in_the_rounds_that_need_it_once() -> None:
     rounds = vowel({"name": "vred", "beta": 30.0}, rounds=4, client={"name": "sgd", "lr": 0.3})
     for done in rounds:
         negative = min(done.weights.values()) < 0
-        assert len(done.notes) == negative
-        assert all("makes weights negative" in note for note in done.notes)
-    assert {len(done.notes) for done in rounds} == {0, 1}
+        assert len(done.warnings) == negative
+        assert all("makes weights negative" in warning for warning in done.warnings)
+    assert {len(done.warnings) for done in rounds} == {0, 1}
 
 
 def test_beta_below_zero_is_an_error() -> None:

@@ -1,10 +1,10 @@
-"""Models whose logits are energies: a last layer of norm 1, and energies that depend on a row alone."""
+"""Models whose logits are energies: a last layer of norm 1, and each row by itself."""
 
 import pytest
 import torch
 from torch import nn
 
-from commonweal import catalog
+import commonweal
 from commonweal.errors import ConfigError
 from commonweal.models._spectral import Spectral
 
@@ -12,8 +12,7 @@ every = pytest.mark.parametrize("name", ["energy-cnn", "energy-resnet"])
 
 
 def build(name: str, shape: tuple[int, ...] = (3, 9, 12), width: int = 4) -> nn.Module:
-    module: nn.Module = catalog.build("models", {"name": name, "width": width}, shape=shape, outputs=5)
-    return module
+    return commonweal.model(name, width=width, shape=shape, outputs=5)
 
 
 def test_the_last_layers_weights_have_norm_one() -> None:
@@ -31,11 +30,16 @@ def test_the_last_layers_weights_have_norm_one() -> None:
 def test_its_gradient_is_that_of_the_formula() -> None:
     layer = Spectral(5, 3).double()
     x = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.autograd.gradcheck(lambda W: torch.func.functional_call(layer, {"weight": W}, (x,)), layer.weight)
+
+    def outputs(weight: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.func.functional_call(layer, {"weight": weight}, (x,))
+        return result
+
+    assert torch.autograd.gradcheck(outputs, layer.weight)
 
 
 @every
-def test_they_take_images_of_any_size_and_see_each_row_alone(name: str) -> None:
+def test_they_take_images_of_any_size_and_each_row_by_itself(name: str) -> None:
     module = build(name)
     x = torch.rand(6, 3, 9, 12, generator=torch.Generator().manual_seed(0))
     outputs = module(x)
@@ -47,19 +51,23 @@ def test_they_take_images_of_any_size_and_see_each_row_alone(name: str) -> None:
 
 
 def test_the_cnns_energies_are_bounded_however_large_its_filters_grow() -> None:
-    small, large = build("energy-cnn"), build("energy-cnn")
-    large.load_state_dict({k: 100 * v if v.ndim == 4 else v for k, v in small.state_dict().items()})
+    small = build("energy-cnn")
+    large = build("energy-cnn")
+    state = small.state_dict()
+    for name, value in state.items():
+        state[name] = 100 * value if value.ndim == 4 else value
+    large.load_state_dict(state)
     x = torch.rand(6, 3, 9, 12, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(large(x), small(x), rtol=1e-2, atol=1e-3)
 
 
 def test_the_resnet_has_the_thesis_size_at_width_64() -> None:
     """About 5 million parameters (section 4.2) for 32 x 32 images of one channel."""
-    module = catalog.build("models", "energy-resnet", shape=(1, 32, 32), outputs=10)
+    module = commonweal.model("energy-resnet", shape=(1, 32, 32), outputs=10)
     assert 4.8e6 < sum(p.numel() for p in module.parameters()) < 5.2e6
 
 
 @every
-def test_rows_that_are_no_images_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{name}' takes images .* rows are \(10,\): take 'mlp'"):
+def test_rows_that_are_not_images_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' takes images .* shape \(10,\): take 'mlp'"):
         build(name, (10,))

@@ -1,1 +1,26 @@
-"""One local objective a file: what a client does with the model it receives."""
+"""Client methods, one per file: what a client does with the model it receives."""
+
+from commonweal.clients.apfl import APFL
+from commonweal.clients.client import Client
+from commonweal.clients.ditto import Ditto
+from commonweal.clients.fedper import FedPer
+from commonweal.clients.fedprox import FedProx
+from commonweal.clients.fedrep import FedRep
+from commonweal.clients.lg_fedavg import LGFedAvg
+from commonweal.clients.pfedme import PFedMe
+from commonweal.clients.scaffold import Scaffold
+from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
+
+__all__ = [
+    "APFL",
+    "Client",
+    "Ditto",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "LGFedAvg",
+    "PFedMe",
+    "Scaffold",
+    "SuPerFedLM",
+    "SuPerFedMM",
+]

@@ -1,26 +1,31 @@
-"""apfl: the shared model and a model of one's own, mixed in a proportion that each client learns.
+"""apfl: the shared model and the client's own, mixed in a proportion that each client learns.
 
 Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, 2020.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
-from commonweal.local import Gradient, Local, Tensors
 from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors
 
 __all__ = ["APFL"]
 
 
 @dataclass(frozen=True)
-class APFL(Local):
-    """loss(w_i) as sgd; v by the gradient of loss(a v + (1-a) w_i), and a by one such step a round, held in [0, 1]
+class APFL(Client):
+    """loss(w_i) as in sgd; loss(a v + (1-a) w_i) in v, and in a within [0, 1], once per round
 
-    alpha: the a that clients start with; adaptive: whether they learn it. The others are those of sgd
+    alpha: the a that clients start with; adaptive: whether they learn it
+    The others are those of sgd
     """
+
+    personalizes: ClassVar[bool] = True
 
     alpha: float = 0.5
     adaptive: bool = True
@@ -28,37 +33,64 @@ class APFL(Local):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"apfl alpha = {self.alpha}: the share of the client's own model must be from 0 to 1")
+            raise ConfigError(
+                f"apfl alpha = {self.alpha}: the weight of the client's own model must be "
+                "from 0 to 1"
+            )
 
-    def keep(self, task: Task, seed: int) -> Tensors:
+    def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.initial, "a": torch.tensor([self.alpha])}
 
-    def start(self, task: Task, seen: Tensors, kept: Tensors) -> Tensors:
-        return {"w": seen["w"], "own": kept["own"], "a": kept["a"]}
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"], "own": state["own"], "a": state["a"]}
 
     def loss(
-        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        shared, of_shared = task.loss(v["w"], batch)
-        # The mixture teaches v and a only: w_i is trained as if there were no v.
-        mixed, of_mixed = task.loss(v["a"] * v["own"] + (1 - v["a"]) * v["w"].detach(), batch)
-        return shared + mixed, torch.stack([of_shared, of_mixed])
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        shared, buffers = task.batch_loss(params["w"], batch)
+        # The mixture trains v and a only: w_i is trained as if there were no v.
+        mixture = _mix(params["w"].detach(), params["own"], params["a"])
+        mixed, own_buffers = task.batch_loss(mixture, batch)
+        return shared + mixed, {"w": buffers, "own": own_buffers}
 
     def step(
-        self, task: Task, v: Tensors, memory: Tensors, gradient: Gradient, lr: float, passed: Tensor
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        a = params["a"]
+        if self.adaptive and not opt_state:  # the first step of the round
+            a = (a - lr * grads["a"]).clamp(0, 1)
+        model_grads = {"w": grads["w"], "own": grads["own"]}
+        moved, opt_state = self.descend(params, model_grads, opt_state, lr)
+        return moved | {"a": a}, opt_state | {"a": a}
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        slope, statistics = gradient(v)
-        a, slope_a = v["a"], slope.pop("a")
-        if self.adaptive and not memory:  # a visit's first step
-            a = (a - lr * slope_a).clamp(0, 1)
-        moved, memory = self.descend({"w": v["w"], "own": v["own"]}, slope, memory, lr)
-        return self.settle(task, moved, statistics) | {"a": a}, memory | {"a": a}
+        update = message["w"] - params["w"]
+        return {"update": update}, {"own": params["own"], "a": params["a"]}
 
-    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        return {"update": seen["w"] - v["w"]}, {"own": v["own"], "a": v["a"]}
+    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
+        return _mix(message["w"], state["own"], state["a"])
 
-    def personal(self, task: Task, seen: Tensors, kept: Tensors) -> Tensor:
-        return kept["a"] * kept["own"] + (1 - kept["a"]) * seen["w"]
+    def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        return message["w"], state["own"]
 
-    def ends(self, task: Task, seen: Tensors, kept: Tensors) -> tuple[Tensor, Tensor]:
-        return seen["w"], kept["own"]
+
+def _mix(w: Tensor, own: Tensor, a: Tensor) -> Tensor:
+    return a * own + (1 - a) * w
+
+
+ENTRIES = {"apfl": APFL}

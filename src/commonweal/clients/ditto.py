@@ -1,26 +1,27 @@
-"""ditto: a personal model on a leash to the shared one, trained beside it.
+"""ditto: a personal model, held near the shared one by a penalty and trained beside it.
 
-Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. Both models take each batch;
-their losses share no variable, so that one joint step is the authors' two steps.
+Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. Both models
+take each batch. Their losses have no variable in common, so one joint step is the authors' two.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from commonweal.clients._own import Own
-from commonweal.local import Tensors, at_least, distance
+from commonweal.clients._own_model import OwnModel
+from commonweal.clients.client import at_least, squared_distance
 from commonweal.task import Batch, Task
+from commonweal.tensors import Tensors
 
 __all__ = ["Ditto"]
 
 
 @dataclass(frozen=True)
-class Ditto(Own):
-    """loss(w_i) as sgd, and loss(v) + lam/2 |v - w|^2 with w as received; v starts as the initial model and is kept
+class Ditto(OwnModel):
+    """loss(w_i) as in sgd, and loss(v) + lam/2 |v - w|^2 with w as received; the client keeps v
 
-    lam: the leash; 0 is training alone, large is the shared model. The others are those of sgd, for both models
+    lam: the penalty; 0 trains v on the client's rows alone, a large lam gives the shared model
+    v starts as the initial model. The others are those of sgd, for both models
     """
 
     lam: float = 1.0
@@ -30,9 +31,18 @@ class Ditto(Own):
         at_least(self, lam=0)
 
     def loss(
-        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        shared, of_shared = task.loss(v["w"], batch)
-        own, of_own = task.loss(v["own"], batch)
-        leash = self.lam / 2 * distance(task, v["own"], seen["w"])
-        return shared + own + leash, torch.stack([of_shared, of_own])
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        shared, buffers = task.batch_loss(params["w"], batch)
+        own, own_buffers = task.batch_loss(params["own"], batch)
+        penalty = self.lam / 2 * squared_distance(task, params["own"], message["w"])
+        return shared + own + penalty, {"w": buffers, "own": own_buffers}
+
+
+ENTRIES = {"ditto": Ditto}

@@ -1,4 +1,4 @@
-"""fedprox: local training on a leash to the received model.
+"""fedprox: local training with a penalty on the distance to the received model.
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from commonweal.local import Local, Tensors, at_least, distance
+from commonweal.clients.client import Client, at_least, squared_distance
 from commonweal.task import Batch, Task
+from commonweal.tensors import Tensors
 
 __all__ = ["FedProx"]
 
 
 @dataclass(frozen=True)
-class FedProx(Local):
+class FedProx(Client):
     """loss(w_i) + mu/2 |w_i - w|^2, w as received
 
-    mu: the leash; 0 is plain SGD. The others are those of sgd
+    mu: the penalty; 0 is plain SGD. The others are those of sgd
     """
 
     mu: float = 0.01
@@ -27,7 +28,17 @@ class FedProx(Local):
         at_least(self, mu=0)
 
     def loss(
-        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        loss, statistics = task.loss(v["w"], batch)
-        return loss + self.mu / 2 * distance(task, v["w"], seen["w"]), statistics
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        loss, buffers = task.batch_loss(params["w"], batch)
+        penalty = self.mu / 2 * squared_distance(task, params["w"], message["w"])
+        return loss + penalty, {"w": buffers}
+
+
+ENTRIES = {"fedprox": FedProx}

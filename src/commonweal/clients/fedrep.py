@@ -1,30 +1,34 @@
-"""fedrep: first the client's head on the received body, then the body under that head.
+"""fedrep: in every round first the private head is trained, then the shared body under it.
 
-Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021. As fedper, but in
-turns: a head that fits goes first, so that the body is not bent towards a head that does not.
+Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021. As
+fedper, but in turns, so that the body is not trained under a head that does not fit yet.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.clients._parts import head, under
+from commonweal.clients._masks import head_layer, layer_mask
+from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
-from commonweal.local import Gradient, Local, Tensors
 from commonweal.task import Task
+from commonweal.tensors import State, Tensors
 
 __all__ = ["FedRep"]
 
 
 @dataclass(frozen=True)
-class FedRep(Local):
-    """loss(body, head) in the head for head_epochs passes, then in the body for epochs passes
+class FedRep(Client):
+    """loss(body, head), trained in the head for head_epochs, then in the body for epochs
 
-    head_epochs: passes for the head; epochs: passes for the body; it counts in passes, so that `steps` has no meaning
+    head_epochs: epochs of the head; epochs: epochs of the body; `steps` cannot be set
     head: the names of the layers that stay with the client (none: the last linear layer)
     The others are those of sgd
     """
+
+    personalizes: ClassVar[bool] = True
 
     head_epochs: int = 10
     head: tuple[str, ...] = ()
@@ -33,26 +37,45 @@ class FedRep(Local):
         super().__post_init__()
         if self.steps is not None or self.head_epochs < 1:
             raise ConfigError(
-                f"fedrep steps = {self.steps}, head_epochs = {self.head_epochs}: its turns are passes over the rows; "
-                "give epochs and head_epochs of 1 or more, and no steps"
+                f"fedrep steps = {self.steps}, head_epochs = {self.head_epochs}: it counts in "
+                "epochs; give epochs and head_epochs of 1 or more, and no steps"
             )
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return self.head_epochs + self.epochs
 
-    def private(self, task: Task) -> Tensor:
-        return under(task, self.head or head(task), "head")
+    def private_mask(self, task: Task) -> Tensor:
+        return layer_mask(task, self.head or head_layer(task), "head")
 
     def step(
-        self, task: Task, v: Tensors, memory: Tensors, gradient: Gradient, lr: float, passed: Tensor
-    ) -> tuple[Tensors, Tensors]:
-        turn = (passed < self.head_epochs)[:, None] == self.private(task)  # (S, d): what this step may move
-        slope, statistics = gradient(v)
-        moved, memory = self.descend(v, {"w": slope["w"] * turn}, memory, lr)
-        # Momentum and weight decay would reach the part whose turn it is not.
-        w = torch.where(turn, moved["w"], v["w"])
-        return self.settle(task, {"w": w}, statistics), {name: value * turn for name, value in memory.items()}
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        head_turn = epoch < self.head_epochs
+        active = head_turn == self.private_mask(task)  # (d,)
+        if opt_state:
+            # The body starts with an optimizer of its own.
+            opt_state = _scaled(opt_state["inner"], opt_state["head_turn"] == head_turn)
+        grad = grads["w"] * active
+        moved, opt_state = self.descend(params, {"w": grad}, opt_state, lr)
+        # Momentum and weight decay must not move the other part.
+        w = torch.where(active, moved["w"], params["w"])
+        return {"w": w}, {"inner": opt_state, "head_turn": head_turn}
 
-    def personal(self, task: Task, seen: Tensors, kept: Tensors) -> Tensor:
-        return self.start(task, seen, kept)["w"]
+
+def _scaled(state: State, factor: Tensor) -> State:
+    """Multiply every tensor of an optimizer's state."""
+    scaled: State = {}
+    for name, value in state.items():
+        scaled[name] = _scaled(value, factor) if isinstance(value, dict) else value * factor
+    return scaled
+
+
+ENTRIES = {"fedrep": FedRep}

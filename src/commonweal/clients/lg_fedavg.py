@@ -1,32 +1,37 @@
-"""lg-fedavg: each client sees in its own way, and all decide alike.
+"""lg-fedavg: private representation layers, and a shared head.
 
-Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020. The mirror
-image of fedper: the lower layers never leave the client, the upper ones are averaged.
+Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations,
+2020. The mirror image of fedper: the lower layers never leave the client.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.clients._parts import head, under
-from commonweal.local import Local, Tensors
+from commonweal.clients._masks import head_layer, layer_mask
+from commonweal.clients.client import Client
 from commonweal.task import Task
 
 __all__ = ["LGFedAvg"]
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Local):
-    """loss(lower, upper) in both at once; the update of the upper layers travels, the lower ones are kept
+class LGFedAvg(Client):
+    """loss(lower, upper), trained at once; the upper layers' update is sent, the lower are kept
 
     lower: the names of the layers that stay with the client (none: all but the last linear layer)
     The others are those of sgd
     """
 
+    personalizes: ClassVar[bool] = True
+
     lower: tuple[str, ...] = ()
 
-    def private(self, task: Task) -> Tensor:
-        return under(task, self.lower, "lower") if self.lower else ~under(task, head(task), "lower")
+    def private_mask(self, task: Task) -> Tensor:
+        if self.lower:
+            return layer_mask(task, self.lower, "lower")
+        return ~layer_mask(task, head_layer(task), "lower")
 
-    def personal(self, task: Task, seen: Tensors, kept: Tensors) -> Tensor:
-        return self.start(task, seen, kept)["w"]
+
+ENTRIES = {"lg-fedavg": LGFedAvg}

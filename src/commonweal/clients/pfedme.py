@@ -1,28 +1,29 @@
-"""pfedme: the shared model is what everyone's personal model is near to.
+"""pfedme: personalisation by Moreau envelopes.
 
-Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. The server's
-w <- (1-b) w + b mean(w_i) is the server step sgd with lr = b.
+Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. The
+server's w <- (1-b) w + b mean(w_i) is the server optimizer sgd with lr = b.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from commonweal.clients._own import Own
+from commonweal.clients._own_model import OwnModel
+from commonweal.clients.client import squared_distance
 from commonweal.errors import ConfigError
-from commonweal.local import Gradient, Tensors, distance
 from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors
 
 __all__ = ["PFedMe"]
 
 
 @dataclass(frozen=True)
-class PFedMe(Own):
-    """on each batch theta takes inner steps on loss(theta) + lam/2 |theta - w_i|^2, then w_i -= lr lam (w_i - theta)
+class PFedMe(OwnModel):
+    """theta: inner steps on loss(theta) + lam/2 |theta - w_i|^2; then w_i -= lr lam (w_i - theta)
 
-    lam: how near; inner: theta's steps on a batch; inner_lr: their length, with momentum and weight decay as in sgd
-    theta is kept and goes on from where it was. The others are those of sgd; lr lam above 1 overshoots
+    lam: the penalty; lr lam above 1 overshoots
+    inner: theta's steps per batch; inner_lr: their learning rate, with sgd's other parameters
+    theta is kept from round to round. The others are those of sgd
     """
 
     lam: float = 15.0
@@ -32,21 +33,41 @@ class PFedMe(Own):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inner < 1 or self.inner_lr <= 0 or self.lam <= 0:
-            raise ConfigError(
-                f"pfedme inner = {self.inner}, inner_lr = {self.inner_lr}, lam = {self.lam}: all must be above 0"
-            )
+            values = f"inner = {self.inner}, inner_lr = {self.inner_lr}, lam = {self.lam}"
+            raise ConfigError(f"pfedme {values}: all must be above 0")
+
+    @property
+    def steps_per_batch(self) -> int:
+        return self.inner
 
     def loss(
-        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        own, statistics = task.loss(v["own"], batch)
-        return own + self.lam / 2 * distance(task, v["own"], v["w"]), torch.stack([statistics, statistics])
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        loss, buffers = task.batch_loss(params["own"], batch)
+        penalty = self.lam / 2 * squared_distance(task, params["own"], params["w"])
+        return loss + penalty, {"w": buffers, "own": buffers}
 
     def step(
-        self, task: Task, v: Tensors, memory: Tensors, gradient: Gradient, lr: float, passed: Tensor
-    ) -> tuple[Tensors, Tensors]:
-        for _ in range(self.inner):
-            slope, statistics = gradient(v)
-            own, memory = self.descend({"own": v["own"]}, {"own": slope["own"]}, memory, self.inner_lr)
-            v = self.settle(task, v | own, statistics)
-        return v | {"w": v["w"].lerp(v["own"], lr * self.lam)}, memory
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        own_grad = {"own": grads["own"]}
+        moved, opt_state = self.descend(params, own_grad, opt_state, self.inner_lr)
+        if last:
+            moved["w"] = params["w"].lerp(moved["own"], lr * self.lam)
+        return moved, opt_state
+
+
+ENTRIES = {"pfedme": PFedMe}

@@ -1,9 +1,10 @@
-"""scaffold: every client corrects its steps by how its gradients differ from everyone's.
+"""scaffold: clients correct their steps by the difference of their gradients from everyone's.
 
-Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020 (option II).
-The paper's local steps are plain SGD. With momentum rho a gradient moves the model (1 - rho^j) / (1 - rho) times, j the
-steps that are left, so that u / lr is divided by the sum of these instead of by the number of steps: the variates stay
-averages of gradients (dividing by the steps would make them 1 / (1 - rho) times too large, and the run diverge).
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020
+(option II). The paper's local steps are plain SGD. With momentum rho a gradient moves the model
+(1 - rho^j) / (1 - rho) times, where j is the number of steps left, so u / lr is divided by the sum
+of these instead of the number of steps. The control variates then stay averages of gradients:
+divided by the steps they would be 1 / (1 - rho) times too large, and training would diverge.
 """
 
 from dataclasses import dataclass
@@ -11,37 +12,63 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.local import Local, Tensors
+from commonweal.clients.client import Client
+from commonweal.errors import ConfigError
 from commonweal.task import Batch, Task
+from commonweal.tensors import Tensors
 
 __all__ = ["Scaffold"]
 
 
 @dataclass(frozen=True)
-class Scaffold(Local):
-    """loss(w_i) + <c - c_i, w_i>; then c_i <- c_i - c + u / (steps lr), and the server's c moves by the mean change
+class Scaffold(Client):
+    """loss(w_i) + <c - c_i, w_i>; then c_i <- c_i - c + u / (steps lr), c <- c + mean change
 
-    It keeps c_i, as long as the model, and sends twice as much as sgd. Its parameters are those of sgd
+    The client keeps c_i, as long as the model, and sends twice as much as sgd.
+    Its parameters are those of sgd; the optimizer must be sgd
     """
 
-    def share(self, task: Task) -> Tensors:
-        return {"c": torch.zeros(task.trained)}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd":
+            raise ConfigError(
+                f"scaffold optimizer = {self.optimizer!r}: its control variates are averages of "
+                "gradients, which only sgd's steps reveal; take 'sgd'"
+            )
 
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return {"c": torch.zeros(task.trained)}
+    def init_shared(self, task: Task) -> Tensors:
+        return {"c": torch.zeros(task.num_trainable)}
+
+    def update_shared(self, shared: Tensors, replies: Tensors, clients: int) -> Tensors:
+        # S/K times the cohort's mean change.
+        return {"c": shared["c"] + replies["change"].sum(0) / clients}
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return {"c": torch.zeros(task.num_trainable)}
 
     def loss(
-        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        loss, statistics = task.loss(v["w"], batch)
-        return loss + ((seen["c"] - kept["c"]) * task.moving(v["w"])).sum(), statistics
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        loss, buffers = task.batch_loss(params["w"], batch)
+        correction = (message["c"] - state["c"]) * task.trainable(params["w"])
+        return loss + correction.sum(), {"w": buffers}
 
-    def reply(self, task: Task, v: Tensors, seen: Tensors, kept: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        update = seen["w"] - v["w"]
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        update = message["w"] - params["w"]
         rho = self.momentum
-        moves = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)  # sum over j of (1 - rho^j) / (1 - rho)
-        change = update[: task.trained] / (moves * self.rate(int(seen["round"]))) - seen["c"]
-        return {"update": update, "change": change}, {"c": kept["c"] + change}
+        # The sum over j = 1, ..., steps of (1 - rho^j) / (1 - rho).
+        moves = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        lr = self.rate(int(message["round"]))
+        change = update[: task.num_trainable] / (moves * lr) - message["c"]
+        return {"update": update, "change": change}, {"c": state["c"] + change}
 
-    def absorb(self, shared: Tensors, replies: Tensors, clients: int) -> Tensors:
-        return {"c": shared["c"] + replies["change"].sum(0) / clients}  # S/K of the cohort's mean
+
+ENTRIES = {"scaffold": Scaffold}

@@ -1,8 +1,11 @@
-"""sgd: a few steps of plain SGD on the client's own rows.
+"""sgd: local SGD from the received model.
 
-McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
+AISTATS 2017.
 """
 
-from commonweal.local import Local
+from commonweal.clients.client import Client
 
-__all__ = ["Local"]
+__all__ = ["Client"]
+
+ENTRIES = {"sgd": Client}

@@ -1,4 +1,4 @@
-"""Short sounds in WAV files: cut or padded to one length, kept as 16-bit samples."""
+"""Short sounds in WAV files: cut or padded to one length, stored as 16-bit samples."""
 
 import io
 import wave
@@ -7,33 +7,47 @@ import numpy as np
 
 from commonweal.errors import DataError
 
-__all__ = ["samples", "spectra"]
+__all__ = ["read_wave", "spectra"]
 
 
-def samples(data: bytes, where: str, rate: int, length: int) -> np.ndarray:
-    """(1, length) int16, silence after the end."""
+def read_wave(data: bytes, name: str, rate: int, length: int) -> np.ndarray:
+    """The samples (1, length) int16 of a WAV file, padded with silence."""
     try:
         with wave.open(io.BytesIO(data)) as sound:
             form = (sound.getnchannels(), sound.getsampwidth(), sound.getframerate())
             frames = sound.readframes(length)
     except (wave.Error, EOFError) as error:
-        raise DataError(f"{where!r} is not a WAV file, or is cut short: {error}") from None
-    if form != (1, 2, rate):
-        raise DataError(f"{where!r} has (channels, bytes a sample, rate) {form}, not {(1, 2, rate)}: convert it")
-    result = np.zeros((1, length), dtype=np.int16)
-    got = np.frombuffer(frames, "<i2")
-    result[0, : len(got)] = got
-    return result
+        raise DataError(f"{name!r} is not a WAV file, or is cut short: {error}") from None
+    expected = (1, 2, rate)
+    if form != expected:
+        raise DataError(
+            f"{name!r} has (channels, bytes per sample, rate) {form}, not {expected}: convert it"
+        )
+    padded = np.zeros((1, length), dtype=np.int16)
+    samples = np.frombuffer(frames, "<i2")
+    padded[0, : len(samples)] = samples
+    return padded
 
 
 def spectra(x: np.ndarray, frames: int = 16, bands: int = 32) -> np.ndarray:
-    """How loud each band is at each of some moments, spread over the sound's own length: (N, frames * bands) logs."""
-    width = 8 * bands
-    end = x.shape[-1] - (x[:, 0, ::-1] != 0).argmax(1)  # silence after it is padding
-    start = np.maximum(end - width, 0)[:, None] * np.arange(frames) // (frames - 1)  # (N, frames)
-    pieces = np.take_along_axis(x, (start[:, :, None] + np.arange(width)).reshape(len(x), 1, -1), 2)
-    pieces = pieces.reshape(len(x), frames, width).astype(np.float32) / 32768 * np.hanning(width).astype(np.float32)
+    """Log power of frequency bands at moments spread over each sound, (N, frames * bands)."""
+    pieces = _frames(x, frames, 8 * bands)
     power = np.abs(np.fft.rfft(pieces)[:, :, 1:]) ** 2
-    loud = np.log(power.reshape(len(x), frames, bands, -1).mean(-1) + 1e-6)
-    result = (loud - loud.mean((1, 2), keepdims=True)) / (loud.std((1, 2), keepdims=True) + 1e-6)
-    return np.asarray(result.reshape(len(x), -1), dtype=np.float32)
+    by_band = power.reshape(len(x), frames, bands, -1).mean(-1)
+    loudness = np.log(by_band + 1e-6)
+    centred = loudness - loudness.mean((1, 2), keepdims=True)
+    scaled = centred / (loudness.std((1, 2), keepdims=True) + 1e-6)
+    return np.asarray(scaled.reshape(len(x), -1), dtype=np.float32)
+
+
+def _frames(x: np.ndarray, frames: int, width: int) -> np.ndarray:
+    """Windows of each sound, without the silence after its end (N, frames, width)."""
+    silence = (x[:, 0, ::-1] != 0).argmax(1)
+    last = np.maximum(x.shape[-1] - silence - width, 0)
+    start = last[:, None] * np.arange(frames) // (frames - 1)
+    index = start[:, :, None] + np.arange(width)
+    pieces = np.take_along_axis(x, index.reshape(len(x), 1, -1), 2)
+    pieces = pieces.reshape(len(x), frames, width)
+    window = np.hanning(width).astype(np.float32)
+    windowed: np.ndarray = pieces.astype(np.float32) / 32768 * window
+    return windowed

@@ -1,7 +1,7 @@
-"""Parsed files, kept on disk and mapped into memory, so that a second load costs next to nothing.
+"""A cache of parsed files, memory-mapped, so that loading a second time takes next to no time.
 
-What is kept is named by the checksum of its sources and of the code that parsed them; the checksum of a file is taken
-again only when its size or its time has changed. Any of it may be deleted at any time.
+An entry is named by the checksums of its sources and of the code that parsed them. A file's
+checksum is computed again only when its size or its time has changed. Any of it may be deleted.
 """
 
 import hashlib
@@ -12,21 +12,21 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from commonweal.datasets._files import cache_root
 
-__all__ = ["cached", "checksum"]
+__all__ = ["Arrays", "New", "cached", "checksum", "write"]
 
-New = Callable[[str, tuple[int, ...], Any], np.ndarray]  # name, shape, type -> an array to be filled
+Arrays = dict[str, np.ndarray]
+New = Callable[[str, tuple[int, ...], DTypeLike], np.ndarray]  # name, shape, type -> to be filled
+Parse = Callable[[New], None]
 
 
-def cached(
-    name: str, sources: Sequence[Path], parse: Callable[[New], None], options: str = ""
-) -> dict[str, np.ndarray]:
-    """The arrays that `parse` fills, from the cache where it has them. They may be written to; no file will change."""
+def cached(name: str, sources: Sequence[Path], parse: Parse, options: str = "") -> Arrays:
+    """The arrays that `parse` fills, parsed once. Writing to them changes no file."""
     folder = cache_root() / "parsed" / f"{name}-{_key(sources, parse, options)}"
     if folder.is_dir():
         try:
@@ -36,78 +36,109 @@ def cached(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-    except OSError:  # a cache that cannot be written is no reason to fail
+    except OSError:  # the cache cannot be written: do without it
         return _in_memory(parse)
+    return _parsed_to(folder, work, parse)
+
+
+def _parsed_to(folder: Path, work: Path, parse: Parse) -> Arrays:
+    def new(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        return _file(work / f"{name}.npy", shape, dtype)
+
     try:
-        parse(lambda array, shape, kind: _file(work / f"{array}.npy", shape, kind))
+        parse(new)
         os.replace(work, folder)
-    except OSError:  # no space, or another process was quicker
+    except OSError:  # no space, or another process was faster
         return _mapped(folder) if folder.is_dir() else _in_memory(parse)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return _mapped(folder)
 
 
-def _mapped(folder: Path) -> dict[str, np.ndarray]:
-    # Mode "c" is copy on write: torch takes such an array without a warning, and no write reaches the file.
+def write(new: New, **columns: ArrayLike) -> None:
+    """Write whole arrays."""
+    for name, values in columns.items():
+        array = np.asarray(values)
+        new(name, array.shape, array.dtype)[...] = array
+
+
+def _mapped(folder: Path) -> Arrays:
+    # Mode "c" is copy on write: torch takes such an array without a warning, and no write reaches
+    # the file.
     return {path.stem: np.load(path, mmap_mode="c") for path in folder.glob("*.npy")}
 
 
-def _in_memory(parse: Callable[[New], None]) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
+def _in_memory(parse: Parse) -> Arrays:
+    arrays: Arrays = {}
 
-    def new(name: str, shape: tuple[int, ...], kind: Any) -> np.ndarray:
-        arrays[name] = np.empty(shape, kind)
+    def new(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        arrays[name] = np.empty(shape, dtype)
         return arrays[name]
 
     parse(new)
     return arrays
 
 
-def _file(path: Path, shape: tuple[int, ...], kind: Any) -> np.ndarray:
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
-    # Take the space now: a full disk is an error here, and a crash in the middle of a write to mapped memory.
+def _file(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    # Reserve the space now: a full disk is an error here, but a crash while writing mapped memory.
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
 
 
-def _key(sources: Sequence[Path], parse: Callable[..., None], options: str) -> str:
-    digest = hashlib.sha256((options + _code()).encode() + Path(inspect.getfile(parse)).read_bytes())
+def _key(sources: Sequence[Path], parse: Parse, options: str) -> str:
+    digest = hashlib.sha256((options + _code()).encode())
+    digest.update(Path(inspect.getfile(parse)).read_bytes())
     for source in sources:
-        digest.update((_listing(source) if source.is_dir() else checksum(source)).encode())
+        identity = _listing(source) if source.is_dir() else checksum(source)
+        digest.update(identity.encode())
     return digest.hexdigest()[:24]
 
 
 @cache
 def _code() -> str:
-    """The loaders themselves: what an older version parsed is not taken for what this one would."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    """A hash of the loaders, so that what an older version parsed is not used."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _listing(folder: Path) -> str:
-    """A tree of files is known by their names, sizes and times: reading 100,000 images would take minutes."""
-    files = sorted((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
-    return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files)
+    """The names, sizes and times of a tree of files: reading 100,000 images would take minutes."""
+    lines = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            stat = path.stat()
+            name = path.relative_to(folder).as_posix()
+            lines.append(f"{name} {stat.st_size} {stat.st_mtime_ns}")
+    return "\n".join(lines)
 
 
 def checksum(path: Path) -> str:
-    """A file's SHA-256, remembered for as long as its size and time stay."""
-    stat, where = path.stat(), path.resolve()
-    stamp = cache_root() / "stamps" / hashlib.sha256(str(where).encode()).hexdigest()[:24]
+    """A file's SHA-256, remembered as long as its size and time stay the same."""
+    source = path.resolve()
+    stat = path.stat()
     now = f"{stat.st_size} {stat.st_mtime_ns}"
-    try:
-        known, _, digest = stamp.read_text(encoding="ascii").rpartition(" ")
-        if known == now and len(digest) == 64:
-            return digest
-    except (OSError, ValueError):
-        pass
-    with open(where, "rb") as file:
+    name = hashlib.sha256(str(source).encode()).hexdigest()
+    stamp = cache_root() / "stamps" / name[:24]
+    known = _remembered(stamp, now)
+    if known is not None:
+        return known
+    with open(source, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     _remember(stamp, f"{now} {digest}")
     return digest
+
+
+def _remembered(stamp: Path, now: str) -> str | None:
+    try:
+        known, _, digest = stamp.read_text(encoding="ascii").rpartition(" ")
+    except (OSError, ValueError):
+        return None
+    return digest if known == now and len(digest) == 64 else None
 
 
 def _remember(stamp: Path, text: str) -> None:

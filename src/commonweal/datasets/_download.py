@@ -1,16 +1,17 @@
-"""Original files from where their publishers keep them, checked, and never half of one.
+"""Downloads of original files from their publishers, with checksums.
 
-pooch writes to a temporary file and moves it into place when its checksum is right; a download that breaks begins anew.
+pooch writes to a temporary file and moves it into place when its checksum is right, so there is
+never half a file. An interrupted download starts again.
 """
 
 import hashlib
 import logging
 from pathlib import Path
-from typing import Any
 
+from commonweal.datasets import _sources
 from commonweal.datasets._cache import checksum
 from commonweal.datasets._files import data_root, find
-from commonweal.datasets._sources import ELSEWHERE, SOURCES, File
+from commonweal.datasets._sources import File
 from commonweal.errors import DataError, did_you_mean
 
 __all__ = ["differing", "fetch", "sources"]
@@ -20,42 +21,62 @@ TRIES = 3
 
 def sources(dataset: str) -> tuple[File, ...]:
     """The files of a dataset that can be downloaded."""
-    if dataset in ELSEWHERE:
-        raise DataError(f"dataset {dataset!r} cannot be downloaded for you: put {ELSEWHERE[dataset]} into the folder")
-    if dataset not in SOURCES:
-        raise DataError(f"dataset {dataset!r} needs no download, or is unknown: {did_you_mean(dataset, SOURCES)}")
-    return SOURCES[dataset]
+    files = _sources.downloads(dataset)
+    if files:
+        return files
+    manual = _sources.manual(dataset)
+    if manual is not None:
+        raise DataError(
+            f"dataset {dataset!r} cannot be downloaded for you: put {manual} into the folder"
+        )
+    hint = did_you_mean(dataset, _sources.names())
+    raise DataError(f"dataset {dataset!r} needs no download, or is unknown: {hint}")
 
 
-def fetch(file: File, progress: Any = False, root: Path | None = None) -> Path:
-    """One file in the data directory, downloaded where it is not there or not right; `progress` as pooch takes it."""
+def fetch(file: File, progress: object = False, root: Path | None = None) -> Path:
+    """Download a file unless it is in the data directory and right; `progress` is pooch's."""
+    folder = (root or data_root()) / file.folder
+    try:
+        return _retrieve(file, folder, progress)
+    except ValueError:  # pooch's error for a wrong checksum
+        reason = "its checksum is not the published one"
+    except ConnectionError as error:
+        reason = str(error)[:150]
+    except OSError as error:
+        raise DataError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from None
+    raise DataError(
+        f"{file.name} could not be downloaded from {file.url} ({reason}): "
+        f"try again later, or put it into {str(folder)!r} yourself"
+    )
+
+
+def _retrieve(file: File, folder: Path, progress: object) -> Path:
     import pooch
     import requests
 
     pooch.get_logger().setLevel(logging.WARNING)
-    folder = (root or data_root()) / file.folder
-    failure: Exception | None = None
+    failure = ""
     for _ in range(TRIES):
         try:
-            return Path(pooch.retrieve(file.url, file.hash, fname=file.name, path=folder, progressbar=progress))
-        except requests.RequestException as error:
-            failure = error
-        except ValueError as error:  # pooch's word for a wrong checksum
-            failure = error
-            break
-        except OSError as error:
-            raise DataError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from None
-    why = "its checksum is not the published one" if isinstance(failure, ValueError) else str(failure)[:150]
-    what = f"{file.name} could not be had from {file.url} ({why})"
-    raise DataError(f"{what}: try again later, or put it into {str(folder)!r} yourself")
+            path = pooch.retrieve(
+                file.url, file.hash, fname=file.name, path=folder, progressbar=progress
+            )
+            return Path(path)
+        except requests.RequestException as error:  # a kind of OSError, and some are ValueErrors
+            failure = str(error)
+    raise ConnectionError(failure)
 
 
 def differing(dataset: str, dir: str | None = None) -> list[str]:
     """The files in the data directory that are not the published ones, byte for byte."""
-    found = {file: find(file.folder, file.name, dir) for file in SOURCES.get(dataset, ())}
-    return [
-        f.name for f, path in found.items() if path is not None and path.name == f.name and _hash(path, f) != f.hash
-    ]
+    return [file.name for file in _sources.downloads(dataset) if _differs(file, dir)]
+
+
+def _differs(file: File, dir: str | None) -> bool:
+    path = find(file.folder, file.name, dir)
+    if path is None or path.name != file.name:  # missing, or unpacked: nothing to compare
+        return False
+    return _hash(path, file) != file.hash
 
 
 def _hash(path: Path, file: File) -> str:

@@ -1,7 +1,8 @@
 """The original files of a dataset: where they are looked for, and how they are opened.
 
-The data directory has a folder per source with the original file names. It is `$COMMONWEAL_DATA`, or our folder in the
-user's cache. A file may be compressed (.gz, .xz) or not; a tree of files may be a folder, a .zip or a .tar.
+The data directory has a folder per source with the original file names. It is `$COMMONWEAL_DATA`,
+or our folder in the user's cache. A file may be compressed (.gz, .xz) or not; a tree of files may
+be a folder, a .zip or a .tar.
 """
 
 import gzip
@@ -11,113 +12,167 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
 
-from commonweal.datasets import _sources
+from commonweal.datasets._sources import advice
 from commonweal.errors import DataError
 
-__all__ = ["cache_root", "data_root", "decoded", "find", "listing", "locate", "members", "read"]
+__all__ = [
+    "cache_root",
+    "data_root",
+    "find",
+    "list_members",
+    "locate",
+    "read_bytes",
+    "read_members",
+    "read_text",
+]
 
-PACKED = ("", ".gz", ".xz")
-Broken = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+SUFFIXES = ("", ".gz", ".xz")
+UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress}
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)
 
 
 def cache_root() -> Path:
-    """Where what is derived from original files is kept; it may be deleted at any time."""
+    """The folder of what is derived from original files; it may be deleted at any time."""
     return Path(platformdirs.user_cache_path("commonweal"))
 
 
 def data_root() -> Path:
     """The data directory."""
-    return Path(os.environ["COMMONWEAL_DATA"]) if os.environ.get("COMMONWEAL_DATA") else cache_root()
+    named = os.environ.get("COMMONWEAL_DATA")
+    return Path(named) if named else cache_root()
 
 
 def find(folder: str, name: str, dir: str | None) -> Path | None:
-    """A file or folder of that name, in `dir` or its folder, or in the data directory's; None where it is not."""
-    places = [data_root() / folder] if dir is None else [Path(dir), Path(dir) / folder]
+    """A file or folder of that name in `dir` or its `folder`, or in the data directory's."""
+    places = [data_root() / folder]
+    if dir is not None:
+        places = [Path(dir), Path(dir) / folder]
     plain = name.removesuffix(".gz").removesuffix(".xz")
-    for path in (place / (plain + suffix) for place in places for suffix in PACKED):
-        if path.exists():
-            return path
+    for place in places:
+        for suffix in SUFFIXES:
+            path = place / (plain + suffix)
+            if path.exists():
+                return path
     return None
 
 
 def locate(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> list[Path]:
-    """The paths of a dataset's files, or a sentence that says which file to put where."""
-    found = {name: find(folder, name, dir) for name in names}
-    missing = [name for name, path in found.items() if path is None]
+    """The paths of a dataset's files. The error says which file to put where."""
+    paths = []
+    missing = []
+    for name in names:
+        path = find(folder, name, dir)
+        if path is None:
+            missing.append(name)
+        elif path.suffix and path.is_dir():  # only folders have no suffix
+            raise DataError(_unreadable(path, IsADirectoryError()))
+        else:
+            paths.append(path)
     if missing:
-        where = Path(dir) if dir is not None else data_root() / folder
-        other = "" if dir is not None else f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
-        what = f"dataset {dataset!r}: {', '.join(missing)} not found in {str(where)!r}"
-        raise DataError(f"{what}: {_sources.advice(dataset)}{other}")
-    paths = [path for path in map(found.get, names) if path is not None]
-    for path in paths:
-        if path.suffix and path.is_dir():  # only folders have no suffix
-            raise DataError(_sentence(path, IsADirectoryError()))
+        raise DataError(_not_found(dataset, folder, missing, dir))
     return paths
 
 
-def _sentence(path: Path, error: BaseException) -> str:
+def _not_found(dataset: str, folder: str, missing: Sequence[str], dir: str | None) -> str:
+    place = data_root() / folder
+    other = f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
+    if dir is not None:
+        place = Path(dir)
+        other = ""
+    names = ", ".join(missing)
+    return f"dataset {dataset!r}: {names} not found in {str(place)!r}: {advice(dataset)}{other}"
+
+
+def _unreadable(path: Path, error: BaseException) -> str:
     if isinstance(error, IsADirectoryError) or path.is_dir():
         return f"{str(path)!r} is a folder where a file should be: put the file itself there"
-    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"{str(path)!r} cannot be read, it is cut short or damaged ({why}): get it again"
+    reason = error.strerror if isinstance(error, OSError) else None
+    reason = reason or str(error) or type(error).__name__
+    return f"{str(path)!r} cannot be read, it is cut short or damaged ({reason}): get it again"
 
 
-def read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """A file's bytes, unpacked."""
-    unpack: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": lzma.decompress}
     try:
-        return unpack.get(path.suffix, bytes)(path.read_bytes())
-    except Broken as error:
-        raise DataError(_sentence(path, error)) from None
+        data = path.read_bytes()
+        return UNPACK[path.suffix](data) if path.suffix in UNPACK else data
+    except READ_ERRORS as error:
+        raise DataError(_unreadable(path, error)) from None
 
 
-def decoded(path: Path, encoding: str = "utf-8") -> str:
+def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A file's text, unpacked."""
     try:
-        return read(path).decode(encoding)
+        return read_bytes(path).decode(encoding)
     except UnicodeDecodeError as error:
-        raise DataError(f"{str(path)!r} is not {encoding} text (byte {error.start}): save it as {encoding}") from None
+        raise DataError(
+            f"{str(path)!r} is not {encoding} text (byte {error.start}): save it as {encoding}"
+        ) from None
 
 
-def listing(path: Path, suffixes: tuple[str, ...] = ()) -> list[str]:
-    """The names of what `members` would give, without reading it (a .tar is gone through)."""
+def list_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:
+    """The names of the files in a folder, .zip or .tar. Their contents are not read."""
+    try:
+        return [name for name in _names(path) if name.endswith(suffixes)]
+    except READ_ERRORS as error:
+        raise DataError(_unreadable(path, error)) from None
+
+
+def _names(path: Path) -> list[str]:
+    if path.is_dir():
+        return [file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()]
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            return [name for name in archive.namelist() if not name.endswith("/")]
+    with tarfile.open(path) as archive:
+        return [_plain(member) for member in archive if member.isfile()]
+
+
+def read_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, bytes]]:
+    """The files in a folder, .zip or .tar with their contents, by name (a .tar in its order)."""
     try:
         if path.is_dir():
-            names = [p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()]
+            yield from _read_folder(path, suffixes)
         elif path.suffix == ".zip":
-            with zipfile.ZipFile(path) as pack:
-                names = [name for name in pack.namelist() if not name.endswith("/")]
+            yield from _read_zip(path, suffixes)
         else:
-            with tarfile.open(path) as tar:
-                names = [member.name.removeprefix("./") for member in tar if member.isfile()]
-    except Broken as error:
-        raise DataError(_sentence(path, error)) from None
-    return [name for name in names if not suffixes or name.endswith(suffixes)]
+            yield from _read_tar(path, suffixes)
+    except READ_ERRORS as error:
+        raise DataError(_unreadable(path, error)) from None
 
 
-def members(path: Path, suffixes: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
-    """The files in a folder, .zip or .tar whose names end so, in the order of their names (a .tar's: as they come)."""
-    try:
-        if path.is_dir():
-            for file in sorted(p for p in path.rglob("*") if p.is_file()):
-                if not suffixes or file.name.endswith(suffixes):
-                    yield file.relative_to(path).as_posix(), read(file)
-        elif path.suffix == ".zip":
-            with zipfile.ZipFile(path) as pack:
-                for name in sorted(pack.namelist()):
-                    if not name.endswith("/") and (not suffixes or name.endswith(suffixes)):
-                        yield name, pack.read(name)
-        else:
-            with tarfile.open(path) as tar:
-                for member in tar:
-                    if member.isfile() and (not suffixes or member.name.endswith(suffixes)):
-                        file_of = tar.extractfile(member)
-                        yield member.name.removeprefix("./"), (file_of or io.BytesIO()).read()
-    except Broken as error:
-        raise DataError(_sentence(path, error)) from None
+def _read_folder(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and file.name.endswith(suffixes):
+            yield file.relative_to(path).as_posix(), read_bytes(file)
+
+
+def _read_zip(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(archive.namelist()):
+            if name.endswith(suffixes) and not name.endswith("/"):
+                yield name, archive.read(name)
+
+
+def _read_tar(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith(suffixes):
+                content = archive.extractfile(member) or io.BytesIO()
+                yield _plain(member), content.read()
+
+
+def _plain(member: tarfile.TarInfo) -> str:
+    return member.name.removeprefix("./")

@@ -1,44 +1,64 @@
-"""IDX, the format of MNIST and its relatives: two zero bytes, a type, the number of axes, their lengths, the values."""
+"""IDX, the format of MNIST and its relatives.
 
+Two zero bytes, a type, the number of axes, their lengths, the values.
+"""
+
+import math
 from pathlib import Path
 
 import numpy as np
 
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import locate, read
-from commonweal.datasets._shared import Pool
+from commonweal.datasets._cache import Arrays, New, cached, write
+from commonweal.datasets._files import locate, read_bytes
 from commonweal.errors import DataError
 
-__all__ = ["pooled", "values"]
+__all__ = ["FILES", "read_idx", "read_images"]
 
 TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-FILES = [f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
+FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 
 
-def values(path: Path) -> np.ndarray:
+def read_idx(path: Path) -> np.ndarray:
     """The array in an IDX file."""
-    data = read(path)
+    data = read_bytes(path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in TYPES:
         raise DataError(f"{str(path)!r} is not an IDX file: it begins with {data[:4].hex(' ')}")
-    axes = data[3]
-    shape = tuple(int(n) for n in np.frombuffer(data, ">i4", axes, 4)) if len(data) >= 4 + 4 * axes else ()
-    kind = np.dtype(TYPES[data[2]])
-    if len(data) != 4 + 4 * axes + int(np.prod(shape)) * kind.itemsize or not shape:
-        raise DataError(f"{str(path)!r} is cut short: its {len(data)} bytes are not the {shape} values it announces")
-    return np.frombuffer(data, kind, offset=4 + 4 * axes).reshape(shape)
+    dtype = np.dtype(TYPES[data[2]])
+    start = 4 + 4 * data[3]
+    shape = []
+    if len(data) >= start:
+        shape = np.frombuffer(data[4:start], ">i4").tolist()
+    size = math.prod(shape) * dtype.itemsize
+    if not shape or len(data) != start + size:
+        raise DataError(
+            f"{str(path)!r} is cut short: its {len(data)} bytes are not the {tuple(shape)} values "
+            "it announces"
+        )
+    return np.frombuffer(data, dtype, offset=start).reshape(shape)
 
 
-def pooled(dataset: str, folder: str, dir: str | None) -> Pool:
-    """All images (N, 1, H, W) as bytes."""
+def read_images(dataset: str, folder: str, dir: str | None) -> Arrays:
+    """All images x (N, 1, H, W) as bytes, y, and official: which are the publisher's test rows."""
     paths = locate(dataset, folder, FILES, dir)
 
     def parse(new: New) -> None:
-        train, train_y, test, test_y = (values(path) for path in paths)
-        if len(train) != len(train_y) or len(test) != len(test_y):
-            raise DataError(f"{str(paths[0])!r} and its neighbours have images and labels of different number")
-        new("x", (len(train) + len(test), 1, *train.shape[1:]), np.uint8)[:] = np.concatenate([train, test])[:, None]
-        new("y", (len(train) + len(test),), np.int64)[:] = np.concatenate([train_y, test_y])
-        new("official", (len(train) + len(test),), bool)[:] = np.arange(len(train) + len(test)) >= len(train)
+        train_x, train_y, test_x, test_y = (read_idx(path) for path in paths)
+        if len(train_x) != len(train_y) or len(test_x) != len(test_y):
+            raise DataError(
+                f"{str(paths[0])!r} and its neighbours: images and labels differ in number"
+            )
+        x = np.concatenate([train_x, test_x])[:, None]
+        y = np.concatenate([train_y, test_y])
+        write(
+            new,
+            x=x.astype(np.uint8),
+            y=y.astype(np.int64),
+            official=np.arange(len(y)) >= len(train_y),
+        )
 
-    arrays = cached(dataset, paths, parse)
-    return Pool(arrays["x"], arrays["y"], arrays["official"])
+    return cached(dataset, paths, parse)

@@ -1,65 +1,65 @@
-"""Pictures in files: decoded once, cut and scaled to one size, kept as bytes."""
+"""Images in files: decoded once, cropped and resized to one size, stored as bytes."""
 
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from commonweal.datasets._cache import New
-from commonweal.datasets._files import listing, members
+from commonweal.datasets._files import list_members, read_members
 from commonweal.errors import DataError
 
-__all__ = ["SUFFIXES", "by_name", "decode", "filled", "write"]
+__all__ = ["SUFFIXES", "fill_images", "match_images"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
+T = TypeVar("T")
 
 
-def decode(data: bytes, where: str, size: int, crop: int | None = None, mode: str = "RGB") -> np.ndarray:
-    """A picture as (C, size, size) bytes: the middle square of side `crop` (or the whole), scaled."""
+def match_images(path: Path, describe: Callable[[str], T | None]) -> dict[str, T]:
+    """The images of a folder or archive, with what `describe` says of a name (None: not used)."""
+    described = {name: describe(name) for name in list_members(path, SUFFIXES)}
+    return {name: value for name, value in described.items() if value is not None}
+
+
+def fill_images(
+    new: New, path: Path, wanted: Mapping[str, T], size: int, crop: int | None = None
+) -> list[T]:
+    """Write the wanted images as x (N, 3, size, size); return their values in the same order."""
+    _check_images(path, wanted)
+    x = new("x", (len(wanted), 3, size, size), np.uint8)
+    values: list[T] = []
+    for name, data in read_members(path, SUFFIXES):
+        if name in wanted:
+            x[len(values)] = _decode(data, f"{path}/{name}", size, crop)
+            values.append(wanted[name])
+    return values
+
+
+def _check_images(path: Path, wanted: Mapping[str, T]) -> None:
+    if not wanted:
+        raise DataError(f"{str(path)!r} holds no images where they are expected")
+    missing = sorted(set(wanted) - set(list_members(path, SUFFIXES)))
+    if missing:
+        some = ", ".join(missing[:3])
+        raise DataError(
+            f"{str(path)!r} lacks {len(missing)} of {len(wanted)} images, such as {some}"
+        )
+
+
+def _decode(data: bytes, name: str, size: int, crop: int | None) -> np.ndarray:
+    """An image as (3, size, size) bytes: the central square of side `crop`, or all, resized."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        picture = Image.open(io.BytesIO(data)).convert(mode)
+        image = Image.open(io.BytesIO(data)).convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError) as error:
-        raise DataError(f"{where!r} is not a picture, or is cut short: {error}") from None
+        raise DataError(f"{name!r} is not an image, or is cut short: {error}") from None
     if crop is not None:
-        left, top = (picture.width - crop) // 2, (picture.height - crop) // 2
-        picture = picture.crop((left, top, left + crop, top + crop))
-    if picture.size != (size, size):
-        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-    pixels = np.asarray(picture)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def filled(
-    new: New, path: Path, wanted: Mapping[str, Any], size: int, crop: int | None = None, mode: str = "RGB"
-) -> list[Any]:
-    """Fill array x with the wanted pictures of a folder or archive; give what is wanted with each, in order."""
-    missing = set(wanted) - set(listing(path, SUFFIXES))
-    if missing:
-        some = ", ".join(sorted(missing)[:3])
-        raise DataError(f"{str(path)!r} lacks {len(missing)} of {len(wanted)} pictures, such as {some}")
-    if not wanted:
-        raise DataError(f"{str(path)!r} holds no pictures where they are looked for")
-    x = new("x", (len(wanted), len(mode), size, size), np.uint8)
-    found: list[Any] = []
-    for name, data in members(path, SUFFIXES):
-        if name in wanted:
-            x[len(found)] = decode(data, f"{path}/{name}", size, crop, mode)
-            found.append(wanted[name])
-    return found
-
-
-def by_name(path: Path, meaning: Callable[[str], Any]) -> dict[str, Any]:
-    """The pictures of a folder or archive with what their names mean, those left out that mean None."""
-    known = {name: meaning(name) for name in listing(path, SUFFIXES)}
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def write(new: New, **columns: Any) -> None:
-    """Arrays beside the pictures."""
-    for name, values in columns.items():
-        array = np.asarray(values)
-        new(name, array.shape, array.dtype)[...] = array
+        left = (image.width - crop) // 2
+        top = (image.height - crop) // 2
+        image = image.crop((left, top, left + crop, top + crop))
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)

@@ -1,39 +1,43 @@
-"""Rows gathered client by client, then written to the cache at once."""
-
-from typing import Any
+"""Rows collected client by client, then written to the cache."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from commonweal.datasets._cache import New
+from commonweal.datasets._cache import New, write
 from commonweal.errors import DataError
 
-__all__ = ["Gathered"]
+__all__ = ["RowCollector"]
 
 
-class Gathered:
-    """Grows by one client's rows at a time; a client may come several times."""
+class RowCollector:
+    """Grows by some rows of one client at a time. A client may come several times."""
 
     def __init__(self) -> None:
         self.x: list[np.ndarray] = []
         self.y: list[np.ndarray] = []
         self.owner: list[np.ndarray] = []
         self.part: list[np.ndarray] = []
-        self.number: dict[str, int] = {}
+        self.ids: dict[str, int] = {}
 
-    def add(self, name: str, x: Any, y: Any, part: Any = "") -> None:
-        """Rows of one client; `part` is "train", "test" or "", for all of them or for each."""
-        who = self.number.setdefault(name, len(self.number))
-        self.x.append(np.asarray(x))
+    def add(self, name: str, x: ArrayLike, y: ArrayLike, part: ArrayLike = "") -> None:
+        """Rows of one client; `part` is "train", "test" or "", for all of them or per row."""
+        rows = np.asarray(x)
+        client = self.ids.setdefault(name, len(self.ids))
+        self.x.append(rows)
         self.y.append(np.asarray(y))
-        self.owner.append(np.full(len(x), who))
-        self.part.append(np.broadcast_to(np.asarray(part, dtype="U5"), len(x)))
+        self.owner.append(np.full(len(rows), client))
+        self.part.append(np.broadcast_to(np.asarray(part, dtype="U5"), len(rows)))
 
     def write(self, new: New) -> None:
-        """The arrays x, y, owner, part and names, clients in the order of their names."""
-        if not self.x or not sum(map(len, self.x)):
-            raise DataError("the files hold no rows")
-        names, order = np.unique(list(self.number), return_inverse=True)
-        arrays = {"x": self.x, "y": self.y, "part": self.part}
-        joined = {name: np.concatenate(parts) for name, parts in arrays.items()}
-        for name, values in (joined | {"owner": order[np.concatenate(self.owner)], "names": names}).items():
-            new(name, values.shape, values.dtype)[...] = values
+        """Write the arrays x, y, owner, part and names, with the clients in the order of names."""
+        if not any(len(rows) for rows in self.x):
+            raise DataError("the files hold no rows: get them again")
+        names, position = np.unique(list(self.ids), return_inverse=True)
+        write(
+            new,
+            x=np.concatenate(self.x),
+            y=np.concatenate(self.y),
+            part=np.concatenate(self.part),
+            owner=position[np.concatenate(self.owner)],
+            names=names,
+        )

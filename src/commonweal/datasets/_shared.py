@@ -1,96 +1,160 @@
-"""What the loaders share: pooled rows become a federation, scales and noise included."""
+"""What the loaders share: pools of rows, natural federations, and standardised columns."""
 
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import torch
+from numpy.typing import ArrayLike
 
 from commonweal import randomness
-from commonweal.errors import DataError
-from commonweal.federation import Federation, Rows
-from commonweal.noise import Noise
-from commonweal.partition import Dirichlet, Partition, assign
+from commonweal.datasets._bounds import check_bounds
+from commonweal.datasets._cache import Arrays
+from commonweal.datasets.partition import DirichletByClass, Partition
+from commonweal.errors import ConfigError, DataError
+from commonweal.federation import Federation, number_clients
 
-__all__ = ["DIRICHLET", "Pool", "Test", "noisy", "only", "partitioned", "standardised"]
+__all__ = [
+    "DEFAULT_PARTITION",
+    "Part",
+    "Pool",
+    "Test",
+    "choose_clients",
+    "natural_federation",
+    "pool_of",
+    "standardize",
+]
 
-DIRICHLET = Dirichlet()
+DEFAULT_PARTITION = DirichletByClass()
 Test = float | Literal["official"]
+Part = Literal["all", "train", "test"]
 
 
-class Pool(NamedTuple):
-    """Rows that belong to no one yet."""
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Rows that belong to no client yet: a partition deals them.
+
+    What is not said about the task is inferred from the labels, as in `Federation.from_arrays`.
+    """
 
     x: np.ndarray  # (N, ...)
     y: np.ndarray  # (N,)
-    official: np.ndarray  # (N,) whether it is one of the publisher's test rows
+    official: np.ndarray  # (N,) bool, the publisher's test rows
+    test: Test = 0.2  # the share of each client's rows that is held out, or "official"
+    seed: int = 0  # of the test split
+    partition: Partition | None = DEFAULT_PARTITION  # where the user gives none; None: they must
+    outputs: int | None = None
+    loss: str | None = None
+    score: str | None = None
+    notes: tuple[str, ...] = ()
+    numeric: int = 0  # the first columns to be standardised over the training rows
 
 
-def partitioned(
-    pool: Pool, partition: Partition, noise: Noise | None, test: Test, seed: int, **what: Any
-) -> Federation:
-    """Pooled rows dealt to clients.
+def pool_of(
+    arrays: Arrays,
+    part: Part,
+    test: Test,
+    seed: int,
+    outputs: int | None = None,
+    classes: Sequence[int] = (),
+) -> Pool:
+    """A pool of the arrays x, y and official: one part of the publisher's split, or some classes.
 
-    A share `test` is held out of each client's rows, whatever part they come from. With "official", the training rows
-    are dealt, and each class's test rows follow in proportion.
+    Classes are renumbered from 0 in the order given.
     """
-    x, y, official = pool
-    if test == "official":
-        owner = np.empty(len(y), dtype=np.int64)
-        owner[~official] = assign(partition, y[~official], seed)
-        owner[official] = _following(y[~official], owner[~official], y[official], seed)
-    else:
-        owner = assign(partition, y, seed)
-    rows = torch.from_numpy(x)
-    rows = partition.shift(rows, owner) if hasattr(partition, "shift") else rows
-    keep = np.flatnonzero(owner >= 0)
-    if len(keep) < len(y):
-        what["notes"] = (f"{len(y) - len(keep)} rows are given to no client and left out",)
-        rows, y, owner, official = rows[torch.from_numpy(keep)], y[keep], owner[keep], official[keep]
-    held = official if test == "official" else test
-    return noisy(Federation.from_arrays(rows, y, owner, held, seed, **what), noise, seed)
+    if test == "official" and part != "all":
+        raise ConfigError(
+            f"part = {part!r} with test = 'official': that split needs both parts; "
+            "use part = 'all', or give test as a share"
+        )
+    x = arrays["x"]
+    y = arrays["y"]
+    official = arrays["official"]
+    chosen = np.ones(len(y), dtype=bool)
+    if part != "all":
+        chosen &= official == (part == "test")
+    if classes:
+        chosen &= np.isin(y, classes)
+        y = _renumber(y, classes)
+        outputs = len(classes)
+    if not chosen.all():
+        x = x[chosen]
+        y = y[chosen]
+        official = official[chosen]
+    return Pool(x, y, official, test, seed, outputs=outputs)
 
 
-def _following(y: np.ndarray, owner: np.ndarray, test_y: np.ndarray, seed: int) -> np.ndarray:
-    """Owners of test rows: each class goes to those who train on it, in proportion to their rows of it."""
-    rng = randomness.stream(seed, 1, 0, randomness.PARTITION)
-    result = np.full(len(test_y), -1)
-    for c in np.unique(test_y):
-        of_class = np.sort(owner[(y == c) & (owner >= 0)])
-        rows = rng.permutation(np.flatnonzero(test_y == c))
-        if len(of_class):
-            place = (np.arange(len(rows)) + rng.random()) * len(of_class) / len(rows)
-            result[rows] = of_class[place.astype(np.int64)]
-    return result
-
-
-def only(pool: Pool, classes: tuple[int, ...]) -> Pool:
-    """The rows of these classes, numbered anew from 0 in the order given; all rows where none is named."""
-    x, y, official = pool
-    if not classes:
-        return pool
+def _renumber(y: np.ndarray, classes: Sequence[int]) -> np.ndarray:
     unknown = sorted(set(classes) - set(np.unique(y).tolist()))
     if unknown or len(set(classes)) < len(classes):
-        raise DataError(f"classes = {list(classes)}: name each once, and only such as there are; not {unknown}")
-    keep = np.flatnonzero(np.isin(y, classes))
+        raise DataError(
+            f"classes = {list(classes)}: name each class once; there are no classes {unknown}"
+        )
     number = np.zeros(int(y.max()) + 1, dtype=np.int64)
     number[list(classes)] = np.arange(len(classes))
-    return Pool(x[keep], number[y[keep]], official[keep])
+    renumbered: np.ndarray = number[y]
+    return renumbered
 
 
-def noisy(federation: Federation, noise: Noise | None, seed: int) -> Federation:
-    """The same federation with wrong labels in its training rows, and a note of how many they are."""
-    if noise is None:
-        return federation
-    train, classes = federation.train, 2 if federation.loss == "binary" else federation.outputs
-    y = torch.from_numpy(noise(train.y.numpy(), classes, seed))
-    rate = float((y != train.y).double().mean())
-    note = f"label noise: {100 * rate:.2f} % of the {len(y)} training labels are wrong, no test label is"
-    return replace(federation, train=Rows(train.x, y, train.offsets), notes=(*federation.notes, note))
+def natural_federation(
+    x: np.ndarray,
+    y: np.ndarray,
+    client: ArrayLike,
+    test: float | np.ndarray,
+    seed: int,
+    clients: int | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    outputs: int | None = None,
+    loss: str | None = None,
+    score: str | None = None,
+    notes: Sequence[str] = (),
+) -> Federation:
+    """A federation of clients that come with the data: all, or `clients` of them.
+
+    The other parameters are those of `Federation.from_arrays`.
+    """
+    owner = np.asarray(client)
+    if clients is not None:
+        if names is None:
+            names, owner = number_clients(owner)
+        if outputs is None and np.issubdtype(y.dtype, np.integer):
+            outputs = int(y.max()) + 1  # some classes may occur in other clients only
+        chosen = choose_clients(names, clients, seed)
+        rows, owner = _rows_of(chosen, owner, len(names))
+        names = [names[k] for k in chosen]
+        x = x[rows]
+        y = y[rows]
+        if isinstance(test, np.ndarray):
+            test = test[rows]
+    return Federation.from_arrays(
+        x, y, owner, test, seed, names, outputs=outputs, loss=loss, score=score, notes=notes
+    )
 
 
-def standardised(x: np.ndarray, is_train: np.ndarray) -> np.ndarray:
-    """Columns with mean 0 and deviation 1 over the training rows."""
-    mean, scale = x[is_train].mean(0), x[is_train].std(0)
-    result: np.ndarray = (x - mean) / np.where(scale > 0, scale, 1)
-    return result
+def _rows_of(chosen: list[int], owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the chosen clients, and their owners' positions among the chosen."""
+    position = np.full(clients, -1)
+    position[chosen] = np.arange(len(chosen))
+    rows = np.flatnonzero(position[owner] >= 0)
+    return rows, position[owner[rows]]
+
+
+def choose_clients(names: Sequence[str], clients: int, seed: int) -> list[int]:
+    """The positions of `clients` of the names, in order.
+
+    Whether a client is chosen depends on (seed, name) and the others' draws only: more clients
+    include the fewer, and a change of the rows changes nothing.
+    """
+    check_bounds("dataset clients", clients, least=1, most=len(names))
+    keys = np.array([randomness.key(name) for name in names], dtype=np.uint64)
+    draws = randomness.uniforms(seed, keys, np.full(len(names), -2))  # -1 is of the test split
+    return sorted(np.argsort(draws, kind="stable")[:clients].tolist())
+
+
+def standardize(x: np.ndarray, is_train: np.ndarray) -> np.ndarray:
+    """Columns with mean 0 and standard deviation 1 over the training rows."""
+    mean = x[is_train].mean(0)
+    scale = x[is_train].std(0)
+    scaled: np.ndarray = (x - mean) / np.where(scale > 0, scale, 1)
+    return scaled

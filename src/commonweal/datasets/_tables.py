@@ -1,7 +1,7 @@
-"""Tables of any length: read in batches, twice, with no more in memory than a batch and the numbers that result.
+"""Tables of any length, read in batches: only a batch and the resulting numbers are in memory.
 
-The first pass finds how many rows there are and which columns are text; the second fills the arrays. Text becomes one
-column a level.
+The first pass counts the rows and finds which columns are text; the second fills the arrays. Text
+becomes one column per level.
 """
 
 import csv
@@ -10,54 +10,76 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from commonweal.datasets._cache import New
+from commonweal.datasets._cache import New, write
 from commonweal.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["Batch", "batches", "fill"]
+__all__ = ["CLIENT", "Batch", "Batches", "fill_table", "read_batches", "to_labels"]
 
 Values = np.ndarray | Sequence[str]
 Batch = dict[str, Values]  # column -> values, texts or numbers
-AT_ONCE = 100_000  # rows
-LEVELS = 1000  # different texts in a column, beyond which it is rather a name than a category
+Batches = Callable[[], Iterator[Batch]]
+BATCH = 100_000  # rows
+LEVELS = 1000  # different texts in a column, beyond which it is a name and not a category
+CLIENT = "client"  # the column of clients, unless another is named
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
 
-def batches(path: Path, separator: str = ",") -> Iterator[Batch]:
+# Reading
+
+
+def read_batches(path: Path, separator: str = ",") -> Iterator[Batch]:
     """A CSV (may be .gz) or Parquet file, some rows at a time."""
     if path.is_dir():
-        raise DataError(f"{str(path)!r} is a folder, not a table: dataset 'folder' reads a folder per client")
+        raise DataError(
+            f"{str(path)!r} is a folder, not a table: dataset 'folder' reads a folder per client"
+        )
     if not path.exists():
-        raise DataError(f"there is no file {str(path)!r}")
-    yield from _parquet(path) if path.suffix == ".parquet" else _csv(path, separator)
+        raise DataError(f"there is no file {str(path)!r}: check the path")
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    else:
+        yield from _read_csv(path, separator)
 
 
-def _csv(path: Path, separator: str) -> Iterator[Batch]:
+def _read_csv(path: Path, separator: str) -> Iterator[Batch]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as raw:
-            rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), delimiter=separator)
-            header = [name.strip() for name in next(rows, [])]
-            if len(set(header)) < len(header) or not header:
-                raise DataError(f"{str(path)!r} needs a first line of different column names, not {header}")
-            while part := list(islice(rows, AT_ONCE)):
-                part = [row for row in part if row]
-                wrong = next((row for row in part if len(row) != len(header)), None)
-                if wrong is not None:
-                    what = f"{len(wrong)} values for {len(header)} columns: {separator.join(wrong)[:60]!r}"
-                    raise DataError(f"{str(path)!r}, by line {rows.line_num}: {what}")
-                yield dict(zip(header, zip(*part, strict=True), strict=False))
+            text = io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+            lines = csv.reader(text, delimiter=separator)
+            header = _header(path, next(lines, []))
+            while batch := list(islice(lines, BATCH)):
+                rows = [row for row in batch if row]
+                _check_widths(rows, len(header), f"{str(path)!r}, by line {lines.line_num}")
+                if rows:
+                    yield dict(zip(header, zip(*rows, strict=True), strict=True))
     except UnicodeDecodeError as error:
+        byte = error.object[error.start]
         raise DataError(
-            f"{str(path)!r} is not UTF-8 text (byte {error.object[error.start]:#x}): save it as UTF-8"
+            f"{str(path)!r} is not UTF-8 text (byte {byte:#x}): save it as UTF-8"
         ) from None
     except (OSError, EOFError, csv.Error) as error:
-        raise DataError(f"{str(path)!r} cannot be read as a table, it is cut short or damaged: {error}") from None
+        raise DataError(
+            f"{str(path)!r} cannot be read as a table, it is cut short or damaged: {error}"
+        ) from None
 
 
-def _parquet(path: Path) -> Iterator[Batch]:
+def _header(path: Path, line: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in line]
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"{str(path)!r} needs a first line of different column names, not {names}")
+    return names
+
+
+def _check_widths(rows: list[list[str]], width: int, place: str) -> None:
+    for row in rows:
+        if len(row) != width:
+            raise DataError(f"{place}: {len(row)} values for {width} columns: {str(row)[:60]}")
+
+
+def _read_parquet(path: Path) -> Iterator[Batch]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -65,10 +87,14 @@ def _parquet(path: Path) -> Iterator[Batch]:
         raise ConfigError("Parquet needs pyarrow: pip install 'commonweal[parquet]'") from None
     try:
         with parquet.ParquetFile(path) as file:
-            for part in file.iter_batches(AT_ONCE):
-                yield {n: part.column(n).to_numpy(zero_copy_only=False) for n in part.schema.names}
+            for batch in file.iter_batches(BATCH):
+                names = batch.schema.names
+                yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
     except pyarrow.ArrowException as error:
-        raise DataError(f"{str(path)!r} is not a Parquet file, or it is damaged: {error}") from None
+        raise DataError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from None
+
+
+# Values
 
 
 def _numbers(values: Values) -> np.ndarray | None:
@@ -78,118 +104,175 @@ def _numbers(values: Values) -> np.ndarray | None:
     try:
         return np.array(values, dtype=np.float64)
     except (ValueError, TypeError):
-        texts = [text.strip() for text in _texts(values)]
+        texts = [_missing_as_nan(text) for text in _texts(values)]
     try:
-        return np.array(["nan" if text in MISSING else text for text in texts], dtype=np.float64)
+        return np.array(texts, dtype=np.float64)
     except ValueError:
         return None
 
 
+def _missing_as_nan(text: str) -> str:
+    return "nan" if text.strip() in MISSING else text.strip()
+
+
 def _texts(values: Values) -> Sequence[str]:
-    if isinstance(values, np.ndarray):  # of Parquet, None where it has a gap
+    if isinstance(values, np.ndarray):  # of Parquet, where None is a missing value
         return ["" if value is None else str(value) for value in values.tolist()]
     return values
 
 
-class Columns:
-    """What the first pass finds."""
+def _complete_numbers(values: Values, name: str) -> np.ndarray:
+    numbers = _numbers(values)
+    assert numbers is not None  # the first pass saw only numbers
+    missing = int((~np.isfinite(numbers)).sum())
+    if missing:
+        raise DataError(
+            f"column {name!r} has missing values ({missing} in one batch): "
+            "fill or remove them, or drop it"
+        )
+    return numbers
 
-    def __init__(self, every: Callable[[], Iterator[Batch]], as_text: Sequence[str]) -> None:
-        self.rows, self.names = 0, list[str]()
-        texts = set(as_text)
-        for batch in every():
-            if self.names and set(batch) != set(self.names):
-                raise DataError(f"files with different columns: {sorted(batch)} and {sorted(self.names)}")
-            self.names = self.names or list(batch)
-            self.rows += len(next(iter(batch.values())))
-            texts |= {name for name, values in batch.items() if name not in texts and _numbers(values) is None}
-        self.texts = [name for name in self.names if name in texts]
+
+class Levels:
+    """The different texts of a column, numbered as they come, and each row's number."""
+
+    def __init__(self, name: str, rows: int, most: int | None) -> None:
+        self.name = name
+        self.most = most
+        self.known: dict[str, int] = {}
+        self.codes = np.empty(rows, np.int32)
+
+    def fill(self, rows: slice, texts: Sequence[str]) -> None:
+        self.codes[rows] = [self.known.setdefault(text, len(self.known)) for text in texts]
+        if self.most is not None and len(self.known) > self.most:
+            raise DataError(
+                f"column {self.name!r} has more than {self.most} different texts: "
+                "name it in drop, or encode it yourself"
+            )
+
+    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The levels in alphabetical order, whatever the order of the rows, and the codes."""
+        names, number = np.unique([text.strip() for text in self.known], return_inverse=True)
+        return names, number[self.codes]
+
+
+# The two passes
+
+
+class Table:
+    """The rows and columns that the first pass finds."""
+
+    def __init__(self, batches: Batches, as_text: str) -> None:
+        self.rows = 0
+        self.names: list[str] = []
+        self.texts = {as_text}
+        for batch in batches():
+            self._add(batch)
         if self.rows == 0:
-            raise DataError("the table has no rows")
+            raise DataError("the table has no rows: check the file")
+
+    def _add(self, batch: Batch) -> None:
+        self.names = self.names or list(batch)
+        if set(batch) != set(self.names):
+            raise DataError(
+                f"files with different columns: {sorted(batch)} and {sorted(self.names)}"
+            )
+        self.rows += len(batch[self.names[0]])
+        for name, values in batch.items():
+            if name not in self.texts and _numbers(values) is None:
+                self.texts.add(name)
 
     def check(self, wanted: Mapping[str, str]) -> None:
+        """Raise DataError unless the table has these columns; keys say what they are."""
         for what, name in wanted.items():
             if name not in self.names:
-                raise DataError(f"{what} = {name!r}: there is no such column; {did_you_mean(name, self.names)}")
+                hint = did_you_mean(name, self.names)
+                raise DataError(f"{what} = {name!r}: there is no such column; {hint}")
 
 
-def fill(every: Callable[[], Iterator[Batch]], label: str, client: str, drop: Sequence[str], new: New) -> None:
-    """Fill x (numbers, then one column a level of each text), y, owner, names, and which columns are numbers."""
-    columns = Columns(every, [client] if client else [])
-    columns.check({"label": label} | ({"client": client} if client else {}) | {f"drop {d!r}": d for d in drop})
-    unused = {label, client, *drop}
-    numeric = [n for n in columns.names if n not in columns.texts and n not in unused]
-    texts = [n for n in columns.texts if n not in unused]
-    target = new("target", (columns.rows,), np.float64)
-    numbers = np.empty((columns.rows, len(numeric)), np.float32)
-    codes = {name: np.empty(columns.rows, np.int32) for name in {*texts, client, label} if name in columns.texts}
-    known: dict[str, dict[str, int]] = {name: {} for name in codes}
-    at = 0
-    for batch in every():
-        part = slice(at, at := at + len(batch[label]))
-        for name in codes:
-            codes[name][part] = _coded(known[name], _texts(batch[name]), name, LEVELS if name in texts else None)
-        for i, name in enumerate(numeric):
-            numbers[part, i] = _whole(_numbers(batch[name]), name)
-        if label not in codes:
-            target[part] = _whole(_numbers(batch[label]), label)
-    _write(new, numbers, {name: _sorted(known[name], codes[name]) for name in codes}, texts, target, label, client)
+class Contents:
+    """The values that the second pass reads from the columns in use."""
+
+    def __init__(self, table: Table, used: Sequence[str], label: str, client: str | None) -> None:
+        self.label = label
+        self.numeric = [name for name in used if name not in table.texts]
+        self.texts = [name for name in used if name in table.texts]
+        self.numbers = np.empty((table.rows, len(self.numeric)), np.float32)
+        self.target = np.empty(table.rows, np.float64)
+        self.levels = {name: Levels(name, table.rows, LEVELS) for name in self.texts}
+        for name in {label, client} & table.texts:
+            self.levels[str(name)] = Levels(str(name), table.rows, None)
+
+    def read(self, batches: Batches) -> None:
+        start = 0
+        for batch in batches():
+            rows = slice(start, start + len(batch[self.label]))
+            self._fill(rows, batch)
+            start = rows.stop
+        if self.label in self.levels:
+            self.target[:] = self.levels[self.label].sorted()[1]
+
+    def _fill(self, rows: slice, batch: Batch) -> None:
+        for name, levels in self.levels.items():
+            levels.fill(rows, _texts(batch[name]))
+        for i, name in enumerate(self.numeric):
+            self.numbers[rows, i] = _complete_numbers(batch[name], name)
+        if self.label not in self.levels:
+            self.target[rows] = _complete_numbers(batch[self.label], self.label)
+
+    def write_features(self, new: New) -> None:
+        """Write x: the numbers, then a column of 0 and 1 per level of each text."""
+        coded = [self.levels[name].sorted() for name in self.texts]
+        rows, start = self.numbers.shape
+        width = start + sum(len(names) for names, _ in coded)
+        if width == 0:
+            raise DataError("no column is left to learn from: drop fewer")
+        x = new("x", (rows, width), np.float32)
+        x[:, :start] = self.numbers
+        x[:, start:] = 0
+        for names, codes in coded:
+            x[np.arange(rows), start + codes] = 1
+            start += len(names)
 
 
-def _coded(known: dict[str, int], values: Sequence[str], name: str, most: int | None) -> np.ndarray:
-    code = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int32)
-    if most is not None and len(known) > most:
-        raise DataError(f"column {name!r} has more than {most} different texts: name it in drop, or encode it yourself")
-    return code
-
-
-def _whole(values: np.ndarray | None, name: str) -> np.ndarray:
-    assert values is not None  # the first pass saw only numbers
-    missing = int((~np.isfinite(values)).sum())
-    if missing:
-        raise DataError(f"column {name!r} has missing values ({missing} in one batch): fill or remove them, or drop it")
-    return values
-
-
-def _sorted(known: dict[str, int], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The levels in the order of their names, whatever the order of the rows."""
-    levels, number = np.unique([level.strip() for level in known], return_inverse=True)
-    return levels, number[codes]
-
-
-def _write(
-    new: New,
-    numbers: np.ndarray,
-    coded: dict[str, tuple[np.ndarray, np.ndarray]],
-    texts: Sequence[str],
-    target: np.ndarray,
-    label: str,
-    client: str,
+def fill_table(
+    new: New, batches: Batches, label: str, client: str | None, drop: Sequence[str]
 ) -> None:
-    rows, count = numbers.shape
-    x = new("x", (rows, count + sum(len(coded[name][0]) for name in texts)), np.float32)
-    if x.shape[1] == 0:
-        raise DataError("no column is left to learn from: drop fewer")
-    x[:, :count], x[:, count:] = numbers, 0
-    at = count
-    for name in texts:
-        levels, codes = coded[name]
-        x[np.arange(rows), at + codes] = 1
-        at += len(levels)
-    if label in coded:
-        target[:] = coded[label][1]
-    names, owner = coded[client] if client else (np.array([""]), np.zeros(rows))
-    for name, values in {"names": names, "owner": owner.astype(np.int64), "numeric": np.array([count])}.items():
-        new(name, values.shape, values.dtype)[...] = values
+    """Write x, target, and the clients: owner and names, both empty where no column has them.
+
+    `numeric` is how many columns of x are numbers; they come first. The column of clients is
+    `client`, or "client" if there is one.
+    """
+    table = Table(batches, as_text=client or CLIENT)
+    if client is None and CLIENT in table.names:
+        client = CLIENT
+    wanted = {"label": label} | {f"drop {name!r}": name for name in drop}
+    table.check(wanted if client is None else wanted | {"client": client})
+    unused = {label, client, *drop}
+    used = [name for name in table.names if name not in unused]
+    contents = Contents(table, used, label, client)
+    contents.read(batches)
+    contents.write_features(new)
+    names, owner = ([], []) if client is None else contents.levels[client].sorted()
+    write(
+        new,
+        target=contents.target,
+        names=np.asarray(names, dtype=str),
+        owner=np.asarray(owner, dtype=np.int64),
+        numeric=[len(contents.numeric)],
+    )
 
 
-def target_of(values: np.ndarray, task: str) -> Any:
+def to_labels(values: np.ndarray, task: str) -> np.ndarray:
     """Labels as classes 0, 1, ... (in the order of their values), or as values."""
-    whole = bool((values == np.round(values)).all())
-    levels = np.unique(values) if whole else values
-    if task == "classes" and not whole:
-        some = float(values[values != np.round(values)][0])
-        raise DataError(f"task = 'classes', but a label is {some}, no text or whole number: use 'values'")
-    if task == "classes" or (task == "auto" and whole and len(levels) <= LEVELS):
+    fractions = values[values != np.round(values)]
+    if task == "classes" and len(fractions):
+        raise DataError(
+            f"task = 'classes', but a label is {float(fractions[0])}, neither text nor a whole "
+            "number: use task = 'values'"
+        )
+    levels = np.unique(values)
+    few = len(fractions) == 0 and len(levels) <= LEVELS
+    if task == "classes" or (task == "auto" and few):
         return np.searchsorted(levels, values)
     return values.astype(np.float32)

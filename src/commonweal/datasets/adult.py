@@ -1,7 +1,7 @@
-"""Does a person earn more than 50,000 dollars? Two domains: people with a doctorate, who are few, and the rest.
+"""Does a person earn more than 50,000 dollars? Two clients: people with a doctorate, and the rest.
 
-Kohavi and Becker 1996, UCI Machine Learning Repository, CC BY 4.0; `adult.data` and `adult.test` in `adult`.
-The two domains are those of AFL (Mohri, Sivek and Suresh, ICML 2019) and q-FFL.
+Kohavi and Becker 1996, UCI Machine Learning Repository, CC BY 4.0; `adult.data` and `adult.test` in
+`adult`. The two clients are the domains of AFL (Mohri, Sivek and Suresh, ICML 2019) and q-FFL.
 """
 
 from pathlib import Path
@@ -9,50 +9,68 @@ from typing import Literal
 
 import numpy as np
 
-from commonweal.datasets._files import decoded, locate
-from commonweal.datasets._shared import Test, noisy, standardised
+from commonweal.datasets._files import locate, read_text
+from commonweal.datasets._shared import Test, standardize
 from commonweal.errors import DataError
 from commonweal.federation import Federation
-from commonweal.noise import Noise
 
 __all__ = ["adult"]
 
-NUMBERS = (0, 2, 4, 10, 11, 12)  # age, fnlwgt, education-num, capital-gain, capital-loss, hours-per-week
+SOURCES = """
+adult https://archive.ics.uci.edu/ml/machine-learning-databases/adult/
+5d7c39d7b8804f071cdd1f2a7c460872 adult.data
+35238206dfdf7f1fe215bbb874adecdc adult.test
+"""
+# age, fnlwgt, education-num, capital-gain, capital-loss, hours-per-week
+NUMBERS = (0, 2, 4, 10, 11, 12)
 TEXTS = (1, 3, 5, 6, 7, 8, 9, 13)
 EDUCATION = 3
+LABEL = 14
 
 
 def adult(
     features: Literal["categorical", "all"] = "categorical",
-    noise: Noise | None = None,
     test: Test = "official",
     seed: int = 0,
     dir: str | None = None,
 ) -> Federation:
     """48,842 rows, 2 clients (doctorate 594, rest 48,248), 2 classes; score: accuracy
 
-    features: the eight categorical ones, a column a level (as AFL), or "all" with the six numbers, standardised
-    noise: wrong labels in training rows; test: UCI's own ("official"), or a share of each client's rows
-    seed: which rows these are; dir: the folder of the two files
+    features: the eight categorical ones, a column per level (as AFL), or "all": with the six
+    numbers, standardised
+    test: UCI's own ("official"), or a share of each client's rows; seed: which rows these are
+    dir: the folder of the two files
     """
-    parts = [_rows(path) for path in locate("adult", "adult", ["adult.data", "adult.test"], dir)]
-    table = np.array([row for part in parts for row in part])
+    paths = locate("adult", "adult", ["adult.data", "adult.test"], dir)
+    parts = [_read(path) for path in paths]
+    table = np.array(parts[0] + parts[1])
     official = np.arange(len(table)) >= len(parts[0])
-    columns = [table[:, [c]] == np.unique(table[:, c]) for c in TEXTS]  # "?" is a level of its own
+    columns = [table[:, [c]] == np.unique(table[:, c]) for c in TEXTS]  # "?" is a level too
     if features == "all":
-        columns.append(standardised(table[:, NUMBERS].astype(np.float64), ~official))
-    x = np.hstack(columns).astype(np.float32)
-    y = np.char.startswith(table[:, 14], ">50K").astype(np.int64)
-    client = np.where(table[:, EDUCATION] == "Doctorate", "doctorate", "rest")
-    held = official if test == "official" else test
-    return noisy(Federation.from_arrays(x, y, client, held, seed, outputs=1, loss="binary"), noise, seed)
+        columns.append(standardize(table[:, NUMBERS].astype(np.float64), ~official))
+    return Federation.from_arrays(
+        np.hstack(columns).astype(np.float32),
+        np.char.startswith(table[:, LABEL], ">50K").astype(np.int64),
+        np.where(table[:, EDUCATION] == "Doctorate", "doctorate", "rest"),
+        official if test == "official" else test,
+        seed,
+        outputs=1,
+        loss="binary",
+    )
 
 
-def _rows(path: Path) -> list[list[str]]:
-    """The lines of 15 values; adult.test begins with a comment, and its labels end in a dot."""
-    lines = [line for line in decoded(path).splitlines() if line and not line.startswith("|")]
-    rows = [[value.strip() for value in line.split(",")] for line in lines]
+ENTRIES = {"adult": adult}
+
+
+def _read(path: Path) -> list[list[str]]:
+    """The lines of 15 values. adult.test begins with a comment, and its labels end with a dot."""
+    rows = []
+    for line in read_text(path).splitlines():
+        if line and not line.startswith("|"):
+            rows.append([value.strip() for value in line.split(",")])
     wrong = next((row for row in rows if len(row) != 15), None)
     if wrong is not None or not rows:
-        raise DataError(f"{str(path)!r} is not UCI's file of 15 comma-separated values a line: {wrong}")
+        raise DataError(
+            f"{str(path)!r} is not UCI's file of 15 comma-separated values per line: {wrong}"
+        )
     return rows

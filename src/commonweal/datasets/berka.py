@@ -1,115 +1,189 @@
 """Will a loan be repaid? Seven regions of a Czech bank, 621 loans, of which 75 were not.
 
-PKDD'99 Discovery Challenge (Berka); `account`, `district`, `loan`, `order` and `trans` .asc in `berka`, where
-`loan_trans_aggregates.csv` (one line a loan) may stand in for `trans`. A client is a region. North Bohemia, with one
-default in 61 loans, is left out, as in AAggFF (Hahn et al. 2024).
+PKDD'99 Discovery Challenge (Berka); `account`, `district`, `loan`, `order` and `trans` .asc in
+`berka`, where `loan_trans_aggregates.csv` (a line per loan) can replace `trans`. A client is a
+region. North Bohemia, with one default in 61 loans, is left out, as in AAggFF (Hahn et al. 2024).
 """
 
 import csv
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from datetime import date
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from commonweal.datasets._files import decoded, find, locate
-from commonweal.datasets._shared import standardised
+from commonweal.datasets._files import find, locate, read_text
+from commonweal.datasets._shared import natural_federation, standardize
 from commonweal.errors import DataError
 from commonweal.federation import Federation
 
-__all__ = ["berka"]
+__all__ = ["berka", "summarize_transactions"]
 
+MANUAL = (
+    "the eight .asc tables of the PKDD'99 Discovery Challenge "
+    "(account, district, loan, order, trans ...)"
+)
 TABLES = ("account.asc", "district.asc", "loan.asc", "order.asc")
 Record = dict[str, str]
+Summary = tuple[float, float, float]  # of transactions: number, mean amount, mean balance after
 
 
 def berka(
-    features: Literal["leaky", "pre-loan"] = "leaky", test: float = 0.2, seed: int = 0, dir: str | None = None
+    features: Literal["leaky", "pre-loan"] = "leaky",
+    clients: int | None = None,
+    test: float = 0.2,
+    seed: int = 0,
+    dir: str | None = None,
 ) -> Federation:
     """621 rows of 15 features, 7 regions, default or not; score: AUROC
 
-    features: "leaky" counts transactions after the loan too and takes one year's unemployment and crime, as the
-    published code does; "pre-loan" counts only what the bank knew, and both years' means, as the paper says
-    test: the share of each region's rows that is held out, stratified; seed: which rows these are; dir: the folder
+    features: "leaky" counts transactions after the loan too and takes one year's unemployment and
+    crime, as the published code does; "pre-loan" counts only what the bank knew, and the mean of
+    both years, as the paper says
+    clients: how many of the regions to use; test: the share of each region's rows that is held out,
+    stratified; seed: which these are; dir: the files' folder
     """
-    from sklearn.model_selection import train_test_split  # slow to import, and the published splits are its
+    x, y, region = _read_loans(dir, features == "leaky")
+    count = Counter(region)
+    del count["north Bohemia"]
+    regions = sorted(count, key=lambda name: (-count[name], name))
+    rows = np.flatnonzero(np.isin(region, regions))
+    x = x[rows]
+    y = y[rows]
+    owner = np.array([regions.index(region[row]) for row in rows])
+    is_test = _split(y, owner, test, seed)
+    for client in range(len(regions)):
+        own = owner == client
+        x[own, :13] = standardize(x[own, :13], ~is_test[own])
+    return natural_federation(
+        x, y, owner, is_test, seed, clients, regions, outputs=1, loss="binary", score="auroc"
+    )
 
-    x, y, region = _loans(dir, features == "leaky")
-    regions = sorted(set(region) - {"north Bohemia"}, key=lambda name: (-region.count(name), name))
-    owner = np.array([regions.index(name) if name in regions else -1 for name in region])
-    x, y, owner = x[owner >= 0], y[owner >= 0], owner[owner >= 0]
-    held = np.zeros(len(y), dtype=bool)
-    for k in range(len(regions)):
-        rows = np.flatnonzero(owner == k)
-        _, chosen = train_test_split(rows, test_size=test, random_state=seed, stratify=y[rows])
-        held[chosen] = True
-        x[rows, :13] = standardised(x[rows, :13], ~held[rows])
-    return Federation.from_arrays(x, y, owner, held, names=regions, outputs=1, loss="binary", score="auroc")
+
+ENTRIES = {"berka": berka}
 
 
-def _loans(dir: str | None, leaky: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """13 numbers and 2 dummies of the account's frequency, the label, and the region, for every loan."""
-    account, district, loan, order = (_table(path) for path in locate("berka", "berka", TABLES, dir))
-    accounts = {a["account_id"]: a for a in account}
-    districts = {d["A1"]: d for d in district}
-    orders: dict[str, list[float]] = {}
-    for o in order:
-        orders.setdefault(o["account_id"], []).append(float(o["amount"]))
-    moves = _transactions(dir, {v["account_id"]: v["date"] for v in loan}, leaky)
-    levels = sorted({a["frequency"] for a in account})[1:]
-    rows, region = [], []
-    for v in loan:
-        a = accounts[v["account_id"]]
-        d = districts[a["district_id"]]
-        rows.append(
-            [float(v["amount"]), float(v["duration"]), float(v["payments"]), (_day(v["date"]) - _day(a["date"])).days]
-            + [float(d[c]) for c in ("A4", "A11", "A14")]
-            + [_mean(d, "A13" if leaky else "A12", "A13"), _mean(d, "A16" if leaky else "A15", "A16")]
-            + [float(np.mean(orders.get(v["account_id"], [0.0])))]
-            + [*moves[v["account_id"]], *(float(a["frequency"] == level) for level in levels)]
+def _split(y: np.ndarray, owner: np.ndarray, test: float, seed: int) -> np.ndarray:
+    from sklearn.model_selection import train_test_split  # slow to import; the published split
+
+    is_test = np.zeros(len(y), dtype=bool)
+    for client in np.unique(owner):
+        rows = np.flatnonzero(owner == client)
+        _, chosen = train_test_split(
+            rows, test_size=test, random_state=seed % 2**32, stratify=y[rows]
         )
-        region.append(d["A3"])
-    return np.array(rows), np.array([v["status"] in "BD" for v in loan]).astype(np.int64), region
+        is_test[chosen] = True
+    return is_test
 
 
-def _transactions(dir: str | None, loans: dict[str, str], leaky: bool) -> dict[str, tuple[float, float, float]]:
-    """How many transactions each account has, their mean amount (withdrawals too) and the mean balance after them."""
+def _read_loans(dir: str | None, leaky: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """For every loan 13 numbers and 2 indicators of the account's frequency, label and region."""
+    paths = locate("berka", "berka", TABLES, dir)
+    account, district, loans, order = (_read_table(path) for path in paths)
+    accounts = {record["account_id"]: record for record in account}
+    districts = {record["A1"]: record for record in district}
+    orders = _order_amounts(order)
+    dates = {loan["account_id"]: loan["date"] for loan in loans}
+    transactions = summarize_transactions(dir, dates, leaky)
+    frequencies = sorted({record["frequency"] for record in account})[1:]
+    rows = []
+    regions = []
+    for loan in loans:
+        account_id = loan["account_id"]
+        owner = accounts[account_id]
+        home = districts[owner["district_id"]]
+        regions.append(home["A3"])
+        rows.append(
+            [
+                *_loan_features(loan, owner),
+                *_district_features(home, leaky),
+                float(np.mean(orders.get(account_id, [0.0]))),
+                *transactions[account_id],
+                *(float(owner["frequency"] == level) for level in frequencies),
+            ]
+        )
+    defaulted = np.array([loan["status"] in "BD" for loan in loans])
+    return np.array(rows), defaulted.astype(np.int64), regions
+
+
+def _order_amounts(orders: list[Record]) -> dict[str, list[float]]:
+    amounts = defaultdict(list)
+    for order in orders:
+        amounts[order["account_id"]].append(float(order["amount"]))
+    return amounts
+
+
+def _loan_features(loan: Record, account: Record) -> list[float]:
+    age = _day(loan["date"]) - _day(account["date"])
+    figures = [float(loan[name]) for name in ("amount", "duration", "payments")]
+    return [*figures, float(age.days)]
+
+
+def _district_features(district: Record, leaky: bool) -> list[float]:
+    """Inhabitants, salary, entrepreneurs, unemployment and crime."""
+    unemployment = ["A13"] if leaky else ["A12", "A13"]
+    crime = ["A16"] if leaky else ["A15", "A16"]
+    figures = [["A4"], ["A11"], ["A14"], unemployment, crime]
+    return [_mean(district, names) for names in figures]
+
+
+def _mean(district: Record, names: list[str]) -> float:
+    """The mean of a district's figures. One district lacks the earlier year's ("?")."""
+    texts = [district[name] for name in names]
+    return float(np.mean([float(text) for text in texts if text != "?"]))
+
+
+def summarize_transactions(
+    dir: str | None, loans: dict[str, str], leaky: bool
+) -> dict[str, Summary]:
+    """A summary of each account's transactions, withdrawals included."""
+
+    def counts(move: Record) -> bool:
+        return leaky or move["date"] <= loans[move["account_id"]]
+
     path = find("berka", "trans.asc", dir)
     if path is not None:
-        return _summed(_table(path), lambda t: leaky or t["date"] <= loans[t["account_id"]], loans)
-    lines = _table(locate("berka", "berka", ["loan_trans_aggregates.csv"], dir)[0], ",")
-    number, amount = (
-        ("all_trans_num", "all_trans_amount_mean") if leaky else ("pre_trans_num", "pre_signed_amount_mean")
-    )
-    # The balance over the whole history could not be had: before the loan stands for it.
-    return {r["account_id"]: (float(r[number]), float(r[amount]), float(r["pre_balance_mean"])) for r in lines}
+        return _summarize(_read_table(path), counts, loans)
+    number = "all_trans_num" if leaky else "pre_trans_num"
+    amount = "all_trans_amount_mean" if leaky else "pre_signed_amount_mean"
+    # The table has no balance over the whole history: that before the loan replaces it.
+    columns = (number, amount, "pre_balance_mean")
+    records = _read_table(locate("berka", "berka", ["loan_trans_aggregates.csv"], dir)[0], ",")
+    return {record["account_id"]: _summary(record, columns) for record in records}
 
 
-def _summed(
+def _summary(record: Record, columns: tuple[str, str, str]) -> Summary:
+    number, amount, balance = (float(record[name]) for name in columns)
+    return number, amount, balance
+
+
+def _summarize(
     moves: list[Record], counts: Callable[[Record], bool], loans: dict[str, str]
-) -> dict[str, tuple[float, float, float]]:
-    total = {account: np.zeros(3) for account in loans}
-    for t in moves:
-        if t["account_id"] in loans and counts(t):
-            total[t["account_id"]] += (1, float(t["amount"]), float(t["balance"]))
-    return {a: (t[0], *(t[1:] / max(t[0], 1)).tolist()) for a, t in total.items()}
+) -> dict[str, Summary]:
+    totals = {account: np.zeros(3) for account in loans}
+    for move in moves:
+        account = move["account_id"]
+        if account in loans and counts(move):
+            totals[account] += (1, float(move["amount"]), float(move["balance"]))
+    summaries: dict[str, Summary] = {}
+    for account, total in totals.items():
+        number, *sums = total.tolist()
+        amount, balance = (each / max(number, 1) for each in sums)
+        summaries[account] = (number, amount, balance)
+    return summaries
 
 
-def _mean(district: Record, *names: str) -> float:
-    """The mean of a district's figures; one district lacks the earlier year's ("?")."""
-    known = [float(district[name]) for name in names if district[name] != "?"]
-    return float(np.mean(known))
+def _day(text: str) -> datetime:
+    return datetime.strptime(f"19{text}", "%Y%m%d")
 
 
-def _day(text: str) -> date:
-    return date(1900 + int(text[:2]), int(text[2:4]), int(text[4:6]))
-
-
-def _table(path: Path, separator: str = ";") -> list[Record]:
-    rows = list(csv.DictReader(decoded(path).splitlines(), delimiter=separator))
-    if not rows or any(None in row or None in row.values() for row in rows):
+def _read_table(path: Path, separator: str = ";") -> list[Record]:
+    records = list(csv.DictReader(read_text(path).splitlines(), delimiter=separator))
+    if not records or any(None in record or None in record.values() for record in records):
         raise DataError(
-            f"{str(path)!r} is not a table of {separator!r}-separated values with a header, or is cut short"
+            f"{str(path)!r} is not a table of {separator!r}-separated values with a header, "
+            "or is cut short: get it again"
         )
-    return rows
+    return records

@@ -1,26 +1,33 @@
 """Does a celebrity smile? Photographs by the person in them, 9,343 people with five or more.
 
-Liu et al., ICCV 2015 (non-commercial research only), as LEAF federates it; identity_CelebA.txt, list_attr_celeba.txt
-and the folder or zip img_align_celeba in `celeba`, or LEAF's json for the labels. A client is a celebrity.
+Liu et al., ICCV 2015 (non-commercial research only), as LEAF federates it; identity_CelebA.txt,
+list_attr_celeba.txt and the folder or zip img_align_celeba in `celeba`, or LEAF's json for the
+labels. A client is a celebrity.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
 
-from commonweal.datasets import _leaf
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import decoded, find, locate, members
-from commonweal.datasets._images import by_name, filled, write
-from commonweal.datasets._shared import noisy
+from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._files import find, locate, read_members, read_text
+from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
 from commonweal.errors import DataError, did_you_mean
 from commonweal.federation import Federation
-from commonweal.noise import Noise
 
-__all__ = ["celeba"]
+__all__ = ["Photo", "celeba", "from_leaf", "from_lists"]
 
-Known = dict[str, tuple[str, int, str]]  # picture -> celebrity, label, part
+MANUAL = (
+    "identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba from the CelebA project's page"
+)
+
+
+class Photo(NamedTuple):
+    person: str
+    label: int
+    part: str  # "train", "test", or "" where there is no split
 
 
 def celeba(
@@ -28,74 +35,100 @@ def celeba(
     attribute: str = "Smiling",
     least: int = 5,
     size: int = 84,
-    noise: Noise | None = None,
+    clients: int | None = None,
     test: float = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Federation:
     """200,288 rows (3, size, size), 9,343 celebrities, 2 classes; score: accuracy
 
-    source: labels from CelebA's own lists, or from LEAF's json with its split; attribute: one of the 40 (original)
-    least: celebrities with fewer pictures are left out; size: of the pictures; noise: wrong labels in training rows
-    test: the share of each client's rows that is held out; seed: which rows these are; dir: the files' folder
+    source: labels from CelebA's own lists, or from LEAF's json with its split
+    attribute: one of the 40 (original); least: celebrities with fewer images are left out
+    size: of the images; clients: how many of the celebrities to use
+    test: the share of each client's rows that is held out; seed: which rows and clients
+    dir: the files' folder
     """
-    if source == "leaf":
-        lists = _leaf.files("celeba", "celeba", dir)
-    else:
-        lists = [*locate("celeba", "celeba", ["identity_CelebA.txt"], dir), _attributes(dir)]
-    zipped = find("celeba", "img_align_celeba.zip", dir)
-    images = zipped or locate("celeba", "celeba", ["img_align_celeba"], dir)[0]
+    lists = leaf_files("celeba", "celeba", dir) if source == "leaf" else _lists(dir)
+    archive = find("celeba", "img_align_celeba.zip", dir)
+    images = archive or locate("celeba", "celeba", ["img_align_celeba"], dir)[0]
 
     def parse(new: New) -> None:
-        known = from_leaf(lists) if source == "leaf" else from_lists(lists[0], lists[1], attribute)
-        count = Counter(who for who, _, _ in known.values())
-        wanted = {name: row for name, row in known.items() if count[row[0]] >= least}
-        found = filled(new, images, _paths(images, wanted), size)
-        who, label, part = zip(*found, strict=True)
-        names = sorted(set(who), key=lambda name: (len(name), name))
-        number = {name: k for k, name in enumerate(names)}
-        write(new, y=label, part=part, owner=[number[name] for name in who], names=names)
+        photos = from_leaf(lists) if source == "leaf" else from_lists(lists[0], lists[1], attribute)
+        wanted = _with_enough_photos(photos, least)
+        rows = fill_images(new, images, _by_path(images, wanted), size)
+        people = {row.person for row in rows}
+        names = sorted(people, key=lambda name: (len(name), name))
+        ids = {name: k for k, name in enumerate(names)}
+        write(
+            new,
+            y=[row.label for row in rows],
+            part=[row.part for row in rows],
+            owner=[ids[row.person] for row in rows],
+            names=names,
+        )
 
-    arrays = cached("celeba", [*lists, images], parse, f"{source} {attribute} {least} {size}")
-    return noisy(_leaf.federation(arrays, test, seed, outputs=1, loss="binary"), noise, seed)
-
-
-def _attributes(dir: str | None) -> Path:
-    return (
-        find("celeba", "list_attr_celeba.csv.zip", dir) or locate("celeba", "celeba", ["list_attr_celeba.txt"], dir)[0]
-    )
-
-
-def _paths(images: Path, wanted: Known) -> dict[str, Any]:
-    """What is wanted, by the names that the pictures have in their folder or archive."""
-    found = by_name(images, lambda name: wanted.get(Path(name).name))
-    if len(found) < len(wanted):
-        lacking = sorted(set(wanted) - {Path(name).name for name in found})
-        raise DataError(f"{str(images)!r} lacks {len(lacking)} of {len(wanted)} pictures, such as {lacking[0]}")
-    return found
+    options = f"{source} {attribute} {least} {size}"
+    arrays = cached("celeba", [*lists, images], parse, options)
+    return leaf_federation(arrays, test, seed, clients, outputs=1, loss="binary")
 
 
-def from_leaf(paths: list[Path]) -> Known:
-    """The pictures in LEAF's json."""
-    users = _leaf.users(paths)
-    return {name: (u.name, int(label), u.part) for u in users for name, label in zip(u.x, u.y, strict=True)}
+ENTRIES = {"celeba": celeba}
 
 
-def from_lists(identities: Path, attributes: Path, attribute: str) -> Known:
-    """The pictures in CelebA's own lists of people and of 40 attributes."""
-    people = dict(line.split() for line in decoded(identities).splitlines() if line)
-    lines = _lines(attributes)
+def _lists(dir: str | None) -> list[Path]:
+    identities = locate("celeba", "celeba", ["identity_CelebA.txt"], dir)[0]
+    attributes = find("celeba", "list_attr_celeba.csv.zip", dir)
+    return [
+        identities,
+        attributes or locate("celeba", "celeba", ["list_attr_celeba.txt"], dir)[0],
+    ]
+
+
+def _with_enough_photos(photos: dict[str, Photo], least: int) -> dict[str, Photo]:
+    count = Counter(photo.person for photo in photos.values())
+    return {name: photo for name, photo in photos.items() if count[photo.person] >= least}
+
+
+def _by_path(images: Path, wanted: dict[str, Photo]) -> dict[str, Photo]:
+    """The wanted photos by their names in the folder or archive."""
+    paths = match_images(images, lambda path: wanted.get(PurePosixPath(path).name))
+    if len(paths) < len(wanted):
+        missing = sorted(set(wanted) - {PurePosixPath(path).name for path in paths})
+        raise DataError(
+            f"{str(images)!r} lacks {len(missing)} of {len(wanted)} images, such as {missing[0]}"
+        )
+    return paths
+
+
+def from_leaf(paths: list[Path]) -> dict[str, Photo]:
+    """The photos in LEAF's json."""
+    photos = {}
+    for user in leaf_users(paths):
+        for name, label in zip(user.x, user.y, strict=True):
+            photos[name] = Photo(user.name, int(label), user.part)
+    return photos
+
+
+def from_lists(identities: Path, attributes: Path, attribute: str) -> dict[str, Photo]:
+    """The photos in CelebA's own lists of people and of 40 attributes."""
+    people = dict(line.split() for line in read_text(identities).splitlines() if line)
+    lines = _read_attributes(attributes)
     header = next(lines)
     if attribute not in header:
         raise DataError(f"attribute = {attribute!r}: {did_you_mean(attribute, header)}")
-    column = header.index(attribute) - len(header)  # from the right: the original has no name for the first column
-    return {row[0]: (people[row[0]], int(row[column] == "1"), "") for row in lines if row}
+    # Counted from the right: the original has no name for the first column.
+    column = header.index(attribute) - len(header)
+    photos = {}
+    for name, *values in filter(None, lines):
+        photos[name] = Photo(people[name], int(values[column] == "1"), "")
+    return photos
 
 
-def _lines(path: Path) -> Iterator[list[str]]:
+def _read_attributes(path: Path) -> Iterator[list[str]]:
     if path.suffix == ".zip":
-        text = b"".join(data for _, data in members(path, (".csv",))).decode("ascii")
-        yield from (line.split(",") for line in text.splitlines())
+        for _, data in read_members(path, (".csv",)):
+            for line in data.decode("ascii").splitlines():
+                yield line.split(",")
     else:
-        lines = decoded(path).splitlines()
-        yield from (line.split() for line in lines[1:])  # the first line is the number of pictures
+        for line in read_text(path).splitlines()[1:]:  # the first line is the number of photos
+            yield line.split()

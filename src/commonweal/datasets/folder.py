@@ -1,6 +1,7 @@
-"""Your own rows from a folder per client: tables (CSV, Parquet), arrays (npz) or pictures sorted by class.
+"""Your own rows from a folder per client: tables (CSV, Parquet), arrays (npz) or images by class.
 
-`<path>/<client>/*.csv` (or .parquet, .npz with x and y), or `<path>/<client>/<class>/*.png` (or .jpg).
+`<path>/<client>/*.csv` (or .parquet, .npz with x and y), or `<path>/<client>/<class>/*.png` (or
+.jpg).
 """
 
 from collections.abc import Iterator
@@ -8,18 +9,18 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._images import SUFFIXES, by_name, filled, write
-from commonweal.datasets._shared import noisy
-from commonweal.datasets._tables import Batch, batches
-from commonweal.datasets.table import Task, read, scaled
+from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._shared import natural_federation
+from commonweal.datasets._tables import Batch, read_batches
+from commonweal.datasets.table import Task, federation_of, read_table
 from commonweal.errors import DataError
 from commonweal.federation import Federation
-from commonweal.noise import Noise
 
 __all__ = ["folder"]
 
 TABLES = (".csv", ".csv.gz", ".parquet")
+CLIENT = "the client's folder"  # a column that no file has
 
 
 def folder(
@@ -30,78 +31,95 @@ def folder(
     scale: bool = True,
     separator: str = ",",
     size: int = 32,
-    noise: Noise | None = None,
+    clients: int | None = None,
     test: float = 0.2,
     seed: int = 0,
 ) -> Federation:
     """A client for each folder in `path`; score: accuracy for classes, R^2 for values
 
-    path: the folder of folders; label, drop, task, scale, separator: of tables, as in dataset 'table'
-    size: pictures are scaled to (3, size, size)
-    noise: wrong labels in training rows; test: the share of each client's rows that is held out; seed: of all draws
+    path: the folder of folders; label, drop, task, scale, separator: of tables, as in dataset
+    'table'
+    size: images are resized to (3, size, size); clients: how many of the clients to use
+    test: the share of each client's rows that is held out; seed: which rows and clients
     """
     root = Path(path).expanduser()
-    clients = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-    if not clients:
+    files = _files(root)
+    tables = [file for file in files if file.name.endswith(TABLES)]
+    archives = [file for file in files if file.suffix == ".npz"]
+    if tables:
+
+        def batches() -> Iterator[Batch]:
+            return _read_tables(tables, separator)
+
+        contents = read_table(root, batches, label, CLIENT, drop, task, separator)
+        if not scale:
+            contents = contents._replace(numeric=0)
+        return federation_of(contents, clients, test, seed)
+    if archives:
+        return _from_arrays(archives, clients, test, seed)
+    return _from_images(root, size, clients, test, seed)
+
+
+ENTRIES = {"folder": folder}
+
+
+def _files(root: Path) -> list[Path]:
+    """The files in the clients' folders."""
+    folders = [path for path in root.glob("*") if path.is_dir()]
+    if not folders:
         raise DataError(f"{str(root)!r} has no folders in it: it must hold one folder per client")
-    files = sorted(p for c in clients for p in c.iterdir() if p.is_file())
-    if any(p.name.endswith(TABLES) for p in files):
-        return _from_tables(root, files, label, drop, task, separator, scale, noise, test, seed)
-    if any(p.suffix == ".npz" for p in files):
-        return noisy(_from_arrays([p for p in files if p.suffix == ".npz"], test, seed), noise, seed)
-    return noisy(_from_pictures(root, size, test, seed), noise, seed)
+    return sorted(file for place in folders for file in place.iterdir() if file.is_file())
 
 
-def _from_tables(
-    root: Path,
-    files: list[Path],
-    label: str,
-    drop: tuple[str, ...],
-    task: Task,
-    separator: str,
-    scale: bool,
-    noise: Noise | None,
-    test: float,
-    seed: int,
-) -> Federation:
-    def every() -> Iterator[Batch]:
-        for file in files:
-            if file.name.endswith(TABLES):
-                for batch in batches(file, separator):
-                    yield batch | {CLIENT: [file.parent.name] * len(next(iter(batch.values())))}
-
-    x, y, owner, names, numeric = read(root, every, label, CLIENT, drop, task, separator)
-    found = noisy(Federation.from_arrays(x, y, owner, test, seed, names), noise, seed)
-    return scaled(found, numeric) if scale else found
+def _read_tables(files: list[Path], separator: str) -> Iterator[Batch]:
+    """The rows of all tables, with a column that names the client."""
+    for file in files:
+        for batch in read_batches(file, separator):
+            rows = len(next(iter(batch.values())))
+            yield batch | {CLIENT: [file.parent.name] * rows}
 
 
-CLIENT = "the client's folder"  # a column that no file has
-
-
-def _from_arrays(files: list[Path], test: float, seed: int) -> Federation:
-    x, y, owner = [], [], []
+def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int) -> Federation:
+    x = []
+    y = []
+    owner: list[str] = []
     for file in files:
         try:
-            with np.load(file) as held:
-                x.append(held["x"])
-                y.append(held["y"])
+            with np.load(file) as opened:
+                x.append(opened["x"])
+                y.append(opened["y"])
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{str(file)!r} is not an npz file with arrays x and y: {error}") from None
+            raise DataError(
+                f"{str(file)!r} is not an npz file with arrays x and y: {error}"
+            ) from None
         owner += [file.parent.name] * len(y[-1])
-    return Federation.from_arrays(np.concatenate(x), np.concatenate(y), owner, test, seed)
+    return natural_federation(np.concatenate(x), np.concatenate(y), owner, test, seed, clients)
 
 
-def _from_pictures(root: Path, size: int, test: float, seed: int) -> Federation:
+def _from_images(root: Path, size: int, clients: int | None, test: float, seed: int) -> Federation:
     def parse(new: New) -> None:
-        found = filled(new, root, by_name(root, _meaning), size)
-        write(new, client=[client for client, _ in found], label=[label for _, label in found])
+        rows = fill_images(new, root, match_images(root, _describe), size)
+        write(
+            new,
+            client=[client for client, _ in rows],
+            label=[label for _, label in rows],
+        )
 
     arrays = cached("folder", [root], parse, str(size))
     classes, y = np.unique(arrays["label"], return_inverse=True)
-    note = "classes: " + ", ".join(classes.tolist())
-    return Federation.from_arrays(arrays["x"], y, arrays["client"], test, seed, outputs=len(classes), notes=(note,))
+    return natural_federation(
+        arrays["x"],
+        y,
+        arrays["client"],
+        test,
+        seed,
+        clients,
+        outputs=len(classes),
+        notes=["classes: " + ", ".join(classes.tolist())],
+    )
 
 
-def _meaning(name: str) -> tuple[str, str] | None:
+def _describe(name: str) -> tuple[str, str] | None:
+    """An image's client and class, by its folders."""
     parts = PurePosixPath(name).parts
-    return (parts[0], parts[1]) if len(parts) == 3 and name.endswith(SUFFIXES) else None
+    return (parts[0], parts[1]) if len(parts) == 3 else None

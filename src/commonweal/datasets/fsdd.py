@@ -1,59 +1,77 @@
-"""Ten spoken digits by six speakers, one of whom a model hears badly. A small stand-in for Speech Commands.
+"""Ten spoken digits by six speakers, one of whom a model recognises badly.
 
-Jackson et al., Free Spoken Digit Dataset, CC BY-SA 4.0; the folder `recordings` or recordings.tar.xz in `fsdd`.
-A client is a speaker.
+Jackson et al., Free Spoken Digit Dataset, CC BY-SA 4.0; the folder `recordings` or
+recordings.tar.xz in `fsdd`. A small substitute for Speech Commands. A client is a speaker.
 """
 
+import re
 from pathlib import PurePosixPath
 from typing import Literal
 
-from commonweal.datasets._audio import samples, spectra
+from commonweal.datasets._audio import read_wave, spectra
 from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import find, locate, members
-from commonweal.datasets._rows import Gathered
-from commonweal.datasets._shared import Test, noisy
+from commonweal.datasets._files import find, locate, read_members
+from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._shared import Test, natural_federation
 from commonweal.errors import DataError
 from commonweal.federation import Federation
-from commonweal.noise import Noise
 
 __all__ = ["fsdd"]
 
+MANUAL = (
+    "recordings/*.wav of github Jakobovski/free-spoken-digit-dataset, as a folder or "
+    "recordings.tar.xz"
+)
 RATE = 8000
+TEST_RECORDINGS = 5  # of each digit and speaker, the first ones
 
 
 def fsdd(
     features: Literal["wave", "spectra"] = "wave",
-    noise: Noise | None = None,
+    clients: int | None = None,
     test: Test = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Federation:
     """3,000 rows, 6 speakers, 10 classes; score: accuracy
 
-    features: one second at 8 kHz (1, 8000) for model 'm5', or 512 numbers of its "spectra" for small models
-    noise: wrong labels in training rows; test: the share of each speaker's rows that is held out, or "official": the
-    first five of each digit; seed: which rows these are; dir: the folder of the recordings
+    features: one second at 8 kHz (1, 8000) for model 'm5', or 512 numbers of its "spectra" for
+    small models
+    clients: how many of the speakers to use
+    test: the share of each speaker's rows that is held out, or "official": the first five of each
+    digit; seed: which rows and clients; dir: the folder of the recordings
     """
     folder = find("fsdd", "recordings", dir)
-    path = folder if folder is not None else locate("fsdd", "fsdd", ["recordings.tar.xz"], dir)[0]
+    path = folder or locate("fsdd", "fsdd", ["recordings.tar.xz"], dir)[0]
 
     def parse(new: New) -> None:
-        rows = Gathered()
-        for name, data in sorted(members(path, (".wav",))):
-            digit, speaker, number = _meaning(name)
-            rows.add(speaker, [samples(data, name, RATE, RATE)], [digit], "test" if number < 5 else "train")
+        rows = RowCollector()
+        for name, data in sorted(read_members(path, (".wav",))):
+            digit, speaker, number = _describe(name)
+            part = "test" if number < TEST_RECORDINGS else "train"
+            rows.add(speaker, [read_wave(data, name, RATE, RATE)], [digit], part)
         rows.write(new)
 
-    found = cached("fsdd", [path], parse)
-    x = found["x"] if features == "wave" else spectra(found["x"])
-    held = found["part"] == "test" if test == "official" else test
-    names = found["names"].tolist()
-    return noisy(Federation.from_arrays(x, found["y"], found["owner"], held, seed, names, outputs=10), noise, seed)
+    arrays = cached("fsdd", [path], parse)
+    return natural_federation(
+        spectra(arrays["x"]) if features == "spectra" else arrays["x"],
+        arrays["y"],
+        arrays["owner"],
+        arrays["part"] == "test" if test == "official" else test,
+        seed,
+        clients,
+        arrays["names"].tolist(),
+        outputs=10,
+    )
 
 
-def _meaning(name: str) -> tuple[int, str, int]:
+ENTRIES = {"fsdd": fsdd}
+
+
+def _describe(name: str) -> tuple[int, str, int]:
     """Digit, speaker and number of `7_jackson_32.wav`."""
-    parts = PurePosixPath(name).stem.split("_")
-    if len(parts) != 3 or not parts[0].isdigit() or not parts[2].isdigit():
-        raise DataError(f"{name!r} is not named <digit>_<speaker>_<number>.wav")
-    return int(parts[0]), parts[1], int(parts[2])
+    match = re.fullmatch(r"(\d+)_([^_]*)_(\d+)", PurePosixPath(name).stem)
+    if match is None:
+        raise DataError(f"{name!r} is not named <digit>_<speaker>_<number>.wav: rename it")
+    digit, speaker, number = match.groups()
+    return int(digit), speaker, int(number)

@@ -1,7 +1,7 @@
-"""Heart disease in four hospitals, of which one (Switzerland) hardly has a healthy patient and one (VA) few rows.
+"""Heart disease in four hospitals: Switzerland has hardly a healthy patient, and VA few rows.
 
-UCI Heart Disease (Janosi, Steinbrunn, Pfisterer, Detrano), CC BY 4.0; the four `processed.*.data` files.
-A client is a hospital.
+UCI Heart Disease (Janosi, Steinbrunn, Pfisterer, Detrano), CC BY 4.0; the four `processed.*.data`
+files in `heart`. A client is a hospital.
 """
 
 from pathlib import Path
@@ -11,70 +11,115 @@ import numpy as np
 import torch
 
 from commonweal.datasets._files import locate
+from commonweal.datasets._shared import standardize
 from commonweal.errors import DataError
 from commonweal.federation import Federation, Rows
 
-__all__ = ["heart"]
+__all__ = ["Prep", "fill_gaps", "heart", "one_hot"]
 
+SOURCES = """
+heart https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/
+a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8 processed.cleveland.data
+d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796 processed.hungarian.data
+834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314 processed.switzerland.data
+e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f processed.va.data
+"""
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-USED = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13)  # slope, ca and thal are missing too often, and every preparation drops them
-LEVELS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # cp and restecg become one column a level
-CATEGORIES = (1, 2, 5, 6, 8)  # sex, cp, fbs, restecg, exang
+# slope, ca and thal are missing too often: every preparation drops them
+USED = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13)
+LEVELS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # cp and restecg become one column per level
+CATEGORIES = [1, 2, 5, 6, 8]  # sex, cp, fbs, restecg, exang
+Prep = Literal["aaggff", "flamby"]
+Labelled = tuple[np.ndarray, np.ndarray]  # features, labels
 
 
-def heart(prep: Literal["aaggff", "flamby"] = "aaggff", seed: int = 0, dir: str | None = None) -> Federation:
+def heart(
+    prep: Prep = "aaggff",
+    seed: int = 0,
+    dir: str | None = None,
+) -> Federation:
     """Four hospitals, 13 or 15 features, disease or not; score: AUROC (aaggff) or accuracy (flamby)
 
-    prep: "aaggff" keeps all 920 rows and fills gaps with the hospital's mean (before the split: a small leak, as
-    published), 20 % test, stratified; "flamby" keeps the 740 complete rows and FLamby's own split (34 % test)
+    prep: "aaggff" keeps all 920 rows and fills gaps with the hospital's mean (before the split: a
+    small leak, as published), 20 % test, stratified; "flamby" keeps the 740 complete rows and
+    FLamby's own split (34 % test)
     seed: which rows are test rows (aaggff); dir: the folder of the four files
     """
-    from sklearn.model_selection import train_test_split  # slow to import, and the published splits are its
+    flamby = prep == "flamby"
+    names = [f"processed.{hospital}.data" for hospital in HOSPITALS]
+    train = []
+    test = []
+    for path in locate("heart", "heart", names, dir):
+        table = _read(path, complete=flamby)
+        x = one_hot(table, drop_first=flamby)
+        y = (table[:, -1] > 0).astype(np.int64)
+        share, state = (0.34, 43) if flamby else (0.2, seed % 2**32)
+        train_rows, test_rows = _split(y, share, state)
+        x = standardize(x, train_rows)
+        train.append((x[train_rows], y[train_rows]))
+        test.append((x[test_rows], y[test_rows]))
+    # FLamby scores by accuracy: Switzerland's 46 complete rows have a single healthy patient.
+    score = "accuracy" if flamby else "auroc"
+    return Federation(_join(train), _join(test), HOSPITALS, outputs=1, loss="binary", score=score)
 
-    train, test = [], []
-    for path in locate("heart", "heart", [f"processed.{h}.data" for h in HOSPITALS], dir):
-        table = _read(path, complete=prep == "flamby")
-        x, y = _columns(table, drop_first=prep == "flamby"), (table[:, -1] > 0).astype(np.int64)
-        share, state = (0.2, seed % 2**32) if prep == "aaggff" else (0.34, 43)
-        # FLamby stratifies only where every label occurs more than twice: not in Switzerland.
-        stratify = y if np.bincount(y, minlength=2).min() > 2 else None
-        a, b = train_test_split(np.arange(len(y)), test_size=share, random_state=state, stratify=stratify)
-        mean, scale = x[a].mean(0), x[a].std(0)
-        x = (x - mean) / np.where(scale > 0, scale, 1)
-        train.append((x[a], y[a]))
-        test.append((x[b], y[b]))
-    # FLamby scores by accuracy: Switzerland's 46 complete rows hold a single healthy patient.
-    score = "auroc" if prep == "aaggff" else "accuracy"
-    return Federation(_rows(train), _rows(test), HOSPITALS, outputs=1, loss="binary", score=score)
+
+ENTRIES = {"heart": heart}
+
+
+def _split(y: np.ndarray, share: float, state: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of training and of test rows."""
+    from sklearn.model_selection import train_test_split  # slow to import; the published split
+
+    # FLamby stratifies only where every label occurs more than twice: not in Switzerland.
+    stratify = y if np.bincount(y, minlength=2).min() > 2 else None
+    train, test = train_test_split(
+        np.arange(len(y)), test_size=share, random_state=state, stratify=stratify
+    )
+    return train, test
 
 
 def _read(path: Path, complete: bool) -> np.ndarray:
-    """A hospital's rows, with gaps filled or left out; an error that names the file if it is not UCI's."""
+    """A hospital's rows, with gaps filled, or only the complete ones."""
     try:
         lines = path.read_text(encoding="utf-8").split()
-        table = np.array([[float("nan") if v == "?" else float(v) for v in line.split(",")] for line in lines])[:, USED]
+        table = np.array([_numbers(line) for line in lines])[:, USED]
     except (OSError, ValueError, IndexError) as error:
-        raise DataError(f"{str(path)!r} is not UCI's file of 14 comma-separated columns: {error}") from None
+        raise DataError(
+            f"{str(path)!r} is not UCI's file of 14 comma-separated columns: {error}"
+        ) from None
     if complete:
         table = table[~np.isnan(table).any(1)]
     if len(table) < 5 or np.isnan(table).all(0).any():
-        raise DataError(f"{str(path)!r} has {len(table)} usable rows or an empty column: it is not UCI's whole file")
-    return table if complete else _filled(table)
+        raise DataError(
+            f"{str(path)!r} has {len(table)} usable rows or an empty column: "
+            "it is not UCI's whole file"
+        )
+    return table if complete else fill_gaps(table)
 
 
-def _filled(table: np.ndarray) -> np.ndarray:
+def _numbers(line: str) -> list[float]:
+    return [float(value.replace("?", "nan")) for value in line.split(",")]
+
+
+def fill_gaps(table: np.ndarray) -> np.ndarray:
+    """Missing values (NaN) replaced by the column's mean."""
     mean = np.nanmean(table, axis=0)
-    mean[list(CATEGORIES)] = np.trunc(mean[list(CATEGORIES)])  # as the authors' code: a category stays whole
+    mean[CATEGORIES] = np.trunc(mean[CATEGORIES])  # as the authors' code: a category stays whole
     return np.where(np.isnan(table), mean, table)
 
 
-def _columns(table: np.ndarray, drop_first: bool) -> np.ndarray:
-    numbers = [i for i in range(10) if i not in LEVELS]
-    dummies = [(table[:, [c]] == level) for c, levels in LEVELS.items() for level in levels[drop_first:]]
-    return np.hstack([table[:, numbers], *dummies]).astype(np.float64)
+def one_hot(table: np.ndarray, drop_first: bool) -> np.ndarray:
+    """The numbers, then a column per level of each category."""
+    numbers = [column for column in range(10) if column not in LEVELS]
+    columns = [table[:, numbers]]
+    for column, levels in LEVELS.items():
+        for level in levels[drop_first:]:
+            columns.append(table[:, [column]] == level)
+    return np.hstack(columns).astype(np.float64)
 
 
-def _rows(parts: list[tuple[np.ndarray, np.ndarray]]) -> Rows:
+def _join(parts: list[Labelled]) -> Rows:
     offsets = np.cumsum([0] + [len(y) for _, y in parts])
-    x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Rows(torch.from_numpy(x).float(), torch.from_numpy(y), torch.from_numpy(offsets))
+    x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
+    y = torch.from_numpy(np.concatenate([y for _, y in parts]))
+    return Rows(x.float(), y, torch.from_numpy(offsets))

@@ -1,54 +1,102 @@
-"""Skin lesions from six centres, of which the largest has 12,413 images and the smallest 439: Fed-ISIC2019.
+"""Skin lesions from six centres, with 12,413 images in the largest and 439 in the smallest.
 
-Ogier du Terrail et al., NeurIPS 2022 (FLamby), CC BY-NC 4.0; `train_test_split.csv` in `isic2019_meta` and FLamby's
-preprocessed images in `isic2019`. A client is a centre.
+Ogier du Terrail et al., NeurIPS 2022 (FLamby: Fed-ISIC2019), CC BY-NC 4.0; `train_test_split.csv`
+in `isic2019_meta` and FLamby's preprocessed images in `isic2019`. A client is a centre.
 """
 
 import csv
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import decoded, find, locate
-from commonweal.datasets._images import by_name, filled, write
-from commonweal.datasets._shared import Test
+from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._files import find, locate, read_text
+from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._shared import Test, natural_federation
 from commonweal.errors import DataError
 from commonweal.federation import Federation
 
-__all__ = ["isic"]
+__all__ = ["Lesion", "isic", "read_split"]
 
+MANUAL = (
+    "train_test_split.csv of FLamby and the images of the ISIC 2019 challenge, preprocessed by "
+    "FLamby"
+)
 FOLDER = "ISIC_2019_Training_Input_preprocessed"
-CENTRES = ("BCN", "HAM vidir molemax", "HAM vidir modern", "HAM rosendahl", "MSK", "HAM vienna dias")
+SPLIT = "train_test_split.csv"
+CENTRES = (
+    "BCN",
+    "HAM vidir molemax",
+    "HAM vidir modern",
+    "HAM rosendahl",
+    "MSK",
+    "HAM vienna dias",
+)
 
 
-def isic(size: int = 200, test: Test = "official", seed: int = 0, dir: str | None = None) -> Federation:
+class Lesion(NamedTuple):
+    label: int
+    centre: int
+    is_test: bool
+
+
+def isic(
+    size: int = 200,
+    clients: int | None = None,
+    test: Test = "official",
+    seed: int = 0,
+    dir: str | None = None,
+) -> Federation:
     """23,247 rows (3, size, size), 6 centres, 8 classes; score: top-5
 
-    size: of the middle square of 200 pixels that is kept; test: FLamby's own split, or a share of each centre's rows
-    seed: which rows these are; dir: the folder of the table and of the images' folder
+    size: to which the central square of 200 pixels is resized
+    clients: how many of the centres to use
+    test: FLamby's own split ("official"), or a share of each centre's rows
+    seed: which rows and clients; dir: the folder of the table and of the images' folder
     """
-    lists = find("isic2019", "train_test_split.csv", dir) or find("isic2019_meta", "train_test_split.csv", dir)
-    lists = lists or locate("isic", "isic2019", ["train_test_split.csv"], dir)[0]
+    split = find("isic2019", SPLIT, dir) or find("isic2019_meta", SPLIT, dir)
+    split = split or locate("isic", "isic2019", [SPLIT], dir)[0]
     images = locate("isic", "isic2019", [FOLDER], dir)[0]
 
     def parse(new: New) -> None:
-        rows = table(lists)
-        found = filled(new, images, by_name(images, lambda name: rows.get(Path(name).stem)), size, crop=200)
-        label, centre, held = zip(*found, strict=True)
-        write(new, y=label, centre=centre, official=held)
+        lesions = read_split(split)
+        wanted = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
+        rows = fill_images(new, images, wanted, size, crop=200)
+        write(
+            new,
+            y=[row.label for row in rows],
+            centre=[row.centre for row in rows],
+            official=[row.is_test for row in rows],
+        )
 
-    arrays = cached("isic", [lists, images], parse, str(size))
-    held = arrays["official"] if test == "official" else test
-    present = np.unique(arrays["centre"])
-    names, owner = [CENTRES[c] for c in present], np.searchsorted(present, arrays["centre"])
-    return Federation.from_arrays(arrays["x"], arrays["y"], owner, held, seed, names, outputs=8, score="top-5")
+    arrays = cached("isic", [split, images], parse, str(size))
+    centres, owner = np.unique(arrays["centre"], return_inverse=True)
+    return natural_federation(
+        arrays["x"],
+        arrays["y"],
+        owner,
+        arrays["official"] if test == "official" else test,
+        seed,
+        clients,
+        [CENTRES[centre] for centre in centres],
+        outputs=8,
+        score="top-5",
+    )
 
 
-def table(path: Path) -> dict[str, tuple[int, int, bool]]:
-    """Each image's class, centre, and whether it is a test image."""
+ENTRIES = {"isic": isic}
+
+
+def read_split(path: Path) -> dict[str, Lesion]:
+    """FLamby's table: each image's class, centre, and whether it is a test image."""
+    lesions = {}
     try:
-        rows = csv.DictReader(decoded(path).splitlines())
-        return {row["image"]: (int(row["target"]), int(row["center"]), row["fold"] == "test") for row in rows}
+        for row in csv.DictReader(read_text(path).splitlines()):
+            is_test = row["fold"] == "test"
+            lesions[row["image"]] = Lesion(int(row["target"]), int(row["center"]), is_test)
     except (KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{str(path)!r} is not FLamby's table with image, target, center and fold: {error}") from None
+        raise DataError(
+            f"{str(path)!r} is not FLamby's table with image, target, center and fold: {error}"
+        ) from None
+    return lesions

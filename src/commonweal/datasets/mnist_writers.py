@@ -1,7 +1,8 @@
-"""MNIST by the hand that wrote it: 539 people, some of whom a model reads badly. A natural stand-in for FEMNIST.
+"""MNIST by writer: 539 people, some of whose digits a model reads badly.
 
-Yadav and Bottou 2019 (QMNIST) found the writer of each digit again; MNIST's files in `mnist`, theirs in
-`qmnist_writers`. A client is a writer of the training series, or a series: census staff and high-school students.
+Yadav and Bottou 2019 (QMNIST) recovered the writer of each digit; MNIST's files in `mnist`, theirs
+in `qmnist_writers`. A natural substitute for FEMNIST. A client is a writer of the training series,
+or a series: census staff and high-school students.
 """
 
 from typing import Literal
@@ -9,33 +10,51 @@ from typing import Literal
 import numpy as np
 
 from commonweal.datasets._files import locate
-from commonweal.datasets._idx import pooled, values
-from commonweal.datasets._shared import noisy
+from commonweal.datasets._idx import read_idx, read_images
+from commonweal.datasets._shared import natural_federation
 from commonweal.errors import DataError
 from commonweal.federation import Federation
-from commonweal.noise import Noise
 
 __all__ = ["mnist_writers"]
 
+NEEDS = "mnist"
+SOURCES = """
+qmnist_writers https://raw.githubusercontent.com/facebookresearch/qmnist/master/
+2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f qmnist-train-labels-idx2-int.gz
+9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06 qmnist-test-labels-idx2-int.gz
+"""
+WRITERS = "qmnist-train-labels-idx2-int.gz"
 SERIES = {0: "staff", 1: "staff", 4: "students"}
 
 
 def mnist_writers(
     by: Literal["writer", "series"] = "writer",
-    noise: Noise | None = None,
+    clients: int | None = None,
     test: float = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Federation:
     """60,000 rows (1, 28, 28), 539 writers (or 2 series), 10 classes; score: accuracy
 
-    by: what a client is; noise: wrong labels in training rows; test: the share of each client's rows that is held out
-    seed: which rows these are; dir: the folder of both sets' files
+    by: what a client is; clients: how many of them to use
+    test: the share of each client's rows that is held out; seed: which rows and clients
+    dir: the folder of both sets' files
     """
-    x, y, official = pooled("mnist", "mnist", dir)
-    table = values(locate("mnist-writers", "qmnist_writers", ["qmnist-train-labels-idx2-int.gz"], dir)[0])
-    x, y = x[~official], y[~official]
+    arrays = read_images("mnist", "mnist", dir)
+    table = read_idx(locate("mnist-writers", "qmnist_writers", [WRITERS], dir)[0])
+    is_train = ~arrays["official"]
+    x = arrays["x"][is_train]
+    y = arrays["y"][is_train]
     if table.shape != (len(y), 8) or not np.array_equal(table[:, 0], y):
-        raise DataError(f"the writers' table of shape {table.shape} is not of these {len(y)} MNIST images")
-    clients = table[:, 2] if by == "writer" else np.array([SERIES.get(int(s), f"series {s}") for s in table[:, 1]])
-    return noisy(Federation.from_arrays(x, y, clients, test, seed), noise, seed)
+        raise DataError(
+            f"the writers' table of shape {table.shape} does not match these {len(y)} MNIST images"
+        )
+    client = table[:, 2] if by == "writer" else _series(table[:, 1])
+    return natural_federation(x, y, client, test, seed, clients, outputs=10)
+
+
+ENTRIES = {"mnist-writers": mnist_writers}
+
+
+def _series(numbers: np.ndarray) -> np.ndarray:
+    return np.array([SERIES.get(number, f"series {number}") for number in numbers.tolist()])

@@ -1,22 +1,31 @@
-"""The next word in two domains that few words unite: the Wall Street Journal and film dialogue.
+"""The next word in two domains with different vocabularies: the Wall Street Journal and films.
 
-The language task of AFL (Mohri, Sivek and Suresh, ICML 2019): Mikolov's Penn Treebank in `ptb`, the Cornell movie lines
-in `cornell`. Clients are "document" and "conversation".
+The language task of AFL (Mohri, Sivek and Suresh, ICML 2019): Mikolov's Penn Treebank in `ptb`, the
+Cornell movie lines in `cornell`. Clients are "document" and "conversation".
 """
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
 from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import decoded, locate
-from commonweal.datasets._leaf import federation
-from commonweal.datasets._rows import Gathered
-from commonweal.datasets._words import END, numbers, vocabulary
+from commonweal.datasets._files import locate, read_text
+from commonweal.datasets._leaf import leaf_federation
+from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._words import END, encode, vocabulary
 from commonweal.errors import DataError
 from commonweal.federation import Federation
 
 __all__ = ["ptb_cornell"]
+
+MANUAL = (
+    "ptb.{train,valid,test}.txt (Mikolov's Penn Treebank) and movie_lines.txt (Cornell movie "
+    "dialogs)"
+)
+Sentences = list[list[str]]
+Texts = dict[tuple[str, str], Sentences]  # (client, part) -> sentences
 
 
 def ptb_cornell(
@@ -26,47 +35,68 @@ def ptb_cornell(
     sample: bool = False,
     dir: str | None = None,
 ) -> Federation:
-    """Rows of `length` tokens with as many targets, 2 clients; score: likelihood, the inverse of the perplexity
+    """Rows of `length` tokens with as many targets, 2 clients; score: likelihood (1 / perplexity)
 
-    words: the size of the vocabulary, by frequency in both training texts; test: the share of film lines, the last,
-    that is held out (of the Treebank its test file); sample: the few films in `cornell_sample`
-    dir: the folder of both sets' files
+    words: the size of the vocabulary, by frequency in both training texts
+    test: the share of film lines, the last, that is held out (of the Treebank its test file)
+    sample: the few films in `cornell_sample`; dir: the folder of both sets' files
     """
+    film_folder = "cornell_sample" if sample else "cornell"
+    film_lines = "movie_lines_m0-m3.txt" if sample else "movie_lines.txt"
     paths = locate("ptb-cornell", "ptb", ["ptb.train.txt", "ptb.test.txt"], dir)
-    film = ("cornell_sample", "movie_lines_m0-m3.txt") if sample else ("cornell", "movie_lines.txt")
-    paths += locate("ptb-cornell", film[0], [film[1]], dir)
+    paths += locate("ptb-cornell", film_folder, [film_lines], dir)
 
     def parse(new: New) -> None:
-        train, held = (decoded(path).splitlines() for path in paths[:2])
-        lines = [_spoken(line) for line in decoded(paths[2], "iso-8859-1").splitlines()]
-        cut = round((1 - test) * len(lines))
-        texts = {
-            ("document", "train"): [line.split() for line in train],
-            ("document", "test"): [line.split() for line in held],
-            ("conversation", "train"): lines[:cut],
-            ("conversation", "test"): lines[cut:],
-        }
-        known = vocabulary((w for (_, part), text in texts.items() if part == "train" for s in text for w in s), words)
-        rows = Gathered()
-        for (name, part), text in texts.items():
-            rows.add(name, *_windows([n for s in text for n in (*numbers(s, known), END)], length), part)
+        texts = _read(paths, test)
+        known = vocabulary(_training_words(texts), words)
+        rows = RowCollector()
+        for (name, part), sentences in texts.items():
+            stream = [code for words in sentences for code in (*encode(words, known), END)]
+            rows.add(name, *_windows(np.array(stream), length), part)
         rows.write(new)
 
-    found = cached("ptb-cornell", paths, parse, f"{length} {words} {test}")
-    return federation(found, test, 0, outputs=words, loss="tokens", score="likelihood")
+    arrays = cached("ptb-cornell", paths, parse, f"{length} {words} {test}")
+    return leaf_federation(arrays, test, 0, outputs=words, loss="tokens", score="likelihood")
 
 
-def _windows(stream: list[int], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The stream of words cut into rows, each with the words one further on as targets."""
-    codes = np.array(stream)
+ENTRIES = {"ptb-cornell": ptb_cornell}
+
+
+def _read(paths: list[Path], test: float) -> Texts:
+    film = [_spoken(line) for line in read_text(paths[2], "iso-8859-1").splitlines()]
+    cut = round((1 - test) * len(film))
+    return {
+        ("document", "train"): _sentences(paths[0]),
+        ("document", "test"): _sentences(paths[1]),
+        ("conversation", "train"): film[:cut],
+        ("conversation", "test"): film[cut:],
+    }
+
+
+def _sentences(path: Path) -> Sentences:
+    return [line.split() for line in read_text(path).splitlines()]
+
+
+def _training_words(texts: Texts) -> Iterable[str]:
+    for (_, part), sentences in texts.items():
+        if part == "train":
+            for words in sentences:
+                yield from words
+
+
+def _windows(codes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The text cut into rows. The targets are the words one further on."""
     count = (len(codes) - 1) // length
-    x, y = codes[: count * length], codes[1 : count * length + 1]
-    return x.reshape(count, length).astype(np.int32), y.reshape(count, length).astype(np.int64)
+    end = count * length
+    x = codes[:end].reshape(count, length)
+    y = codes[1 : end + 1].reshape(count, length)
+    return x.astype(np.int32), y.astype(np.int64)
 
 
 def _spoken(line: str) -> list[str]:
-    """The words of a film line in the Treebank's manner: lower case, numbers as N."""
+    """The words of a film line, written as in the Treebank: lower case, numbers as N."""
     fields = line.split(" +++$+++ ")
     if len(fields) != 5:
         raise DataError(f"not a line of five fields separated by ' +++$+++ ': {line[:60]!r}")
-    return ["N" if w[0].isdigit() else w for w in re.findall(r"[a-z]+|'[a-z]+|\d[\d.,]*|[?!]", fields[4].lower())]
+    words = re.findall(r"[a-z]+|'[a-z]+|\d[\d.,]*|[?!]", fields[4].lower())
+    return ["N" if word[0].isdigit() else word for word in words]

@@ -1,49 +1,79 @@
-"""The next word of a comment, by its author: LEAF's subsampled Reddit, 817 people.
+"""The next word of a comment, by author: LEAF's subsampled Reddit, 817 people.
 
 Caldas et al. 2018; train_data.json and test_data.json in `reddit`. A client is an author.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 
-from commonweal.datasets import _leaf
 from commonweal.datasets._cache import New, cached
-from commonweal.datasets._rows import Gathered
-from commonweal.datasets._words import BEGIN, END, PAD, UNKNOWN, numbers, vocabulary
+from commonweal.datasets._leaf import User, leaf_federation, leaf_files, leaf_users
+from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._words import BEGIN, END, PAD, UNKNOWN, encode, vocabulary
 from commonweal.federation import Federation
 
 __all__ = ["reddit"]
 
-LENGTH = 10  # tokens a sequence
+MANUAL = (
+    "LEAF's subsampled Reddit (github TalwalkarLab/leaf, data/reddit): train_data.json and "
+    "test_data.json"
+)
+LENGTH = 10  # tokens per sequence
 SPECIAL = {"<PAD>": PAD, "<UNK>": UNKNOWN, "<BOS>": BEGIN, "<EOS>": END}
 
 
-def reddit(words: int = 10_000, test: float = 0.2, seed: int = 0, dir: str | None = None) -> Federation:
-    """Rows of 10 tokens with 10 targets; score: share of words that are right (targets that are no words do not count)
+def reddit(
+    words: int = 10_000,
+    clients: int | None = None,
+    test: float = 0.2,
+    seed: int = 0,
+    dir: str | None = None,
+) -> Federation:
+    """Rows of 10 tokens with 10 targets; score: share of words that are right
 
+    Targets that are no words do not count.
     words: the size of the vocabulary, by frequency in the training rows
-    test, seed: the share of test rows, and which, where LEAF made no split; dir: the files' folder
+    clients: how many of the authors to use; test: the share of test rows, where LEAF made no split
+    seed: which rows and clients; dir: the files' folder
     """
-    paths = _leaf.files("reddit", "reddit", dir)
+    paths = leaf_files("reddit", "reddit", dir)
 
     def parse(new: New) -> None:
-        texts = (pair for user in _leaf.users(paths) if user.part != "test" for pair in _sequences(user))
-        known = vocabulary((w for x, _ in texts for w in x if w not in SPECIAL), words) | SPECIAL
-        rows = Gathered()
-        for user in _leaf.users(paths):
-            pairs = [(numbers(x, known), numbers(y, known)) for x, y in _sequences(user)]
-            x, y = (np.array([pair[i] for pair in pairs], dtype=np.int64).reshape(-1, LENGTH) for i in (0, 1))
-            rows.add(user.name, x.astype(np.int32), np.where(y < len(SPECIAL), -1, y), user.part)
+        known = vocabulary(_training_words(paths), words) | SPECIAL
+        rows = RowCollector()
+        for user in leaf_users(paths):
+            pairs = list(_sequences(user))
+            x = _encode([inputs for inputs, _ in pairs], known)
+            y = _encode([targets for _, targets in pairs], known)
+            y = np.where(y < len(SPECIAL), -1, y)
+            rows.add(user.name, x.astype(np.int32), y, user.part)
         rows.write(new)
 
-    found = cached("reddit", paths, parse, str(words))
-    return _leaf.federation(found, test, seed, outputs=words, loss="tokens", score="token-accuracy")
+    arrays = cached("reddit", paths, parse, str(words))
+    return leaf_federation(
+        arrays, test, seed, clients, outputs=words, loss="tokens", score="token-accuracy"
+    )
 
 
-def _sequences(user: _leaf.User) -> Iterator[tuple[list[str], list[str]]]:
-    """Inputs and targets of all comments; most targets stand in a table, some bare."""
-    for comment, told in zip(user.x, user.y, strict=True):
-        targets: Any = told["target_tokens"] if isinstance(told, dict) else told
+ENTRIES = {"reddit": reddit}
+
+
+def _training_words(paths: list[Path]) -> Iterable[str]:
+    for user in leaf_users(paths):
+        if user.part != "test":
+            for inputs, _ in _sequences(user):
+                yield from (word for word in inputs if word not in SPECIAL)
+
+
+def _sequences(user: User) -> Iterator[tuple[list[str], list[str]]]:
+    """Inputs and targets of all comments. Most targets are in a dict, some are bare."""
+    for comment, target in zip(user.x, user.y, strict=True):
+        targets = target["target_tokens"] if isinstance(target, dict) else target
         yield from zip(comment, targets, strict=True)
+
+
+def _encode(sequences: list[list[str]], known: dict[str, int]) -> np.ndarray:
+    codes = [encode(words, known) for words in sequences]
+    return np.array(codes, dtype=np.int64).reshape(-1, LENGTH)

@@ -1,26 +1,31 @@
-"""The next character of a speech, by role: a federation of Shakespeare's men and women, great and small.
+"""The next character of a speech, by role: Shakespeare's plays, with large and small roles.
 
-McMahan et al., AISTATS 2017; LEAF (Caldas et al. 2018). From the plays themselves (Moby edition, public domain, a file
-a play) in `shakespeare`, or from LEAF's json in `shakespeare_leaf`. A client is a role in a play.
+McMahan et al., AISTATS 2017; LEAF (Caldas et al. 2018). From the plays (Moby edition, public
+domain, a file per play) in `shakespeare`, or from LEAF's json in `shakespeare_leaf`. A client is a
+role in a play.
 """
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
 
-from commonweal.datasets import _leaf
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._characters import CLASSES, coded
-from commonweal.datasets._files import find, locate, members
-from commonweal.datasets._rows import Gathered
+from commonweal.datasets._cache import Arrays, New, cached
+from commonweal.datasets._characters import CLASSES, encode
+from commonweal.datasets._files import find, locate, read_members
+from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
+from commonweal.datasets._rows import RowCollector
 from commonweal.errors import DataError
 from commonweal.federation import Federation
 
-__all__ = ["shakespeare"]
+__all__ = ["read_roles", "shakespeare"]
 
+MANUAL = (
+    "the Moby edition, a text file per play (github martin-gorner/tensorflow-rnn-shakespeare), "
+    "in a .tar archive or a folder 'plays'; or LEAF's json with source = 'leaf'"
+)
 ARCHIVE = "shakespeare_plays_by_file.tar.xz"
 CONTEXT = 80  # characters
 
@@ -29,80 +34,109 @@ def shakespeare(
     source: Literal["plays", "leaf"] = "plays",
     least: int = 1000,
     stride: int = 20,
+    clients: int | None = None,
     test: float = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Federation:
-    """Rows of 80 characters and the one after them, 96 classes; about 635 roles; score: accuracy
+    """Rows of 80 characters and the next one, 96 classes; about 635 roles; score: accuracy
 
     source: the plays, or LEAF's json; least: roles with fewer characters are left out
     stride: characters from one row to the next (1, as LEAF does, gives 4 million rows)
-    test: the share of test rows, the last of each role, so that no training row has read them (plays)
-    seed: which rows are test rows where LEAF made no split; dir: the files' folder
+    clients: how many of the roles to use
+    test: the share of test rows: the last of each role, so that no training row overlaps them
+    (plays)
+    seed: which clients, and which rows are test rows where LEAF made no split
+    dir: the files' folder
     """
-    if source == "leaf":
-        return _from_leaf(test, seed, dir)
+    from_leaf = source == "leaf"
+    arrays = _read_leaf(dir) if from_leaf else _read_plays(least, stride, test, dir)
+    return leaf_federation(arrays, test, seed, clients, outputs=CLASSES)
+
+
+ENTRIES = {"shakespeare": shakespeare}
+
+
+def _read_plays(least: int, stride: int, test: float, dir: str | None) -> Arrays:
     folder = find("shakespeare", "plays", dir)
-    path = folder if folder is not None else locate("shakespeare", "shakespeare", [ARCHIVE], dir)[0]
+    path = folder or locate("shakespeare", "shakespeare", [ARCHIVE], dir)[0]
 
     def parse(new: New) -> None:
-        rows = Gathered()
-        for name, text in roles(path):
+        rows = RowCollector()
+        for name, text in read_roles(path):
             if len(text) >= max(least, CONTEXT + 2):
                 x, y = _windows(text, stride)
-                held = np.arange(len(y)) >= min(np.floor((1 - test) * len(y) + 0.5), max(1, len(y) - 1))
-                rows.add(name, x, y, np.where(held & (test > 0), "test", "train"))
+                rows.add(name, x, y, _parts(len(y), test))
         rows.write(new)
 
-    found = cached("shakespeare", [path], parse, f"{least} {stride} {test}")
-    return _leaf.federation(found, test, seed, outputs=CLASSES)
+    return cached("shakespeare", [path], parse, f"{least} {stride} {test}")
+
+
+def _parts(rows: int, test: float) -> np.ndarray:
+    """The part of each row: the last rows are test rows."""
+    if test == 0:
+        return np.full(rows, "train")
+    rounded = np.floor((1 - test) * rows + 0.5)
+    train_rows = min(rounded, max(1, rows - 1))
+    return np.where(np.arange(rows) >= train_rows, "test", "train")
 
 
 def _windows(text: str, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    codes = coded(text)
+    codes = encode(text)
     x = np.lib.stride_tricks.sliding_window_view(codes[:-1], CONTEXT)[::stride]
     return x, codes[CONTEXT::stride].astype(np.int64)
 
 
-def roles(path: Path) -> Iterator[tuple[str, str]]:
-    """Every role's speeches, in the order of the plays; poems have no acts and are left out."""
-    for name, data in members(path, (".txt",)):
+def read_roles(path: Path) -> Iterator[tuple[str, str]]:
+    """Every role's speeches, in the order of the plays. Poems have no acts and are left out."""
+    for name, data in read_members(path, (".txt",)):
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{name} in {str(path)!r} is not UTF-8 text (byte {error.start})") from None
+            raise DataError(
+                f"{name} in {str(path)!r} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+            ) from None
         begin = re.search(r"^ACT I\b", text, re.MULTILINE)
         if begin:
-            play = Path(name).stem
-            yield from ((f"{play} {role}", speech) for role, speech in _speeches(text[begin.start() :]).items())
+            play = PurePosixPath(name).stem
+            for role, speech in _speeches(text[begin.start() :]).items():
+                yield f"{play} {role}", speech
 
 
 def _speeches(text: str) -> dict[str, str]:
-    """A speech opens with NAME<tab>line (a long name may begin a line above) and goes on with <tab>line."""
-    said: dict[str, list[str]] = {}
-    role, above = "", ""
+    """Each role's lines. A speech starts with NAME<tab>line and continues with <tab>line.
+
+    A long name may begin on the line above.
+    """
+    lines: dict[str, list[str]] = {}
+    role = ""
+    above = ""
     for line in re.sub(r"\[[^\]]*\]", "", text).split("\n"):
         head, tab, words = line.partition("\t")
         if head.startswith(("ACT", "SCENE")):
-            role, above = "", ""
+            role = ""
+            above = ""
         elif not tab:
             above = head.strip() if head.isupper() else ""
             continue
         elif head.strip():
-            role, above = f"{above} {head.strip()}".strip(), ""
+            role = f"{above} {head.strip()}".strip()
+            above = ""
         if role and words.strip():
-            said.setdefault(role, []).append(words.strip())
-    return {name: "\n".join(lines) for name, lines in said.items()}
+            lines.setdefault(role, []).append(words.strip())
+    return {name: "\n".join(said) for name, said in lines.items()}
 
 
-def _from_leaf(test: float, seed: int, dir: str | None) -> Federation:
-    paths = _leaf.files("shakespeare", "shakespeare_leaf", dir)
+def _read_leaf(dir: str | None) -> Arrays:
+    paths = leaf_files("shakespeare", "shakespeare_leaf", dir)
 
     def parse(new: New) -> None:
-        rows = Gathered()
-        for user in _leaf.users(paths):
-            x = np.array([coded(text) for text in user.x], dtype=np.int32).reshape(-1, CONTEXT)
-            rows.add(user.name, x, np.array([coded(c)[0] for c in user.y], dtype=np.int64), user.part)
+        rows = RowCollector()
+        for user in leaf_users(paths):
+            contexts = [encode(text) for text in user.x]
+            x = np.array(contexts, dtype=np.int32).reshape(-1, CONTEXT)
+            y = encode("".join(user.y))
+            rows.add(user.name, x, y.astype(np.int64), user.part)
         rows.write(new)
 
-    return _leaf.federation(cached("shakespeare-leaf", paths, parse), test, seed, outputs=CLASSES)
+    return cached("shakespeare-leaf", paths, parse)

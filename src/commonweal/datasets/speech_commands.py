@@ -1,31 +1,41 @@
 """Thirty-five spoken words by two thousand speakers.
 
-Warden 2018, CC BY 4.0; speech_commands_v0.02.tar.gz, or the folder of its name, in `speech_commands`. A client is a
-speaker: the eight characters before `_nohash_`.
+Warden 2018, CC BY 4.0; speech_commands_v0.02.tar.gz, or the folder of its name, in
+`speech_commands`. A client is a speaker: the eight characters before `_nohash_`.
 """
 
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from commonweal.datasets._audio import samples
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import find, listing, locate, members
-from commonweal.datasets._images import write
+from commonweal.datasets._audio import read_wave
+from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._files import find, list_members, locate, read_members
+from commonweal.datasets._shared import natural_federation
 from commonweal.errors import DataError
 from commonweal.federation import Federation
 
 __all__ = ["speech_commands"]
 
+SOURCES = """
+speech_commands http://download.tensorflow.org/data/
+af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58 speech_commands_v0.02.tar.gz
+"""
 NAME = "speech_commands_v0.02"
 RATE = 16_000
 
 
+class Recording(NamedTuple):
+    word: str
+    speaker: str
+
+
 def speech_commands(
-    part: Literal["training", "all"] = "training",
+    part: Literal["train", "all"] = "train",
     least: int = 3,
+    clients: int | None = None,
     test: float = 0.2,
     seed: int = 0,
     dir: str | None = None,
@@ -33,38 +43,76 @@ def speech_commands(
     """Rows (1, 16000), one second each, 35 classes; score: accuracy
 
     part: without the publisher's validation and testing files (as AAggFF: 2,005 speakers), or "all"
-    least: speakers with fewer recordings are left out; test: the share of each speaker's rows that is held out
-    seed: which rows these are; dir: the archive's folder
+    least: speakers with fewer recordings are left out; clients: how many of the speakers to use
+    test: the share of each speaker's rows that is held out; seed: which rows and clients
+    dir: the archive's folder
     """
     folder = find("speech_commands", NAME, dir)
-    path = folder if folder is not None else locate("speech-commands", "speech_commands", [f"{NAME}.tar.gz"], dir)[0]
+    archive = f"{NAME}.tar.gz"
+    path = folder or locate("speech-commands", "speech_commands", [archive], dir)[0]
 
     def parse(new: New) -> None:
-        _fill(new, path, least, part == "training")
+        recordings = _recordings(path, skip=_listed(path) if part == "train" else set())
+        words = sorted({recording.word for recording in recordings.values()})
+        wanted = _of_frequent_speakers(path, recordings, least)
+        names = sorted({recording.speaker for recording in wanted.values()})
+        rows = _fill_sounds(new, path, wanted)
+        y = np.searchsorted(words, [row.word for row in rows])
+        owner = np.searchsorted(names, [row.speaker for row in rows])
+        write(new, y=y, owner=owner, names=names, words=words)
 
-    found = cached("speech-commands", [path], parse, f"{part} {least}")
-    names, outputs = found["names"].tolist(), len(found["words"])
-    return Federation.from_arrays(found["x"], found["y"], found["owner"], test, seed, names, outputs=outputs)
-
-
-def _fill(new: New, path: Path, least: int, training: bool) -> None:
-    files = listing(path, ("_list.txt", ".wav"))
-    lists = (data for name, data in members(path, ("_list.txt",)) if training)
-    held = {line for data in lists for line in data.decode("ascii").split()}
-    sounds = {name: PurePosixPath(name).parts[-2:] for name in files if "_nohash_" in name}
-    sounds = {name: (word, file.split("_")[0]) for name, (word, file) in sounds.items() if f"{word}/{file}" not in held}
-    count = Counter(speaker for _, speaker in sounds.values())
-    wanted = {name: row for name, row in sounds.items() if count[row[1]] >= least}
-    if not wanted:
-        raise DataError(f"{str(path)!r} holds no <word>/<speaker>_nohash_<k>.wav of speakers with {least} or more")
-    words = sorted({word for word, _ in sounds.values()})
-    names = sorted({speaker for _, speaker in wanted.values()})
-    x, found = new("x", (len(wanted), 1, RATE), np.int16), list[tuple[str, ...]]()
-    for name, data in members(path, (".wav",)):
-        if name in wanted:
-            x[len(found)] = samples(data, name, RATE, RATE)
-            found.append(wanted[name])
-    y, owner = (
-        np.searchsorted(known, column) for known, column in zip((words, names), zip(*found, strict=True), strict=True)
+    arrays = cached("speech-commands", [path], parse, f"{part} {least}")
+    return natural_federation(
+        arrays["x"],
+        arrays["y"],
+        arrays["owner"],
+        test,
+        seed,
+        clients,
+        arrays["names"].tolist(),
+        outputs=len(arrays["words"]),
     )
-    write(new, y=y, owner=owner, names=names, words=words)
+
+
+ENTRIES = {"speech-commands": speech_commands}
+
+
+def _listed(path: Path) -> set[str]:
+    """The files of the publisher's validation and testing lists, as <word>/<file>."""
+    files: set[str] = set()
+    for _, data in read_members(path, ("_list.txt",)):
+        files.update(data.decode("ascii").split())
+    return files
+
+
+def _recordings(path: Path, skip: set[str]) -> dict[str, Recording]:
+    recordings = {}
+    for name in list_members(path, (".wav",)):
+        file = PurePosixPath(name)
+        word = file.parent.name
+        if "_nohash_" in file.name and f"{word}/{file.name}" not in skip:
+            recordings[name] = Recording(word, file.name.split("_")[0])
+    return recordings
+
+
+def _of_frequent_speakers(
+    path: Path, recordings: dict[str, Recording], least: int
+) -> dict[str, Recording]:
+    count = Counter(recording.speaker for recording in recordings.values())
+    wanted = {name: row for name, row in recordings.items() if count[row.speaker] >= least}
+    if not wanted:
+        raise DataError(
+            f"{str(path)!r} holds no <word>/<speaker>_nohash_<k>.wav of speakers with {least} or "
+            "more: get it again, or lower least"
+        )
+    return wanted
+
+
+def _fill_sounds(new: New, path: Path, wanted: dict[str, Recording]) -> list[Recording]:
+    x = new("x", (len(wanted), 1, RATE), np.int16)
+    rows: list[Recording] = []
+    for name, data in read_members(path, (".wav",)):
+        if name in wanted:
+            x[len(rows)] = read_wave(data, name, RATE, RATE)
+            rows.append(wanted[name])
+    return rows

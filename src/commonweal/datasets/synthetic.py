@@ -1,18 +1,20 @@
-"""Clients by formula: as many as you like, with labels, features and sizes as unequal as you like.
+"""Clients drawn from a model: as many as you like, with labels, features and sizes as you like.
 
-After Li et al., MLSys 2020 (FedProx): client k has n_k rows x ~ N(feature * c_k, diag(j^-1.2)) and labels
-argmax((W + label * W_k)' x), with c_k, W and W_k standard normal and n_k log-normal.
+After Li et al., MLSys 2020 (FedProx): client k has n_k rows x ~ N(feature * c_k, diag(j^-1.2)) and
+labels argmax((W + label * W_k)' x), with c_k, W and W_k standard normal and n_k log-normal.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from commonweal import randomness
-from commonweal.errors import ConfigError
+from commonweal.datasets._bounds import check_bounds
 from commonweal.federation import Federation
 
 __all__ = ["synthetic"]
 
-AT_ONCE = 1 << 22  # numbers drawn at once
+CHUNK = 1 << 22  # numbers drawn at once
 
 
 def synthetic(
@@ -28,30 +30,63 @@ def synthetic(
 ) -> Federation:
     """Any number of clients; score: accuracy
 
-    clients: how many; rows: the median of a client (at least 2); features, classes: how many
-    label: how much the clients' rules differ; feature: how much their inputs do
-    quantity: the deviation of log n_k (0: all alike); test: the share of test rows; seed: of all draws
+    clients: how many; rows: median per client (at least 2); features, classes: how many
+    label: how much the clients' labelling differs; feature: how much their inputs differ
+    quantity: the standard deviation of log n_k (0: equal sizes)
+    test: the share of each client's rows that is held out; seed: of all draws
     """
-    least = {"clients": 1, "rows": 2, "features": 1, "classes": 2, "label": 0, "feature": 0, "quantity": 0}
-    given = zip(least, (clients, rows, features, classes, label, feature, quantity), strict=True)
-    for name, value in given:
-        if value < least[name]:
-            raise ConfigError(f"synthetic {name} = {value}: it must be at least {least[name]}")
+    for name, value in (("clients", clients), ("features", features)):
+        check_bounds(f"synthetic {name}", value, least=1)
+    for name, value in (("rows", rows), ("classes", classes)):
+        check_bounds(f"synthetic {name}", value, least=2)
+    for name, skew in (("label", label), ("feature", feature), ("quantity", quantity)):
+        check_bounds(f"synthetic {name}", skew, least=0)
     rng = randomness.stream(seed, 0, 0, randomness.DRAW)
-    sizes = np.maximum(2, np.round(rows * np.exp(quantity * rng.standard_normal(clients)))).astype(np.int64)
-    owner = np.repeat(np.arange(clients), sizes)
-    scale = np.arange(1, features + 1, dtype=np.float32) ** -0.6  # deviations: variances fall as j^-1.2
+    sizes = _draw_sizes(clients, rows, quantity, rng)
     shared = rng.standard_normal((features, classes), dtype=np.float32)
-    x = np.empty((len(owner), features), dtype=np.float32)
-    y = np.empty(len(owner), dtype=np.int64)
-    step = max(1, AT_ONCE // (features * classes * max(1, len(owner) // clients)))
-    ends = sizes.cumsum()
-    for k in range(0, clients, step):
-        last = min(k + step, clients)
-        part = slice(ends[k] - sizes[k], ends[last - 1])
-        who = owner[part] - k
-        centre = feature * rng.standard_normal((last - k, features), dtype=np.float32)
-        own = shared + label * rng.standard_normal((last - k, features, classes), dtype=np.float32)
-        x[part] = centre[who] + scale * rng.standard_normal((len(who), features), dtype=np.float32)
-        y[part] = np.einsum("nf,nfc->nc", x[part], own[who]).argmax(1)
-    return Federation.from_arrays(x, y, owner, test, seed, list(map(str, range(clients))), outputs=classes)
+    x = np.empty((sizes.sum(), features), dtype=np.float32)
+    y = np.empty(sizes.sum(), dtype=np.int64)
+    start = 0
+    for chunk in _chunks(sizes, shared.size):
+        rows_of_chunk = slice(start, start + len(chunk))
+        x[rows_of_chunk], y[rows_of_chunk] = _draw_rows(chunk, shared, label, feature, rng)
+        start = rows_of_chunk.stop
+    owner = np.repeat(np.arange(clients), sizes)
+    names = [str(client) for client in range(clients)]
+    return Federation.from_arrays(x, y, owner, test, seed, names, outputs=classes)
+
+
+ENTRIES = {"synthetic": synthetic}
+
+
+def _draw_sizes(clients: int, median: int, quantity: float, rng: np.random.Generator) -> np.ndarray:
+    sizes = np.round(median * np.exp(quantity * rng.standard_normal(clients)))
+    return np.maximum(2, sizes).astype(np.int64)
+
+
+def _chunks(sizes: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """The owners of the rows of some clients at a time, counted from the first of them."""
+    mean_size = max(1, int(sizes.sum()) // len(sizes))
+    step = max(1, CHUNK // (width * mean_size))
+    for first in range(0, len(sizes), step):
+        chunk = sizes[first : first + step]
+        yield np.repeat(np.arange(len(chunk)), chunk)
+
+
+def _draw_rows(
+    owner: np.ndarray,
+    shared: np.ndarray,
+    label: float,
+    feature: float,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of some clients' rows."""
+    clients = int(owner[-1]) + 1
+    features, classes = shared.shape
+    scale = np.arange(1, features + 1, dtype=np.float32) ** -0.6  # variances fall as j^-1.2
+    centre = feature * rng.standard_normal((clients, features), dtype=np.float32)
+    own = rng.standard_normal((clients, features, classes), dtype=np.float32)
+    weights = shared + label * own
+    x = centre[owner] + scale * rng.standard_normal((len(owner), features), dtype=np.float32)
+    y = np.einsum("nf,nfc->nc", x, weights[owner]).argmax(1)
+    return x, y

@@ -1,27 +1,51 @@
-"""Eleven vowels of British English by 15 speakers: can a model serve every voice? Ships with the package.
+"""Eleven vowels of British English by 15 speakers: can one model serve every voice?
 
-Deterding 1989, UCI Machine Learning Repository, CC BY 4.0. A client is a speaker with 66 rows of ten numbers.
+Deterding 1989, UCI Machine Learning Repository, CC BY 4.0; part of this package. A client is a
+speaker with 66 rows of ten numbers.
 """
 
 from importlib.resources import files
 
 import numpy as np
 
+from commonweal.datasets._shared import natural_federation
 from commonweal.federation import Federation
 
 __all__ = ["vowel"]
 
 # UCI's documentation gives the speakers' names in this order.
-SPEAKERS = ["Andrew", "Bill", "David", "Mark", "Jo", "Kate", "Penny", "Rose", "Mike", "Nick", "Rich", "Tim"]
-SPEAKERS += ["Sarah", "Sue", "Wendy"]
+SPEAKERS = (
+    "Andrew",
+    "Bill",
+    "David",
+    "Mark",
+    "Jo",
+    "Kate",
+    "Penny",
+    "Rose",
+    "Mike",
+    "Nick",
+    "Rich",
+    "Tim",
+    "Sarah",
+    "Sue",
+    "Wendy",
+)
 
 
-def vowel(test: float = 0.2, seed: int = 0) -> Federation:
+def vowel(clients: int | None = None, test: float = 0.2, seed: int = 0) -> Federation:
     """990 rows, 15 speakers, 11 classes; score: accuracy
 
-    test: the share of each speaker's rows that is held out; seed: which rows these are
+    clients: how many of the speakers to use
+    test: the share of each speaker's rows that is held out
+    seed: which rows and clients
     """
-    text = files("commonweal.datasets").joinpath("_data/vowel.dat").read_text(encoding="ascii")
-    table = np.array([[float(v) for v in line.split(",")] for line in text.splitlines()])
+    path = files("commonweal.datasets").joinpath("_data/vowel.dat")
+    lines = path.read_text(encoding="ascii").splitlines()
+    table = np.array([line.split(",") for line in lines], dtype=float)
     speaker = np.array(SPEAKERS)[table[:, 1].astype(int)]
-    return Federation.from_arrays(table[:, 3:13], table[:, 13].astype(int), speaker, test, seed)
+    y = table[:, 13].astype(int)
+    return natural_federation(table[:, 3:13], y, speaker, test, seed, clients, outputs=11)
+
+
+ENTRIES = {"vowel": vowel}

@@ -1,1 +1,13 @@
-"""Who carries the messages between a server and its clients."""
+"""Engines: who carries the messages. The simulator holds all clients in this process."""
+
+from commonweal.engines.engine import Engine
+from commonweal.engines.simulator import Simulator
+from commonweal.federation import Federation
+from commonweal.values import Value
+
+__all__ = ["Engine", "simulate"]
+
+
+def simulate(federation: Federation, **options: Value) -> Engine:
+    """An engine that runs the clients of a federation in this process."""
+    return Simulator(federation, **options)

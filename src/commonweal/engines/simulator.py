@@ -1,184 +1,324 @@
-"""All clients on this machine: a cohort at once by vmap, in chunks under a memory budget, or one after the other.
+"""All clients in this process: a cohort at once by vmap, in chunks, or one client after the other.
 
-The three ways compute the same numbers up to float rounding. Which one `auto` takes depends on the module only, so it
-is the same on every machine, and the record of a run states it.
+The three modes compute the same numbers up to rounding. Which one "auto" chooses depends only on
+the model, so that it is the same on every machine; the record of a run states it.
 """
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from commonweal import randomness
-from commonweal.algorithm import Algorithm, Server
-from commonweal.engines.kept import Kept
-from commonweal.errors import ConfigError, did_you_mean
+from commonweal import randomness, scores
+from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
+from commonweal.clients.client import Client
+from commonweal.engines.client_states import ClientStates
+from commonweal.engines.engine import Engine
+from commonweal.errors import ConfigError, DataError, did_you_mean
+from commonweal.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.federation import Federation, Rows
-from commonweal.local import Lift, Local, Tensors, alone, many, measure, measure_each
+from commonweal.population import Population
 from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors, select, stack
+from commonweal.training import Vectorize, single, vmap_clients
+from commonweal.values import Values
 
 __all__ = ["MODES", "Simulator"]
 
 MODES = ("auto", "vmap", "chunked", "loop")
 BUDGET = 1 << 28  # numbers that a chunk of clients may hold at once: 1 GB
-LARGE = 1 << 19  # parameters from which a client alone keeps the cores busy
+LARGE = 1 << 19  # parameters from which one client keeps the cores busy
+
+# A client in training holds its vectors w, gradient, momentum and temporaries, and per row about
+# three times the activations.
+VECTORS_PER_CLIENT = 6
+COPIES_PER_ROW = 3
+MODELS_PER_CHUNK = 16  # copies of a model while personal models are evaluated
 
 
-@dataclass(frozen=True, eq=False)
-class Simulator:
+class Simulator(Engine):
     """Runs the clients of a federation in this process."""
 
-    task: Task
-    federation: Federation
-    mode: str = "auto"
-    budget: int = BUDGET
-    trains: Task | None = None  # what a visit trains, where that is not the task itself but a generator
-    kept: Kept = field(init=False)  # what clients that have taken part hold for themselves
+    def __init__(
+        self,
+        federation: Federation,
+        seed: int = 0,
+        vectorize: str = "auto",
+        budget: int = BUDGET,
+    ) -> None:
+        if vectorize not in MODES:
+            hint = did_you_mean(vectorize, MODES)
+            raise ConfigError(f"vectorize = {vectorize!r} is not a mode: {hint}")
+        if len(federation.scored) == 0:
+            raise DataError(
+                "no client has test rows: give a test share above 0, or clients with more rows"
+            )
+        self.rows = federation
+        self.population: Population = federation.population
+        self.seed = seed
+        self.vectorize = vectorize
+        self.budget = budget
+        self.states = ClientStates(federation.clients)
+        self._decisions: dict[Task, tuple[str, str]] = {}
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kept", Kept(self.federation.clients))
-        if self.mode not in MODES:
-            raise ConfigError(f"no engine is called {self.mode!r}: {did_you_mean(self.mode, MODES)}")
-        if self.mode in ("vmap", "chunked") and self.task.random:
-            raise ConfigError(f"engine {self.mode!r} cannot run a model with dropout: use 'loop' or 'auto'")
+    @property
+    def federation(self) -> Federation:
+        return self.rows
 
-    @cached_property
-    def decision(self) -> tuple[str, str]:
-        """The way clients are run, and why."""
-        way, why = self._wanted()
-        if way != "loop" and (problem := _apart(self.task, self.federation)):
+    # How clients are computed
+
+    def decision(self, algorithm: Algorithm) -> tuple[str, str]:
+        """The mode in which this algorithm's clients are run, and why."""
+        if algorithm.client is None:
+            return "loop", "the algorithm runs one client at a time"
+        task = algorithm.client_task
+        if task not in self._decisions:
+            check_fit(algorithm.task, self.rows)
+            undefined_clients(algorithm.task, self.rows)
+            self._decisions[task] = self._decide(task)
+        return self._decisions[task]
+
+    def _decide(self, task: Task) -> tuple[str, str]:
+        mode, why = self._preferred(task)
+        problem = "" if mode == "loop" else _vmap_problem(task, self.rows)
+        if problem:
             return "loop", f"the model cannot be run for several clients at once ({problem})"
-        return way, why
+        return mode, why
 
-    def _wanted(self) -> tuple[str, str]:
-        if self.mode != "auto":
-            return self.mode, "asked for"
-        task = self.trains or self.task
-        kinds = {type(m) for m in task.module.modules()}
-        if task.random:
+    def _preferred(self, task: Task) -> tuple[str, str]:
+        if self.vectorize in ("vmap", "chunked") and task.has_dropout:
+            raise ConfigError(
+                f"vectorize = {self.vectorize!r} cannot run a model with dropout: "
+                "use 'loop' or 'auto'"
+            )
+        if self.vectorize != "auto":
+            return self.vectorize, "requested"
+        if task.has_dropout:
             return "loop", "the model draws random numbers (dropout)"
-        if any(issubclass(kind, nn.modules.conv._ConvNd | nn.RNNBase) for kind in kinds):
+        slow = nn.modules.conv._ConvNd | nn.RNNBase
+        if any(isinstance(layer, slow) for layer in task.module.modules()):
             return "loop", "convolutions and recurrent layers are faster client by client"
         if task.size >= LARGE:
             return "loop", f"{task.size} parameters keep the cores busy client by client"
         return "chunked", f"{task.size} parameters in layers that are faster together"
 
-    def collect(self, algorithm: Algorithm, seen: Tensors, ids: Tensor, seed: int) -> Tensors:
-        """Have each client of the cohort do its work; give their replies in the cohort's order."""
-        round, parts = int(seen["round"]), []
-        order = torch.argsort(self.federation.train.sizes[ids], descending=True, stable=True)
-        for group in self._groups(algorithm, ids[order]):
-            streams = [randomness.stream(seed, round, self.key(i), randomness.TRAIN) for i in group.tolist()]
-            kept = self._kept(algorithm, group, seed)
-            lift: Lift = alone if len(group) == 1 else many
-            replies, kept = algorithm.work(self.task, seen, kept, self.federation.train, group, streams, lift)
-            for k, i in enumerate(group.tolist() if kept else []):
-                self.kept.put(i, {n: value[k].clone() for n, value in kept.items()}, round)
-            parts.append(replies)
+    def _vectorizer(self, algorithm: Algorithm) -> Vectorize:
+        """How personal models are evaluated."""
+        loop = self.decision(algorithm)[0] == "loop"
+        return single if loop else vmap_clients
+
+    # Messages
+
+    def collect(self, algorithm: Algorithm, request: Request) -> Replies:
+        if len(request.clients) == 0:
+            return Replies(request.clients, {})
+        sizes = self.rows.train.sizes[request.clients]
+        order = torch.argsort(sizes, descending=True, stable=True)
+        parts = [
+            self._answers(algorithm, request, positions)
+            for positions in self._groups(algorithm, request.clients, order)
+        ]
+        if len(parts) == 1:
+            values = parts[0]
+        else:
+            values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         back = torch.argsort(order)
-        joined = parts[0] if len(parts) == 1 else {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
-        if torch.equal(back, torch.arange(len(back))):
-            return joined
-        return {name: value[back] for name, value in joined.items()}
+        if not torch.equal(back, torch.arange(len(back))):
+            values = select(values, back)
+        return Replies(request.clients, values)
 
-    def evaluate(self, algorithm: Algorithm, server: Server) -> tuple[Tensor, Tensor]:
-        """Every client's loss and score (K,) of the server's model on its test rows; NaN where a client has none."""
-        return measure(self.task, algorithm.model(self.task, server), self.federation.test)
+    def _answers(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Tensors:
+        """Run a group of clients, given by their positions in the request."""
+        ids = request.clients[positions]
+        round = int(request.message["round"])
+        purpose = randomness.purpose(request.purpose)
+        keys = [self.population.key(client) for client in ids.tolist()]
+        group = Group(
+            ids=ids,
+            rows=self.rows.train,
+            states=self._states(algorithm, ids),
+            streams=[randomness.stream(self.seed, round, key, purpose) for key in keys],
+            vectorize=single if len(ids) == 1 else vmap_clients,
+            each=select(request.each, positions),
+        )
+        replies, states = algorithm.answer(request, group)
+        if states and states is not group.states:
+            for k, client in enumerate(ids.tolist()):
+                own = {name: value[k].clone() for name, value in states.items()}
+                self.states.put(client, own, round)
+        return replies
 
-    @property
-    def lift(self) -> Lift:
-        """How the clients' own models are judged: as they are run."""
-        return alone if self.decision[0] == "loop" else many
-
-    def personal(
-        self, algorithm: Algorithm, server: Server, shared: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """As `evaluate`, of the models that the clients are served with; None where that is the server's model.
-
-        shared: what `evaluate` gave, where that is known already
-        """
-        own = getattr(algorithm, "personal", None)
-        if own is None:
-            return None
-        seen = self.seen(algorithm, server)
-        return self.judge(lambda kept: own(self.task, seen, kept), shared or self.evaluate(algorithm, server))
-
-    def seen(self, algorithm: Algorithm, server: Server) -> Tensors:
-        """What a client would be sent now."""
-        return algorithm.ask(server) | {"w": algorithm.model(self.task, server)}
-
-    def judge(
-        self,
-        own: Callable[[Tensors], Tensor],
-        others: tuple[Tensor, Tensor],
-        task: Task | None = None,
-        rows: Rows | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Every client's loss and score (K,) of its own model, made from what it keeps; `others` of those without."""
-        rows, task = rows or self.federation.test, task or self.task
-        losses, scores = (value.clone() for value in others)
-        for ids, models in self.models(own, rows):
-            losses[ids], scores[ids] = measure_each(task, models, rows, ids, self.lift)
-        return losses, scores
-
-    def models(self, own: Callable[[Tensors], Tensor], rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-        """The clients that have taken part and have rows, by falling size, a budget's worth at a time: ids, (S, d)."""
-        ids = torch.tensor([i for i in self.kept if rows.sizes[i] > 0], dtype=torch.int64)
-        ids = ids[torch.argsort(rows.sizes[ids], descending=True, stable=True)]
-        for group in torch.split(ids, max(1, self.budget // (16 * self.task.size))) if len(ids) else ():
-            each = [self.kept[i] for i in group.tolist()]
-            yield group, torch.vmap(own)({name: torch.stack([k[name] for k in each]) for name in each[0]})
-
-    def key(self, client: int) -> int:
-        return randomness.key(self.federation.names[client])
-
-    def _groups(self, algorithm: Algorithm, ids: Tensor) -> Iterator[Tensor]:
-        """Clients to be run together, by falling size, so that batches of very different length never meet."""
-        way, most = self.decision[0], len(ids)
-        local = getattr(algorithm, "local", None)
-        if way == "loop" or local is None:
-            yield from torch.split(ids, 1)
-            return
-        if way == "chunked":
-            most = max(1, self.budget // self._cost(local, int(self.federation.train.sizes[ids[0]])))
-        sizes = self.federation.train.sizes[ids].tolist()
-        widths = [min(n, local.batch or n) for n in sizes]
-        exact = self.task.size > self.task.trained  # padding would enter a BatchNorm's statistics
-        start = 0
-        for i in range(1, len(ids) + 1):
-            apart = i < len(ids) and (sizes[i] != sizes[start] if exact else 2 * widths[i] < widths[start])
-            if i == len(ids) or apart or i - start == most:
-                yield ids[start:i]
-                start = i
-
-    def _cost(self, local: Local, rows: int) -> int:
-        """How many numbers a client holds in a step: vectors with their gradients, and what its rows become."""
-        vectors, width = 6 * (self.trains or self.task).size, self.task.width(self.federation.train.x)
-        return vectors + 3 * min(local.batch or rows, rows) * width
-
-    def _kept(self, algorithm: Algorithm, ids: Tensor, seed: int) -> Tensors:
+    def _states(self, algorithm: Algorithm, ids: Tensor) -> Tensors:
         each = []
-        for i in ids.tolist():
-            rng = randomness.stream(seed, 0, self.key(i), randomness.KEEP)
-            each.append(self.kept[i] if i in self.kept else algorithm.keep(self.task, int(rng.integers(1 << 62))))
-        return {name: torch.stack([k[name] for k in each]) for name in each[0]}
+        for client in ids.tolist():
+            state = self.states.get(client)
+            if state is None:
+                key = self.population.key(client)
+                rng = randomness.stream(self.seed, 0, key, randomness.INIT_CLIENT)
+                state = algorithm.init_client(int(rng.integers(1 << 62)))
+            each.append(state)
+        return stack(each)
+
+    def _groups(self, algorithm: Algorithm, clients: Tensor, order: Tensor) -> Iterator[Tensor]:
+        """Split a cohort, by falling size, into groups of clients that are run together.
+
+        Yields positions in the request. Batches of very different lengths are never padded to
+        each other.
+        """
+        client = algorithm.client
+        mode, _ = self.decision(algorithm)
+        if mode == "loop" or client is None:
+            yield from torch.split(order, 1)
+            return
+        sizes = self.rows.train.sizes[clients[order]].tolist()
+        most = len(order)
+        if mode == "chunked":
+            most = max(1, self.budget // self._cost(algorithm, client, sizes[0]))
+        widths = [min(n, client.batch or n) for n in sizes]
+        task = algorithm.client_task
+        exact = task.size > task.num_trainable  # padding would enter the buffers of normalisation
+        start = 0
+        for i in range(1, len(order) + 1):
+            if i < len(order) and i - start < most:
+                same = sizes[i] == sizes[start] if exact else 2 * widths[i] >= widths[start]
+                if same:
+                    continue
+            yield order[start:i]
+            start = i
+
+    def _cost(self, algorithm: Algorithm, client: Client, rows: int) -> int:
+        """Numbers that a client holds in a step: its vectors, and the activations of its rows."""
+        width = algorithm.task.width(self.rows.train.x)
+        batch = min(client.batch or rows, rows)
+        return VECTORS_PER_CLIENT * algorithm.client_task.size + COPIES_PER_ROW * batch * width
+
+    # Evaluation
+
+    def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
+        rows = self._part(part)
+        task = algorithm.task
+        shared = evaluate(task, algorithm.model(state), rows)
+        undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
+        undefined[scores.undefined(task.score, rows.y, rows.offsets)] = True
+        shared = replace(shared, undefined=undefined)
+        if not algorithm.personalizes:
+            return shared
+        message = algorithm.message(state)
+        personal = shared
+        for ids, models in self.models(algorithm, lambda s: algorithm.personal(message, s), part):
+            vectorize = self._vectorizer(algorithm)
+            personal = personal.updated(ids, evaluate_models(task, models, rows, ids, vectorize))
+        return replace(shared, personal=personal)
+
+    def models(
+        self, algorithm: Algorithm, own: Callable[[Tensors], Tensor], part: str = "test"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        sizes = self._part(part).sizes
+        taken_part = [client for client in self.states if sizes[client] > 0]
+        ids = torch.tensor(taken_part, dtype=torch.int64)
+        if len(ids) == 0:
+            return
+        ids = ids[torch.argsort(sizes[ids], descending=True, stable=True)]
+        at_once = max(1, self.budget // (MODELS_PER_CHUNK * algorithm.task.size))
+        for group in torch.split(ids, at_once):
+            states = stack([self.states[client] for client in group.tolist()])
+            yield group, torch.vmap(own)(states)
+
+    def _part(self, part: str) -> Rows:
+        return {"train": self.rows.train, "test": self.rows.test}[part]
+
+    # The run's record
+
+    def facts(self, algorithm: Algorithm) -> Values:
+        mode, why = self.decision(algorithm)
+        return {
+            "engine": "simulator",
+            "vectorize": mode,
+            "vectorize_because": why,
+            "clients": self.rows.clients,
+            "unscored": self.rows.unscored + undefined_clients(algorithm.task, self.rows),
+            "notes": self.rows.notes,
+            "train_rows": len(self.rows.train.y),
+            "test_rows": len(self.rows.test.y),
+        }
+
+    def digest(self) -> str:
+        names = "\0".join([self.rows.loss, *self.rows.names])
+        digest = hashlib.blake2b(names.encode(), digest_size=8)
+        for part in (self.rows.train, self.rows.test):
+            for tensor in (part.x, part.y, part.offsets):
+                digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    # Clients' states
+
+    def reset(self) -> None:
+        self.states.clear()
+
+    def save(self, last: int) -> State:
+        return self.states.save(last)
+
+    def confirm(self) -> None:
+        self.states.confirm()
+
+    def restore(self, saved: State, folder: Path, resume: bool = True) -> None:
+        self.states.restore(saved, folder)
+        if resume:
+            self.states.remove_unsaved()
+
+    def client_states(self) -> dict[int, Tensors]:
+        return dict(self.states)
 
 
-def _apart(task: Task, federation: Federation) -> str:
-    """Why clients of this model must be run one by one, found by one small step of two; empty where they need not.
+def check_fit(task: Task, federation: Federation) -> None:
+    """Raise ConfigError where the module cannot take the rows."""
+    rows = slice(0, 2)
+    x, y = federation.train.x[rows], federation.train.y[rows]
+    try:
+        with torch.no_grad():
+            task.evaluate_rows(task.initial, x, y)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        name = type(task.module).__name__
+        reason = str(error).split("\n")[0][:200]
+        raise ConfigError(
+            f"the model {name} does not fit the data: rows have shape {tuple(x.shape[1:])} and "
+            f"{federation.outputs} outputs are expected ({reason})"
+        ) from None
+
+
+def undefined_clients(task: Task, federation: Federation) -> list[str]:
+    """The names of the clients whose main score is undefined. Raises DataError where all are."""
+    rows = federation.test
+    undefined = scores.undefined(task.score, rows.y, rows.offsets)
+    if len(undefined) == len(federation.scored):
+        raise DataError(
+            f"the {task.score} of all clients is undefined, as each one's test rows have one "
+            "label only: give more rows, merge clients, or choose another score"
+        )
+    return [federation.names[client] for client in undefined]
+
+
+def _vmap_problem(task: Task, federation: Federation) -> str:
+    """Why clients of this model cannot be run together, found by a step of two; empty: they can.
 
     An operator without a batching rule fails, or warns that it will be slow.
     """
-    rows = torch.zeros(2, 2, dtype=torch.int64)
-    x, y, share = federation.train.x[rows], federation.train.y[rows], torch.full((2, 2), 0.5)
+    index = torch.zeros(2, 2, dtype=torch.int64)
+    x, y = federation.train.x[index], federation.train.y[index]
+    weight = torch.full((2, 2), 0.5)
     w = torch.stack([task.initial, task.initial]).requires_grad_()
+
+    def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return task.batch_loss(w, Batch(x, y, weight))[0]
+
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*batching rule.*")
-            losses, _ = torch.vmap(lambda w, x, y, s: task.loss(w, Batch(x, y, s)))(w, x, y, share)
+            losses = torch.vmap(loss)(w, x, y, weight)
             torch.autograd.grad(losses.sum(), w)
     except (RuntimeError, ValueError, NotImplementedError, UserWarning) as error:
         return str(error).split("\n")[0][:200]

@@ -1,4 +1,4 @@
-"""What models ask of the rows they are given."""
+"""What models need of the rows they are given."""
 
 from commonweal.errors import ConfigError
 
@@ -9,7 +9,8 @@ def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int,
     """Channels, height and width of images that are large enough."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ConfigError(
-            f"model {model!r} takes images (C, H, W) of {least} pixels or more, not rows of shape {shape}"
+            f"model {model!r} takes images (C, H, W) of {least} pixels or more, "
+            f"not rows of shape {shape}: take 'mlp'"
         )
     return shape[0], shape[1], shape[2]
 
@@ -17,5 +18,7 @@ def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int,
 def sequence(model: str, shape: tuple[int, ...]) -> int:
     """The length of rows that are sequences of tokens."""
     if len(shape) != 1:
-        raise ConfigError(f"model {model!r} takes sequences of tokens (L,), not rows of shape {shape}")
+        raise ConfigError(
+            f"model {model!r} takes sequences of tokens (L,), not rows of shape {shape}"
+        )
     return shape[0]

@@ -12,9 +12,19 @@ def cnn(shape: tuple[int, ...], outputs: int, hidden: int = 512) -> nn.Module:
 
     hidden: units of the hidden layer (1,663,370 parameters in all for MNIST)
     """
-    c, h, w = image("cnn", shape, 4)
+    channels, height, width = image("cnn", shape, 4)
     return nn.Sequential(
-        nn.Conv2d(c, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * (h // 4) * (w // 4), hidden), nn.ReLU(), nn.Linear(hidden, outputs),
-    )  # fmt: skip
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, outputs),
+    )
+
+
+ENTRIES = {"cnn": cnn}

@@ -1,22 +1,24 @@
-"""Two convolutions whose logits make good energies: GroupNorm, Swish, and a last layer of spectral norm 1.
+"""Two convolutions whose logits are energies: GroupNorm, Swish, a last layer of spectral norm 1.
 
-The normalisation bounds the energy. Without it a client that keeps its model raises the energies of sampled rows for
-ever, and the gradients that it sends come to lie at their clip.
+The normalisation bounds the energy. Without it a client that keeps its model raises the energies
+of sampled rows without end, and the gradients that it sends all reach their clip.
 """
 
 from torch import nn
 
-from commonweal.models._spectral import Spectral, image
+from commonweal.models._shapes import image
+from commonweal.models._spectral import Spectral
 
 __all__ = ["energy_cnn"]
 
 
 def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Module:
-    """Two 3 x 3 convolutions of stride 2 with GroupNorm and Swish, then one linear layer (spectral norm 1)
+    """Two 3 x 3 convolutions of stride 2 with GroupNorm and Swish, a linear layer (spectral norm 1)
 
     width: channels of the first convolution; the second has twice as many
     """
     channels, height, across = image("energy-cnn", shape)
+    flat = 2 * width * -(-height // 4) * -(-across // 4)
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, 2, 1, bias=False),
         nn.GroupNorm(1, width),
@@ -25,5 +27,8 @@ def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Modu
         nn.GroupNorm(1, 2 * width),
         nn.SiLU(),
         nn.Flatten(),
-        Spectral(2 * width * -(-height // 4) * -(-across // 4), outputs),
+        Spectral(flat, outputs),
     )
+
+
+ENTRIES = {"energy-cnn": energy_cnn}

@@ -1,27 +1,31 @@
-"""ResNet-10 as an energy model: GroupNorm, Swish, no pooling, and a last layer of spectral norm 1.
+"""ResNet-10 as an energy model: GroupNorm, Swish, no pooling, a last layer of spectral norm 1.
 
-He et al., CVPR 2016, as Hahn, dissertation 2024, chapter IV, changes it. Width 64 is the thesis's; 16 has 1/16 of the
-parameters and of the work.
+He et al., CVPR 2016, as Hahn, dissertation 2024, chapter IV, changes it. Width 64 is the thesis's;
+16 has 1/16 of the parameters and of the work.
 """
 
 from torch import Tensor, nn
 
-from commonweal.models._spectral import Spectral, image
+from commonweal.models._shapes import image
+from commonweal.models._spectral import Spectral
 
 __all__ = ["energy_resnet"]
 
 
 def energy_resnet(shape: tuple[int, ...], outputs: int, width: int = 64) -> nn.Module:
-    """A 3 x 3 convolution, four residual blocks of width, 2, 4 and 8 times width, then one linear layer
+    """A 3 x 3 convolution, residual blocks of width, 2, 4 and 8 times width, then a linear layer
 
     width: channels of the first block
     """
-    channels, *sides = image("energy-resnet", shape)
-    layers, inputs = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), _norm(width), nn.SiLU()], width
-    for stride, times in ((1, 1), (2, 2), (2, 4), (2, 8)):
-        layers.append(_Block(inputs, times * width, stride))
-        inputs, sides = times * width, [-(-side // stride) for side in sides]
-    return nn.Sequential(*layers, nn.Flatten(), Spectral(inputs * sides[0] * sides[1], outputs))
+    channels, height, across = image("energy-resnet", shape)
+    layers = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), _norm(width), nn.SiLU()]
+    inputs = width
+    for stride, factor in ((1, 1), (2, 2), (2, 4), (2, 8)):
+        layers.append(_Block(inputs, factor * width, stride))
+        inputs = factor * width
+        height = -(-height // stride)
+        across = -(-across // stride)
+    return nn.Sequential(*layers, nn.Flatten(), Spectral(inputs * height * across, outputs))
 
 
 def _norm(width: int) -> nn.Module:
@@ -38,9 +42,13 @@ class _Block(nn.Module):
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
             _norm(outputs),
         )
-        same = stride == 1 and inputs == outputs
-        self.short = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.short: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.path(x) + self.short(x)
         return total
+
+
+ENTRIES = {"energy-resnet": energy_resnet}

@@ -8,5 +8,11 @@ __all__ = ["femnist_cnn"]
 
 
 def femnist_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """[5x5 convolution, ReLU, 2x2 max pooling] with 32 and 64 channels, then 2048 units (6,603,710 parameters)"""
+    """[5x5 convolution, ReLU, 2x2 max pooling] with 32 and 64 channels, then 2048 units
+
+    6,603,710 parameters for 62 classes.
+    """
     return cnn(shape, outputs, hidden=2048)
+
+
+ENTRIES = {"femnist-cnn": femnist_cnn}

@@ -8,8 +8,11 @@ __all__ = ["logistic"]
 
 
 def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """outputs = W x + b, starting from W and b of 0 (the loss is convex: no start is better)"""
+    """outputs = W x + b, initialised with zeros: the loss is convex, so no start is better"""
     linear = nn.Linear(math.prod(shape), outputs)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return nn.Sequential(nn.Flatten(), linear)
+
+
+ENTRIES = {"logistic": logistic}

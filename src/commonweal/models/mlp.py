@@ -1,4 +1,4 @@
-"""A multilayer perceptron on the flattened row; 200-200 is the TwoNN of McMahan et al., AISTATS 2017."""
+"""A multilayer perceptron on the flattened row; 200-200 is the TwoNN of McMahan et al. 2017."""
 
 import math
 from itertools import pairwise
@@ -22,3 +22,6 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = (200, 20
     for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+ENTRIES = {"mlp": mlp}

@@ -1,4 +1,4 @@
-"""ResNet-10: a residual network of one block a stage, with BatchNorm. (He et al., CVPR 2016)"""
+"""ResNet-10: a residual network of one block per stage, with BatchNorm. (He et al., CVPR 2016)"""
 
 from torch import nn
 
@@ -8,5 +8,11 @@ __all__ = ["resnet10"]
 
 
 def resnet10(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Stages of 64, 128, 256, 512 channels; images up to 64 pixels enter unshrunk (about 4.9 M parameters)"""
+    """Stages of 64, 128, 256, 512 channels, one block each (about 4.9 M parameters)
+
+    Images up to 64 pixels are not downsampled before the first block.
+    """
     return residual("resnet10", shape, outputs, (1, 1, 1, 1), nn.BatchNorm2d)
+
+
+ENTRIES = {"resnet10": resnet10}

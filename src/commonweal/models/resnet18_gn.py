@@ -1,4 +1,4 @@
-"""ResNet-18 with GroupNorm, whose statistics are each image's own and mix no clients. (Hsieh et al., ICML 2020)"""
+"""ResNet-18 with GroupNorm, whose statistics are per image. (Hsieh et al., ICML 2020)"""
 
 from torch import nn
 
@@ -10,6 +10,13 @@ __all__ = ["resnet18_gn"]
 def resnet18_gn(shape: tuple[int, ...], outputs: int, groups: int = 2) -> nn.Module:
     """Stages of 64, 128, 256, 512 channels, two blocks each (about 11.2 M parameters)
 
-    groups: into how many the channels are put for normalisation
+    groups: of channels, in every normalisation
     """
-    return residual("resnet18-gn", shape, outputs, (2, 2, 2, 2), lambda channels: nn.GroupNorm(groups, channels))
+
+    def norm(channels: int) -> nn.Module:
+        return nn.GroupNorm(groups, channels)
+
+    return residual("resnet18-gn", shape, outputs, (2, 2, 2, 2), norm)
+
+
+ENTRIES = {"resnet18-gn": resnet18_gn}

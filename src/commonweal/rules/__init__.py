@@ -1,1 +1,44 @@
-"""One rule a file: how much each report of a cohort counts."""
+"""Aggregation rules, one per file: how much each report of a cohort counts."""
+
+from commonweal.rules.aaggff_d import AAggFFD
+from commonweal.rules.aaggff_s import AAggFFS
+from commonweal.rules.adafed import AdaFed
+from commonweal.rules.afl import AFL
+from commonweal.rules.fedavg import FedAvg
+from commonweal.rules.fedfa import FedFA
+from commonweal.rules.fedmgda import FedMGDA, FedMGDAPlus
+from commonweal.rules.gifair import GIFAIR
+from commonweal.rules.grouped import Grouped
+from commonweal.rules.guarded import Guarded
+from commonweal.rules.propfair import PropFair
+from commonweal.rules.qfedavg import QFedAvg
+from commonweal.rules.rule import Decision, Kind, Reports, Rule, Stateless
+from commonweal.rules.semi_vred import SemiVRed
+from commonweal.rules.term import TERM
+from commonweal.rules.uniform import Uniform
+from commonweal.rules.vred import VRed
+
+__all__ = [
+    "AAggFFD",
+    "AAggFFS",
+    "AFL",
+    "AdaFed",
+    "Decision",
+    "FedAvg",
+    "FedFA",
+    "FedMGDA",
+    "FedMGDAPlus",
+    "GIFAIR",
+    "Grouped",
+    "Guarded",
+    "Kind",
+    "PropFair",
+    "QFedAvg",
+    "Reports",
+    "Rule",
+    "SemiVRed",
+    "Stateless",
+    "TERM",
+    "Uniform",
+    "VRed",
+]

@@ -1,49 +1,78 @@
-"""FedFA: clients that are served badly and those that take part often count more.
+"""FedFA: clients with low scores and clients that participate often count more.
 
-Huang et al., Fairness and Accuracy in Federated Learning, 2020. Its double momentum is the server's (0.5) and the
-clients' (0.9) own momentum.
+Huang et al., Fairness and Accuracy in Federated Learning, 2020. Its double momentum is the momentum
+of the server (0.5) and of the clients (0.9).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.rule import Kind, Reports, State
+from commonweal.population import Setting
+from commonweal.rules._seats import empty_seats, extend, take_seats
+from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
+from commonweal.tensors import State
 
 __all__ = ["FedFA"]
 
-KIND = Kind("reweighting", "-log2 score, frequency", "convex combination")
-
-TINY = 1e-6  # scores of 0 and 1 stay finite
+TINY = 1e-6  # keeps the logarithms of scores of 0 and 1 finite
 
 
 @dataclass(frozen=True)
-class FedFA:
-    """weights_i = alpha a_i + beta b_i (normalised), a_i ~ -log2(score_i), b_i ~ -log2(1 - c_i / sum c)
+class FedFA(Rule):
+    """weights_i = alpha a_i + beta b_i (normalised), a_i ~ -log2(score_i),
+    b_i ~ -log2(1 - c_i / sum c)
 
-    alpha: what the score counts; beta: what taking part counts (c_i: how often client i did)
+    alpha: the weight of the score
+    beta: the weight of participation (c_i: the rounds of client i)
+
+    Any client id is accepted. A client that joins late begins with a count of 0.
     """
 
     alpha: float = 0.5
     beta: float = 0.5
 
+    kind: ClassVar[Kind] = Kind("reweighting", "-log2 score, frequency", "convex combination")
+
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.beta < 0 or self.alpha + self.beta == 0:
-            raise ConfigError(f"fedfa alpha = {self.alpha}, beta = {self.beta}: both at least 0, and not both 0")
+            raise ConfigError(
+                f"fedfa alpha = {self.alpha}, beta = {self.beta}: "
+                "both must be at least 0, and not both 0"
+            )
 
-    def init(self, clients: int) -> State:
-        return {"taken": torch.zeros(clients, dtype=torch.float64)}
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"score"}
 
-    def __call__(self, reports: Reports, state: State) -> tuple[Tensor, State]:
-        taken = state["taken"].index_add(0, reports.ids, torch.ones(len(reports.ids), dtype=torch.float64))
-        score = reports.scores.double()
-        score = score.nan_to_num(nan=float(score.nanmean().nan_to_num(nan=0.5)))  # undefined: as the others
-        accuracy = _normalised(-score.clamp(TINY, 1 - TINY).log2())
-        frequency = _normalised(-(1 - taken[reports.ids] / taken.sum()).clamp(min=TINY).log2())
-        return _normalised(self.alpha * accuracy + self.beta * frequency), {"taken": taken}
+    def init(self, setting: Setting | int) -> State:
+        clients = Setting.of(setting).clients
+        counts = torch.zeros(clients, dtype=torch.float64)
+        return {"seats": empty_seats(clients), "counts": counts}
+
+    def __call__(self, reports: Reports, state: State) -> Decision:
+        seats, index = take_seats(state["seats"], reports.ids, reports.clients)
+        counts = extend(state["counts"], len(seats), 0.0)
+        counts = counts.index_add(0, index, torch.ones(len(index), dtype=torch.float64))
+        frequency = counts[index] / counts.sum()
+        a = _normalized(-_defined(reports).clamp(TINY, 1 - TINY).log2())
+        b = _normalized(-(1 - frequency).clamp(min=TINY).log2())
+        weights = _normalized(self.alpha * a + self.beta * b)
+        return Decision(weights, {"seats": seats, "counts": counts})
 
 
-def _normalised(values: Tensor) -> Tensor:
+def _defined(reports: Reports) -> Tensor:
+    """Return the scores (S,), with undefined ones replaced by the mean of the others."""
+    scores = required(reports.scores, "scores").double()
+    mean = scores.nanmean().nan_to_num(nan=0.5)
+    return scores.nan_to_num(nan=float(mean))
+
+
+def _normalized(values: Tensor) -> Tensor:
     return values / values.sum()
+
+
+ENTRIES = {"fedfa": FedFA}

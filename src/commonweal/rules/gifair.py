@@ -1,38 +1,46 @@
-"""GIFAIR: a client gains weight for every other that fares better, and loses it for every other that fares worse.
+"""GIFAIR: a client gains weight for each smaller loss in the cohort and loses it for each larger.
 
-Yue, Nouiehed, Al Kontar, GIFAIR-FL, INFORMS Journal on Data Science 2023, as aggregation weights (Semi-VRed, table 3).
+Yue, Nouiehed, Al Kontar, GIFAIR-FL, INFORMS Journal on Data Science 2023, as aggregation weights
+(Semi-VRed, table 3).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.rule import Kind, Reports, Stateless, shares
+from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 __all__ = ["GIFAIR"]
-
-KIND = Kind("reweighting", "rank of f", "price on pairwise differences")
 
 
 @dataclass(frozen=True)
 class GIFAIR(Stateless):
-    """weights_i = p_i + lam (reporters with smaller loss - with larger loss), lam = strength * min p / (S - 1)
+    """weights_i = p_i + lam (reporters with smaller loss - with larger loss),
+    lam = strength * min p / (S - 1)
 
-    strength: the share of the largest lam that keeps all weights positive
+    strength: the fraction of the largest lam that keeps all weights positive
     """
 
     strength: float = 1.0
 
+    kind: ClassVar[Kind] = Kind("reweighting", "rank of f", "penalty on pairwise differences")
+    mixing: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if not 0 <= self.strength <= 1:
-            raise ConfigError(f"gifair strength = {self.strength}: it is a share, from 0 to 1")
+            raise ConfigError(f"gifair strength = {self.strength}: it must lie between 0 and 1")
 
     def weigh(self, reports: Reports) -> Tensor:
-        p, f = shares(reports, "sizes"), reports.losses.double().contiguous()
+        p = prior_weights(reports, "sizes")
+        f = reports.losses.double().contiguous()
         ranked = f.sort().values
         smaller = torch.searchsorted(ranked, f)
         larger = len(f) - torch.searchsorted(ranked, f, right=True)
         lam = self.strength * p.min() / max(1, len(f) - 1)
         return p + lam * (smaller - larger)
+
+
+ENTRIES = {"gifair": GIFAIR}

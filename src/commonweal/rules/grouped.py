@@ -1,114 +1,140 @@
-"""grouped: a rule that plays on groups of clients (domains, protected groups) instead of on clients.
+"""grouped: a rule applied to groups of clients (domains, protected groups) instead of clients.
 
-Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, sec. 7.1, for any rule. A group reports the mean of its
-members by their rows; its weight is shared among them by their rows.
+Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, sec. 7.1, for any rule. A group
+reports the mean of its members, weighted by their rows; its weight is divided among them by their
+rows.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.federation import Federation
-from commonweal.local import Local
-from commonweal.rule import Kind, Reports, Rule, State, bound
+from commonweal.population import Setting
+from commonweal.rules._clusters import label_clusters
+from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule
+from commonweal.tensors import State
 
 __all__ = ["Grouped"]
 
-KIND = Kind("combinator", "the rule's own, of a group's mean loss", "the rule's own, over groups")
-
 
 @dataclass(frozen=True)
-class Grouped:
+class Grouped(Rule):
     """weights_i = (the rule's weight of client i's group) n_i / (the group's rows in the cohort)
 
-    rule: any rule; domains: "data" (the groups that come with the dataset), a list with every client's group, or a
+    rule: any rule
+    domains: "data" (the groups that come with the dataset), a list with every client's group, or a
     number of groups to be found by clustering the clients' label distributions
+
+    Any client id is accepted. Clients that join late form a group of newcomers.
     """
 
     rule: Rule
     domains: Literal["data"] | int | tuple[str | int, ...] = "data"
 
-    def bind(self, federation: Federation, local: Local) -> "Grouped":
-        return replace(self, rule=bound(self.rule, federation, local), domains=_domains(self.domains, federation))
-
-    @cached_property
-    def _index(self) -> Tensor:  # (K,)
-        if not isinstance(self.domains, tuple):
-            raise ConfigError(f"grouped: domains = {self.domains!r} are known in an experiment only; here give a list")
-        number = {name: i for i, name in enumerate(dict.fromkeys(self.domains))}
-        return torch.tensor([number[name] for name in self.domains])
+    kind: ClassVar[Kind] = Kind(
+        "combinator", "the rule's own, of a group's mean loss", "the rule's own, over groups"
+    )
 
     @property
-    def needs_after(self) -> bool:
-        return getattr(self.rule, "needs_after", False)
+    def mixing(self) -> bool:
+        return self.rule.mixing
 
-    def init(self, clients: int) -> State:
-        if len(self._index) != clients:
-            raise ConfigError(f"grouped: {len(self._index)} domains for {clients} clients; name every client's")
-        return self.rule.init(int(self._index.max()) + 1)
+    @property
+    def needs(self) -> frozenset[Need]:
+        if isinstance(self.domains, int):
+            return self.rule.needs | {"labels"}
+        return self.rule.needs
 
-    def __call__(self, reports: Reports, state: State) -> tuple[Tensor, State]:
-        group, share, merged = self._merged(reports)
-        weights, state = self.rule(merged, state)
-        return weights[group] * share, state
+    def init(self, setting: Setting | int) -> State:
+        setting = Setting.of(setting)
+        names = self._names(setting)
+        if len(names) != setting.clients:
+            raise ConfigError(
+                f"grouped: {len(names)} domains for {setting.clients} clients; "
+                "give every client's domain"
+            )
+        number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        group = torch.tensor([number[name] for name in names])
+        inner = Setting(clients=len(number), rounds=setting.rounds, lr=setting.lr)
+        return {"group": group, "rule": self.rule.init(inner)}
 
-    def _merged(self, reports: Reports) -> tuple[Tensor, Tensor, Reports]:
-        """Each reporter's group (S,), its share of the group's rows (S,), and what the groups report."""
-        present, group = torch.unique(self._index[reports.ids], return_inverse=True)
-        sizes = torch.zeros(len(present), dtype=torch.float64).index_add(0, group, reports.sizes.double())
-        share = reports.sizes.double() / sizes[group]
-        mix = torch.zeros(len(present), len(group), dtype=torch.float64)
-        mix[group, torch.arange(len(group))] = share
-        losses, scores = mix @ reports.losses.double(), mix @ reports.scores.double()
-        after = None if reports.after is None else mix @ reports.after.double()
-        updates = mix.to(reports.updates.dtype) @ reports.updates
-        groups = int(self._index.max()) + 1
-        return group, share, Reports(present, sizes, losses, scores, updates, groups, after)
+    def _names(self, setting: Setting) -> tuple[str | int, ...]:
+        """Every client's group."""
+        if isinstance(self.domains, int):
+            return label_clusters(setting.label_counts, self.domains)
+        if self.domains != "data":
+            return self.domains
+        if setting.groups is None:
+            raise ConfigError(
+                "grouped: the data has no domains of its own; give a list, or a number of clusters"
+            )
+        return setting.groups
 
-    def notes(self, reports: Reports, state: State) -> list[str]:
-        notes: Any = getattr(self.rule, "notes", None)
-        return notes(self._merged(reports)[2], state) if notes else []
-
-    def rejected(self, reports: Reports) -> dict[int, str]:
-        """The members of groups that the rule does not believe, and why."""
-        if not (rejected := getattr(self.rule, "rejected", None)):
-            return {}
-        group, _, merged = self._merged(reports)
-        why, groups = rejected(merged), merged.ids[group].tolist()
-        found = {client: why[g] for client, g in zip(reports.ids.tolist(), groups, strict=True) if g in why}
-        return {client: words.replace("its ", "its group's ", 1) for client, words in found.items()}
-
-
-def _domains(wanted: Any, federation: Federation) -> tuple[str | int, ...]:
-    """Every client's group."""
-    if isinstance(wanted, tuple):
-        if len(wanted) != federation.clients:
-            raise ConfigError(f"grouped: {len(wanted)} domains for {federation.clients} clients; name every client's")
-        return wanted
-    if wanted == "data":
-        if federation.domains is None:
-            raise ConfigError("grouped: this dataset has no domains of its own; give a list, or a number of clusters")
-        return federation.domains
-    return _clusters(wanted, federation)
-
-
-def _clusters(count: int, federation: Federation) -> tuple[int, ...]:
-    """Groups of clients with like shares of labels, by k-means from a fixed start."""
-    if not 1 <= count <= federation.clients or federation.train.y.is_floating_point():
-        raise ConfigError(f"grouped: cannot find {count} groups among {federation.clients} clients by their labels")
-    y, owner = federation.train.y.numpy(), np.repeat(np.arange(federation.clients), federation.train.sizes.numpy())
-    classes = int(y.max()) + 1
-    table = np.bincount(owner * classes + y, minlength=federation.clients * classes).reshape(-1, classes)
-    shares = table / table.sum(1, keepdims=True)
-    if (distinct := len(np.unique(shares, axis=0))) < count:
-        raise ConfigError(
-            f"grouped: the clients have {distinct} different label distributions, too few for {count} groups"
+    def __call__(self, reports: Reports, state: State) -> Decision:
+        merged = _merge(reports, state["group"], "update" in self.rule.needs)
+        decision = self.rule(merged.reports, state.get("rule", {}))
+        return Decision(
+            decision.weights[merged.position] * merged.fraction,
+            {"group": state["group"], "rule": decision.state},
+            decision.warnings,
+            merged.members(reports, decision.dropped),
+            merged.members(reports, decision.capped),
         )
-    from sklearn.cluster import KMeans  # slow to import, and few need it
 
-    return tuple(KMeans(count, n_init=10, random_state=0).fit_predict(shares).tolist())
+
+class Merged(NamedTuple):
+    """What the groups of a cohort report."""
+
+    reports: Reports
+    position: Tensor  # (S,) of each client's group in `reports`
+    fraction: Tensor  # (S,) of the group's rows that are the client's
+
+    def members(self, cohort: Reports, reasons: dict[int, str]) -> dict[int, str]:
+        """Give the reasons of groups to their members."""
+        groups = self.reports.ids[self.position].tolist()
+        members = zip(cohort.ids.tolist(), groups, strict=True)
+        return {i: f"its group: {reasons[group]}" for i, group in members if group in reasons}
+
+
+def _merge(reports: Reports, group: Tensor, with_updates: bool) -> Merged:
+    groups = int(group.max()) + 1
+    each = _group_of(reports.ids, group, groups)
+    newcomers = reports.clients > len(group) or bool((each == groups).any())
+    present, position = torch.unique(each, return_inverse=True)
+    rows = reports.sizes.double()
+    empty = torch.zeros(len(present), dtype=torch.float64)
+    sizes = empty.index_add(0, position, rows)
+    fraction = rows / sizes[position]
+    mean = torch.zeros(len(present), len(rows), dtype=torch.float64)
+    mean[position, torch.arange(len(rows))] = fraction
+    merged = Reports(
+        ids=present,
+        sizes=sizes,
+        losses=mean @ reports.losses.double(),
+        clients=groups + newcomers,
+        scores=_average(mean, reports.scores),
+        losses_after=_average(mean, reports.losses_after),
+        updates=_average_updates(mean, reports.updates) if with_updates else None,
+    )
+    return Merged(merged, position, fraction)
+
+
+def _group_of(ids: Tensor, group: Tensor, newcomers: int) -> Tensor:
+    """Each client's group (S,)."""
+    place = ids.clamp(0, len(group) - 1)
+    return torch.where(place == ids, group[place], newcomers)
+
+
+def _average(mean: Tensor, values: Tensor | None) -> Tensor | None:
+    return None if values is None else mean @ values.double()
+
+
+def _average_updates(mean: Tensor, updates: Tensor | None) -> Tensor | None:
+    # In the precision of the updates, which may be large.
+    return None if updates is None else mean.to(updates.dtype) @ updates
+
+
+ENTRIES = {"grouped": Grouped}

@@ -1,27 +1,27 @@
-"""PropFair: proportional fairness, where a loss counts by how near it comes to what is still bearable.
+"""PropFair: proportional fairness, which weights clients by 1 / (M - loss).
 
-Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, in the server's form of AAggFF's Table 1 (the
-authors transform the loss on the client, batch by batch).
+Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, in the server-side form of
+AAggFF's Table 1. The authors transform the loss on the client, batch by batch.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.online import mixture
-from commonweal.rule import Kind, Prior, Reports, State, Stateless
+from commonweal.rules._online import mixture
+from commonweal.rules.rule import Kind, Prior, Reports, Stateless
 
 __all__ = ["PropFair"]
-
-KIND = Kind("mixture", "-log(M - f)", "one entropic step from the prior")
 
 
 @dataclass(frozen=True)
 class PropFair(Stateless):
     """weights_i ~ n_i / max(M - f_i, margin)
 
-    baseline: M, the largest loss that is bearable; margin: beyond M - margin the slope is kept, so weights stay finite
+    baseline: M, the largest acceptable loss
+    margin: above M - margin the gradient is held constant, so that weights stay finite
     prior: "sizes" (n_i) or "uniform" (1)
     """
 
@@ -29,9 +29,13 @@ class PropFair(Stateless):
     margin: float = 0.2
     prior: Prior = "sizes"
 
+    kind: ClassVar[Kind] = Kind("mixture", "-log(M - f)", "one entropic step from the prior")
+
     def __post_init__(self) -> None:
         if self.baseline <= 0 or self.margin <= 0:
-            raise ConfigError(f"propfair baseline = {self.baseline}, margin = {self.margin}: both must be above 0")
+            raise ConfigError(
+                f"propfair baseline = {self.baseline}, margin = {self.margin}: both must be above 0"
+            )
 
     def response(self, losses: Tensor) -> Tensor:
         return -(self.baseline - losses).clamp(min=self.margin).log()
@@ -39,8 +43,11 @@ class PropFair(Stateless):
     def weigh(self, reports: Reports) -> Tensor:
         return mixture(reports, self.response(reports.losses.double()), self.prior)
 
-    def notes(self, reports: Reports, state: State) -> list[str]:
-        beyond = int((reports.losses > self.baseline - self.margin).sum())
-        if not beyond:
-            return []
-        return [f"propfair: losses beyond baseline - margin = {self.baseline - self.margin:g}; raise the baseline"]
+    def warnings(self, reports: Reports) -> tuple[str, ...]:
+        limit = self.baseline - self.margin
+        if not (reports.losses > limit).any():
+            return ()
+        return (f"propfair: losses above baseline - margin = {limit:g}; raise the baseline",)
+
+
+ENTRIES = {"propfair": PropFair}

@@ -1,33 +1,35 @@
-"""q-FedAvg: losses to the power q, so that a client weighs more the worse it fares.
+"""q-FedAvg: losses to the power q, so that a client with a larger loss counts more.
 
-Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020. The published algorithm (`scaled`) also sets the
-step's length by an estimate of the loss's curvature, L = 1 / (the clients' lr); AAggFF's Table 1 normalises instead.
+Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020. The published algorithm
+(`scaled`) also sets the length of the step by an estimate of the curvature of the loss,
+L = 1 / (the clients' lr); AAggFF's Table 1 normalises the weights instead.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.federation import Federation
-from commonweal.local import Local
-from commonweal.online import mixture
-from commonweal.rule import Kind, Prior, Reports, Stateless, shares
+from commonweal.population import Setting
+from commonweal.rules._online import mixture
+from commonweal.rules.rule import Decision, Kind, Need, Prior, Reports, Rule, prior_weights
+from commonweal.tensors import State
 
 __all__ = ["QFedAvg"]
 
-KIND = Kind("mixture", "q log f", "one entropic step from the prior, its length by curvature")
-
-TINY = 1e-10  # as the authors' code: powers below 0 of a loss of 0 stay finite
+TINY = 1e-10  # from the authors' code: negative powers of a loss of 0 stay finite
 
 
 @dataclass(frozen=True)
-class QFedAvg(Stateless):
-    """weights_i = L f_i^q / sum_j (q f_j^(q-1) L^2 |u_j|^2 + L f_j^q), not summing to 1; unscaled: weights_i ~ f_i^q
+class QFedAvg(Rule):
+    """weights_i = L f_i^q / sum_j (q f_j^(q-1) L^2 |u_j|^2 + L f_j^q), not summing to 1;
+    unscaled: weights_i ~ f_i^q
 
-    q: 0 is plain averaging, large values see the worst client only
-    scaled: the published step length; lipschitz: L, in an experiment 1 / (the clients' lr) unless it is given
+    q: 0 is plain averaging, large values give all weight to the worst client
+    scaled: use the published step length
+    lipschitz: L, by default 1 / (the clients' lr)
     prior: "uniform" (as the authors run it, sampling by size) or "sizes" (n_i)
     """
 
@@ -36,25 +38,54 @@ class QFedAvg(Stateless):
     lipschitz: float | None = None
     prior: Prior = "uniform"
 
+    kind: ClassVar[Kind] = Kind(
+        "mixture", "q log f", "one entropic step from the prior, its length by curvature"
+    )
+
     def __post_init__(self) -> None:
         if self.q < 0 or (self.lipschitz is not None and self.lipschitz <= 0):
-            raise ConfigError(f"qfedavg q = {self.q}, lipschitz = {self.lipschitz}: q must be >= 0, lipschitz above 0")
+            raise ConfigError(
+                f"qfedavg q = {self.q}, lipschitz = {self.lipschitz}: "
+                "q must be at least 0, lipschitz above 0"
+            )
 
-    def bind(self, federation: Federation, local: Local) -> "QFedAvg":
-        return self if self.lipschitz is not None else replace(self, lipschitz=1 / local.lr)
+    @property
+    def mixing(self) -> bool:
+        return not self.scaled
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"update"} if self.scaled else super().needs
+
+    def init(self, setting: Setting | int) -> State:
+        if not self.scaled or self.lipschitz is not None:
+            return {}
+        lr = Setting.of(setting).lr
+        return {"lipschitz": torch.tensor(1 / lr, dtype=torch.float64)}
+
+    def __call__(self, reports: Reports, state: State) -> Decision:
+        if not self.scaled:
+            response = self.response(reports.losses.double())
+            return Decision(mixture(reports, response, self.prior), state)
+        lipschitz = self.lipschitz
+        if lipschitz is None:
+            lipschitz = float(state["lipschitz"])
+        return Decision(self._scaled_weights(reports, lipschitz), state)
 
     def response(self, losses: Tensor) -> Tensor:
         return self.q * losses.log() if self.q else torch.zeros_like(losses)
 
-    def weigh(self, reports: Reports) -> Tensor:
-        losses = reports.losses.double()
-        if not self.scaled:
-            return mixture(reports, self.response(losses), self.prior)
-        if self.lipschitz is None:
-            raise ConfigError("qfedavg: lipschitz is not set; outside an experiment give lipschitz = 1 / (clients' lr)")
-        losses, prior, slope = losses.clamp(min=TINY), shares(reports, self.prior), self.lipschitz
-        most = losses.max()
-        part = losses / most  # powers of losses relative to the largest neither over- nor underflow, and cancel
-        rate = prior * slope * part**self.q
-        curve = prior * self.q * part ** (self.q - 1) / most * (slope * reports.lengths) ** 2
-        return rate / (rate + curve).sum()
+    def _scaled_weights(self, reports: Reports, lipschitz: float) -> Tensor:
+        losses = reports.losses.double().clamp(min=TINY)
+        prior = prior_weights(reports, self.prior)
+        largest = losses.max()
+        # Powers of losses relative to the largest neither overflow nor underflow; its own power
+        # cancels.
+        relative = losses / largest
+        gradient = prior * lipschitz * relative**self.q
+        hessian = prior * self.q * relative ** (self.q - 1) / largest
+        curvature = hessian * (lipschitz * reports.norms) ** 2
+        return gradient / (gradient + curvature).sum()
+
+
+ENTRIES = {"qfedavg": QFedAvg}

@@ -1,6 +1,8 @@
-"""Protocols that leave the server with labelled synthetic rows, and what such rows are worth."""
+"""Protocols that give the server labelled synthetic rows, and the quality of such rows."""
 
-from commonweal.synthetic._judge import Judgement, frechet, judge, nearest
-from commonweal.synthetic._picture import picture
+from commonweal.synthetic._quality import Quality, assess, frechet, nearest
+from commonweal.synthetic.fedcgan import FedCGAN
+from commonweal.synthetic.fedcvae import FedCVAE
+from commonweal.synthetic.fedevg import FedEvg
 
-__all__ = ["Judgement", "frechet", "judge", "nearest", "picture"]
+__all__ = ["FedCGAN", "FedCVAE", "FedEvg", "Quality", "assess", "frechet", "nearest"]

@@ -1,23 +1,33 @@
-"""The energy-based model behind a classifier: low energy where the logit of the row's label is high.
+"""The energy-based model of a classifier: rows have low energy where their label's logit is high.
 
-Hahn, dissertation 2024, chapter IV; the reading of logits as energies is Grathwohl et al., ICLR 2020 (JEM).
+Hahn, dissertation 2024, chapter IV; logits are read as energies by Grathwohl et al., ICLR 2020
+(JEM).
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.local import Tensors
-from commonweal.synthetic._fit import adam, batches, normal, rate, scaled
+from commonweal.synthetic._fit import adam, batches, normal, scaled
 from commonweal.task import LOSSES, Task
+from commonweal.tensors import State, Tensors
 
-__all__ = ["SCHEDULES", "ascent", "contrast", "langevin", "logit", "mixture", "train"]
+__all__ = [
+    "SCHEDULES",
+    "EnergyTraining",
+    "contrast",
+    "energy_gradient",
+    "langevin",
+    "logit",
+    "mixture",
+]
 
-AT_ONCE = 256  # rows in a pass; all are independent
+AT_ONCE = 256  # rows per forward pass; all are independent
 
 
 def logit(outputs: Tensor, y: Tensor) -> Tensor:
@@ -25,78 +35,180 @@ def logit(outputs: Tensor, y: Tensor) -> Tensor:
     return outputs.gather(-1, y[:, None]).squeeze(-1)
 
 
-def ascent(task: Task, w: Tensor, x: Tensor, y: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """The rows' energies (N,), and the energies' gradients in the rows, clipped coordinate by coordinate."""
-    energies, slopes = [], []
-    for rows, labels in zip(torch.split(x, AT_ONCE), torch.split(y, AT_ONCE), strict=True):
+def energy_gradient(
+    task: Task, w: Tensor, x: Tensor, y: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """The energies of rows (N,), and their gradients with respect to the rows, clipped by entry."""
+    energies = []
+    grads = []
+    parts = zip(torch.split(x, AT_ONCE), torch.split(y, AT_ONCE), strict=True)
+    for rows, labels in parts:
         leaf = rows.detach().requires_grad_()
-        energy = -logit(task.outputs(w, leaf), labels)
-        slopes.append(torch.autograd.grad(energy.sum(), leaf)[0].clamp(-clip, clip))
+        outputs = task.outputs(w, leaf)
+        energy = -logit(outputs, labels)
+        grad = torch.autograd.grad(energy.sum(), leaf)[0]
         energies.append(energy.detach())
-    return torch.cat(energies), torch.cat(slopes)
+        grads.append(grad.clamp(-clip, clip))
+    return torch.cat(energies), torch.cat(grads)
 
 
-def langevin(x: Tensor, slope: Tensor, step: float, noise: float, epsilon: Tensor) -> Tensor:
-    """x - step grad E + noise epsilon (eqs. 4.9 and 4.14), kept in [0, 1] as the authors' code does."""
-    return (x - step * slope + noise * epsilon).clamp(0, 1)
+def langevin(x: Tensor, grad: Tensor, step: float, noise: float, epsilon: Tensor) -> Tensor:
+    """x - step grad E + noise epsilon (eqs. 4.9, 4.14), clipped to [0, 1] as in the authors' code.
+
+    epsilon: standard normal numbers
+    """
+    moved = x - step * grad + noise * epsilon
+    return moved.clamp(0, 1)
 
 
 def contrast(real: Tensor, negative: Tensor) -> Tensor:
-    """What falls as the likelihood of real rows rises, from the logits f(x)[y] of both.
+    """A loss that falls as the likelihood of real rows rises, from the logits f(x)[y] of both.
 
-    Eq. 4.4: its gradient is that of E(real) - E(sampled). Algorithm 4.2, line 13, prints the opposite sign.
+    Eq. 4.4: its gradient is that of E(real) - E(sampled). Algorithm 4.2, line 13, prints the
+    opposite sign.
     """
     return negative.mean() - real.mean()
 
 
-def train(
-    how: Any, task: Task, w: Tensor, seen: Tensors, x: Tensor, y: Tensor, rng: np.random.Generator
-) -> tuple[Tensor, Tensors]:
-    """Algorithm 4.2 on one client's rows as FedEvg's fields say: its classifier, and mean loss and score meanwhile."""
-    chains, labels, cross = seen["x"].clone(), seen["y"], LOSSES["cross-entropy"]
-    memory: Tensors = {}
-    losses, right = [], []
-    for index in batches(len(y), how.batch, how.epochs, how.steps, rng):
-        pick = torch.from_numpy(rng.choice(len(labels), min(len(index), len(labels)), replace=False))
-        before = (chains if how.chosen["anchor"] == "chain" else seen["x"])[pick]
-        chains[pick] = negative = _chain(how, task, w, chains[pick], labels[pick], rng)
+class Synthetic(NamedTuple):
+    """Synthetic rows in a client's batch."""
+
+    anchor: Tensor  # for the cross-entropy
+    negative: Tensor  # for the contrastive term: after a step of their Langevin chains
+    y: Tensor  # labels of both
+
+
+@dataclass(frozen=True)
+class EnergyTraining:
+    """How a client trains its classifier as an energy-based model: Algorithm 4.2."""
+
+    lr: float
+    batch: int
+    epochs: int
+    steps: int | None
+    lam: float  # weight of the cross-entropy on synthetic rows
+    clip: float  # largest entry of an energy gradient
+    anchor: str  # cross-entropy on the chain's rows ("chain") or on those received
+    chain_steps: int
+    chain_step: float
+    chain_noise: float
+
+    def train(
+        self,
+        task: Task,
+        w: Tensor,
+        message: Tensors,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> tuple[Tensor, Tensors]:
+        """Train on one client's rows: its classifier, and the mean loss and score during training.
+
+        message: the synthetic rows "x" and their labels "y"
+        """
+        chains = message["x"].clone()
+        opt_state: State = {}
+        reports = []
+        for index in batches(len(y), self.batch, self.epochs, self.steps, rng):
+            real = scaled(x[index])
+            synthetic = self.advance(task, w, message, chains, len(index), rng)
+            grad, outputs = self.gradient(task, w, real, y[index], synthetic)
+            w, opt_state = adam(w, grad, opt_state, self.lr)
+            reports.append(_report(outputs, y[index]))
+        return w, _means(reports)
+
+    def advance(
+        self,
+        task: Task,
+        w: Tensor,
+        message: Tensors,
+        chains: Tensor,
+        count: int,
+        rng: np.random.Generator,
+    ) -> Synthetic:
+        """Continue the chains of `count` random rows (all, if there are fewer), in place."""
+        labels = message["y"]
+        drawn = rng.choice(len(labels), min(count, len(labels)), replace=False)
+        pick = torch.from_numpy(drawn)
+        anchors = chains if self.anchor == "chain" else message["x"]
+        anchor = anchors[pick]  # a copy, taken before the chain moves
+        chains[pick] = self.sample(task, w, chains[pick], labels[pick], rng)
+        return Synthetic(anchor=anchor, negative=chains[pick], y=labels[pick])
+
+    def sample(
+        self, task: Task, w: Tensor, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        """Continue the Langevin chains of these rows."""
+        for _ in range(self.chain_steps):
+            _, grad = energy_gradient(task, w, x, y, self.clip)
+            epsilon = normal(x.shape, rng)
+            x = langevin(x, grad, self.chain_step, self.chain_noise, epsilon)
+        return x
+
+    def gradient(
+        self, task: Task, w: Tensor, x: Tensor, y: Tensor, synthetic: Synthetic
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of a batch's loss, and the outputs for its real rows."""
         leaf = w.detach().requires_grad_()
-        outputs = task.outputs(leaf, torch.cat([scaled(x[index]), before, negative]))
-        real, start, end = torch.split(outputs, [len(index), len(pick), len(pick)])
-        own, other = cross(real, y[index]), cross(start, labels[pick])
-        loss = own.mean() + how.lam * other.mean() + contrast(logit(real, y[index]), logit(end, labels[pick]))
-        w, memory = adam(w, torch.autograd.grad(loss, leaf)[0], memory, rate(how, int(seen["round"])))
-        losses.append(own.detach())
-        right.append(real.argmax(1) == y[index])
-    return w, {"loss": torch.cat(losses).double().mean(), "score": torch.cat(right).double().mean()}
+        rows = torch.cat([x, synthetic.anchor, synthetic.negative])
+        count = len(synthetic.y)
+        outputs = task.outputs(leaf, rows)
+        real, anchor, negative = torch.split(outputs, [len(y), count, count])
+        own = _cross_entropy(real, y).mean()
+        anchored = _cross_entropy(anchor, synthetic.y).mean()
+        contrastive = contrast(logit(real, y), logit(negative, synthetic.y))
+        loss = own + self.lam * anchored + contrastive
+        grad = torch.autograd.grad(loss, leaf)[0]
+        return grad, real.detach()
 
 
-def _chain(how: Any, task: Task, w: Tensor, x: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:
-    for _ in range(how.chain_steps):
-        _, slope = ascent(task, w, x, y, how.clip)
-        x = langevin(x, slope, how.chain_step, how.chain_noise, normal(x.shape, rng))
-    return x
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return LOSSES["cross-entropy"](outputs, y)
 
 
-def mixture(weights: Tensor, boltzmann: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """The energy gradient of a mixture of S densities (eq. 4.13), and how much each counted for each of M rows.
+def _report(outputs: Tensor, y: Tensor) -> Tensors:
+    """The loss and the correctness of each row."""
+    losses = _cross_entropy(outputs, y)
+    correct = outputs.argmax(1) == y
+    return {"loss": losses, "score": correct}
 
-    weights (S,), boltzmann = exp(-E) (S, M), slopes = grad E (S, M, ...) -> (M, ...), (S, M)
+
+def _means(reports: list[Tensors]) -> Tensors:
+    means = {}
+    for name in reports[0]:
+        values = torch.cat([report[name] for report in reports])
+        means[name] = values.double().mean()
+    return means
+
+
+def mixture(weights: Tensor, boltzmann: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """The energy gradient of a mixture of S densities (eq. 4.13), and their weights per row.
+
+    weights (S,), boltzmann = exp(-E) (S, M), grads = grad E (S, M, ...) -> (M, ...), (S, M)
     """
-    share = weights.to(boltzmann.dtype)[:, None] * boltzmann
-    share = share / share.sum(0)
-    return torch.einsum("sm,sm...->m...", share, slopes), share
+    joint = weights.to(boltzmann.dtype)[:, None] * boltzmann
+    posterior = joint / joint.sum(0)
+    grad = torch.einsum("sm,sm...->m...", posterior, grads)
+    return grad, posterior
 
 
 def _cosine(t: int, rounds: int) -> float:
-    return (1 - math.cos(math.pi * (t - 1) / max(1, rounds - 1))) / 2
+    angle = math.pi * (t - 1) / max(1, rounds - 1)
+    return (1 - math.cos(angle)) / 2
 
 
 def _betas(t: int, rounds: int) -> float:
-    """1 - a(t) / a(t - 1) with a(t) = cos^2: the noise added per step by Nichol and Dhariwal 2021, eq. 17."""
-    kept = [math.cos((s / rounds + 0.008) / 1.008 * math.pi / 2) ** 2 for s in (t - 1, t)]
-    return 1 - kept[1] / kept[0]
+    """1 - a(t) / a(t - 1), a = cos^2: the noise per step of Nichol and Dhariwal 2021, eq. 17."""
+
+    def a(step: int) -> float:
+        progress = (step / rounds + 0.008) / 1.008
+        return math.cos(progress * math.pi / 2) ** 2
+
+    return 1 - a(t) / a(t - 1)
 
 
-# How far round t = 1..T has come from the first step size (0) to the last (1).
-SCHEDULES: dict[str, Callable[[int, int], float]] = {"cosine": _cosine, "betas": _betas}
+# The progress of round t = 1..T from the first step size (0) to the last (1).
+SCHEDULES: dict[str, Callable[[int, int], float]] = {
+    "cosine": _cosine,
+    "betas": _betas,
+}

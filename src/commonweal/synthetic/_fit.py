@@ -1,92 +1,151 @@
-"""Training a flat vector on rows that lie at hand: Adam, batches, and a classifier from a fresh start."""
+"""Training on rows in memory, as the authors' code for synthetic data does it."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError, DataError
-from commonweal.local import Tensors
+from commonweal.optimizers import adam_step
 from commonweal.task import Batch, Task
+from commonweal.tensors import State
 
-__all__ = ["adam", "batches", "check", "fit", "normal", "rate", "scaled", "unit"]
+__all__ = [
+    "BETAS",
+    "WEIGHT_DECAY",
+    "adam",
+    "batches",
+    "check_fields",
+    "check_unit",
+    "draw_seed",
+    "fit",
+    "normal",
+    "scaled",
+]
 
 # What the authors' code trains everything with.
-BETAS, WEIGHT_DECAY, TINY = (0.5, 0.999), 1e-4, 1e-8
+BETAS = (0.5, 0.999)
+WEIGHT_DECAY = 1e-4
 
 
-def adam(w: Tensor, slope: Tensor, memory: Tensors, lr: float) -> tuple[Tensor, Tensors]:
-    """A step of torch.optim.Adam on vectors (..., d), and what it remembers."""
-    slope = slope.add(w, alpha=WEIGHT_DECAY)
-    if not memory:
-        memory = {"t": torch.zeros_like(w[..., :1]), "m": torch.zeros_like(w), "v": torch.zeros_like(w)}
-    t = memory["t"] + 1
-    m = memory["m"].lerp(slope, 1 - BETAS[0])
-    v = memory["v"].lerp(slope.square(), 1 - BETAS[1])
-    size = (v / (1 - BETAS[1] ** t)).sqrt_().add_(TINY)
-    return w - lr * (m / (1 - BETAS[0] ** t)) / size, {"t": t, "m": m, "v": v}
+def adam(w: Tensor, grad: Tensor, opt_state: State, lr: float) -> tuple[Tensor, State]:
+    """One step of Adam on one vector."""
+    params = {"w": w}
+    grads = {"w": grad}
+    params, opt_state = adam_step(params, grads, opt_state, lr, BETAS, WEIGHT_DECAY)
+    return params["w"], opt_state
 
 
-def batches(n: int, size: int, epochs: int, steps: int | None, rng: np.random.Generator) -> Iterator[Tensor]:
-    """Row numbers of `steps` batches, or of `epochs` passes, each pass in an order of its own."""
-    a_pass = -(-n // size)
-    for t in range(steps or epochs * a_pass):
-        if t % a_pass == 0:
+def batches(
+    n: int,
+    size: int,
+    epochs: int,
+    steps: int | None,
+    rng: np.random.Generator,
+) -> Iterator[Tensor]:
+    """Row numbers of `steps` batches, or of `epochs` epochs, each in a random order."""
+    per_epoch = -(-n // size)
+    for step in range(steps or epochs * per_epoch):
+        if step % per_epoch == 0:
             order = rng.permutation(n)
-        begin = t % a_pass * size
+        begin = step % per_epoch * size
         yield torch.from_numpy(order[begin : begin + size])
 
 
-def fit(task: Task, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float, rng: np.random.Generator) -> Tensor:
-    """The task's model, trained on these rows from a fresh start."""
-    w = task.fresh(int(rng.integers(1 << 62)))
-    memory: Tensors = {}
-    with torch.random.fork_rng(devices=[], enabled=task.random):
-        if task.random:
-            torch.manual_seed(int(rng.integers(1 << 62)))
+def fit(
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    epochs: int,
+    batch: int,
+    lr: float,
+    rng: np.random.Generator,
+) -> Tensor:
+    """Train the task's model on these rows from a new random initialisation."""
+    w = task.reinitialised(draw_seed(rng))
+    opt_state: State = {}
+    with _seeded_dropout(task, rng):
         for index in batches(len(y), batch, epochs, None, rng):
-            if task.normalises and len(index) == 1:
-                continue  # BatchNorm cannot take a rest of one row
-            leaf = w.detach().requires_grad_()
-            share = torch.full((len(index),), 1 / len(index))
-            loss, statistics = task.loss(leaf, Batch(x[index], y[index], share))
-            w, memory = adam(w, torch.autograd.grad(loss, leaf)[0], memory, lr)
-            if len(statistics):
-                w = torch.cat([w[: task.trained], statistics])
+            if task.has_batchnorm and len(index) == 1:
+                continue  # BatchNorm cannot take a remainder of one row
+            weight = torch.full((len(index),), 1 / len(index))
+            rows = Batch(x[index], y[index], weight)
+            w, opt_state = _step(task, w, rows, opt_state, lr)
     return w
 
 
+@contextmanager
+def _seeded_dropout(task: Task, rng: np.random.Generator) -> Iterator[None]:
+    """Seed torch's generator where the model draws from it."""
+    if not task.has_dropout:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draw_seed(rng))
+        yield
+
+
+def _step(
+    task: Task,
+    w: Tensor,
+    batch: Batch,
+    opt_state: State,
+    lr: float,
+) -> tuple[Tensor, State]:
+    leaf = w.detach().requires_grad_()
+    loss, buffers = task.batch_loss(leaf, batch)
+    grad = torch.autograd.grad(loss, leaf)[0]
+    w, opt_state = adam(w, grad, opt_state, lr)
+    if len(buffers):
+        w = torch.cat([task.trainable(w), buffers])
+    return w, opt_state
+
+
 def scaled(x: Tensor) -> Tensor:
-    """Rows as the model sees them: bytes become numbers in [0, 1]."""
+    """Rows as the model takes them: bytes become numbers in [0, 1]."""
     return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
 
 
-def unit(x: Tensor) -> Tensor:
-    """These rows, if they are bytes or lie in [0, 1], where synthetic rows live; bytes are scaled batch by batch."""
-    if x.dtype != torch.uint8 and (not x.is_floating_point() or x.amin() < 0 or x.amax() > 1):
+def check_unit(x: Tensor) -> Tensor:
+    """The rows, if they are bytes or in [0, 1], as synthetic rows are; else raise DataError."""
+    if x.dtype == torch.uint8:
+        return x
+    low = float(x.amin())
+    high = float(x.amax())
+    if not x.is_floating_point() or low < 0 or high > 1:
         raise DataError(
-            f"synthetic rows live in [0, 1], but there are rows of {x.dtype} from {float(x.amin()):g} to "
-            f"{float(x.amax()):g}: scale them to [0, 1], or give images as bytes"
+            f"synthetic rows are in [0, 1], but there are rows of {x.dtype} from {low:g} to "
+            f"{high:g}: scale them to [0, 1], or give images as bytes"
         )
     return x
 
 
+def draw_seed(rng: np.random.Generator) -> int:
+    """A seed for torch's generator."""
+    return int(rng.integers(1 << 62))
+
+
 def normal(shape: Sequence[int], rng: np.random.Generator) -> Tensor:
-    return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
+    """Standard normal numbers."""
+    numbers = rng.standard_normal(tuple(shape), dtype=np.float32)
+    return torch.from_numpy(numbers)
 
 
-def rate(how: Any, round: int) -> float:
-    """The learning rate of round 1, 2, ... of an algorithm with the fields lr, decay and decay_every."""
-    return float(how.lr * how.decay ** ((round - 1) // how.decay_every))
+Range = Literal["at least 1", "above 0", "at least 0"]
+RANGES: dict[Range, Callable[[float], bool]] = {
+    "at least 1": lambda value: value >= 1,
+    "above 0": lambda value: value > 0,
+    "at least 0": lambda value: value >= 0,
+}
 
 
-def check(how: Any, whole: Sequence[str] = (), above: Sequence[str] = (), least: Sequence[str] = ()) -> None:
-    """Fields that must be at least 1, above 0, or at least 0; those that are not set are left alone."""
-    name = type(how).__name__.lower()
-    for fields, bottom, words in ((whole, 1, "at least 1"), (above, 0, "above 0"), (least, 0, "at least 0")):
-        for field in fields:
-            value = getattr(how, field)
-            if value is not None and not (value > bottom if words == "above 0" else value >= bottom):
-                raise ConfigError(f"{name} {field} = {value}: it must be {words}")
+def check_fields(settings: object, range: Range, *names: str) -> None:
+    """Raise ConfigError for a field out of range. Fields that are None are skipped."""
+    for name in names:
+        value = vars(settings)[name]
+        if value is not None and not RANGES[range](value):
+            kind = type(settings).__name__.lower()
+            raise ConfigError(f"{kind} {name} = {value}: it must be {range}")

@@ -1,9 +1,10 @@
-"""A generator trained by averaging: any rule, any server step, and at the end the server samples from it.
+"""A generator trained by averaging, with any rule and server optimizer; the server samples from it.
 
-The job's own task is the classifier that judges the samples; what is averaged is the vector of the generator's task.
+The task of the run is the classifier that is trained on the samples and evaluated; what is averaged
+is the vector of the generator's task.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,72 +13,92 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from commonweal.algorithm import Averaging, Server, Setting, Told
+from commonweal.algorithms.algorithm import Algorithm, Conversation, Group, Request, Sample
+from commonweal.algorithms.averaging import Averaging
+from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
-from commonweal.federation import Rows
-from commonweal.local import Lift, Local, Tensors
+from commonweal.population import Population
 from commonweal.randomness import BEGIN, CLASSIFY, SAMPLE, stream
-from commonweal.rule import Rule
-from commonweal.server import ServerStep
-from commonweal.synthetic._fit import adam, check, fit, unit
+from commonweal.rules.rule import Need, Rule
+from commonweal.servers.server import ServerOptimizer
+from commonweal.synthetic._fit import (
+    BETAS,
+    WEIGHT_DECAY,
+    check_fields,
+    check_unit,
+    draw_seed,
+    fit,
+)
 from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors
 
-__all__ = ["Generating", "Generation", "Noisy", "down", "up", "with_label"]
+__all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up", "with_label"]
 
 
 @dataclass(frozen=True, eq=False)
-class Generation(Task):
-    """A task that makes rows: its loss takes `latent` uniform numbers a row. Its vector holds all of the module."""
+class GeneratorTask(Task):
+    """A task that generates rows from `latent` uniform numbers each."""
 
     latent: int = 1
 
-    def loss_with(self, w: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """The batch's loss, from uniform numbers u (B, latent)."""
+    def generator_loss(self, w: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        """The batch's loss, from uniform numbers (B, latent)."""
         raise NotImplementedError
 
-    def make(self, w: Tensor, y: Tensor, u: Tensor) -> Tensor:
-        """Rows with these labels (N,), from uniform numbers u (N, latent)."""
+    def generate(self, w: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Rows with these labels (N,), from uniform numbers (N, latent)."""
         raise NotImplementedError
 
-    def part(self, name: str, tensors: Tensors, x: Tensor) -> Tensor:
-        """One part of the module on x, with the tensors of the whole."""
-        own = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
-        result: Tensor = functional_call(self._training.get_submodule(name), own, (x,), tie_weights=False)
+    def call(self, name: str, tensors: Tensors, x: Tensor) -> Tensor:
+        """Call one submodule on x, with the tensors of the whole module."""
+        own = {}
+        for path, tensor in tensors.items():
+            first, _, rest = path.partition(".")
+            if first == name:
+                own[rest] = tensor
+        submodule = self._training.get_submodule(name)
+        result: Tensor = functional_call(submodule, own, (x,), tie_weights=False)
         return result
 
 
 @dataclass(frozen=True)
-class Noisy(Local):
-    """Local training of a `Generation` by Adam."""
+class GeneratorClient(Client):
+    """Local training of a `GeneratorTask`."""
 
     def draws(self, task: Task) -> int:
-        assert isinstance(task, Generation)
+        assert isinstance(task, GeneratorTask)
         return self.batch * task.latent
 
     def loss(
-        self, task: Task, v: Tensors, batch: Batch, seen: Tensors, kept: Tensors, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        assert isinstance(task, Generation)
-        noise = u[: len(batch.y) * task.latent].view(len(batch.y), task.latent)
-        return task.loss_with(v["w"], batch, noise), v["w"].new_empty(0)
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        assert isinstance(task, GeneratorTask)
+        rows = len(batch.y)
+        per_row = noise[: rows * task.latent].view(rows, task.latent)
+        return task.generator_loss(params["w"], batch, per_row), {}
 
-    def descend(self, v: Tensors, slope: Tensors, memory: Tensors, lr: float) -> tuple[Tensors, Tensors]:
-        w, memory = adam(v["w"], slope["w"], memory, lr)
-        return {"w": w}, memory
 
+@dataclass(frozen=True, eq=False)
+class Generating(Algorithm):
+    """What FedCGAN and FedCVAE share; a subclass builds the generator.
 
-@dataclass(frozen=True)
-class Generating:
-    """What FedCGAN and FedCVAE share; a subclass says what the generator is.
-
-    spc: synthetic rows a class; latent: random numbers behind a row; width: channels of the first layer
-    epochs, steps, batch, lr, decay, decay_every: of a client's training, as for other clients, but by Adam
-    classifier_epochs: passes over the synthetic rows when the server trains its classifier
+    spc: synthetic rows per class; latent: random numbers per row; width: of the first layer
+    epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
+    classifier_epochs: epochs of the server's classifier on the synthetic rows
     """
 
+    task: Task
+    population: Population
     rule: Rule
-    step: ServerStep
-    setting: Setting
+    server: ServerOptimizer
+    rounds: int = 100
+    seed: int = 0
     spc: int = 10
     latent: int = 128
     width: int = 64
@@ -90,78 +111,108 @@ class Generating:
     classifier_epochs: int = 100
 
     def __post_init__(self) -> None:
-        check(self, whole=("spc", "latent", "width", "epochs", "batch", "decay_every", "classifier_epochs"))
-        check(self, above=("lr", "decay", "steps"))
-        name, shape = type(self).__name__.lower(), self.setting.shape
-        if self.setting.loss != "cross-entropy":
-            raise ConfigError(f"{name} needs classes, but the data's loss is {self.setting.loss!r}")
-        if len(shape) != 3 or min(shape[1:]) < 4:
-            raise ConfigError(f"{name} makes images (channels, height, width) of at least 4 x 4, but rows are {shape}")
+        check_fields(self, "at least 1", "spc", "latent", "width", "epochs", "batch")
+        check_fields(self, "at least 1", "decay_every", "classifier_epochs")
+        check_fields(self, "above 0", "lr", "decay", "steps")
+        self._check_data()
 
-    def build(self) -> Generation:
+    def _check_data(self) -> None:
+        name = type(self).__name__.lower()
+        loss = self.population.loss
+        shape = self.population.shape
+        if loss != "cross-entropy":
+            raise ConfigError(f"{name} needs classes, but the data's loss is {loss!r}")
+        if len(shape) != 3 or min(shape[1:]) < 4:
+            raise ConfigError(
+                f"{name} makes images (channels, height, width) of at least 4 x 4, "
+                f"but rows are {shape}"
+            )
+
+    def build(self) -> GeneratorTask:
         """The generator and what trains it, as one task."""
         raise NotImplementedError
 
     @cached_property
-    def task(self) -> Generation:
+    def client_task(self) -> GeneratorTask:
+        rng = stream(self.seed, 0, 0, BEGIN)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(stream(self.setting.seed, 0, 0, BEGIN).integers(1 << 62)))
+            torch.manual_seed(draw_seed(rng))
             return self.build()
 
     @cached_property
-    def local(self) -> Local:
-        return Noisy(self.epochs, self.steps, self.batch, self.lr, decay=self.decay, decay_every=self.decay_every)
+    def client(self) -> Client:  # type: ignore[override]  # a field elsewhere
+        beta1, beta2 = BETAS
+        return GeneratorClient(
+            epochs=self.epochs,
+            steps=self.steps,
+            batch=self.batch,
+            lr=self.lr,
+            decay=self.decay,
+            decay_every=self.decay_every,
+            optimizer="adam",
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=WEIGHT_DECAY,
+        )
 
     @cached_property
     def averaging(self) -> Averaging:
-        return Averaging(self.rule, self.local, self.step)
+        return Averaging(
+            self.client_task,
+            self.rule,
+            self.client,
+            self.server,
+            rounds=self.rounds,
+            seed=self.seed,
+        )
 
-    def init(self, task: Task, clients: int) -> Server:
-        return self.averaging.init(self.task, clients)
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.rule.needs
 
-    def ask(self, server: Server) -> Tensors:
-        return self.averaging.ask(server)
+    def init(self, population: Population) -> State:
+        return self.averaging.init(population) | {"classifier": self.task.initial.clone()}
 
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return self.averaging.keep(self.task, seed)
+    def round(self, state: State, sample: Sample) -> Conversation:
+        return self.averaging.round(state, sample)
 
-    def work(
-        self,
-        task: Task,
-        seen: Tensors,
-        kept: Tensors,
-        rows: Rows,
-        ids: Tensor,
-        streams: Sequence[np.random.Generator],
-        lift: Lift,
-    ) -> tuple[Tensors, Tensors]:
-        for i in ids.tolist():
-            unit(rows.of(i).x)
-        return self.averaging.work(self.task, seen, kept, rows, ids, streams, lift)
+    def init_client(self, seed: int) -> Tensors:
+        return self.averaging.init_client(seed)
 
-    def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
-        return self.averaging.tell(self.task, server, ids, replies, clients)
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        for client in group.ids.tolist():
+            check_unit(group.rows.client(client).x)
+        return self.averaging.answer(request, group)
 
-    def samples(self, server: Server) -> tuple[Tensor, Tensor]:
+    def samples(self, state: State) -> tuple[Tensor, Tensor]:
         """Synthetic rows and their labels, from the same random numbers in every round."""
-        y = torch.arange(self.setting.outputs).repeat_interleave(self.spc)
-        u = stream(self.setting.seed, 0, 0, SAMPLE).random((len(y), self.latent), dtype=np.float32)
+        y = torch.arange(self.population.outputs).repeat_interleave(self.spc)
+        rng = stream(self.seed, 0, 0, SAMPLE)
+        noise = rng.random((len(y), self.latent), dtype=np.float32)
+        w = self.averaging.model(state)
         with torch.no_grad():
-            return self.task.make(self.averaging.model(self.task, server), y, torch.from_numpy(u)), y
+            x = self.client_task.generate(w, y, torch.from_numpy(noise))
+        return x, y
 
-    def model(self, task: Task, server: Server) -> Tensor:
-        """The server's classifier: trained on the synthetic rows alone."""
-        rng = stream(self.setting.seed, int(server["round"]), 0, CLASSIFY)
-        x, y = self.samples(server)
-        return fit(task, x, y, self.classifier_epochs, self.batch, self.lr, rng)
+    def before_evaluation(self, state: State) -> State:
+        """Train the server's classifier on the synthetic rows alone."""
+        rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
+        x, y = self.samples(state)
+        w = fit(self.task, x, y, self.classifier_epochs, self.batch, self.lr, rng)
+        return state | {"classifier": w}
+
+    def model(self, state: State) -> Tensor:
+        """The server's classifier, as of the last evaluation."""
+        w: Tensor = state["classifier"]
+        return w
 
 
 def up(inputs: int, shape: tuple[int, ...], width: int) -> nn.Module:
-    """From numbers to images in [0, 1]: a linear layer to a quarter of each side, then twice doubled."""
+    """From numbers to images in [0, 1]: a linear layer to a quarter of each side, doubled twice."""
     channels, height, across = shape
-    small = (2 * width, -(-height // 4), -(-across // 4))
+    small = (2 * width, _quarter(height), _quarter(across))
     return nn.Sequential(
-        nn.Linear(inputs, small[0] * small[1] * small[2]),
+        nn.Linear(inputs, math.prod(small)),
         nn.Unflatten(1, small),
         nn.GroupNorm(1, 2 * width),
         nn.LeakyReLU(0.2),
@@ -174,8 +225,9 @@ def up(inputs: int, shape: tuple[int, ...], width: int) -> nn.Module:
 
 
 def down(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
-    """From images to numbers: twice halved, then a linear layer."""
+    """From images to numbers: each side halved twice, then a linear layer."""
     channels, height, across = shape
+    flat = 2 * width * _quarter(height) * _quarter(across)
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, 2, 1),
         nn.LeakyReLU(0.2),
@@ -183,10 +235,16 @@ def down(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
         nn.GroupNorm(1, 2 * width),
         nn.LeakyReLU(0.2),
         nn.Flatten(),
-        nn.Linear(2 * width * -(-height // 4) * -(-across // 4), outputs),
+        nn.Linear(flat, outputs),
     )
 
 
+def _quarter(side: int) -> int:
+    """A side that was halved twice, rounded up."""
+    return -(-side // 4)
+
+
 def with_label(numbers: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Numbers (N, p) beside the label as one of `classes` indicators (torch's own one_hot has no batching rule)."""
-    return torch.cat([numbers, (y[:, None] == torch.arange(classes)).float()], 1)
+    """Append the one-hot labels to the numbers (N, p). torch's one_hot has no batching rule."""
+    one_hot = y[:, None] == torch.arange(classes)
+    return torch.cat([numbers, one_hot.float()], 1)

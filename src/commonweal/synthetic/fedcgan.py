@@ -1,8 +1,9 @@
-"""FedCGAN: clients average a conditional generator together with the discriminator that teaches it.
+"""FedCGAN: clients average a conditional generator together with its discriminator.
 
-Rasouli, Sun and Rajagopal, FedGAN, 2020, with the auxiliary classifier of Odena et al., ICML 2017: the baseline of
-Hahn, dissertation 2024, chapter IV. GroupNorm instead of the authors' BatchNorm, whose statistics are those of a
-client's few classes; fakes are classed by the labels they were made for (the authors' code draws others at random).
+Rasouli, Sun and Rajagopal, FedGAN, 2020, with the auxiliary classifier of Odena et al., ICML 2017:
+the baseline of Hahn, dissertation 2024, chapter IV. GroupNorm instead of the authors' BatchNorm,
+whose statistics are those of a client's few classes; generated rows are classified by the labels
+they were made for (the authors' code draws others at random).
 """
 
 from dataclasses import dataclass
@@ -11,58 +12,84 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from commonweal.synthetic._fit import scaled
-from commonweal.synthetic._generating import Generating, Generation, down, up, with_label
+from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
 from commonweal.task import LOSSES, Batch
+from commonweal.tensors import Tensors
 
 __all__ = ["FedCGAN"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FedCGAN(Generating):
-    """D falls on softplus(-D(x)) + softplus(D(G(z, y))) + class losses, G on softplus(-D(G(z, y))) + class loss
+    """D: softplus(-D(x)) + softplus(D(G(z, y))) + class losses; G: softplus(-D(G)) + class loss
 
-    Both take their step on every batch, at once; class losses are cross-entropies of D's second head.
-    spc: synthetic rows a class; latent: random numbers behind a row; width: channels of the first layer
-    epochs, steps, batch, lr, decay, decay_every: of a client's training, as for other clients, but by Adam
-    classifier_epochs: passes over the synthetic rows when the server trains its classifier
+    Both take a step on every batch, at once. Class losses are cross-entropies of D's second head.
+    spc: synthetic rows per class; latent: random numbers per row; width: of the first layer
+    epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
+    classifier_epochs: epochs of the server's classifier on the synthetic rows
     """
 
-    def build(self) -> Generation:
-        return _Game(_Players(self.setting.shape, self.setting.outputs, self.latent, self.width), latent=self.latent)
+    def build(self) -> GeneratorTask:
+        shape = self.population.shape
+        module = _GAN(shape, self.population.outputs, self.latent, self.width)
+        return _GANTask(module, latent=self.latent)
 
 
-class _Players(nn.Module):
-    def __init__(self, shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
+class _GAN(nn.Module):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        latent: int,
+        width: int,
+    ) -> None:
         super().__init__()
-        self.shape, self.classes = shape, classes
+        self.shape = shape
+        self.classes = classes
         self.generator = up(latent + classes, shape, width)
         self.discriminator = down(shape, 1 + classes, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The class head: how well it tells a client's real rows apart is the client's loss and score."""
+        """The class head: clients report its loss and score on their real rows."""
         outputs: Tensor = self.discriminator(x)
         return outputs[:, 1:]
 
 
-class _Game(Generation):
-    """Both players in one vector, where the gradient of one loss gives each its own."""
+class _GANTask(GeneratorTask):
+    """Generator and discriminator in one vector; each has the gradient of its own loss."""
 
-    module: _Players
+    module: _GAN
 
-    def loss_with(self, w: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        tensors, y, cross = self.tensors(w), batch.y, LOSSES["cross-entropy"]
-        fixed = {name: t.detach() for name, t in tensors.items()}
-        fake = self._make(tensors, y, u)
-        real = self.part("discriminator", tensors, scaled(batch.x))
-        caught = self.part("discriminator", tensors, fake.detach())
-        passed = self.part("discriminator", fixed, fake)
-        judge = softplus(-real[:, 0]) + softplus(caught[:, 0]) + cross(real[:, 1:], y) + cross(caught[:, 1:], y)
-        forge = softplus(-passed[:, 0]) + cross(passed[:, 1:], y)
-        return ((judge + forge) * batch.share).sum()
+    def generator_loss(self, w: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        tensors = self.tensors(w)
+        fixed = {name: tensor.detach() for name, tensor in tensors.items()}
+        fake = self._generate(tensors, batch.y, noise)
+        real_outputs = self.call("discriminator", tensors, scaled(batch.x))
+        fake_outputs = self.call("discriminator", tensors, fake.detach())
+        discriminator = _discriminator_losses(real_outputs, fake_outputs, batch.y)
+        generator = _generator_losses(self.call("discriminator", fixed, fake), batch.y)
+        return ((discriminator + generator) * batch.weight).sum()
 
-    def make(self, w: Tensor, y: Tensor, u: Tensor) -> Tensor:
-        return self._make(self.tensors(w), y, u)
+    def generate(self, w: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        return self._generate(self.tensors(w), y, noise)
 
-    def _make(self, tensors: dict[str, Tensor], y: Tensor, u: Tensor) -> Tensor:
+    def _generate(self, tensors: Tensors, y: Tensor, noise: Tensor) -> Tensor:
         _, height, across = self.module.shape
-        return self.part("generator", tensors, with_label(2 * u - 1, y, self.module.classes))[..., :height, :across]
+        inputs = with_label(2 * noise - 1, y, self.module.classes)
+        return self.call("generator", tensors, inputs)[..., :height, :across]
+
+
+def _discriminator_losses(real: Tensor, fake: Tensor, y: Tensor) -> Tensor:
+    source = softplus(-real[:, 0]) + softplus(fake[:, 0])
+    return source + _class_losses(real, y) + _class_losses(fake, y)
+
+
+def _generator_losses(fake: Tensor, y: Tensor) -> Tensor:
+    return softplus(-fake[:, 0]) + _class_losses(fake, y)
+
+
+def _class_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    return LOSSES["cross-entropy"](outputs[:, 1:], y)
+
+
+ENTRIES = {"fedcgan": FedCGAN}

@@ -1,52 +1,96 @@
-"""FedEvg: the server refines labelled noise into data by the energy gradients that clients send back for it.
+"""FedEvg: the server refines labelled noise into data by energy gradients that clients compute.
 
-Hahn, dissertation 2024, chapter IV, Algorithms 4.1 and 4.2. No weights travel: down go M synthetic rows with labels, up
-come their energies and energy gradients under each client's own classifier, and the server takes a Langevin step on the
-mixture of all clients' densities. The contrastive term has the sign of eq. 4.4 (Algorithm 4.2 prints the opposite).
+Hahn, dissertation 2024, chapter IV, Algorithms 4.1 and 4.2. No weights are sent: the server sends
+M synthetic rows with labels, clients return their energies and energy gradients under classifiers
+of their own, and the server takes a Langevin step on the mixture of all clients' densities. The
+contrastive term has the sign of eq. 4.4 (Algorithm 4.2 prints the opposite).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.algorithm import Server, Setting, Told, finite, sound
+from commonweal.algorithms.algorithm import (
+    Algorithm,
+    Conversation,
+    Group,
+    Outcome,
+    Replies,
+    Request,
+    Sample,
+    keep_finite,
+)
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Rows
-from commonweal.local import Lift, Tensors
+from commonweal.optimizers import step_decay
+from commonweal.population import Population
 from commonweal.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
-from commonweal.synthetic._energy import SCHEDULES, ascent, langevin, mixture, train
-from commonweal.synthetic._fit import check, fit, normal, unit
+from commonweal.synthetic._energy import (
+    SCHEDULES,
+    EnergyTraining,
+    energy_gradient,
+    langevin,
+    mixture,
+)
+from commonweal.synthetic._fit import check_fields, check_unit, draw_seed, fit, normal
 from commonweal.task import Task
+from commonweal.tensors import State, Tensors, stack
 
 __all__ = ["FedEvg"]
 
-# Where the thesis and its authors' code differ.
-PRESETS: dict[str, dict[str, Any]] = {
-    "thesis": {"last": 0.01, "noise": 0.01, "schedule": "cosine", "anchor": "chain", "classifier_epochs": 100},
-    "reference": {"last": 1.0, "noise": 1e-4, "schedule": "betas", "anchor": "received", "classifier_epochs": 1},
+
+class Preset(NamedTuple):
+    """Parameters in which the thesis and its authors' code differ."""
+
+    last: float
+    noise: float
+    schedule: str
+    anchor: str
+    classifier_epochs: int
+
+
+PRESETS = {
+    "thesis": Preset(
+        last=0.01,
+        noise=0.01,
+        schedule="cosine",
+        anchor="chain",
+        classifier_epochs=100,
+    ),
+    "reference": Preset(
+        last=1.0,
+        noise=1e-4,
+        schedule="betas",
+        anchor="received",
+        classifier_epochs=1,
+    ),
 }
 
 
-@dataclass(frozen=True)
-class FedEvg:
-    """x <- clip(x - step grad E(x; all clients) + noise epsilon), E the energy of the mixture (eqs. 4.13, 4.14)
+@dataclass(frozen=True, eq=False)
+class FedEvg(Algorithm):
+    """x <- clip(x - step grad E(x; all clients) + noise epsilon), E the mixture's energy (eq. 4.14)
 
-    preset: where the thesis and its code differ, whose values the parameters that are not set take
-    spc: synthetic rows a class; lam: what cross-entropy on synthetic rows counts; clip: of every energy gradient
-    epochs, steps, batch, lr, decay, decay_every: of a client's training, as for other clients, but by Adam
-    restart: clients begin every round with a fresh classifier (Algorithm 4.2, line 3); else they keep theirs
-    chain_steps, chain_step, chain_noise: of the clients' Langevin chains, which go on from batch to batch
+    preset: whose values unset parameters take where the thesis and its code differ
+    spc: synthetic rows per class; lam: weight of the cross-entropy on synthetic rows
+    clip: largest entry of an energy gradient
+    epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
+    restart: clients start every round with a new classifier (Algorithm 4.2, line 3), or keep theirs
+    chain_steps, chain_step, chain_noise: of the clients' Langevin chains, continued over batches
     first, last: the server's step size in the first and the last round (last: 0.01, reference 1)
-    noise: of the server's step (0.01, reference 0.0001); schedule: between (cosine, reference betas)
-    anchor: cross-entropy counts on the chain's rows as they are (chain) or as they came (reference: received)
-    classifier_epochs: passes over the synthetic rows when the server trains its classifier (100, reference 1)
+    noise: of the server's step (0.01, reference 0.0001)
+    schedule: of the step size, from first to last (cosine, reference betas)
+    anchor: cross-entropy is taken on the chain's rows (chain) or as received (reference: received)
+    classifier_epochs: epochs of the server's classifier on the synthetic rows (100, reference 1)
     """
 
-    setting: Setting
+    task: Task
+    population: Population
+    rounds: int = 100
+    seed: int = 0
     preset: Literal["thesis", "reference"] = "thesis"
     spc: int = 10
     lam: float = 0.1
@@ -68,80 +112,151 @@ class FedEvg:
     anchor: Literal["chain", "received"] | None = None
     classifier_epochs: int | None = None
 
+    client = None  # clients answer one at a time
+
     def __post_init__(self) -> None:
-        check(self, whole=("spc", "epochs", "batch", "decay_every", "chain_steps", "classifier_epochs"))
-        check(self, above=("lr", "decay", "clip", "chain_step", "first", "last", "steps"))
-        check(self, least=("lam", "chain_noise", "noise"))
+        check_fields(self, "at least 1", "spc", "epochs", "batch", "decay_every", "chain_steps")
+        check_fields(self, "at least 1", "classifier_epochs")
+        check_fields(self, "above 0", "lr", "decay", "clip", "chain_step", "first", "last", "steps")
+        check_fields(self, "at least 0", "lam", "chain_noise", "noise")
+        self._check_parts()
+
+    def _check_parts(self) -> None:
         if self.preset not in PRESETS:
-            raise ConfigError(f"fedevg preset = {self.preset!r}: {did_you_mean(self.preset, PRESETS)}")
-        if self.setting.loss != "cross-entropy":
-            raise ConfigError(f"fedevg needs classes, but the data's loss is {self.setting.loss!r}")
+            hint = did_you_mean(self.preset, PRESETS)
+            raise ConfigError(f"fedevg preset = {self.preset!r}: {hint}")
+        if self.population.loss != "cross-entropy":
+            raise ConfigError(
+                f"fedevg needs classes, but the data's loss is {self.population.loss!r}"
+            )
+        if self.task.size > self.task.num_trainable or self.task.has_dropout:
+            raise ConfigError(
+                "fedevg needs one energy per row: use a model without BatchNorm and dropout"
+            )
 
     @property
-    def chosen(self) -> dict[str, Any]:
-        """The parameters that a preset has, with its values where none was given."""
-        return {name: v if (own := getattr(self, name)) is None else own for name, v in PRESETS[self.preset].items()}
+    def chosen(self) -> Preset:
+        """The preset, with the values that were set."""
+        fields = {name: vars(self)[name] for name in Preset._fields}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return PRESETS[self.preset]._replace(**given)
 
-    def init(self, task: Task, clients: int) -> Server:
-        if task.size > task.trained or task.random:
-            raise ConfigError("fedevg needs one energy for a row: take a model without BatchNorm and dropout")
-        y = torch.arange(self.setting.outputs).repeat_interleave(self.spc)
-        x = normal((len(y), *self.setting.shape), stream(self.setting.seed, 0, 0, BEGIN))  # eq. 4.12
-        return {"round": torch.tensor(1), "x": x, "y": y}
+    # The server
 
-    def ask(self, server: Server) -> Tensors:
-        return dict(server)
+    def init(self, population: Population) -> State:
+        rng = stream(self.seed, 0, 0, BEGIN)
+        y = torch.arange(population.outputs).repeat_interleave(self.spc)
+        x = normal((len(y), *population.shape), rng)  # eq. 4.12
+        return {
+            "round": torch.tensor(1),
+            "x": x,
+            "y": y,
+            "classifier": self.task.initial.clone(),
+        }
 
-    def keep(self, task: Task, seed: int) -> Tensors:
-        return {} if self.restart else {"w": task.fresh(seed)}
+    def message(self, state: State) -> Tensors:
+        return {"round": state["round"], "x": state["x"], "y": state["y"]}
 
-    def work(
-        self,
-        task: Task,
-        seen: Tensors,
-        kept: Tensors,
-        rows: Rows,
-        ids: Tensor,
-        streams: Sequence[np.random.Generator],
-        lift: Lift,
-    ) -> tuple[Tensors, Tensors]:
-        """Each client trains its classifier and says what energy the received rows have, and how it would fall."""
-        replies, vectors = [], []
-        for k, (i, rng) in enumerate(zip(ids.tolist(), streams, strict=True)):
-            own = rows.of(i)
-            w = task.fresh(int(rng.integers(1 << 62))) if self.restart else kept["w"][k]
-            w, said = train(self, task, w, seen, unit(own.x), own.y, rng)
-            energy, slope = ascent(task, w, seen["x"], seen["y"], self.clip)
-            # exp(sign(-E)) for exp(-E): unbounded energies would let one client rule the mixture (section 3.3).
-            replies.append(said | {"boltzmann": torch.exp(torch.sign(-energy)), "slope": slope})
-            vectors.append(w)
-        told = {name: torch.stack([r[name] for r in replies]) for name in replies[0]}
-        after = {} if self.restart else {"w": torch.stack(vectors)}
-        return told | {"size": rows.sizes[ids]}, sound(kept, after, told["slope"])
+    def round(self, state: State, sample: Sample) -> Conversation:
+        replies = yield Request(sample(), self.message(state))
+        return self.tell(state, replies)
 
-    def tell(self, task: Task, server: Server, ids: Tensor, replies: Tensors, clients: int) -> Told:
-        """One Langevin step on the mixture of the clients' densities; what is not finite is dropped."""
-        following, number = server | {"round": server["round"] + 1}, int(server["round"])
-        good = finite(replies["slope"]) & finite(replies["boltzmann"])
-        dropped = dict.fromkeys(ids[~good].tolist(), "its energies are not finite: local training diverged")
-        if not good.any():
-            return Told(following, ids[good], torch.empty(0, dtype=torch.float64), dropped, [])
-        sizes, boltzmann, slopes = (replies[name][good] for name in ("size", "boltzmann", "slope"))
-        slope, share = mixture(sizes / sizes.sum(), boltzmann, slopes)
-        epsilon = normal(slope.shape, stream(self.setting.seed, number, 0, LANGEVIN))
-        x = langevin(server["x"], slope, self.step(number), self.chosen["noise"], epsilon)
-        return Told(following | {"x": x}, ids[good], share.double().mean(1), dropped, [])
+    def tell(self, state: State, replies: Replies) -> Outcome:
+        """Take one Langevin step on the mixture of the densities of the clients that replied."""
+        following = state | {"round": state["round"] + 1}
+        replies = replies.finite(optional=("score", "loss"))
+        weights = torch.empty(0, dtype=torch.float64)
+        if len(replies.clients):
+            following["x"], posterior = self.move(state, replies.values)
+            weights = posterior.double().mean(1)
+        return Outcome(following, replies.clients, weights, replies.failed)
+
+    def move(self, state: State, values: Tensors) -> tuple[Tensor, Tensor]:
+        """The synthetic rows after a Langevin step, and the clients' weights per row (R, M)."""
+        number = int(state["round"])
+        sizes = values["size"]
+        weights = sizes / sizes.sum()
+        grad, posterior = mixture(weights, values["boltzmann"], values["gradient"])
+        epsilon = normal(grad.shape, stream(self.seed, number, 0, LANGEVIN))
+        step = self.step(number)
+        x = langevin(state["x"], grad, step, self.chosen.noise, epsilon)
+        return x, posterior
 
     def step(self, number: int) -> float:
         """The server's step size in round 1, 2, ..., T."""
-        last, way = self.chosen["last"], SCHEDULES[self.chosen["schedule"]]
-        return float(self.first + (last - self.first) * way(number, self.setting.rounds))
+        chosen = self.chosen
+        progress = SCHEDULES[chosen.schedule](number, self.rounds)
+        return self.first + (chosen.last - self.first) * progress
 
-    def samples(self, server: Server) -> tuple[Tensor, Tensor]:
-        """The synthetic rows and their labels."""
-        return server["x"], server["y"]
+    def samples(self, state: State) -> tuple[Tensor, Tensor]:
+        return state["x"], state["y"]
 
-    def model(self, task: Task, server: Server) -> Tensor:
-        """The server's classifier: trained on the synthetic rows alone."""
-        rng = stream(self.setting.seed, int(server["round"]), 0, CLASSIFY)
-        return fit(task, server["x"], server["y"], self.chosen["classifier_epochs"], self.batch, self.lr, rng)
+    def before_evaluation(self, state: State) -> State:
+        """Train the server's classifier on the synthetic rows alone."""
+        rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
+        x, y = self.samples(state)
+        epochs = self.chosen.classifier_epochs
+        w = fit(self.task, x, y, epochs, self.batch, self.lr, rng)
+        return state | {"classifier": w}
+
+    def model(self, state: State) -> Tensor:
+        """The server's classifier, as of the last evaluation."""
+        w: Tensor = state["classifier"]
+        return w
+
+    # The clients
+
+    def init_client(self, seed: int) -> Tensors:
+        return {} if self.restart else {"w": self.task.reinitialised(seed)}
+
+    def training(self, number: int) -> EnergyTraining:
+        """How clients train in round 1, 2, ..."""
+        return EnergyTraining(
+            lr=step_decay(self.lr, self.decay, self.decay_every, number),
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+            lam=self.lam,
+            clip=self.clip,
+            anchor=self.chosen.anchor,
+            chain_steps=self.chain_steps,
+            chain_step=self.chain_step,
+            chain_noise=self.chain_noise,
+        )
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        replies = []
+        models = []
+        starts = self.initial_models(group)
+        ids = group.ids.tolist()
+        for client, start, rng in zip(ids, starts, group.streams, strict=True):
+            rows = group.rows.client(client)
+            reply, w = self.answer_one(request.message, rows, start, rng)
+            replies.append(reply)
+            models.append(w)
+        values = stack(replies) | {"size": group.rows.sizes[group.ids]}
+        states = {} if self.restart else {"w": torch.stack(models)}
+        return values, keep_finite(group.states, states, values["gradient"])
+
+    def initial_models(self, group: Group) -> list[Tensor]:
+        """The classifiers from which the clients of a group train in this round."""
+        if self.restart:
+            return [self.task.reinitialised(draw_seed(rng)) for rng in group.streams]
+        return list(group.states["w"])
+
+    def answer_one(
+        self, message: Tensors, rows: Rows, w: Tensor, rng: np.random.Generator
+    ) -> tuple[Tensors, Tensor]:
+        """Train a client's classifier: energies and gradients of the received rows, and w."""
+        training = self.training(int(message["round"]))
+        x = check_unit(rows.x)
+        w, reported = training.train(self.task, w, message, x, rows.y, rng)
+        received = (message["x"], message["y"])
+        energy, grad = energy_gradient(self.task, w, *received, self.clip)
+        # Instead of exp(-E): with unbounded energies one client could dominate the mixture
+        # (section 3.3).
+        boltzmann = torch.exp(torch.sign(-energy))
+        return reported | {"boltzmann": boltzmann, "gradient": grad}, w
+
+
+ENTRIES = {"fedevg": FedEvg}

@@ -1,0 +1,8 @@
+"""Protocols between a server and its clients."""
+
+from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request
+from commonweal.algorithms.averaging import Averaging
+from commonweal.algorithms.drfa import DRFA
+from commonweal.algorithms.two_phase import TwoPhase
+
+__all__ = ["DRFA", "Algorithm", "Averaging", "Outcome", "Replies", "Request", "TwoPhase"]

@@ -1,0 +1,201 @@
+"""The conversation between a server and its clients, as types.
+
+A round is a generator of requests: it yields who is asked what, is sent who answered what, and
+returns an outcome. Whoever drives it is an engine. Nothing but the state survives a round, so that
+the state is the server's checkpoint.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commonweal.clients.client import Client
+from commonweal.federation import Rows
+from commonweal.population import Population
+from commonweal.rules.rule import Need
+from commonweal.samplers.sampler import Sampler
+from commonweal.task import Task
+from commonweal.tensors import State, Tensors, is_finite
+from commonweal.training import Vectorize
+
+__all__ = [
+    "Algorithm",
+    "Conversation",
+    "Group",
+    "Outcome",
+    "Replies",
+    "Request",
+    "Sample",
+    "keep_finite",
+]
+
+
+NONE: Tensors = {}
+NOBODY: dict[int, str] = {}
+
+
+class Request(NamedTuple):
+    """Who is asked what. `message` goes to all of them, a row of `each` to each."""
+
+    clients: Tensor  # (S,) ids
+    message: Tensors  # has "round"
+    purpose: str = "train"  # which of the client's functions answers; part of its random stream
+    each: Tensors = NONE  # (S, ...)
+
+
+class Replies(NamedTuple):
+    """Who answered what. Fewer than were asked is a normal case."""
+
+    clients: Tensor  # (R,) ids
+    values: Tensors  # (R, ...)
+    failed: dict[int, str] = NOBODY  # client id -> why there is no reply
+
+    def finite(self, optional: Sequence[str] = ("score",)) -> "Replies":
+        """Move clients whose values are not finite to the failed ones. `optional` may be NaN."""
+        reasons: dict[int, str] = {}
+        for name in ("loss", *(n for n in self.values if n != "loss")):
+            value = self.values.get(name)
+            if value is None or name in optional or not value.is_floating_point():
+                continue
+            for client in self.clients[~is_finite(value)].tolist():
+                reasons.setdefault(client, _not_finite(name))
+        if not reasons:
+            return self
+        kept = torch.tensor([client not in reasons for client in self.clients.tolist()])
+        values = {name: value[kept] for name, value in self.values.items()}
+        return Replies(self.clients[kept], values, self.failed | reasons)
+
+
+def _not_finite(name: str) -> str:
+    if name == "loss":
+        return "its loss is not a finite number"
+    return f"its {name} is not finite: local training diverged"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a round did."""
+
+    state: State
+    clients: Tensor  # (S,) whose replies were used
+    weights: Tensor  # (S,) float64
+    dropped: dict[int, str] = field(default_factory=dict)  # client id -> why it was not used
+    capped: dict[int, str] = field(default_factory=dict)  # client id -> why it was reduced
+    warnings: tuple[str, ...] = ()
+
+
+class Group(NamedTuple):
+    """The clients that answer together: one in a real deployment, a chunk in the simulator."""
+
+    ids: Tensor  # (S,) positions in `rows`
+    rows: Rows
+    states: Tensors  # (S, ...) what these clients keep
+    streams: Sequence[np.random.Generator]
+    vectorize: Vectorize
+    each: Tensors = NONE  # (S, ...) their rows of `Request.each`
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Draws the clients of one round; draws of a round continue one random stream."""
+
+    population: Population
+    size: int  # clients to ask
+    round: int
+    sampler: Sampler
+    rng: np.random.Generator
+
+    def __call__(
+        self,
+        weights: Callable[[], Tensor | None] | None = None,
+        sampler: Sampler | None = None,
+    ) -> Tensor:
+        """Draw the ids of a cohort.
+
+        weights: gives a distribution (K,), for samplers that use one; sampler: not the run's own
+        """
+        draw = sampler or self.sampler
+        distribution = weights() if weights is not None and draw.uses_weights else None
+        return draw(self.round, self.population, self.size, distribution, self.rng)
+
+
+Conversation = Generator[Request, Replies, Outcome]
+
+
+class Algorithm:
+    """A protocol between a server and its clients. Pure: fields are fixed, the state is a value."""
+
+    task: Task  # whose vector `model` returns
+    client: Client | None  # what a group of clients runs; None: they answer one at a time
+
+    @property
+    def client_task(self) -> Task:
+        """The task that clients train, where it is not the one that is evaluated."""
+        return self.task
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the server must know of clients. "labels": their label counts, before `init`."""
+        return frozenset()
+
+    def init(self, population: Population) -> State:
+        """The server's state before the first round."""
+        raise NotImplementedError
+
+    def round(self, state: State, sample: Sample) -> Conversation:
+        """Yield the requests of a round, receive the replies, return the outcome."""
+        raise NotImplementedError
+
+    def init_client(self, seed: int) -> Tensors:
+        """A client's state before its first round."""
+        return {}
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        """What clients do with a request: their replies and their next states, (S, ...) each."""
+        raise NotImplementedError
+
+    def model(self, state: State) -> Tensor:
+        """The server's model (d,). An accessor: it trains nothing."""
+        raise NotImplementedError
+
+    def before_evaluation(self, state: State) -> State:
+        """The state with whatever `model` needs that rounds do not make."""
+        return state
+
+    def message(self, state: State) -> Tensors:
+        """What a client would be sent now."""
+        return {"w": self.model(state), "round": state["round"]}
+
+    @property
+    def personalizes(self) -> bool:
+        """Whether clients use models of their own."""
+        return self.client is not None and self.client.personalizes
+
+    def personal(self, message: Tensors, client_state: Tensors) -> Tensor:
+        """The model (d,) that a client uses."""
+        if self.client is None:
+            return message["w"]
+        return self.client.personal(self.task, message, client_state)
+
+    def samples(self, state: State) -> tuple[Tensor, Tensor] | None:
+        """Synthetic rows and their labels, where the algorithm makes some."""
+        return None
+
+
+def keep_finite(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
+    """Keep the previous state of clients whose update or new state is not finite."""
+    if not after:
+        return after
+    checked = [update, *(value for value in after.values() if value.is_floating_point())]
+    finite = torch.stack([is_finite(value) for value in checked]).all(0)  # (S,)
+    if finite.all():
+        return after
+    kept = {}
+    for name, value in after.items():
+        rows = zip(value, before[name], finite, strict=True)
+        kept[name] = torch.stack([new if good else old for new, old, good in rows])
+    return kept

@@ -1,0 +1,264 @@
+"""averaging: clients train the received model, the server moves it along their weighted updates.
+
+McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and channels.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from commonweal import randomness
+from commonweal.algorithms.algorithm import (
+    Algorithm,
+    Conversation,
+    Group,
+    Outcome,
+    Replies,
+    Request,
+    Sample,
+    keep_finite,
+)
+from commonweal.channels.channel import Channel
+from commonweal.channels.private import PrivateMask
+from commonweal.clients.client import Client
+from commonweal.errors import ConfigError
+from commonweal.evaluation import Evaluation, evaluate, evaluate_models
+from commonweal.population import Population, Setting
+from commonweal.rules.rule import Need, Reports, Rule
+from commonweal.servers.server import ServerOptimizer
+from commonweal.task import Task
+from commonweal.tensors import State, Tensors
+from commonweal.training import Trained, schedule, train_locally
+
+__all__ = ["Averaging"]
+
+MEMORY = "channel-"  # prefix of a channel's memory in a client's state
+
+
+@dataclass(frozen=True, eq=False)
+class Averaging(Algorithm):
+    """w <- server optimizer's step along sum_i weights_i (w - w_i), w_i trained by client i"""
+
+    task: Task
+    rule: Rule
+    client: Client
+    server: ServerOptimizer
+    channels: tuple[Channel, ...] = ()
+    rounds: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.client.check(self.task, self.rounds)
+
+    @cached_property
+    def path(self) -> tuple[Channel, ...]:
+        """All channels, the private mask of the client method first."""
+        mask = self.client.private_mask(self.task)
+        private = () if mask is None else (PrivateMask(mask),)
+        return (*private, *self.channels)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.rule.needs
+
+    # The server
+
+    def init(self, population: Population) -> State:
+        w = self.task.initial.clone()
+        setting = Setting(
+            clients=population.clients,
+            rounds=self.rounds,
+            lr=self.client.lr,
+            groups=population.groups,
+            label_counts=population.label_counts,
+        )
+        return {
+            "round": torch.tensor(1),
+            "w": w,
+            "rule": self.rule.init(setting),
+            "server": self.server.init(self.task.trainable(w)),
+            "shared": self.client.init_shared(self.task),
+        }
+
+    def ask(self, state: State) -> Tensors:
+        """What every client of the cohort is sent."""
+        rounds = torch.tensor(self.rounds)
+        return {"w": state["w"], "round": state["round"], "rounds": rounds, **state["shared"]}
+
+    def message(self, state: State) -> Tensors:
+        return self.ask(state) | {"w": self.model(state)}
+
+    def round(self, state: State, sample: Sample) -> Conversation:
+        replies = yield Request(self.cohort(state, sample), self.ask(state))
+        return self.tell(state, replies, sample.population.clients)
+
+    def cohort(self, state: State, sample: Sample) -> Tensor:
+        """The clients to ask. One that is drawn twice is asked once."""
+        clients = sample.population.clients
+        return torch.unique(sample(lambda: self.rule.distribution(state["rule"], clients)))
+
+    def tell(self, state: State, replies: Replies, clients: int) -> Outcome:
+        """Weigh the reports and move the model. Without usable replies nothing moves."""
+        replies = self.decode(replies.finite())
+        if len(replies.clients) == 0:
+            return self.unchanged(state, replies)
+        decision = self.rule(self.reports(replies, clients), state["rule"])
+        direction = self.direction(decision.weights, replies.values["update"])
+        used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])
+        heard = replies.values
+        if decision.dropped:
+            heard = {name: value[used] for name, value in heard.items()}
+        following = self.move(state, direction, decision.weights) | {
+            "rule": decision.state,
+            "shared": self.client.update_shared(state["shared"], heard, clients),
+        }
+        return Outcome(
+            following,
+            replies.clients[used],
+            decision.weights.double()[used],
+            replies.failed | decision.dropped,
+            decision.capped,
+            decision.warnings,
+        )
+
+    def unchanged(self, state: State, replies: Replies) -> Outcome:
+        """The outcome of a round in which no reply can be used."""
+        following = state | {"round": state["round"] + 1}
+        nothing = torch.empty(0, dtype=torch.float64)
+        return Outcome(following, replies.clients, nothing, replies.failed)
+
+    def decode(self, replies: Replies) -> Replies:
+        if len(replies.clients) == 0:
+            return replies
+        values = replies.values
+        for channel in reversed(self.path):
+            values = channel.decode(values)
+        return replies._replace(values=values)
+
+    def reports(self, replies: Replies, clients: int) -> Reports:
+        values = replies.values
+        update = values.get("update")
+        return Reports(
+            ids=replies.clients,
+            sizes=values["size"],
+            losses=values["loss"],
+            scores=values["score"],
+            updates=None if update is None else update[:, : self.task.num_trainable],
+            losses_after=values.get("loss_after"),
+            clients=clients,
+        )
+
+    def direction(self, weights: Tensor, update: Tensor) -> Tensor:
+        """The weighted sum of the updates (R, d), with the mean of their buffers.
+
+        Buffers are averaged whatever the signs and the scale of the weights: a variance must
+        stay one.
+        """
+        n = self.task.num_trainable
+        trained = weights.to(update.dtype) @ update[:, :n]
+        buffers = buffer_weights(weights.to(update.dtype)) @ update[:, n:]
+        return torch.cat([trained, buffers])
+
+    def move(self, state: State, direction: Tensor, weights: Tensor) -> State:
+        """The state after the server optimizer's step along a direction (d,)."""
+        rng = randomness.stream(self.seed, int(state["round"]), 0, randomness.RELEASE)
+        for channel in reversed(self.path):
+            direction = channel.release(direction, weights, rng)
+        n = self.task.num_trainable
+        w = state["w"]
+        trained, server = self.server(w[:n], direction[:n], state["server"])
+        moved = torch.cat([trained, w[n:] - direction[n:]])
+        return state | {"round": state["round"] + 1, "w": moved, "server": server}
+
+    def model(self, state: State) -> Tensor:
+        n = self.task.num_trainable
+        w: Tensor = state["w"]
+        return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
+
+    # The clients
+
+    def init_client(self, seed: int) -> Tensors:
+        state = self.client.init_client(self.task, seed)
+        for k, channel in enumerate(self.path):
+            memory = channel.init(self.task)
+            state |= {f"{MEMORY}{k}-{name}": value for name, value in memory.items()}
+        return state
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        if request.purpose == "describe":
+            return {"labels": label_counts(group, int(request.message["classes"]))}, group.states
+        if request.purpose == "train":
+            reported = self.evaluate_received(request.message, group)
+            trained = self.train(request, group)
+            replies = trained.replies | {"loss": reported.losses, "score": reported.score}
+            replies["size"] = group.rows.sizes[group.ids]
+            if "loss_after" in self.rule.needs:
+                replies["loss_after"] = self.evaluate_trained(trained, group)
+            return self.encode(replies, trained.states, group)
+        raise ConfigError(f"averaging has no answer to a request for {request.purpose!r}")
+
+    def train(self, request: Request, group: Group) -> Trained:
+        """Local training of a group; clients that diverge keep their states."""
+        plan = schedule(self.client, self.task, group.rows, group.ids, group.streams)
+        states = {n: v for n, v in group.states.items() if not n.startswith(MEMORY)}
+        trained = train_locally(
+            self.client, self.task, request.message, states, group.rows, plan, group.vectorize
+        )
+        kept = keep_finite(states, trained.states, trained.replies["update"])
+        memory = {n: v for n, v in group.states.items() if n.startswith(MEMORY)}
+        return trained._replace(states=kept | memory)
+
+    @cached_property
+    def _reporting(self) -> Task:
+        """The task with the main score only."""
+        return replace(self.task, also=()) if self.task.also else self.task
+
+    def evaluate_received(self, message: Tensors, group: Group) -> Evaluation:
+        """Evaluate the received model, with each client's private part, on the training rows."""
+        if self.client.private_mask(self.task) is None:
+            return evaluate(self._reporting, message["w"], group.rows, group.ids)
+        start = group.vectorize(
+            lambda state, _: self.client.start(self.task, message, state)["w"], (0, 0)
+        )
+        models = start(group.states, group.ids)
+        return evaluate_models(self._reporting, models, group.rows, group.ids, group.vectorize)
+
+    def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
+        """The losses (S,) after local training, on the training rows."""
+        rows, ids = group.rows, group.ids
+        return evaluate_models(self._reporting, trained.models, rows, ids, group.vectorize).losses
+
+    def encode(self, replies: Tensors, states: Tensors, group: Group) -> tuple[Tensors, Tensors]:
+        """Pass the replies of a group through the channels."""
+        for k, channel in enumerate(self.path):
+            prefix = f"{MEMORY}{k}-"
+            memory = {n.removeprefix(prefix): v for n, v in states.items() if n.startswith(prefix)}
+            draws = channel.draws(self.task)
+            noise = torch.stack([torch.from_numpy(rng.random(draws)) for rng in group.streams])
+            replies, after = group.vectorize(channel.encode, (0, 0, 0))(replies, memory, noise)
+            kept = keep_finite(memory, after, replies["update"])
+            states = states | {prefix + name: value for name, value in kept.items()}
+        return replies, states
+
+
+def buffer_weights(weights: Tensor) -> Tensor:
+    """Weights (S,) for averages of buffers: at least 0, with sum 1."""
+    positive = weights.clamp(min=0)
+    if not (positive > 0).any():
+        positive = torch.ones_like(weights)
+    return positive / positive.sum()
+
+
+def label_counts(group: Group, classes: int) -> Tensor:
+    """How many training rows of each class the clients of a group have, (S, classes)."""
+    y = group.rows.y
+    if y.is_floating_point() or y.ndim > 1:
+        raise ConfigError("the clients have no classes to count: their labels are values or tokens")
+    return torch.stack(
+        [torch.bincount(group.rows.client(i).y, minlength=classes) for i in group.ids.tolist()]
+    )
+
+
+ENTRIES = {"averaging": Averaging}

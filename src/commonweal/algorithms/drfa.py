@@ -1,0 +1,181 @@
+"""drfa: clients are sampled by the mixture that is worst for the model, which is learnt meanwhile.
+
+Deng, Kamani and Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
+Two exchanges per round: clients sampled by lam train; then clients sampled uniformly report the
+loss of the mean model after a random number of the local steps.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from commonweal import randomness
+from commonweal.algorithms.algorithm import (
+    Algorithm,
+    Conversation,
+    Group,
+    Outcome,
+    Replies,
+    Request,
+    Sample,
+    keep_finite,
+)
+from commonweal.algorithms.averaging import buffer_weights
+from commonweal.clients.client import Client
+from commonweal.errors import ConfigError
+from commonweal.evaluation import evaluate
+from commonweal.population import Population
+from commonweal.rules._simplex import project
+from commonweal.samplers.by_weight import ByWeight
+from commonweal.samplers.uniform import Uniform
+from commonweal.servers.server import ServerOptimizer
+from commonweal.task import Task
+from commonweal.tensors import State, Tensors
+from commonweal.training import schedule, train_locally
+
+__all__ = ["DRFA"]
+
+
+@dataclass(frozen=True)
+class _Snapshot(Client):
+    """Local SGD that also returns the model after `message["snapshot"]` steps."""
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        w = message["w"]
+        return {"w": w, "snapshot": w, "left": message["snapshot"].to(w.dtype)}
+
+    def step(
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        moved, opt_state = self.descend({"w": params["w"]}, {"w": grads["w"]}, opt_state, lr)
+        left = params["left"] - 1
+        snapshot = torch.where(left == 0, moved["w"], params["snapshot"])
+        return {"w": moved["w"], "snapshot": snapshot, "left": left}, opt_state
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        w = message["w"]
+        return {"update": w - params["w"], "snapshot": w - params["snapshot"]}, state
+
+
+@dataclass(frozen=True, eq=False)
+class DRFA(Algorithm):
+    """w <- mean of the models after tau steps; lam <- project(lam + tau ascent v)
+
+    v_i = K / S f_i(w') for S uniformly sampled clients, else 0; w' is the mean of the models
+    after a random number of steps in 1, ..., tau.
+    ascent: the step size of lam; steps: tau, where the client's `steps` is not set
+    """
+
+    task: Task
+    client: Client
+    server: ServerOptimizer
+    rounds: int = 100
+    seed: int = 0
+    ascent: float = 0.01
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.ascent > 0 or self.steps < 1:
+            raise ConfigError(
+                f"drfa ascent = {self.ascent}, steps = {self.steps}: both must be above 0"
+            )
+        if type(self.client) is not Client:
+            name = type(self.client).__name__
+            raise ConfigError(f"drfa trains by plain local SGD, not by {name}: use client 'sgd'")
+
+    @cached_property
+    def tau(self) -> int:
+        return self.client.steps or self.steps
+
+    @cached_property
+    def _trainer(self) -> _Snapshot:
+        values = {each.name: vars(self.client)[each.name] for each in fields(Client)}
+        return _Snapshot(**(values | {"steps": self.tau}))
+
+    def init(self, population: Population) -> State:
+        w = self.task.initial.clone()
+        clients = population.clients
+        return {
+            "round": torch.tensor(1),
+            "w": w,
+            "server": self.server.init(self.task.trainable(w)),
+            "lam": torch.full((clients,), 1 / clients, dtype=torch.float64),
+        }
+
+    def round(self, state: State, sample: Sample) -> Conversation:
+        number = int(state["round"])
+        rng = randomness.stream(self.seed, number, 0, randomness.SNAPSHOT)
+        snapshot = torch.tensor(int(rng.integers(1, self.tau + 1)))
+        lam = _grown(state["lam"], sample.population.clients)
+        drawn = sample(lambda: lam, ByWeight(replacement=True))
+        cohort, counts = torch.unique(drawn, return_counts=True)
+        message = {"w": state["w"], "round": state["round"], "snapshot": snapshot}
+        trained = (yield Request(cohort, message)).finite()
+        if len(trained.clients) == 0:
+            following = state | {"round": state["round"] + 1, "lam": lam}
+            return Outcome(following, trained.clients, torch.empty(0).double(), trained.failed)
+        weights = counts[torch.isin(cohort, trained.clients)].double()
+        weights = weights / weights.sum()
+        middle = state["w"] - weights.to(state["w"].dtype) @ trained.values["snapshot"]
+        message = {"w": middle, "round": state["round"]}
+        asked = sample(sampler=Uniform())
+        judged = (yield Request(asked, message, "loss")).finite()
+        following = self._move(state, trained, weights) | {"lam": self._ascend(lam, judged)}
+        return Outcome(following, trained.clients, weights, trained.failed | judged.failed)
+
+    def _move(self, state: State, trained: Replies, weights: Tensor) -> State:
+        n = self.task.num_trainable
+        w = state["w"]
+        update = trained.values["update"]
+        direction = buffer_weights(weights).to(update.dtype) @ update
+        moved, server = self.server(w[:n], direction[:n], state["server"])
+        new = torch.cat([moved, w[n:] - direction[n:]])
+        return state | {"round": state["round"] + 1, "w": new, "server": server}
+
+    def _ascend(self, lam: Tensor, judged: Replies) -> Tensor:
+        if len(judged.clients) == 0:
+            return lam
+        v = torch.zeros_like(lam)
+        v[judged.clients] = len(lam) / len(judged.clients) * judged.values["loss"].double()
+        return project(lam + self.tau * self.ascent * v)
+
+    def model(self, state: State) -> Tensor:
+        n = self.task.num_trainable
+        w: Tensor = state["w"]
+        return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        rows, ids = group.rows, group.ids
+        reported = evaluate(self.task, request.message["w"], rows, ids)
+        replies = {"loss": reported.losses, "score": reported.score}
+        if request.purpose == "loss":
+            return replies, group.states
+        plan = schedule(self._trainer, self.task, rows, ids, group.streams)
+        trained = train_locally(
+            self._trainer, self.task, request.message, group.states, rows, plan, group.vectorize
+        )
+        kept = keep_finite(group.states, trained.states, trained.replies["update"])
+        return replies | trained.replies, kept
+
+
+def _grown(lam: Tensor, clients: int) -> Tensor:
+    """The mixture with clients that joined late: each begins with an equal share."""
+    new = clients - len(lam)
+    if new <= 0:
+        return lam
+    share = torch.full((new,), 1 / clients, dtype=lam.dtype)
+    return torch.cat([lam * (len(lam) / clients), share])
+
+
+ENTRIES = {"drfa": DRFA}

@@ -1,0 +1,101 @@
+"""two-phase: losses first, then updates that are already weighted, of which only the sum is used.
+
+What secure aggregation needs: the server never looks at a single update. It equals averaging for
+rules that do not need updates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from commonweal.algorithms.algorithm import Conversation, Group, Outcome, Replies, Request, Sample
+from commonweal.algorithms.averaging import Averaging, buffer_weights
+from commonweal.errors import ConfigError
+from commonweal.rules.rule import Decision
+from commonweal.tensors import State, Tensors
+
+__all__ = ["TwoPhase"]
+
+
+@dataclass(frozen=True, eq=False)
+class TwoPhase(Averaging):
+    """w <- server optimizer's step along sum_i v_i, v_i = weights_i (w - w_i) computed by client i
+
+    Where a client does not answer the second request, the others' weights are scaled up.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unavailable = self.rule.needs & {"update", "loss_after"}
+        if unavailable:
+            raise ConfigError(
+                f"two-phase decides before clients train, but the rule needs {sorted(unavailable)}"
+                ": use a rule of losses, such as 'aaggff-s', or the algorithm 'averaging'"
+            )
+        if self.client.init_shared(self.task):
+            raise ConfigError(
+                "two-phase shows the server sums only, but this client method needs each reply: "
+                "use the algorithm 'averaging'"
+            )
+
+    def round(self, state: State, sample: Sample) -> Conversation:
+        clients = sample.population.clients
+        cohort = self.cohort(state, sample)
+        reports = (yield Request(cohort, self.ask(state), "loss")).finite()
+        if len(reports.clients) == 0:
+            return self.unchanged(state, reports)
+        decision = self.rule(self.reports(reports, clients), state["rule"])
+        each = {
+            "weight": decision.weights.float(),
+            "buffer_weight": buffer_weights(decision.weights).float(),
+        }
+        replies = yield Request(reports.clients, self.ask(state), "train", each)
+        return self.finish(state, reports, decision, replies)
+
+    def finish(
+        self, state: State, reports: Replies, decision: Decision, replies: Replies
+    ) -> Outcome:
+        """Move the model along the sum of what arrived."""
+        replies = self.decode(replies.finite())
+        failed = reports.failed | replies.failed
+        answered = torch.isin(reports.clients, replies.clients)
+        weights = decision.weights.double()
+        arrived = weights[answered].sum() / weights.sum()
+        if not arrived > 0:  # nobody answered, or clients of weight 0 only
+            return self.unchanged(state, Replies(replies.clients[:0], {}, failed))
+        n = self.task.num_trainable
+        total = replies.values["update"].sum(0)
+        buffers = buffer_weights(weights)[answered].sum()
+        direction = torch.cat([total[:n] / arrived, total[n:] / buffers]).to(total.dtype)
+        following = self.move(state, direction, weights[answered]) | {"rule": decision.state}
+        return Outcome(
+            following,
+            reports.clients[answered],
+            weights[answered] / arrived,
+            failed | decision.dropped,
+            decision.capped,
+            decision.warnings,
+        )
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        if request.purpose == "loss":
+            reported = self.evaluate_received(request.message, group)
+            sizes = group.rows.sizes[group.ids]
+            replies = {"loss": reported.losses, "score": reported.score, "size": sizes}
+            return replies, group.states
+        if request.purpose != "train":
+            return super().answer(request, group)
+        trained = self.train(request, group)
+        n = self.task.num_trainable
+        update = trained.replies["update"]
+        weighted = torch.cat(
+            [
+                group.each["weight"][:, None] * update[:, :n],
+                group.each["buffer_weight"][:, None] * update[:, n:],
+            ],
+            dim=1,
+        )
+        return self.encode({"update": weighted}, trained.states, group)
+
+
+ENTRIES = {"two-phase": TwoPhase}

@@ -1,0 +1,3 @@
+"""Numbers about runs and data: comparisons, regret, models between models, who holds what."""
+
+__all__: list[str] = []

@@ -1,0 +1,203 @@
+"""Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commonweal import catalog, metrics
+from commonweal.errors import ConfigError, RunError
+from commonweal.evaluation import Evaluation
+from commonweal.experiment import Experiment, change
+from commonweal.job import job_from_experiment
+from commonweal.rounds import Round, run
+from commonweal.store import Record
+
+__all__ = ["OWN", "Cell", "Result", "Step", "align", "cells", "gather", "results", "run_cells"]
+
+Array: TypeAlias = NDArray[np.float64]
+
+OWN = ", own models"  # the end of a label: what clients use that have personal models
+
+
+# Running
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    label: str
+    experiment: Experiment
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether the folder holds this run, with all rounds."""
+        try:
+            text = (self.folder / "experiment.toml").read_text(encoding="utf-8")
+        except OSError:
+            return False
+        return text == self.experiment.toml() and Record.read(self.folder).finished
+
+
+class Step(NamedTuple):
+    """The progress of a comparison: a cell and its last round (None: it was finished before)."""
+
+    cell: Cell
+    names: tuple[str, ...]  # of the clients
+    round: Round | None
+
+
+def cells(
+    base: Mapping[str, object],
+    rules: Sequence[str],
+    seeds: int,
+    vary: Sequence[str],
+    folder: Path,
+) -> list[Cell]:
+    """Every combination of rule, varied values and seed, in the order in which they are run.
+
+    base: the values of an experiment; rules: names, with parameters in brackets
+    vary: `key=value1,value2`
+    """
+    choices = [_choices(text) for text in vary]
+    plan = []
+    for rule, setting, seed in product(rules, product(*choices), range(seeds)):
+        label = " ".join([rule.replace(" ", ""), *setting])
+        values = change(_with_rule(base, rule), setting) | {"seed": seed}
+        name = re.sub(r"[^\w.+=-]+", "_", label)
+        plan.append(Cell(label, Experiment(**values), folder / name / f"seed-{seed}"))
+    if len({cell.folder for cell in plan}) < len(plan):
+        raise ConfigError(
+            f"the same rule twice among {', '.join(rules)}: give each its own parameters"
+        )
+    return plan
+
+
+def _with_rule(base: Mapping[str, object], text: str) -> dict[str, object]:
+    """The values with a rule. If it is the base's own, the base's parameters are kept."""
+    rule = catalog.parse(text)
+    name = rule.pop("name")
+    values = dict(base)
+    if _table(values.get("rule")).get("name") != name:
+        values = change(values, [f"rule={name}"])
+    values["rule"] = _table(values["rule"]) | rule
+    return values
+
+
+def _table(part: object) -> dict[str, object]:
+    if isinstance(part, str):
+        return catalog.parse(part)
+    return dict(part) if isinstance(part, Mapping) else {}
+
+
+def _choices(text: str) -> list[str]:
+    key, equals, values = text.partition("=")
+    choices = catalog.split_list(values)
+    if not equals or not choices:
+        raise ConfigError(f"--vary {text!r}: write key=value1,value2")
+    return [f"{key}={value}" for value in choices]
+
+
+def run_cells(plan: Iterable[Cell]) -> Iterator[Step]:
+    """Run the cells that are not finished yet, round by round."""
+    for cell in plan:
+        if cell.finished:
+            yield Step(cell, (), None)
+            continue
+        job = job_from_experiment(cell.experiment)
+        for done in run(job, out=cell.folder, resume=True):
+            yield Step(cell, job.population.names, done)
+
+
+# Results
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What one rule (with one setting) gives over the seeds."""
+
+    label: str
+    clients: tuple[str, ...]  # those with a score in every seed
+    scores: Array  # (seeds, K)
+    metrics: list[dict[str, float]]  # per seed, of all clients that have a score in it
+    personal: bool = False  # of the clients' own models
+
+    @property
+    def seeds(self) -> int:
+        return len(self.metrics)
+
+
+def results(plan: Iterable[Cell]) -> list[Result]:
+    """The results of finished cells, by label."""
+    records: dict[str, list[Record]] = {}
+    for cell in plan:
+        records.setdefault(cell.label, []).append(Record.read(cell.folder))
+    return gather(records)
+
+
+def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
+    """The results of runs by label, whose runs differ in their seeds.
+
+    A label with personal models gives two results, the second of the clients' own models.
+    """
+    counts = {label: len(runs) for label, runs in records.items()}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        raise RunError(f"every label needs the same number of runs, one per seed; got {counts}")
+    found = []
+    for label, runs in records.items():
+        tables = [_scores_of(record) for record in _by_seed(runs)]
+        found.append(_result(label, [table.shared for table in tables]))
+        own = [table.personal for table in tables if table.personal is not None]
+        if len(own) == len(tables):
+            found.append(_result(label + OWN, own, personal=True))
+    return found
+
+
+def _by_seed(records: Sequence[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: record.experiment.get("seed", 0))
+
+
+Scores: TypeAlias = dict[str, float]  # by client, of those that have one
+
+
+class _Scores(NamedTuple):
+    shared: Scores
+    personal: Scores | None
+
+
+def _scores_of(record: Record) -> _Scores:
+    """The last scores of a run, by the server's model and by the clients' own."""
+    table = record.clients()
+    evaluation = table.evaluation
+    shared = _by_client(table.names, evaluation)
+    if evaluation.personal is None:
+        return _Scores(shared, None)
+    return _Scores(shared, _by_client(table.names, evaluation.personal))
+
+
+def _by_client(names: Sequence[str], evaluation: Evaluation) -> Scores:
+    pairs = zip(names, evaluation.score.tolist(), strict=True)
+    return {name: score for name, score in pairs if not np.isnan(score)}
+
+
+def _result(label: str, seeds: Sequence[Scores], personal: bool = False) -> Result:
+    everywhere = set.intersection(*(set(scores) for scores in seeds))
+    clients = tuple(name for name in seeds[0] if name in everywhere)
+    table = np.array([[scores[name] for name in clients] for scores in seeds])
+    summaries = [metrics.summary(list(s.values()), names=list(s)) for s in seeds]
+    return Result(label, clients, table, summaries, personal)
+
+
+def align(a: Result, b: Result) -> tuple[tuple[str, ...], Array, Array]:
+    """The clients that two results have in common, and the scores (seeds, K) of both."""
+    position = {name: k for k, name in enumerate(b.clients)}
+    common = [k for k, name in enumerate(a.clients) if name in position]
+    names = tuple(a.clients[k] for k in common)
+    return names, a.scores[:, common], b.scores[:, [position[name] for name in names]]

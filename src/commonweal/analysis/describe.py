@@ -1,0 +1,60 @@
+"""A federation in numbers and sentences: who holds how much of what."""
+
+import numpy as np
+
+from commonweal.federation import Federation
+
+__all__ = ["facts", "remarks"]
+
+SHOWN = 5  # names or classes in a sentence
+
+
+def facts(federation: Federation) -> dict[str, int | str]:
+    """Clients, rows, classes and how unequal they are."""
+    sizes = (federation.train.sizes + federation.test.sizes).numpy()
+    spread = f"mean {sizes.mean():.2f}, std {sizes.std():.2f}"
+    known: dict[str, int | str] = {
+        "clients": federation.clients,
+        "training rows": len(federation.train.y),
+        "test rows": len(federation.test.y),
+        "row": "x".join(map(str, federation.train.x.shape[1:])) or "1",
+        "rows per client": f"{sizes.min()} to {sizes.max()}, {spread}",
+        "score": federation.score,
+    }
+    if federation.classes is None:
+        return known
+    return known | _class_facts(federation.counts.numpy())
+
+
+def _class_facts(counts: np.ndarray) -> dict[str, int | str]:
+    """What is known of rows per client and class (K, classes)."""
+    total = counts.sum(0)
+    present = (counts > 0).sum(1)
+    share = counts / counts.sum(1, keepdims=True)
+    # The total variation distance from the distribution of all rows, 0 to 1.
+    skew = 0.5 * np.abs(share - total / total.sum()).sum(1)
+    scale = "(0: all clients alike, 1: nothing in common)"
+    return {
+        "classes": f"{len(total)}, of {total.min()} to {total.max()} rows",
+        "classes per client": f"{present.min()} to {present.max()}",
+        "label skew": f"{skew.mean():.3f} on average, {skew.max():.3f} at most {scale}",
+    }
+
+
+def remarks(federation: Federation) -> list[str]:
+    """What a user should know before training."""
+    sentences = list(federation.notes)
+    small = federation.unscored
+    if small:
+        some = ", ".join(small[:SHOWN]) + (" ..." if len(small) > SHOWN else "")
+        sentences.append(
+            f"{len(small)} clients have too few rows for a test set; "
+            f"they train but are not scored: {some}"
+        )
+    unseen = federation.unseen
+    if unseen:
+        some = ", ".join(map(str, unseen[:SHOWN]))
+        sentences.append(
+            f"{len(unseen)} classes occur in test rows only, so no model can learn them: {some}"
+        )
+    return sentences

@@ -1,0 +1,338 @@
+"""Models after a run: on the line from global to personal ones, around them, and their calibration.
+
+Functions take a job and the server's state, as `reopen(folder)` gives them. They need the rows of
+all clients in this process.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from commonweal import calibration
+from commonweal.clients.client import Client
+from commonweal.errors import ConfigError
+from commonweal.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluate_models,
+    evaluate_rows,
+    evaluate_rows_by_models,
+)
+from commonweal.federation import Federation, Rows
+from commonweal.job import Job
+from commonweal.task import Task
+from commonweal.tensors import State, Tensors
+from commonweal.training import Vectorize, single, vmap_clients
+
+__all__ = [
+    "POINTS",
+    "Curve",
+    "Landscape",
+    "confidence_bins",
+    "curve",
+    "evaluate_score",
+    "landscape",
+    "loss_landscape",
+    "reliability",
+]
+
+POINTS = tuple(k / 10 for k in range(11))  # m = 0 (global model), 0.1, ..., 1 (the client's own)
+MIDDLE = POINTS.index(0.5)
+LAST = len(POINTS) - 1
+
+OwnModel = Callable[[Tensors], Tensor]  # a client's state -> its model (d,)
+
+
+# The line between two models
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Test scores and losses of K' scored clients on the line from the global to the own model."""
+
+    names: tuple[str, ...]
+    scores: Tensor  # (K', 11)
+    losses: Tensor  # (K', 11)
+    validated: Tensor  # (K',) scores of one half of the test rows at the best m of the other half
+
+    def chosen(self) -> dict[str, Tensor]:
+        """The clients' scores (K',) by how m is chosen. An oracle uses the rows it is scored on."""
+        fixed = {f"m = {POINTS[k]:g}": self.scores[:, k] for k in (0, MIDDLE, LAST)}
+        return fixed | self.adaptive()
+
+    def adaptive(self) -> dict[str, Tensor]:
+        """The same, where m is chosen for each client."""
+        return {"m by validation": self.validated, "m by oracle": self.scores.amax(1)}
+
+
+class _Along(NamedTuple):
+    """Every client's scores and losses at every point, (K, 11)."""
+
+    scores: Tensor
+    losses: Tensor
+
+    def score_at(self, point: Tensor) -> Tensor:
+        return self.scores.gather(1, point[:, None])[:, 0]
+
+
+def curve(job: Job, state: State) -> Curve:
+    """Evaluate the line. A client that never took part has the global model at every point."""
+    federation = _federation(job)
+    client = _personal_client(job)
+    test = federation.test
+    ids = federation.scored
+    whole = _along(job, client, state, test)
+    halves = [_half(test, k) for k in (0, 1)]
+    first, second = (_along(job, client, state, half) for half in halves)
+    picked = [first.score_at(_best(second)), second.score_at(_best(first))]
+    validated = _mean_of_halves(torch.stack(picked), torch.stack([h.sizes for h in halves]))
+    names = tuple(federation.names[i] for i in ids.tolist())
+    return Curve(names, whole.scores[ids], whole.losses[ids], validated[ids])
+
+
+def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
+    message = job.algorithm.message(state)
+    shared = evaluate(job.task, message["w"], rows)
+    each = []
+    for m in POINTS:
+        mixture = _mixture(job.task, client, message, m)
+        each.append(_evaluate_own(job, job.task, mixture, rows, shared))
+    scores = torch.stack([evaluation.score for evaluation in each], 1)
+    losses = torch.stack([evaluation.losses for evaluation in each], 1)
+    return _Along(scores, losses)
+
+
+def _mixture(task: Task, client: Client, message: Tensors, m: float) -> OwnModel:
+    def mixture(client_state: Tensors) -> Tensor:
+        a, b = client.endpoints(task, message, client_state)
+        return (1 - m) * a + m * b
+
+    return mixture
+
+
+def _half(rows: Rows, which: int) -> Rows:
+    """Every other row of each client."""
+    clients = len(rows.sizes)
+    owner = torch.repeat_interleave(torch.arange(clients), rows.sizes)
+    position = torch.arange(len(owner)) - rows.offsets[owner]
+    chosen = position % 2 == which
+    sizes = torch.bincount(owner[chosen], minlength=clients)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    return Rows(rows.x[chosen], rows.y[chosen], offsets)
+
+
+def _best(along: _Along) -> Tensor:
+    """Each client's point (K,) of the highest score.
+
+    The loss decides between equal scores and where there is no score. Without rows: the middle.
+    """
+    scores = along.scores.nan_to_num(-torch.inf)
+    is_highest = scores == scores.amax(1, keepdim=True)
+    point = torch.where(is_highest, along.losses, torch.inf).argmin(1)
+    return torch.where(along.losses.isnan().all(1), MIDDLE, point)
+
+
+def _mean_of_halves(scores: Tensor, sizes: Tensor) -> Tensor:
+    """The mean (K,) of two halves' scores (2, K), by rows. A half may have no score (AUROC)."""
+    weight = sizes.double() * scores.isfinite()
+    return (weight * scores.nan_to_num()).sum(0) / weight.sum(0)
+
+
+# Other scores, and calibration
+
+
+def evaluate_score(
+    job: Job, state: State, score: str, own: bool, rows: Rows | None = None
+) -> Evaluation:
+    """Evaluate the server's model, or the clients' own, by another score (`ece`, for example).
+
+    rows: one client after the other; by default the test rows
+    """
+    rows = rows or _federation(job).test
+    task = replace(job.task, score=score, also=())
+    message = job.algorithm.message(state)
+    shared = evaluate(task, message["w"], rows)
+    if not (own and job.algorithm.personalizes):
+        return shared
+    return _evaluate_own(job, task, _personal(job, message), rows, shared)
+
+
+def reliability(job: Job, state: State) -> dict[str, Tensor]:
+    """The bins by confidence of the server's model and, if there are any, of the clients' own."""
+    tables = {"server's model": confidence_bins(job, state, own=False)}
+    if job.algorithm.personalizes:
+        tables["own models"] = confidence_bins(job, state, own=True)
+    return tables
+
+
+def confidence_bins(job: Job, state: State, own: bool) -> Tensor:
+    """All clients' test rows in 20 bins by confidence, (20, 3).
+
+    The columns are the number of rows, their mean confidence and accuracy; NaN without rows.
+    """
+    test = _federation(job).test
+    task = replace(job.task, score="ece", also=())
+    message = job.algorithm.message(state)
+    others = set(_federation(job).scored.tolist())
+    parts = []
+    if own and job.algorithm.personalizes:
+        vectorize = _vectorize(job)
+        for ids, models in _models(job, _personal(job, message), test):
+            _, stats = evaluate_rows_by_models(task, models, test, ids, vectorize)
+            parts.append(stats["ece"])
+            others -= set(ids.tolist())
+    if others:
+        index, _ = test.index_of(torch.tensor(sorted(others)))
+        _, stats = evaluate_rows(task, message["w"], test, index)
+        parts.append(stats["ece"])
+    return _mean_by_bin(torch.cat(parts))
+
+
+def _mean_by_bin(stats: Tensor) -> Tensor:
+    """The bins (20, 3) of rows with a confidence and whether they are right, (N, 2)."""
+    everyone = torch.tensor([0, len(stats)])
+    count, confidence, right = calibration.bins(stats, everyone)[0].unbind(-1)
+    return torch.stack([count, confidence / count, right / count], 1)
+
+
+def _personal(job: Job, message: Tensors) -> OwnModel:
+    return lambda client_state: job.algorithm.personal(message, client_state)
+
+
+# The plane through three models
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """The loss on a plane through three models. Distances are those of the models."""
+
+    x: Tensor  # (g,)
+    y: Tensor  # (g,)
+    losses: Tensor  # (g, g), one row per y
+    corners: Tensor  # (3, 2) the positions of the models
+
+
+def landscape(
+    task: Task, rows: Rows, models: Tensor, side: int = 15, margin: float = 0.3
+) -> Landscape:
+    """The mean loss on a grid of models around three (3, d). (Garipov et al., NeurIPS 2018)
+
+    side: models along each axis; margin: how far the grid extends beyond the models, relatively
+    """
+    origin = models[0]
+    u, v = _axes(models)
+    corners = torch.stack([(models - origin) @ u, (models - origin) @ v], 1)
+    low = corners.amin(0)
+    high = corners.amax(0)
+    edge = margin * (high - low)
+    start = (low - edge).tolist()
+    end = (high + edge).tolist()
+    x = torch.linspace(start[0], end[0], side)
+    y = torch.linspace(start[1], end[1], side)
+    losses = [[_mean_loss(task, origin + i * u + j * v, rows) for i in x] for j in y]
+    return Landscape(x, y, torch.tensor(losses), corners)
+
+
+def _axes(models: Tensor) -> tuple[Tensor, Tensor]:
+    """Two orthogonal unit vectors (d,) that span the plane of three models."""
+    a, b, c = models
+    u = b - a
+    v = (c - a) - ((c - a) @ u) / (u @ u) * u
+    if not (u.norm() > 0 and v.norm() > 0):
+        raise ConfigError("the three models lie on a line: a landscape needs three that do not")
+    return u / u.norm(), v / v.norm()
+
+
+def _mean_loss(task: Task, w: Tensor, rows: Rows) -> Tensor:
+    losses, _ = evaluate_rows(task, w, rows)
+    return losses.double().mean()
+
+
+def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
+    """The test loss on the plane of the server's model and two clients' own, with their names.
+
+    The clients are the first and the last whose own model differs from the server's.
+    """
+    federation = _federation(job)
+    message = job.algorithm.message(state)
+    ids = sorted(job.engine.client_states())
+    first = _first_own_model(job, message, ids)
+    last = _first_own_model(job, message, ids[::-1])
+    if first is None or last is None or first.client == last.client:
+        raise ConfigError(
+            "a landscape needs two clients with models of their own: choose a personal client "
+            "method, such as ditto, and run it"
+        )
+    own = (first, last)
+    names = ("server's model", *(f"{federation.names[each.client]}'s own" for each in own))
+    models = torch.stack([message["w"], first.model, last.model])
+    return names, landscape(job.task, federation.test, models)
+
+
+class _Own(NamedTuple):
+    client: int
+    model: Tensor
+
+
+def _first_own_model(job: Job, message: Tensors, order: Sequence[int]) -> _Own | None:
+    """The first client whose own model differs from the server's."""
+    client = job.algorithm.client
+    if client is None or not client.personalizes:
+        return None
+    states = job.engine.client_states()
+    for i in order:
+        _, own = client.endpoints(job.task, message, states[i])
+        if not torch.equal(own, message["w"]):
+            return _Own(i, own)
+    return None
+
+
+# What the engine has
+
+
+def _federation(job: Job) -> Federation:
+    federation = job.engine.federation
+    if federation is None:
+        raise ConfigError(
+            f"{type(job.engine).__name__} has no rows of clients in this process, which this "
+            "analysis needs: reopen the run with the simulator"
+        )
+    return federation
+
+
+def _personal_client(job: Job) -> Client:
+    client = job.algorithm.client
+    if client is None or not client.personalizes:
+        raise ConfigError(
+            f"{type(client or job.algorithm).__name__} has no personal models, so there is no line "
+            "to them: choose a personal client method, such as superfed-mm, apfl or ditto"
+        )
+    return client
+
+
+def _vectorize(job: Job) -> Vectorize:
+    """How the engine evaluates personal models: one by one, unless it runs clients together."""
+    mode = job.engine.facts(job.algorithm).get("vectorize")
+    return vmap_clients if mode in ("vmap", "chunked") else single
+
+
+def _models(job: Job, own: OwnModel, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (ids, models (S, d)) of the clients that have taken part and have rows."""
+    for ids, models in job.engine.models(job.algorithm, own):
+        has_rows = rows.sizes[ids] > 0
+        if has_rows.any():
+            yield ids[has_rows], models[has_rows]
+
+
+def _evaluate_own(
+    job: Job, task: Task, own: OwnModel, rows: Rows, shared: Evaluation
+) -> Evaluation:
+    """An evaluation of the server's model, updated for the clients that have their own."""
+    vectorize = _vectorize(job)
+    evaluation = shared
+    for ids, models in _models(job, own, rows):
+        evaluation = evaluation.updated(ids, evaluate_models(task, models, rows, ids, vectorize))
+    return evaluation

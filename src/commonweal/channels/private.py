@@ -1,0 +1,29 @@
+"""The private part of a model (FedPer and its kin) is removed before a reply is sent."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from commonweal.channels.channel import Channel
+from commonweal.tensors import Tensors
+
+__all__ = ["PrivateMask"]
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateMask(Channel):
+    """Send the coordinates outside the mask; at the server the private ones are 0.
+
+    A method with private layers brings this channel along: it is not chosen in an experiment.
+    """
+
+    mask: Tensor  # (d,) true where the coordinate stays with the client
+
+    def encode(self, reply: Tensors, memory: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return reply | {"update": reply["update"][~self.mask]}, memory
+
+    def decode(self, values: Tensors) -> Tensors:
+        sent = values["update"]
+        update = sent.new_zeros(len(sent), len(self.mask))
+        update[:, ~self.mask] = sent
+        return values | {"update": update}

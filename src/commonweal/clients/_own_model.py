@@ -1,0 +1,33 @@
+"""The base of ditto and pfedme: clients keep and use a whole model of their own."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from commonweal.clients.client import Client
+from commonweal.task import Task
+from commonweal.tensors import Tensors
+
+__all__ = ["OwnModel"]
+
+
+@dataclass(frozen=True)
+class OwnModel(Client):
+    """Trains w and `own`, and replies with the update of w. `own` starts as the initial model."""
+
+    personalizes: ClassVar[bool] = True
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return {"own": task.initial}
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"], "own": state["own"]}
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {"update": message["w"] - params["w"]}, {"own": params["own"]}
+
+    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
+        return state["own"]

@@ -1,0 +1,192 @@
+"""The interface of client methods, whose base class is plain local SGD; methods override a part.
+
+Client code speaks of a single client. The simulator runs many clients at once by vmap; what is
+random is drawn before, so that every engine computes the same numbers.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.optimizers import adam_step, clip_gradients, sgd_step, step_decay
+from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors
+
+__all__ = ["Client", "at_least", "squared_distance"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """Local SGD from the received model, over the client's own rows.
+
+    epochs: passes over the rows; steps: a number of batches instead, the same for every client
+    batch: rows per step (0: all of them); lr, momentum, weight_decay: as in torch.optim
+    clip: the largest norm of a gradient; decay: lr is multiplied by it every `decay_every` rounds
+    optimizer: "sgd", "adam" or "adamw"; beta1, beta2: of Adam
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch: int = 20
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    decay: float = 1.0
+    decay_every: int = 1
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+    personalizes: ClassVar[bool] = False  # whether clients use a model of their own
+
+    def __post_init__(self) -> None:
+        at_least(self, epochs=1, batch=0, decay_every=1, momentum=0, weight_decay=0)
+        if self.momentum >= 1:
+            raise ConfigError(f"client momentum = {self.momentum}: it must be below 1")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            betas = f"beta1 = {self.beta1}, beta2 = {self.beta2}"
+            raise ConfigError(f"client {betas}: both must be at least 0 and below 1")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ConfigError(
+                f"client momentum = {self.momentum}: {self.optimizer} has beta1 instead; "
+                "leave it at 0"
+            )
+        positive = {"lr": self.lr, "decay": self.decay, "clip": self.clip, "steps": self.steps}
+        for name, value in positive.items():
+            if value is not None and not value > 0:
+                raise ConfigError(f"client {name} = {value}: it must be above 0")
+
+    # What the method is
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Raise ConfigError where the method cannot train this task in this many rounds."""
+
+    def rate(self, round: int) -> float:
+        """The learning rate of round 1, 2, ..."""
+        return step_decay(self.lr, self.decay, self.decay_every, round)
+
+    @property
+    def total_epochs(self) -> int:
+        """Passes over the rows per round, where `steps` is not set."""
+        return self.epochs
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Gradient steps on every batch."""
+        return 1
+
+    def draws(self, task: Task) -> int:
+        """Uniform random numbers that a step needs."""
+        return 0
+
+    def private_mask(self, task: Task) -> Tensor | None:
+        """The coordinates (d,) of the model that never leave the client; None: there are none."""
+        return None
+
+    # What the server keeps for the clients, and what a client keeps
+
+    def init_shared(self, task: Task) -> Tensors:
+        """What the server sends along with the model, before the first round."""
+        return {}
+
+    def update_shared(self, shared: Tensors, replies: Tensors, clients: int) -> Tensors:
+        """The same after a round, from the replies that were used."""
+        return shared
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        """A client's state before its first round."""
+        private = self.private_mask(task)
+        return {} if private is None else {"private": task.initial[private]}
+
+    # Training
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        """The vectors to train. `w` is the received model with the client's private part."""
+        private = self.private_mask(task)
+        w = message["w"]
+        return {"w": w if private is None else _merge(w, state["private"], private)}
+
+    def loss(
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        """The objective on a batch, and the updated buffers (BatchNorm) of each vector by name."""
+        loss, buffers = task.batch_loss(params["w"], batch)
+        return loss, {"w": buffers}
+
+    def step(
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        """One gradient step. Buffers are written afterwards.
+
+        opt_state: empty at the first step of a round; epoch: passes finished, a scalar;
+        last: whether this is the last of `steps_per_batch` on the same batch
+        """
+        return self.descend(params, grads, opt_state, lr)
+
+    def descend(
+        self, params: Tensors, grads: Tensors, opt_state: State, lr: float
+    ) -> tuple[Tensors, State]:
+        """Take the optimizer's step on every vector that has a gradient."""
+        if self.clip is not None:
+            grads = clip_gradients(grads, self.clip)
+        if self.optimizer == "sgd":
+            return sgd_step(params, grads, opt_state, lr, self.momentum, self.weight_decay)
+        betas = (self.beta1, self.beta2)
+        decoupled = self.optimizer == "adamw"
+        return adam_step(params, grads, opt_state, lr, betas, self.weight_decay, decoupled)
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        """The reply to the server and the client's next state. steps: batches that were taken"""
+        private = self.private_mask(task)
+        if private is not None:
+            state = state | {"private": params["w"][private]}
+        return {"update": message["w"] - params["w"]}, state
+
+    # Using the models
+
+    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
+        """The model (d,) that the client uses: the received one, with its private coordinates."""
+        return self.start(task, message, state)["w"]
+
+    def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        """The ends of the line between the global and the client's own model."""
+        return message["w"], self.personal(task, message, state)
+
+
+def at_least(method: object, **minimum: float) -> None:
+    """Raise ConfigError if a parameter is below its minimum."""
+    for name, least in minimum.items():
+        value = vars(method)[name]
+        if not value >= least:  # also where it is NaN
+            raise ConfigError(f"client {name} = {value}: it must be at least {least}")
+
+
+def squared_distance(task: Task, a: Tensor, b: Tensor) -> Tensor:
+    """|a - b|^2 over the trainable coordinates."""
+    return (task.trainable(a) - task.trainable(b)).square().sum()
+
+
+def _merge(w: Tensor, private: Tensor, mask: Tensor) -> Tensor:
+    """Put the private values into w. One gather, which vmap batches as it is."""
+    index = torch.arange(len(w))
+    index[mask] = len(w) + torch.arange(len(private))
+    return torch.cat([w, private])[index]

@@ -1,0 +1,145 @@
+"""superfed: a personal model that a line of low loss connects with the shared one.
+
+Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022;
+Hahn's thesis, chapter II, Algorithms 2.3 and 2.4. The line is trained at random points of it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from commonweal.clients.client import Client, at_least, squared_distance
+from commonweal.errors import ConfigError
+from commonweal.task import Batch, Task
+from commonweal.tensors import Tensors
+
+__all__ = ["SuPerFedLM", "SuPerFedMM"]
+
+
+@dataclass(frozen=True)
+class SuPerFedMM(Client):
+    """loss((1-m) w_i + m v) + mu/2 |w_i - w|^2 + nu cos^2(w_i, v), m ~ U(0, 1) per batch
+
+    Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
+    begin: the rounds in which only w_i is trained (m = 0), as a fraction below 1 or as a number
+    mu: the penalty on the distance to the received model; nu: that on the angle of the two models
+    m: the point of the line that the client uses. The others are those of sgd
+    """
+
+    personalizes: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False  # whether every layer has a random m of its own
+
+    mu: float = 0.01
+    nu: float = 2.0
+    begin: float = 0.4
+    m: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, mu=0, nu=0)
+        if not self.begin >= 0 or not 0 <= self.m <= 1:
+            raise ConfigError(
+                f"superfed begin = {self.begin}, m = {self.m}: begin is a fraction of the rounds "
+                "below 1 or a number of rounds, m a point from 0 (the shared model) to 1 (the own)"
+            )
+
+    def check(self, task: Task, rounds: int) -> None:
+        name = type(task.module).__name__
+        if self.begin >= max(rounds, 1):
+            raise ConfigError(
+                f"superfed begin = {self.begin:g} of {rounds} rounds: "
+                "the clients' own models are never trained"
+            )
+        if task.has_batchnorm:
+            # The variance of a mixture is not the mixture of the variances.
+            raise ConfigError(
+                f"superfed cannot mix models with BatchNorm, which {name} has: "
+                "take one with GroupNorm, such as 'resnet18-gn'"
+            )
+        # Two seeds: the module itself may have been initialised with one of them.
+        if torch.equal(task.reinitialised(0), task.reinitialised(1)):
+            raise ConfigError(
+                "superfed needs another initialisation for every client, "
+                f"but no layer of {name} has reset_parameters: add it"
+            )
+
+    def draws(self, task: Task) -> int:
+        return max(task.layers) + 1 if self.by_layer else 1
+
+    def mixing_point(self, task: Task, noise: Tensor) -> Tensor:
+        """The batch's random m: one for the model, or one per coordinate (d,)."""
+        if not self.by_layer:
+            return noise[0]
+        # Expanded piece by piece: to gather by coordinate is many times slower under vmap.
+        pieces = zip(task.layers, task.sizes, strict=True)
+        return torch.cat([noise[layer].expand(size) for layer, size in pieces])
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return {"own": task.reinitialised(seed), "joined": torch.zeros(1)}
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        begin = self.begin
+        if begin < 1:
+            begin = int(begin * int(message["rounds"]))
+        if int(message["round"]) > begin:
+            return {"w": message["w"], "own": state["own"]}
+        return {"w": message["w"]}
+
+    def loss(
+        self,
+        task: Task,
+        params: Tensors,
+        batch: Batch,
+        message: Tensors,
+        state: Tensors,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensors]:
+        w = params["w"]
+        penalty = self.mu / 2 * squared_distance(task, w, message["w"])  # eq. 2.4
+        if "own" not in params:
+            loss, buffers = task.batch_loss(w, batch)
+            return loss + penalty, {"w": buffers}
+        own = params["own"]
+        mixture = w.lerp(own, self.mixing_point(task, noise))
+        loss, buffers = task.batch_loss(mixture, batch)  # its gradients are those of eq. 2.3
+        angle = self.nu * _squared_cosine(task.trainable(w), task.trainable(own))  # eq. 2.5
+        return loss + penalty + angle, {"w": buffers, "own": buffers}
+
+    def reply(
+        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        if "own" in params:
+            state = {"own": params["own"], "joined": torch.ones_like(state["joined"])}
+        return {"update": message["w"] - params["w"]}, state
+
+    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
+        w, own = self.endpoints(task, message, state)
+        return (1 - self.m) * w + self.m * own
+
+    def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        """Both are the received model as long as the client's own was never trained."""
+        w = message["w"]
+        return w, torch.where(state["joined"] > 0, state["own"], w)
+
+
+@dataclass(frozen=True)
+class SuPerFedLM(SuPerFedMM):
+    """As superfed-mm, but with a random m per layer and batch
+
+    Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
+    Its parameters are those of superfed-mm: mu, nu, begin, m
+    """
+
+    by_layer: ClassVar[bool] = True
+
+
+def _squared_cosine(a: Tensor, b: Tensor) -> Tensor:
+    # As sums of products: vmap turns the product of two vectors into slow matrix products.
+    # A model of zeros, such as logistic at its start, has no angle.
+    lengths = ((a * a).sum() * (b * b).sum()).clamp(min=1e-12)
+    return (a * b).sum().square() / lengths
+
+
+ENTRIES = {"superfed-mm": SuPerFedMM, "superfed-lm": SuPerFedLM}

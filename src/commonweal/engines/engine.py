@@ -1,0 +1,72 @@
+"""The interface of engines: who carries the messages between server and clients."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from commonweal.algorithms.algorithm import Algorithm, Replies, Request
+from commonweal.evaluation import Evaluation
+from commonweal.federation import Federation
+from commonweal.population import Population
+from commonweal.tensors import State, Tensors
+from commonweal.values import Values
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Carries requests to clients and their replies back, and owns the clients' states."""
+
+    population: Population  # all that the server may know; it may grow between rounds
+
+    def collect(self, algorithm: Algorithm, request: Request) -> Replies:
+        """Ask clients and wait for their replies, given in the order in which they were asked."""
+        raise NotImplementedError
+
+    def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
+        """Evaluate the server's model, and the clients' own, on a part of every client's rows."""
+        raise NotImplementedError
+
+    def facts(self, algorithm: Algorithm) -> Values:
+        """What the run's record says about where and on what it ran."""
+        return {}
+
+    def digest(self) -> str:
+        """A hash of the data, where the engine has it; else an empty text."""
+        return ""
+
+    # Clients' states
+
+    def reset(self) -> None:
+        """Forget all client states."""
+
+    def save(self, last: int) -> State:
+        """What a checkpoint after round `last` holds of the clients."""
+        return {}
+
+    def confirm(self) -> None:
+        """The checkpoint is written."""
+
+    def restore(self, saved: State, folder: Path, resume: bool = True) -> None:
+        """Take over the clients' states of a checkpoint.
+
+        resume: the run continues, so that files of later rounds are deleted
+        """
+
+    # Where all rows are at hand
+
+    @property
+    def federation(self) -> Federation | None:
+        """All clients' rows, where this process has them."""
+        return None
+
+    def client_states(self) -> dict[int, Tensors]:
+        """The states of the clients that have taken part, where this process has them."""
+        return {}
+
+    def models(
+        self, algorithm: Algorithm, own: Callable[[Tensors], Tensor], part: str = "test"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (ids, models (S, d)) made from the states of clients that have taken part."""
+        return iter(())

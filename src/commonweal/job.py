@@ -1,0 +1,280 @@
+"""Building what an experiment names: the algorithm and the engine of a run."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from commonweal import catalog, engines, randomness
+from commonweal.algorithms.algorithm import Algorithm, Request, Sample
+from commonweal.catalog import KINDS
+from commonweal.channels.channel import Channel
+from commonweal.clients.client import Client
+from commonweal.datasets import build_federation
+from commonweal.engines import Engine
+from commonweal.errors import ConfigError, did_you_mean
+from commonweal.experiment import PARTS, Experiment, RunSettings, to_toml
+from commonweal.federation import Federation
+from commonweal.population import Population
+from commonweal.rules.rule import Rule
+from commonweal.samplers.sampler import Sampler
+from commonweal.servers.server import ServerOptimizer
+from commonweal.task import Task
+from commonweal.tensors import State
+from commonweal.values import Value, Values
+
+__all__ = ["Job", "build_dataset", "job_from_experiment", "job_from_parts"]
+
+# What users may give besides a Task and a Federation.
+GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
+INTERFACES = {
+    "rules": Rule,
+    "clients": Client,
+    "servers": ServerOptimizer,
+    "samplers": Sampler,
+    "channels": Channel,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """An experiment with its parts built: what `run` needs."""
+
+    algorithm: Algorithm
+    engine: Engine
+    settings: RunSettings
+    sampler: Sampler
+    text: str = ""  # the experiment, as written to a run's folder
+
+    def __post_init__(self) -> None:
+        clients = self.engine.population.clients
+        if not 1 <= self.cohort <= clients:
+            raise ConfigError(
+                f"cohort = {self.settings.cohort!r} is {self.cohort} clients, but there are "
+                f"{clients}"
+            )
+
+    @property
+    def task(self) -> Task:
+        return self.algorithm.task
+
+    @property
+    def rounds(self) -> int:
+        return self.settings.rounds
+
+    @property
+    def cohort(self) -> int:
+        """How many clients a round asks."""
+        clients = self.engine.population.clients
+        cohort = self.settings.cohort
+        if cohort == "all":
+            return clients
+        return cohort if isinstance(cohort, int) else max(1, round(float(cohort) * clients))
+
+    @property
+    def population(self) -> Population:
+        return self.engine.population
+
+    def sample(self, number: int) -> Sample:
+        """What draws the clients of a round."""
+        rng = randomness.stream(self.settings.seed, number, 0, randomness.COHORT)
+        return Sample(self.engine.population, self.cohort, number, self.sampler, rng)
+
+    def initial_state(self) -> State:
+        """The server's state before the first round. Asks the clients where a rule needs it."""
+        population = self.engine.population
+        if "labels" in self.algorithm.needs:
+            classes = max(2, population.outputs)
+            message = {"round": torch.tensor(0), "classes": torch.tensor(classes)}
+            everyone = Request(torch.arange(population.clients), message, "describe")
+            replies = self.engine.collect(self.algorithm, everyone)
+            if len(replies.clients) < population.clients:
+                missing = [population.names[client] for client in replies.failed]
+                raise ConfigError(f"the rule needs label counts, but {missing[:5]} did not answer")
+            population = replace(population, label_counts=replies.values["labels"])
+        return self.algorithm.init(population)
+
+
+def build_dataset(experiment: Experiment) -> Federation:
+    """The federation that an experiment names, with its partition and label noise."""
+    dataset = experiment.dataset
+    loaded = catalog.build("datasets", dataset)
+    built = {}
+    for key, kind in (("partition", "partitions"), ("noise", "noises")):
+        part = getattr(experiment, key)
+        built[key] = None if part is None else catalog.build(kind, part)
+    seed = dataset.get("seed", experiment.seed)
+    return build_federation(loaded, built["partition"], built["noise"], seed)
+
+
+def job_from_experiment(experiment: Experiment) -> Job:
+    """Build what an experiment names."""
+    e = experiment
+    federation = build_dataset(e)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(e.seed)  # modules are initialised by torch's own generator
+        module = catalog.build(
+            "models",
+            e.model,
+            shape=tuple(federation.train.x.shape[1:]),
+            labels=tuple(federation.train.y.shape[1:]),
+            outputs=federation.outputs,
+        )
+    score, *also = e.scores or (federation.score,)
+    task = Task(module, federation.loss, score, tuple(also))
+    parts = {key: getattr(e, key) for key in GIVEN}
+    return _job(task, federation, parts, e, e.toml())
+
+
+def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
+    """A job from a user's own task and federation.
+
+    Each part (algorithm, rule, client, server, sampler, channels) is a name, a table, or the thing
+    itself; all other keys are settings of the run.
+    """
+    known = (*GIVEN, *RunSettings.model_fields)
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
+    parts = {key: given.pop(key) for key in GIVEN if key in given}
+    settings = RunSettings(**given)
+    if settings.scores:
+        score, *also = settings.scores
+        task = replace(task, score=score, also=tuple(also))
+    for key in GIVEN:
+        kind = KINDS[PARTS[key]]
+        parts.setdefault(key, [] if kind.several else kind.default)
+    return _job(task, federation, parts, settings, None)
+
+
+def _job(
+    task: Task,
+    federation: Federation,
+    parts: Mapping[str, Value],
+    settings: RunSettings,
+    text: str | None,
+) -> Job:
+    engine = engines.simulate(federation, seed=settings.seed, vectorize=settings.vectorize)
+    algorithm = _algorithm(task, parts, settings, engine.population)
+    sampler = _built("samplers", parts["sampler"])
+    sampler.check(engine.population)
+    if text is None:
+        text = _describe(task, algorithm, parts, settings, sampler, engine)
+    return Job(algorithm, engine, settings, sampler, text)
+
+
+def _algorithm(
+    task: Task, parts: Mapping[str, Value], settings: RunSettings, population: Population
+) -> Algorithm:
+    """Build the algorithm. Raises if the experiment sets a part that it does not take."""
+    chosen = parts["algorithm"]
+    if isinstance(chosen, Algorithm):
+        _check_own_parts(chosen, task, parts)
+        return chosen
+    name = catalog.complete("algorithms", chosen)["name"]
+    takes = inspect.signature(catalog.find("algorithms", name).factory).parameters
+    supplied: Values = {
+        "task": task,
+        "population": population,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+    }
+    for key in ("rule", "client", "server", "channels"):
+        kind = PARTS[key]
+        part = parts[key]
+        if key in takes:
+            supplied[key] = _part(kind, part)
+        elif not _is_default(kind, part):
+            label = KINDS[kind].label
+            raise ConfigError(
+                f"algorithm {name!r} does not take a {label}, but got {part!r}: remove it"
+            )
+    algorithm: Algorithm = catalog.build("algorithms", chosen, **supplied)
+    return algorithm
+
+
+def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, Value]) -> None:
+    """Raise ConfigError where parts are given beside an algorithm that has its own."""
+    for key in ("rule", "client", "server", "channels"):
+        if not _is_default(PARTS[key], parts[key]):
+            raise ConfigError(
+                f"{key} = {parts[key]!r} beside an algorithm that has its own parts: leave it out"
+            )
+    if algorithm.task is not task:
+        raise ConfigError(
+            "the algorithm has another task than the run: give both the same Task, with its scores"
+        )
+
+
+def _is_default(kind: str, part: Value) -> bool:
+    facts = KINDS[kind]
+    if facts.several:
+        return len(part) == 0
+    default = facts.default
+    return part in (default, catalog.complete(kind, default))
+
+
+def _part(kind: str, value: Value) -> Value:
+    """A part, or the list of parts of a kind that an experiment has several of."""
+    if not KINDS[kind].several:
+        return _built(kind, value)
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        value = [value]
+    return tuple(_built(kind, each) for each in value)
+
+
+def _built(kind: str, value: Value) -> Value:
+    """The thing that a name or a table stands for, or the thing itself."""
+    built = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
+    interface = INTERFACES[kind]
+    if not isinstance(built, interface):
+        raise ConfigError(
+            f"{KINDS[kind].label} = {value!r}: give a name, a table with a name and parameters, or "
+            f"an instance of {interface.__name__}"
+        )
+    return built
+
+
+def _describe(
+    task: Task,
+    algorithm: Algorithm,
+    parts: Mapping[str, Value],
+    settings: RunSettings,
+    sampler: Sampler,
+    engine: Engine,
+) -> str:
+    """The experiment of a user's own task and federation, as it is written to the run's folder."""
+    tables = settings.model_dump()
+    tables["dataset"] = {"name": "given", "digest": engine.digest()}
+    tables["model"] = {"name": "given", "digest": _module_digest(task)}
+    for key in ("rule", "client", "server"):
+        part = vars(algorithm).get(key, parts[key])
+        is_name = isinstance(part, str | Mapping)  # of a part that the algorithm does not take
+        tables[key] = catalog.complete(PARTS[key], part) if is_name else catalog.describe(part)
+    tables["algorithm"] = _without_supplied(catalog.describe(algorithm))
+    tables["sampler"] = catalog.describe(sampler)
+    channels = vars(algorithm).get("channels") or _part("channels", parts["channels"])
+    tables["channels"] = [catalog.describe(channel) for channel in channels]
+    return to_toml({key: _plain(value) for key, value in tables.items()})
+
+
+def _without_supplied(part: Values) -> Values:
+    return {key: value for key, value in part.items() if key not in KINDS["algorithms"].supplied}
+
+
+def _plain(value: Value) -> Value:
+    """A value that TOML can hold: anything else by its type."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _module_digest(task: Task) -> str:
+    """A hash of the module's architecture and initial weights."""
+    words = [type(task.module).__qualname__, str(task.module), task.loss, task.score]
+    return randomness.digest("\0".join(words).encode(), task.initial.numpy().tobytes())

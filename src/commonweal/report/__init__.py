@@ -1,0 +1,9 @@
+"""What a person sees of runs and data: tables, figures, lists and the page of rules."""
+
+from typing import Literal
+
+__all__ = ["FORMATS", "Format"]
+
+Format = Literal["terminal", "markdown", "latex", "csv"]
+
+FORMATS: tuple[Format, ...] = ("terminal", "markdown", "latex", "csv")  # of comparisons

@@ -1,0 +1,79 @@
+"""What `commonweal list` shows, read from the source: importing torch would take seconds."""
+
+import ast
+from pathlib import Path
+
+from commonweal import catalog
+from commonweal.catalog import KINDS, Entry
+
+__all__ = ["FAMILIES", "LISTS", "families", "summaries"]
+
+ROOT = Path(__file__).parents[1]
+LISTS = (*KINDS, "scores", "metrics")
+FAMILIES = ("mixture", "online", "direction", "reweighting", "combinator")  # as in docs/rules.md
+
+
+def summaries(what: str) -> dict[str, str]:
+    """The names in a list, each with one line about it."""
+    if what == "metrics":
+        return _metrics()
+    if what == "scores":
+        return _scores()
+    return {name: first_line(entry.about) for name, entry in catalog.entries(what).items()}
+
+
+def first_line(text: str) -> str:
+    return text.strip().split("\n")[0]
+
+
+def families() -> dict[str, list[Entry]]:
+    """The rules by family, from rules without memory to combinators."""
+    found: dict[str, list[Entry]] = {family: [] for family in FAMILIES}
+    for entry in catalog.entries("rules").values():
+        found[_family(entry)].append(entry)
+    return found
+
+
+def _family(entry: Entry) -> str:
+    """The first argument of the rule's `kind = Kind(...)`, which its class may inherit."""
+    classes = {n.name: n for n in _parse(entry.module).body if isinstance(n, ast.ClassDef)}
+    node = classes[entry.attribute]
+    while (family := _own_family(node)) is None:
+        node = next(classes[ast.unparse(base)] for base in node.bases)
+    return family
+
+
+def _own_family(node: ast.ClassDef) -> str | None:
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "kind":
+            assert isinstance(statement.value, ast.Call)
+            return str(ast.literal_eval(statement.value.args[0]))
+    return None
+
+
+def _metrics() -> dict[str, str]:
+    """The public functions of commonweal.metrics, and their first lines."""
+    found = {}
+    for node in _parse("commonweal.metrics").body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            found[node.name] = first_line(ast.get_docstring(node) or "")
+    return found
+
+
+def _scores() -> dict[str, str]:
+    """The entries of SCORES in commonweal.scores, and what they mean."""
+    found = {}
+    for node in _parse("commonweal.scores").body:
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "SCORES":
+            continue
+        assert isinstance(node.value, ast.Dict)
+        for key, value in zip(node.value.keys, node.value.values, strict=True):
+            assert isinstance(key, ast.Constant)
+            assert isinstance(value, ast.Call)
+            found[str(key.value)] = str(ast.literal_eval(value.args[2]))  # Score.meaning
+    return found
+
+
+def _parse(module: str) -> ast.Module:
+    path = ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))

@@ -1,0 +1,126 @@
+"""Progress bars in a terminal: of a run, of a comparison, of a download."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from commonweal.analysis.compare import Cell, Step
+from commonweal.report.tables import show_score
+from commonweal.rounds import Round
+
+__all__ = ["Download", "comparison_bar", "download_bar", "run_bar"]
+
+
+@contextmanager
+def run_bar(
+    console: Console, rounds: int, title: str, quiet: bool
+) -> Iterator[Callable[[Round], None]]:
+    """A bar with speed, time left and the worst client. Call it with every round."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[worst]}"),
+    )
+    with Progress(*columns, console=console, disable=quiet) as bar:
+        # Hidden at first: an error before the first round shows no empty bar.
+        job = bar.add_task(escape(title), total=rounds, speed="", worst="", visible=False)
+
+        def advance(done: Round) -> None:
+            rate = bar.tasks[job].speed
+            speed = f"{rate:.0f} rounds/s" if rate else ""
+            bar.update(job, completed=done.number, visible=True, speed=speed)
+            if done.evaluation is not None:
+                bar.update(job, worst=_worst(done))
+
+        yield advance
+
+
+@contextmanager
+def comparison_bar(
+    console: Console, plan: Sequence[Cell], quiet: bool
+) -> Iterator[Callable[[Step], None]]:
+    """One bar for all runs of a comparison. Call it with every step."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[worst]}"),
+    )
+    position = {cell.folder: k for k, cell in enumerate(plan)}
+    rounds = [cell.experiment.rounds for cell in plan]
+    with Progress(*columns, console=console, disable=quiet) as bar:
+        job = bar.add_task("", total=sum(rounds), worst="", visible=False)
+
+        def advance(step: Step) -> None:
+            k = position[step.cell.folder]
+            done = step.round
+            number = rounds[k] if done is None else done.number
+            title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.experiment.seed}"
+            completed = sum(rounds[:k]) + number
+            bar.update(job, completed=completed, description=escape(title), visible=True)
+            if done is not None and done.evaluation is not None:
+                bar.update(job, worst=_worst(done))
+
+        yield advance
+
+
+def _worst(done: Round) -> str:
+    """The client with the lowest score after an evaluated round."""
+    assert done.evaluation is not None
+    scores = done.evaluation.score.nan_to_num(nan=float("inf"))
+    name = done.job.population.names[int(scores.argmin())]
+    return escape(f"worst: {name} {show_score(float(scores.min()), done.job.task.score, 1)}")
+
+
+@contextmanager
+def download_bar(console: Console, quiet: bool) -> Iterator[Progress]:
+    """Bars of files that are downloaded, one `Download` each."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet) as bar:
+        yield bar
+
+
+class Download:
+    """The bar of one file, with the interface that pooch expects."""
+
+    def __init__(self, bar: Progress, title: str) -> None:
+        self.bar = bar
+        self.job = bar.add_task(escape(title), total=None)
+
+    @property
+    def total(self) -> float | None:
+        return self.bar.tasks[self.job].total
+
+    @total.setter
+    def total(self, value: int) -> None:
+        self.bar.update(self.job, total=value)
+
+    def update(self, bytes: int) -> None:
+        self.bar.advance(self.job, bytes)
+
+    def reset(self) -> None:
+        self.bar.reset(self.job)
+
+    def close(self) -> None:
+        self.bar.stop_task(self.job)

@@ -1,0 +1,57 @@
+"""What a user should know about a run while it runs: every kind of remark once."""
+
+from collections.abc import Callable, Mapping
+
+from commonweal.analysis import describe
+from commonweal.job import Job
+from commonweal.rounds import Round
+
+__all__ = ["Remarks"]
+
+MOST_CLIENTS = 5  # whose dropped or capped replies are reported one by one
+
+
+class Remarks:
+    """Says what is remarkable about a job and its rounds.
+
+    say: prints a line; None: nothing is said
+    """
+
+    def __init__(self, say: Callable[[str], None] | None) -> None:
+        self.print = say
+        self.kinds: set[str] = set()  # of warnings that were said
+        self.clients: dict[str, set[str]] = {"dropped": set(), "capped": set()}
+
+    def say(self, text: str) -> None:
+        if self.print is not None:
+            self.print(text)
+
+    def about_job(self, job: Job) -> None:
+        """Say what is unusual about the data, and how clients are computed if not as requested."""
+        if job.engine.federation is not None:
+            for sentence in describe.remarks(job.engine.federation):
+                self.say(sentence)
+        facts = job.engine.facts(job.algorithm)
+        if job.settings.vectorize not in ("auto", facts.get("vectorize", "auto")):
+            self.say(f"vectorize: {facts['vectorize']}, because {facts['vectorize_because']}")
+
+    def about_round(self, done: Round) -> None:
+        """Say warnings of a new kind, and whose replies are dropped or capped the first time."""
+        for warning in done.warnings:
+            kind = warning.partition(":")[0]  # the rule, as in "vred: beta = ..."
+            if kind not in self.kinds:
+                self.kinds.add(kind)
+                self.say(f"round {done.number}: {warning}")
+        self._about_clients(done.number, "dropped", done.dropped)
+        self._about_clients(done.number, "capped", done.capped)
+
+    def _about_clients(self, number: int, what: str, reasons: Mapping[str, str]) -> None:
+        known = self.clients[what]
+        for client, reason in reasons.items():
+            if client in known or len(known) > MOST_CLIENTS:
+                continue
+            known.add(client)
+            if len(known) <= MOST_CLIENTS:
+                self.say(f"round {number}: the reply of {client} was {what}: {reason}")
+            else:
+                self.say(f"round {number}: more replies were {what}: see rounds.jsonl")

@@ -1,0 +1,62 @@
+"""The page of rules: `python -m commonweal.report.rules_page > docs/rules.md`."""
+
+from commonweal.catalog import Entry
+from commonweal.report.listing import families
+from commonweal.rules.rule import Rule
+
+__all__ = ["main", "page", "rules_table"]
+
+HEADER = ("rule", "family", "response", "update rule", "weights")
+PAGE = """# Rules
+
+A rule decides how much each report of a cohort counts: `direction = weights @ updates`. f are the
+losses of the received model on each client's training rows before local training, n the numbers of
+rows, p = n / sum n, u the updates, G their inner products, S the size of the cohort, K the number
+of clients. `commonweal show NAME` tells more about each rule.
+
+{table}
+*Response* is how a loss enters, *update rule* how the decision follows from it: the unification of
+Hahn et al., ICML 2024 (Table 1), extended to rules that it does not cover. A *mixture* uses the
+current round only; an *online* rule has a memory; a *direction* depends on the geometry of the
+updates; a *reweighting* penalises differences between clients; a *combinator* wraps a rule.
+
+This page is generated: `python -m commonweal.report.rules_page > docs/rules.md`.
+"""
+
+
+def page() -> str:
+    """docs/rules.md."""
+    return PAGE.format(table=rules_table())
+
+
+def rules_table() -> str:
+    """The table of all rules in Markdown."""
+    lines = [_line(HEADER), "|" + "---|" * len(HEADER)]
+    for found in families().values():
+        lines += [_line(_cells(entry)) for entry in found]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    rule = entry.factory
+    assert isinstance(rule, type) and issubclass(rule, Rule)
+    kind = rule.kind
+    return (entry.name, kind.family, kind.response, kind.update, _formula(entry))
+
+
+def _formula(entry: Entry) -> str:
+    """The first paragraph of the rule's docstring."""
+    return entry.details.split("\n\n")[0].replace("\n", " ")
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return "| " + " | ".join(escaped) + " |"
+
+
+def main() -> None:
+    print(page(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,491 @@
+"""Tables of runs and comparisons: first as numbers, then for a terminal, Markdown, LaTeX or CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from commonweal import metrics
+from commonweal.analysis.compare import Result, align
+from commonweal.analysis.interpolation import Curve
+from commonweal.evaluation import Evaluation
+from commonweal.metrics import Against, Paired
+from commonweal.report import Format
+from commonweal.store import Record, RoundRecord
+
+__all__ = [
+    "Comparison",
+    "choices",
+    "comparison",
+    "layout",
+    "render",
+    "result",
+    "run_summary",
+    "scale",
+    "show_score",
+    "verdict",
+]
+
+Array: TypeAlias = NDArray[np.float64]
+
+MANY = 20  # with this many clients, tails are compared instead of single clients
+SHOWN = 3  # clients at each end of a run's table
+NOT_FRACTIONS = ("neg-mae",)  # scores that are not shown in per cent
+
+
+class Metric(NamedTuple):
+    """How a metric over clients is shown."""
+
+    title: str
+    in_score_units: bool = True
+    lower_is_better: bool = False
+
+
+METRICS = {
+    "mean": Metric("mean"),
+    "weighted_mean": Metric("mean weighted by rows"),
+    "worst": Metric("worst"),
+    "worst_5": Metric("worst 5 %"),
+    "worst_10": Metric("worst 10 %"),
+    "worst_20": Metric("worst 20 %"),
+    "best": Metric("best"),
+    "best_5": Metric("best 5 %"),
+    "best_10": Metric("best 10 %"),
+    "std": Metric("std", lower_is_better=True),
+    "gini": Metric("Gini", in_score_units=False, lower_is_better=True),
+    "gap": Metric("gap", lower_is_better=True),
+    "gap_10": Metric("gap 10 %", lower_is_better=True),
+    "angle": Metric("angle (degrees)", in_score_units=False, lower_is_better=True),
+    "kl": Metric("KL (nats)", in_score_units=False, lower_is_better=True),
+}
+
+
+def scale(score: str) -> float:
+    """The factor by which a score is shown: fractions are shown in per cent."""
+    return 1.0 if score in NOT_FRACTIONS else 100.0
+
+
+def _unit(score: str) -> str:
+    return "" if score in NOT_FRACTIONS else " %"
+
+
+def show_score(value: float, score: str, digits: int = 2) -> str:
+    """A score with its unit; "-" where it is undefined."""
+    if math.isnan(value):
+        return "-"
+    return f"{scale(score) * value:.{digits}f}{_unit(score)}"
+
+
+def _show_metric(value: float, score: str, metric: str) -> str:
+    if METRICS[metric].in_score_units or math.isnan(value):
+        return show_score(value, score)
+    return f"{value:.2f}"
+
+
+# One run
+
+
+def run_summary(record: Record) -> dict[str, object]:
+    """A run's last evaluation as plain values, for JSON."""
+    last = record.evaluated[-1] if record.evaluated else None
+    facts: dict[str, object] = {
+        "folder": str(record.folder),
+        "finished": record.finished,
+        "round": None if last is None else last.number,
+        "metrics": None if last is None else last.metrics,
+    }
+    if last is None:
+        return facts | {"clients": []}
+    if last.personal:
+        facts["personal"] = last.personal
+    if last.more:
+        facts["more"] = last.more
+    return facts | {"clients": _client_values(record)}
+
+
+def _client_values(record: Record) -> list[dict[str, object]]:
+    """The values of every client by column."""
+    table = record.clients()
+    columns = _columns(table.evaluation)
+    if table.evaluation.personal is not None:
+        own = _columns(table.evaluation.personal)
+        columns |= {f"personal_{name}": values for name, values in own.items()}
+    rows = zip(*columns.values(), strict=True)
+    return [
+        {"client": name, **dict(zip(columns, row, strict=True))}
+        for name, row in zip(table.names, rows, strict=True)
+    ]
+
+
+def _columns(evaluation: Evaluation) -> dict[str, list[float]]:
+    main, *further = evaluation.scores
+    columns = {"score": evaluation.scores[main], "loss": evaluation.losses}
+    columns |= {name: evaluation.scores[name] for name in further}
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+class _Model(NamedTuple):
+    """A column of a run's table."""
+
+    title: str
+    score: str
+    metrics: dict[str, float]
+    clients: list[float]
+
+
+def result(record: Record) -> Table:
+    """A run's last evaluation, with the clients that have the lowest and the highest scores."""
+    last = record.evaluated[-1]
+    clients = record.clients()
+    models = _models(last, clients.evaluation)
+    table = Table(title=_title(record, last))
+    _add_column(table, "over clients")
+    for model in models:
+        _add_column(table, model.title, right=True)
+    for key in last.metrics:
+        cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
+        table.add_row(METRICS[key].title, *cells)
+    table.add_section()
+    for k in _ends(models[0].clients):
+        cells = [show_score(m.clients[k], m.score) for m in models]
+        table.add_row(escape(clients.names[k]), *cells)
+    return table
+
+
+def _title(record: Record, last: RoundRecord) -> str:
+    total = record.experiment["rounds"]
+    return escape(f"{record.title}: round {last.number} of {total}, {record.facts['score']}")
+
+
+def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:
+    """The columns: the server's model, the clients' own, and further scores of the server's."""
+    main, *further = evaluation.scores
+    own = evaluation.personal
+    several = own is not None or bool(further)
+    title = "server's model" if several else "value"
+    models = [_Model(title, main, last.metrics, evaluation.score.tolist())]
+    if own is not None:
+        models.append(_Model("own model", main, last.personal, own.score.tolist()))
+    for name in further:
+        values = evaluation.scores[name].tolist()
+        models.append(_Model(name, name, last.more.get(name, {}), values))
+    return models
+
+
+def _ends(scores: Sequence[float]) -> list[int]:
+    """The positions of the lowest and the highest scores."""
+    scored = [k for k, score in enumerate(scores) if not math.isnan(score)]
+    ranked = sorted(scored, key=lambda k: scores[k])
+    if len(ranked) <= 2 * SHOWN:
+        return ranked
+    return [*ranked[:SHOWN], *ranked[-SHOWN:]]
+
+
+def choices(curve: Curve, score: str) -> Table:
+    """What each way of choosing a point between global and own model gives the clients."""
+    table = Table(title=f"{score} over {len(curve.names)} clients")
+    _add_column(table, "point between global (0) and own model (1)")
+    _add_column(table, "mean", right=True)
+    _add_column(table, "worst", right=True)
+    for label, scores in curve.chosen().items():
+        mean = show_score(float(scores.mean()), score)
+        worst = show_score(float(scores.min()), score)
+        table.add_row(label, mean, worst)
+    table.caption = (
+        "validation: the best m on one half of a client's test rows, used for the other half; "
+        "oracle: the best m on the rows that are scored"
+    )
+    return table
+
+
+def _add_column(table: Table, title: str, right: bool = False) -> None:
+    """Add a column that is never cropped: text is folded, numbers stay whole."""
+    justify: Literal["left", "right"] = "right" if right else "left"
+    table.add_column(escape(title), justify=justify, overflow="fold")
+
+
+# Comparisons as numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Several results beside each other. Scores are in their own unit, not in per cent."""
+
+    score: str
+    seeds: int
+    clients: int  # those with a score in every seed, of the first result
+    labels: tuple[str, ...]
+    values: dict[str, Array]  # by metric, (labels, seeds)
+    differences: dict[str, list[Paired]]  # by metric, of all labels but the first against it
+    baseline: str | None  # FedAvg's label, if it is among them
+    against: dict[str, Against]  # by label, against the baseline; means over seeds
+    personal: bool  # whether some results are of the clients' own models
+
+
+def comparison(results: Sequence[Result], score: str) -> Comparison:
+    """The numbers of the tables that papers print, and what can be told apart."""
+    first = results[0]
+    tail = "_10" if len(first.clients) >= MANY else ""
+    keys = ("mean", f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}")
+    values = {key: np.array([[m[key] for m in r.metrics] for r in results]) for key in keys}
+    baseline = next((r for r in results if r.label == "fedavg"), None)
+    return Comparison(
+        score=score,
+        seeds=first.seeds,
+        clients=len(first.clients),
+        labels=tuple(r.label for r in results),
+        values=values,
+        differences={key: _paired(values[key]) for key in keys[:2]},
+        baseline=None if baseline is None else baseline.label,
+        against={} if baseline is None else _against(baseline, results),
+        personal=any(r.personal for r in results),
+    )
+
+
+def _paired(values: Array) -> list[Paired]:
+    """The differences of all rows (labels, seeds) but the first from it."""
+    first, *others = values
+    return [metrics.paired(row, first) for row in others]
+
+
+def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
+    """What changed for suffering and thriving clients, by label; means over seeds."""
+    found = {}
+    for other in results:
+        if other is not base:
+            _, before, after = align(base, other)
+            each = [metrics.against(b, a) for b, a in zip(before, after, strict=True)]
+            found[other.label] = Against(*np.array(each).mean(0).tolist())
+    return found
+
+
+def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
+    """Who gains and at what cost, in words."""
+    names, before, after = align(base, fair)
+    factor = scale(score)
+    change = factor * (after - before).mean(0)
+    worst = int(before.mean(0).argmin())
+    gain = int((change > 0).sum())
+    lose = int((change < 0).sum())
+    lowest = metrics.paired(factor * after.min(1), factor * before.min(1))
+    certainty = "not distinguishable from the spread over seeds"
+    if lowest.distinguishable:
+        certainty = f"between {lowest.low:+.1f} and {lowest.high:+.1f} with 95 % confidence"
+    return (
+        f"{fair.label} changes the score of {names[worst]}, the worst off under {base.label}, by "
+        f"{change[worst]:+.1f} points; of {len(names)} clients {gain} gain and {lose} lose, and "
+        f"the mean changes by {change.mean():+.1f}. The worst client of a seed changes by "
+        f"{lowest.difference:+.1f} ({certainty})."
+    )
+
+
+# Comparisons as text
+
+
+class Column(NamedTuple):
+    """A column of a table. Marks: 1 for the best cell, 2 for the second best, else 0."""
+
+    title: str
+    cells: list[str]
+    marks: list[int]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A comparison in words and digits, before it has a format."""
+
+    title: str
+    labels: tuple[str, ...]
+    figures: list[Column]
+    differences: list[Column]
+    notes: list[str]
+
+    @property
+    def columns(self) -> list[Column]:
+        return [*self.figures, *self.differences]
+
+
+def layout(numbers: Comparison) -> Grid:
+    """Format the numbers of a comparison."""
+    in_per_cent = " in %" if _unit(numbers.score) else ""
+    seeds = f"{numbers.seeds} seed{'s' if numbers.seeds > 1 else ''}"
+    title = f"{numbers.score} over {numbers.clients} clients{in_per_cent}, mean±std over {seeds}"
+    figures = [_figures(numbers, key) for key in numbers.values]
+    differences = []
+    if len(numbers.labels) > 1:
+        differences = [_differences(numbers, key) for key in numbers.differences]
+    if numbers.against:
+        differences += _changes(numbers)
+    return Grid(title, numbers.labels, figures, differences, _notes(numbers))
+
+
+def _figures(numbers: Comparison, key: str) -> Column:
+    metric = METRICS[key]
+    factor = scale(numbers.score) if metric.in_score_units else 1.0
+    values = factor * numbers.values[key]
+    cells = [f"{row.mean():.1f}±{row.std():.1f}" for row in values]
+    return Column(metric.title, cells, _marks(values.mean(1), metric.lower_is_better))
+
+
+def _marks(means: Array, lower_is_better: bool) -> list[int]:
+    marks = [0] * len(means)
+    if len(means) == 1:
+        return marks
+    ranked = np.argsort(means if lower_is_better else -means, kind="stable")
+    for place, row in enumerate(ranked[:2].tolist(), start=1):
+        if not math.isnan(means[row]):
+            marks[row] = place
+    return marks
+
+
+def _differences(numbers: Comparison, key: str) -> Column:
+    factor = scale(numbers.score)
+    cells = [_interval(difference, factor) for difference in numbers.differences[key]]
+    title = f"{METRICS[key].title} against {numbers.labels[0]}"
+    return Column(title, ["", *cells], [0] * len(numbers.labels))
+
+
+def _interval(p: Paired, factor: float) -> str:
+    if not p.distinguishable:
+        return f"{factor * p.difference:+.1f} (not distinguishable)"
+    return f"{factor * p.difference:+.1f} [{factor * p.low:+.1f}, {factor * p.high:+.1f}]"
+
+
+def _changes(numbers: Comparison) -> list[Column]:
+    """What changed for suffering and thriving clients."""
+    suffering = []
+    thriving = []
+    for label in numbers.labels:
+        a = numbers.against.get(label)
+        if a is None:
+            suffering.append("")
+            thriving.append("")
+        else:
+            suffering.append(_change(a.suffering_improved, a.suffering_change, numbers.score))
+            thriving.append(_change(a.thriving_degraded, a.thriving_change, numbers.score))
+    unmarked = [0] * len(numbers.labels)
+    return [
+        Column("suffering improved", suffering, unmarked),
+        Column("thriving degraded", thriving, unmarked),
+    ]
+
+
+def _change(fraction: float, change: float, score: str) -> str:
+    return f"{100 * fraction:.0f} % ({scale(score) * change:+.1f})"
+
+
+def _notes(numbers: Comparison) -> list[str]:
+    notes = []
+    if len(numbers.labels) > 1:
+        notes.append(
+            "best and second best are marked; differences are paired by seed, "
+            "with 95 % confidence intervals"
+        )
+    if numbers.against:
+        notes.append(
+            "suffering, thriving: clients below, above FedAvg's mean; how many of them improved or "
+            "degraded, and their mean change in points"
+        )
+    if numbers.personal:
+        notes.append(
+            "own models: the personal models that clients of this method use; the line before is "
+            "the server's model"
+        )
+    return notes
+
+
+# Formats
+
+
+def render(numbers: Comparison, form: Format) -> str | Group:
+    """A comparison for a terminal (as something rich prints), or as Markdown, LaTeX or CSV."""
+    grid = layout(numbers)
+    if form == "terminal":
+        return _terminal(grid)
+    if form == "markdown":
+        return _markdown(grid)
+    return _latex(grid) if form == "latex" else _csv(grid)
+
+
+def _rows(grid: Grid, columns: Iterable[Column], marks: Sequence[str]) -> list[list[str]]:
+    """The cells line by line, the marked ones formatted."""
+    marked = [
+        [marks[mark].format(cell) for cell, mark in zip(column.cells, column.marks, strict=True)]
+        for column in columns
+    ]
+    return [list(row) for row in zip(grid.labels, *marked, strict=True)]
+
+
+def _header(grid: Grid) -> list[str]:
+    return ["rule", *(column.title for column in grid.columns)]
+
+
+def _csv(grid: Grid) -> str:
+    text = io.StringIO()
+    rows = _rows(grid, grid.columns, ("{}", "{}", "{}"))
+    csv.writer(text, lineterminator="\n").writerows([_header(grid), *rows])
+    return text.getvalue()
+
+
+def _markdown(grid: Grid) -> str:
+    header = _header(grid)
+    ruler = ["---", *["--:"] * len(grid.columns)]
+    rows = _rows(grid, grid.columns, ("{}", "**{}**", "<u>{}</u>"))
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ruler, *rows)]
+    notes = [f"({note})" for note in grid.notes]
+    return "\n".join([f"{grid.title}:", "", *lines, "", *notes, ""])
+
+
+def _latex(grid: Grid) -> str:
+    marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
+    header, *rows = [
+        " & ".join(row).translate(LATEX) + r" \\"
+        for row in (_header(grid), *_rows(grid, grid.columns, marks))
+    ]
+    return "\n".join(
+        [
+            f"% {grid.title}",
+            r"\begin{tabular}{l" + "r" * len(grid.columns) + "}",
+            r"\hline",
+            header,
+            r"\hline",
+            *rows,
+            r"\hline",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+LATEX = str.maketrans({"%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
+
+
+def _terminal(grid: Grid) -> Group:
+    """Two tables, as one would be too wide: the figures, and the differences."""
+    marks = ("{}", "[bold green]{}[/]", "[underline]{}[/]")
+    tables = [_table(grid.title, grid.figures, _rows(grid, grid.figures, marks))]
+    if grid.differences:
+        rows = _rows(grid, grid.differences, marks)
+        tables.append(_table(None, grid.differences, rows[1:]))
+    return Group(*tables, *[f"[dim]{note}[/dim]" for note in grid.notes])
+
+
+def _table(title: str | None, columns: Sequence[Column], rows: list[list[str]]) -> Table:
+    """A narrow table, in which labels are folded and cells are broken between words only."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    _add_column(table, "rule")
+    for column in columns:
+        longest = max(len(word) for cell in column.cells for word in cell.split() or [""])
+        table.add_column(escape(column.title), justify="right", overflow="fold", min_width=longest)
+    for label, *cells in rows:
+        table.add_row(escape(label), *cells)
+    return table

@@ -1,0 +1,320 @@
+"""A run is a loop over rounds, and the caller's `for` is the hook: `for round in run(...): ...`."""
+
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from commonweal import metrics
+from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
+from commonweal.engines import Engine
+from commonweal.errors import ConfigError, RunError
+from commonweal.evaluation import Evaluation
+from commonweal.experiment import Experiment, read
+from commonweal.federation import Federation
+from commonweal.job import Job, job_from_experiment, job_from_parts
+from commonweal.population import Population
+from commonweal.store import RoundRecord, Store
+from commonweal.task import Task
+from commonweal.tensors import State, num_bytes
+from commonweal.values import Value, Values
+
+__all__ = ["Round", "converse", "reopen", "run"]
+
+SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
+
+Exchange = tuple[Request, Replies]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Round(RoundRecord):
+    """A round that was just run: its record, and what is not written to it."""
+
+    evaluation: Evaluation | None  # on test rows, after the round
+    state: State  # the server's
+    seconds: dict[str, float]
+    job: Job
+
+    def __repr__(self) -> str:
+        shown = {name: round(value, 4) for name, value in list(self.metrics.items())[:3]}
+        return f"<Round {self.number}: {len(self.clients)} clients, {shown}>"
+
+    def model(self) -> nn.Module:
+        """The server's model after the round, as a module."""
+        return self.job.task.module_of(self.job.algorithm.model(self.state))
+
+
+def run(
+    what: Experiment | Job | Task,
+    federation: Federation | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **parts: Value,
+) -> Iterator[Round]:
+    """Run an experiment round by round; with `out`, write it to a folder.
+
+    resume: continue the run that is in the folder
+
+    With your own model and rows, pass a Task and a Federation, and any of algorithm, rule, client,
+    server, sampler, channels, rounds, cohort, seed, score, vectorize and evaluate_every.
+
+    >>> x, y, client = [[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"]
+    >>> federation = Federation.from_arrays(x, y, client, test=0.5)
+    >>> task = Task(torch.nn.Linear(1, 2))
+    >>> [r.number for r in run(task, federation, rule="aaggff-s", rounds=2)]
+    [1, 2]
+    """
+    job = _job(what, federation, parts)
+    return _rounds(job, None if out is None else Store(Path(out)), resume)
+
+
+def _job(what: object, federation: Federation | None, parts: Values) -> Job:
+    if isinstance(what, Task):
+        if federation is None:
+            raise ConfigError("run(task) needs a Federation as its second argument")
+        return job_from_parts(what, federation, **parts)
+    if federation is not None or parts:
+        raise ConfigError(
+            "run(experiment) takes no other parts: change the experiment, or give a Task and a "
+            "Federation"
+        )
+    if isinstance(what, Experiment):
+        return job_from_experiment(what)
+    if isinstance(what, Job):
+        return what
+    raise ConfigError(
+        f"run({what!r}): give an Experiment (load(path) reads one), or a Task and a Federation"
+    )
+
+
+def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
+    last = 0
+    saved: State = {}
+    job.engine.reset()  # states of an earlier run of the same job
+    if store is not None:
+        last, saved = store.open(job.text, facts(job), resume)
+    state = restore(job, saved, store, resume=True)
+    saver = _Saver(job, store, last)
+    try:
+        for number in range(last + 1, job.rounds + 1):
+            done = _round(job, state, number)
+            if store is not None:
+                _write(store, job, done)
+            state = done.state
+            last = number
+            saver.save(state, last, force=number == job.rounds)
+            yield done
+        if store is not None and last == job.rounds:
+            store.write_model(job.task.tensors(job.algorithm.model(state)))
+    finally:
+        # Ctrl-C, a failed write or a caller that stops: keep every complete round.
+        saver.save(state, last, force=True)
+
+
+class _Saver:
+    """Writes checkpoints, at most one in SAVE_EVERY seconds."""
+
+    def __init__(self, job: Job, store: Store | None, last: int) -> None:
+        self.job = job
+        self.store = store
+        self.saved_round = last
+        self.saved_at = time.monotonic()
+
+    def save(self, state: State, last: int, force: bool) -> None:
+        due = force or time.monotonic() - self.saved_at > SAVE_EVERY
+        if self.store is None or last <= self.saved_round or not due:
+            return
+        self.store.checkpoint(last, {"server": state, **self.job.engine.save(last)})
+        self.job.engine.confirm()
+        self.saved_at = time.monotonic()
+        self.saved_round = last
+
+
+def restore(job: Job, saved: State, store: Store | None, resume: bool) -> State:
+    """The server's state of a checkpoint, or the initial one; the engine gets the clients'."""
+    if store is not None:
+        job.engine.restore(saved, store.client_states, resume)
+    initial = job.initial_state()
+    return _matching(initial, saved["server"]) if "server" in saved else initial
+
+
+def _matching(initial: State, saved: State, where: str = "server") -> State:
+    """The saved state, checked against this experiment's; empty dicts are put back."""
+    known: State = dict(saved)
+    for name, value in initial.items():
+        if isinstance(value, dict):
+            known[name] = _matching(value, saved.get(name, {}), f"{where}/{name}")
+        elif name not in saved or (name == "w" and saved[name].shape != value.shape):
+            raise RunError(
+                f"checkpoint.safetensors does not fit this experiment ({where}/{name}): delete it "
+                "to start again"
+            )
+    return known
+
+
+def reopen(
+    folder: str | Path, task: Task | None = None, federation: Federation | None = None
+) -> tuple[Job, State]:
+    """The job of a run in a folder, with the states of its last checkpoint.
+
+    For a run of your own Task and Federation pass the same two again; they are compared by hash.
+    """
+    store = Store(Path(folder))
+    job = _reopened(store.folder, task, federation)
+    saved = store.saved()
+    if saved is None:
+        raise RunError(f"{str(folder)!r} has no checkpoint yet")
+    return job, restore(job, saved, store, resume=False)
+
+
+def _reopened(folder: Path, task: Task | None, federation: Federation | None) -> Job:
+    import tomllib
+
+    path = folder / "experiment.toml"
+    try:
+        if task is None or federation is None:
+            return job_from_experiment(read(path))
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+        given = {key: value for key, value in tables.items() if key not in ("dataset", "model")}
+        job = job_from_parts(task, federation, **given)
+    except (ConfigError, OSError, ValueError) as error:
+        raise RunError(
+            f"{str(folder)!r} cannot be built again from its experiment.toml: {error}; a run of "
+            "your own Task and Federation is reopened by reopen(folder, task, federation)"
+        ) from None
+    if job.text != text:
+        raise RunError(f"{str(folder)!r} is a run of another task or federation")
+    return job
+
+
+def converse(
+    algorithm: Algorithm, engine: Engine, state: State, sample: Sample
+) -> tuple[Outcome, list[Exchange]]:
+    """Drive a round: carry its requests to the clients until it returns."""
+    conversation = algorithm.round(state, sample)
+    exchanges: list[Exchange] = []
+    replies = None
+    while True:
+        try:
+            request = next(conversation) if replies is None else conversation.send(replies)
+        except StopIteration as stop:
+            return stop.value, exchanges
+        replies = engine.collect(algorithm, request)
+        exchanges.append((request, replies))
+
+
+def _round(job: Job, state: State, number: int) -> Round:
+    algorithm, engine = job.algorithm, job.engine
+    start = time.perf_counter()
+    outcome, exchanges = converse(algorithm, engine, state, job.sample(number))
+    trained = time.perf_counter()
+    new_state = outcome.state
+    evaluation = None
+    if number % job.settings.evaluate_every == 0 or number == job.rounds:
+        new_state = algorithm.before_evaluation(new_state)
+        evaluation = engine.evaluate(algorithm, new_state)
+    evaluated = time.perf_counter()
+    return Round(
+        number=number,
+        **_reported(exchanges, engine.population),
+        **_used(outcome, exchanges, engine.population),
+        warnings=outcome.warnings,
+        bytes=_traffic(job, exchanges),
+        **_metrics(evaluation, engine.population),
+        evaluation=evaluation,
+        state=new_state,
+        seconds={"train": trained - start, "evaluate": evaluated - trained},
+        job=job,
+    )
+
+
+def _reported(exchanges: Sequence[Exchange], population: Population) -> Values:
+    """The cohort of the first exchange, with the losses and scores that it reported."""
+    if not exchanges:
+        return {"clients": (), "losses": (), "scores": ()}
+    request, replies = exchanges[0]
+    ids = replies.clients.tolist()
+    columns = {}
+    for name, key in (("losses", "loss"), ("scores", "score")):
+        values = replies.values[key].tolist() if key in replies.values else []
+        by_client = dict(zip(ids, values, strict=False))
+        columns[name] = tuple(by_client.get(i, float("nan")) for i in request.clients.tolist())
+    names = tuple(population.names[i] for i in request.clients.tolist())
+    return {"clients": names, **columns}
+
+
+def _used(outcome: Outcome, exchanges: Sequence[Exchange], population: Population) -> Values:
+    """Weights, dropped and capped clients, by name."""
+    names = population.names
+    failed: dict[int, str] = {}
+    for _, replies in exchanges:
+        failed |= replies.failed
+    weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
+    return {
+        "weights": {names[client]: weight for client, weight in weights},
+        "dropped": {names[client]: why for client, why in (failed | outcome.dropped).items()},
+        "capped": {names[client]: why for client, why in outcome.capped.items()},
+    }
+
+
+def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
+    """Bytes sent down and up, and what sending the model's weights both ways would cost."""
+    down = up = asked = 0
+    for request, replies in exchanges:
+        down += len(request.clients) * num_bytes(request.message) + num_bytes(request.each)
+        up += num_bytes(replies.values)
+        asked += len(request.clients) if request.purpose == "train" else 0
+    return {"down": down, "up": up, "weights": 2 * asked * job.task.size * 4}
+
+
+def _metrics(evaluation: Evaluation | None, population: Population) -> Values:
+    """Metrics over clients of the main score, of personal models, and of further scores."""
+    if evaluation is None:
+        return {}
+    scored = evaluation.scored
+    names = [population.names[client] for client in scored.tolist()]
+    sizes = evaluation.sizes[scored]
+    if len(scored) == 0:
+        return {}
+    found: Values = {"metrics": metrics.summary(evaluation.score[scored], sizes, names)}
+    if evaluation.personal is not None:
+        own = evaluation.personal.score[scored]
+        found["personal"] = metrics.summary(own, sizes, names)
+    _, *further = evaluation.scores
+    more = {}
+    for name in further:
+        values = evaluation.scores[name]
+        defined = scored[~values[scored].isnan()]
+        if len(defined):
+            named = [population.names[client] for client in defined.tolist()]
+            more[name] = metrics.summary(values[defined], evaluation.sizes[defined], named)
+    return found | {"more": more}
+
+
+def _write(store: Store, job: Job, done: Round) -> None:
+    store.append(done, done.seconds)
+    if done.evaluation is not None:
+        store.write_evaluation(done.number, job.engine.population.names, done.evaluation)
+        samples = job.algorithm.samples(done.state)
+        if samples is not None:
+            store.write_samples(*samples)
+
+
+def facts(job: Job) -> Mapping[str, Value]:
+    """What the run's record says about where and on what it ran."""
+    import commonweal
+
+    return {
+        "commonweal": commonweal.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        **job.engine.facts(job.algorithm),
+        "parameters": job.task.size,
+        "score": job.task.score,
+    }

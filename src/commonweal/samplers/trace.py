@@ -1,0 +1,80 @@
+"""trace: clients are asked only while they are available, as a file says."""
+
+import csv
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commonweal.errors import DataError, did_you_mean
+from commonweal.population import Population
+from commonweal.samplers.sampler import Sampler
+
+__all__ = ["Trace"]
+
+
+@dataclass(frozen=True)
+class Trace(Sampler):
+    """`cohort` of the clients that are available in the round, all equally likely
+
+    path: a CSV file with the columns round and client (a name): who is available when
+    After its last round the trace starts again; in a round without a line nobody is asked.
+    """
+
+    path: str
+
+    @cached_property
+    def by_round(self) -> dict[int, tuple[str, ...]]:
+        """The names of the available clients by round."""
+        return _read(self.path)
+
+    def __call__(
+        self,
+        round: int,
+        population: Population,
+        size: int,
+        weights: Tensor | None,
+        rng: np.random.Generator,
+    ) -> Tensor:
+        by_round = self.by_round
+        names = by_round.get((round - 1) % max(by_round) + 1, ())
+        ids = sorted(_id(name, population, self.path) for name in names)
+        available = np.array(ids, dtype=np.int64)
+        if len(available) > size:
+            available = np.sort(rng.choice(available, size, replace=False))
+        return torch.from_numpy(available)
+
+    def check(self, population: Population) -> None:
+        for names in self.by_round.values():
+            for name in names:
+                _id(name, population, self.path)
+
+
+def _id(name: str, population: Population, path: str) -> int:
+    if name not in population.ids:
+        hint = did_you_mean(name, population.ids)
+        raise DataError(f"{path!r} names the client {name!r}, which is not in the data: {hint}")
+    return population.ids[name]
+
+
+def _read(path: str) -> dict[int, tuple[str, ...]]:
+    by_round: dict[int, list[str]] = {}
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            for line in csv.DictReader(file):
+                if line["client"] is None:
+                    raise ValueError("a line has no client")
+                by_round.setdefault(int(line["round"]), []).append(line["client"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path!r} is not a trace of clients: write a CSV file with the columns round and "
+            f"client ({error})"
+        ) from None
+    if not by_round or min(by_round) < 1:
+        raise DataError(f"{path!r} has no rounds, or one below 1: rounds are numbered 1, 2, ...")
+    return {round: tuple(dict.fromkeys(names)) for round, names in by_round.items()}
+
+
+ENTRIES = {"trace": Trace}

@@ -1,0 +1,8 @@
+"""Server optimizers: how the server moves the model along the aggregated direction."""
+
+from commonweal.servers.adaptive import Adagrad, Adam, AMSGrad, Yogi
+from commonweal.servers.polyak import Polyak
+from commonweal.servers.server import ServerOptimizer
+from commonweal.servers.sgd import SGD
+
+__all__ = ["SGD", "AMSGrad", "Adagrad", "Adam", "Polyak", "ServerOptimizer", "Yogi"]

@@ -1,0 +1,124 @@
+"""adam, yogi, adagrad, amsgrad: server optimizers that adapt the step per coordinate.
+
+Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. As there, there is no bias
+correction, and v starts at tau^2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.servers.server import ServerOptimizer
+from commonweal.tensors import State, Tensors
+
+__all__ = ["AMSGrad", "Adagrad", "Adam", "Yogi"]
+
+
+class _Adaptive(ServerOptimizer):
+    """w - lr m / (sqrt v + tau). Subclasses have the fields, and say how v is updated."""
+
+    lr: float
+    b1: float
+    tau: float
+
+    def __post_init__(self) -> None:
+        decay_rates = [value for name, value in vars(self).items() if name in ("b1", "b2")]
+        in_range = all(0 <= rate < 1 for rate in decay_rates)
+        if self.lr <= 0 or self.tau <= 0 or not in_range:
+            raise ConfigError(
+                f"server {self}: lr and tau must be above 0, b1 and b2 at least 0 and below 1"
+            )
+
+    def init(self, w: Tensor) -> State:
+        return {"m": torch.zeros_like(w), "v": torch.full_like(w, self.tau**2)}
+
+    def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+        m = self.b1 * state["m"] + (1 - self.b1) * direction
+        v, second_moments = self.second_moments(state, direction.square())
+        return w - self.lr * m / (v.sqrt() + self.tau), {"m": m, **second_moments}
+
+    def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
+        """The v to divide by, and the next state without m, from the direction's square."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Adam(_Adaptive):
+    """w - lr m / (sqrt v + tau), v = b2 v + (1 - b2) direction^2
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedAdam).
+    lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
+    """
+
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
+
+    def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
+        v = self.b2 * state["v"] + (1 - self.b2) * square
+        return v, {"v": v}
+
+
+@dataclass(frozen=True)
+class Yogi(_Adaptive):
+    """w - lr m / (sqrt v + tau), v = v - (1 - b2) direction^2 sign(v - direction^2)
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedYogi).
+    lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
+    """
+
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
+
+    def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
+        v = state["v"]
+        v = v - (1 - self.b2) * square * (v - square).sign()
+        return v, {"v": v}
+
+
+@dataclass(frozen=True)
+class Adagrad(_Adaptive):
+    """w - lr m / (sqrt v + tau), v = v + direction^2
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedAdagrad).
+    lr: the learning rate; b1: the decay rate of m; tau: the degree of adaptivity
+    """
+
+    lr: float = 0.01
+    b1: float = 0.0
+    tau: float = 1e-3
+
+    def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
+        v = state["v"] + square
+        return v, {"v": v}
+
+
+@dataclass(frozen=True)
+class AMSGrad(_Adaptive):
+    """w - lr m / (sqrt vmax + tau), vmax the largest v so far, v = b2 v + (1 - b2) direction^2
+
+    Reddi, Kale, Kumar, On the Convergence of Adam and Beyond, ICLR 2018, without bias correction.
+    lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
+    """
+
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
+
+    def init(self, w: Tensor) -> State:
+        state = super().init(w)
+        return state | {"vmax": state["v"].clone()}
+
+    def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
+        v = self.b2 * state["v"] + (1 - self.b2) * square
+        vmax = torch.maximum(state["vmax"], v)
+        return vmax, {"v": v, "vmax": vmax}
+
+
+ENTRIES = {"adam": Adam, "yogi": Yogi, "adagrad": Adagrad, "amsgrad": AMSGrad}

@@ -1,0 +1,41 @@
+"""polyak: the model that is published is the mean of all models so far.
+
+Polyak, Juditsky 1992; the averaged output of AFL (Mohri et al., ICML 2019, Fig. 3).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from commonweal.servers.server import ServerOptimizer
+from commonweal.tensors import State
+
+__all__ = ["Polyak"]
+
+
+@dataclass(frozen=True)
+class Polyak(ServerOptimizer):
+    """the steps of another server optimizer; their models' mean is evaluated and published
+
+    step: the server optimizer whose models are averaged
+    """
+
+    step: ServerOptimizer
+
+    def init(self, w: Tensor) -> State:
+        return {"n": torch.tensor(0), "mean": w.clone(), "inner": self.step.init(w)}
+
+    def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+        inner = state.get("inner", {})  # an empty state is not in a checkpoint
+        w, inner = self.step(w, direction, inner)
+        n = state["n"] + 1
+        mean = state["mean"] + (w - state["mean"]) / n
+        return w, {"n": n, "mean": mean, "inner": inner}
+
+    def output(self, w: Tensor, state: State) -> Tensor:
+        mean: Tensor = state["mean"]
+        return mean
+
+
+ENTRIES = {"polyak": Polyak}

@@ -1,0 +1,59 @@
+"""sgd: a step along the direction, with momentum.
+
+McMahan et al., AISTATS 2017; with momentum, Hsu et al. 2019 (FedAvgM).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.optimizers import step_decay
+from commonweal.servers.server import ServerOptimizer
+from commonweal.tensors import State
+
+__all__ = ["SGD"]
+
+
+@dataclass(frozen=True)
+class SGD(ServerOptimizer):
+    """w - lr * direction; lr 1 without momentum gives the weighted average of the clients' models
+
+    lr: the learning rate; momentum: the fraction of the last step that is added to the next
+    growth, growth_every: lr is multiplied by `growth` every `growth_every` rounds (the AAggFF
+    authors' code divides the server's lr by the clients' decay; papers keep it constant)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    growth: float = 1.0
+    growth_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.growth <= 0 or self.growth_every < 1:
+            raise ConfigError(
+                f"server {self}: lr and growth must be above 0, growth_every at least 1"
+            )
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"server momentum = {self.momentum}: it must be at least 0 and below 1"
+            )
+
+    def init(self, w: Tensor) -> State:
+        state = {"t": torch.tensor(1)}
+        if self.momentum:
+            state["velocity"] = torch.zeros_like(w)
+        return state
+
+    def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+        t = int(state["t"])
+        new_state = {"t": torch.tensor(t + 1)}
+        if self.momentum:
+            direction = self.momentum * state["velocity"] + direction
+            new_state["velocity"] = direction
+        lr = step_decay(self.lr, self.growth, self.growth_every, t)
+        return w - lr * direction, new_state
+
+
+ENTRIES = {"sgd": SGD}

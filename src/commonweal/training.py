@@ -1,0 +1,317 @@
+"""Local training: the batch schedule of a group of clients, and the loop over their steps.
+
+A client method speaks of one client. `vmap_clients` runs its functions for a group of clients at
+once, `single` for a group of one. What is random was drawn before (`BatchSchedule`), so that both
+give the same numbers.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commonweal.clients.client import Client
+from commonweal.errors import DataError
+from commonweal.federation import Rows
+from commonweal.task import Batch, Task
+from commonweal.tensors import State, Tensors, select
+from commonweal.values import Function, Value
+
+__all__ = [
+    "BatchSchedule",
+    "Trained",
+    "Vectorize",
+    "keep_freed_memory",
+    "schedule",
+    "single",
+    "train_locally",
+    "vmap_clients",
+]
+
+# Turns a function of one client into one of a group. The second argument says which arguments have
+# a client axis (0) and which are the same for all (None).
+Vectorize = Callable[[Function, tuple[int | None, ...]], Function]
+
+
+def vmap_clients(f: Function, dims: tuple[int | None, ...]) -> Function:
+    """Run a function of one client for a group of clients at once."""
+    return torch.vmap(f, in_dims=dims)
+
+
+def single(f: Function, dims: tuple[int | None, ...]) -> Function:
+    """Run a function of one client for a group of one."""
+
+    def call(*arguments: Value) -> Value:
+        pairs = zip(arguments, dims, strict=True)
+        squeezed = [_map_tensors(a, Tensor.squeeze) if dim == 0 else a for a, dim in pairs]
+        return _map_tensors(f(*squeezed), Tensor.unsqueeze)
+
+    return call
+
+
+def _map_tensors(tree: Value, change: Callable[[Tensor, int], Tensor]) -> Value:
+    """Change axis 0 of every tensor in nested dicts and tuples (torch's tree_map is far slower)."""
+    if isinstance(tree, Tensor):
+        return change(tree, 0)
+    if isinstance(tree, dict):
+        return {name: _map_tensors(value, change) for name, value in tree.items()}
+    return tuple(_map_tensors(value, change) for value in tree)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSchedule:
+    """Which rows each of S clients takes at which step, and the random numbers of each step."""
+
+    order: np.ndarray  # row numbers in the order they are taken, client after client
+    base: np.ndarray  # (S,) where in `order` a client's rows begin
+    sizes: np.ndarray  # (S,)
+    batch: np.ndarray  # (S,) rows per step
+    steps_per_epoch: np.ndarray  # (S,)
+    steps: np.ndarray  # (S,)
+    noise: np.ndarray  # (sum of steps, draws), client after client
+    seeds: tuple[int, ...]  # for modules that draw inside (dropout)
+
+    def at(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Row numbers (k, B), loss weights (k, B) and noise (k, draws) of the first k clients."""
+        begin, length = self._batches_at(step, clients)
+        column = np.arange(length.max())
+        real = column < length[:, None]
+        # Padding repeats the first row of the batch, with weight 0.
+        rows = self.order[begin[:, None] + np.where(real, column, 0)]
+        weight = (real / length[:, None]).astype(np.float32)
+        noise = self.noise[self._first_noise[:clients] + step]
+        return torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise)
+
+    def _batches_at(self, step: int, clients: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where in `order` the batches begin, and their lengths, (k,) each."""
+        k = clients
+        epoch, position = np.divmod(step, self.steps_per_epoch[:k])
+        taken = position * self.batch[:k]  # rows of this epoch that were taken before
+        length = np.minimum(self.batch[:k], self.sizes[:k] - taken)
+        return self.base[:k] + epoch * self.sizes[:k] + taken, length
+
+    @cached_property
+    def _first_noise(self) -> np.ndarray:  # (S,) where in `noise` a client's draws begin
+        first: np.ndarray = np.cumsum(self.steps) - self.steps
+        return first
+
+
+def schedule(
+    client: Client,
+    task: Task,
+    rows: Rows,
+    ids: Tensor,
+    streams: Sequence[np.random.Generator],
+) -> BatchSchedule:
+    """Draw everything that is random in the local training of these clients."""
+    n = rows.sizes[ids].numpy()
+    batch = np.minimum(n, client.batch or n)
+    per_epoch = _steps_per_epoch(task, n, batch)
+    steps = client.total_epochs * per_epoch
+    if client.steps is not None:
+        steps = np.full(len(n), client.steps)
+    epochs = -(-steps // per_epoch)
+    first_row = rows.offsets[ids].numpy()
+    draws = client.draws(task)
+    order, noise, seeds = [], [], []
+    for k, rng in zip(range(len(n)), streams, strict=True):
+        order += [first_row[k] + rng.permutation(n[k]) for _ in range(epochs[k])]
+        noise.append(rng.random((steps[k], draws), dtype=np.float32))
+        seeds.append(int(rng.integers(1 << 62)))
+    return BatchSchedule(
+        order=np.concatenate(order),
+        base=np.cumsum(epochs * n) - epochs * n,
+        sizes=n,
+        batch=batch,
+        steps_per_epoch=per_epoch,
+        steps=steps,
+        noise=np.concatenate(noise),
+        seeds=tuple(seeds),
+    )
+
+
+def _steps_per_epoch(task: Task, sizes: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    if task.has_batchnorm:
+        if batch.min() < 2:
+            raise DataError(
+                "BatchNorm needs two rows per step: a client has one training row, or batch = 1"
+            )
+        sizes = sizes - 1  # BatchNorm cannot take a remainder of one row: it is left out
+    steps: np.ndarray = np.maximum(1, -(-sizes // batch))
+    return steps
+
+
+class Trained(NamedTuple):
+    """What local training gave, each with a client axis."""
+
+    replies: Tensors
+    states: Tensors
+    models: Tensor  # (S, d) the trained w
+
+
+def train_locally(
+    client: Client,
+    task: Task,
+    message: Tensors,
+    states: Tensors,
+    rows: Rows,
+    plan: BatchSchedule,
+    vectorize: Vectorize,
+) -> Trained:
+    """Train a group of clients from the message and their states.
+
+    The clients come by falling number of steps: those that are done leave at the end of the group,
+    and only the others are computed.
+    """
+    steps = torch.from_numpy(plan.steps)
+    # `steps` gives vmap the size of the group where clients have no state.
+    start = vectorize(lambda state, _: client.start(task, message, state), (0, 0))
+    params: Tensors = start(states, steps)
+    train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
+    with _seeded(plan.seeds):
+        params = _all_steps(params, states, plan, train_on_batch)
+    reply = vectorize(lambda p, s, n: client.reply(task, p, message, s, n), (0, 0, 0))
+    replies, new_states = reply(params, states, steps)
+    return Trained(replies, new_states, params["w"])
+
+
+# (number of the step, params, opt_state, client states) -> params, opt_state
+BatchFunction = Callable[[int, Tensors, State, Tensors], tuple[Tensors, State]]
+
+
+def _all_steps(
+    params: Tensors, states: Tensors, plan: BatchSchedule, train_on_batch: BatchFunction
+) -> Tensors:
+    """The vectors of all clients after their last steps."""
+    opt_state: State = {}
+    finished: list[Tensors] = []
+    for step in range(plan.steps[0]):
+        active = int((plan.steps > step).sum())
+        if active < len(params["w"]):
+            left = select(params, slice(active, None))
+            finished.append({name: value.clone() for name, value in left.items()})
+            params = select(params, slice(active))
+            opt_state = _first(opt_state, active)
+        active_states = select(states, slice(active))
+        params, opt_state = train_on_batch(step, params, opt_state, active_states)
+    return _joined([params, *reversed(finished)])
+
+
+def _first(state: State, clients: int) -> State:
+    """The optimizer state of the first clients."""
+    first: State = {}
+    for name, value in state.items():
+        first[name] = _first(value, clients) if isinstance(value, dict) else value[:clients]
+    return first
+
+
+def _joined(parts: list[Tensors]) -> Tensors:
+    """Concatenate along the client axis."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _batch_function(
+    client: Client,
+    task: Task,
+    message: Tensors,
+    rows: Rows,
+    plan: BatchSchedule,
+    vectorize: Vectorize,
+) -> BatchFunction:
+    """The function that takes a group's gradient steps on its next batches."""
+    lr = client.rate(int(message["round"]))
+
+    def loss(p: Tensors, x: Tensor, y: Tensor, weight: Tensor, s: Tensors, u: Tensor) -> Value:
+        return client.loss(task, p, Batch(x, y, weight), message, s, u)
+
+    def step(p: Tensors, grads: Tensors, opt_state: State, epoch: Tensor, last: bool) -> Value:
+        return client.step(task, p, grads, opt_state, lr, epoch, last)
+
+    loss_of_group = vectorize(loss, (0,) * 6)
+    # The base class's step is elementwise: it takes a group as it is, which saves a vmap per step.
+    step_of_group = step if _base_step(client) else vectorize(step, (0, 0, 0, 0, None))
+
+    def train_on_batch(
+        number: int, params: Tensors, opt_state: State, states: Tensors
+    ) -> tuple[Tensors, State]:
+        index, weight, noise = plan.at(number, len(params["w"]))
+        x = rows.x[index]
+        y = rows.y[index]
+        epoch = torch.from_numpy(number // plan.steps_per_epoch[: len(index)])
+        for substep in range(1, client.steps_per_batch + 1):
+            grads, buffers = _gradients(loss_of_group, params, x, y, weight, states, noise)
+            last = substep == client.steps_per_batch
+            with torch.no_grad():
+                moved, opt_state = step_of_group(params, grads, opt_state, epoch, last)
+            params = _write_buffers(task, params | moved, buffers)
+        return params, opt_state
+
+    return train_on_batch
+
+
+def _base_step(client: Client) -> bool:
+    method = type(client)
+    return method.step is Client.step and method.descend is Client.descend
+
+
+def _gradients(
+    loss: Function, params: Tensors, *batch: Tensor | Tensors
+) -> tuple[Tensors, Tensors]:
+    """All clients' gradients and buffers. Losses are separate: one backward of the sum suffices."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    losses, buffers = loss(leaves, *batch)
+    grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True)), buffers
+
+
+def _write_buffers(task: Task, params: Tensors, buffers: Tensors) -> Tensors:
+    """Write the updated BatchNorm buffers (S, b) into the vectors of the same names."""
+    n = task.num_trainable
+    written = {}
+    for name, values in buffers.items():
+        if values.shape[-1]:
+            written[name] = torch.cat([params[name][..., :n], values.detach()], -1)
+    return params | written
+
+
+@contextmanager
+def _seeded(seeds: tuple[int, ...]) -> Iterator[None]:
+    """Seed torch's generator for a single client, whose module may draw inside (dropout).
+
+    torch.random.fork_rng takes as long as training a small client. vmap refuses such modules.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    if len(seeds) == 1:
+        generator.manual_seed(seeds[0])
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+# Parameters of glibc's mallopt.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+
+
+def keep_freed_memory(limit: int = 1 << 30) -> None:
+    """Let glibc keep up to `limit` freed bytes for reuse, for the rest of the process.
+
+    A step allocates vectors (S, d) of some megabytes, which glibc would return to the system and
+    request again page by page: up to a third of the time of training.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+    mallopt(M_MMAP_THRESHOLD, limit)
+    mallopt(M_TRIM_THRESHOLD, limit)

@@ -1,0 +1,144 @@
+"""Downloads are checked and complete; every dataset says where its files come from."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commonweal.datasets import _download, _sources
+from commonweal.datasets._sources import File
+from commonweal.errors import DataError
+
+HERE = Path(_sources.__file__).parent
+OWN = {"vowel", "digits", "synthetic", "table", "folder"}  # datasets without original files
+
+
+class Handler(BaseHTTPRequestHandler):
+    body = b"x" * 5000
+    breaks = 0
+    asked = 0
+
+    def do_GET(self) -> None:
+        Handler.asked += 1
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        if Handler.asked <= self.breaks:
+            self.wfile.write(self.body[:1000])
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class QuietServer(HTTPServer):
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    Handler.breaks = 0
+    Handler.asked = 0
+    server = QuietServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def file(url: str, body: bytes = Handler.body) -> File:
+    return File("some", "some.bin", url + "some.bin", f"sha256:{hashlib.sha256(body).hexdigest()}")
+
+
+def test_a_download_is_checked_and_not_repeated(served: str, tmp_path: Path) -> None:
+    path = _download.fetch(file(served), root=tmp_path)
+    assert path == tmp_path / "some" / "some.bin" and path.read_bytes() == Handler.body
+    _download.fetch(file(served), root=tmp_path)
+    assert Handler.asked == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_download_that_breaks_starts_again_and_leaves_no_half(
+    served: str, tmp_path: Path
+) -> None:
+    Handler.breaks = 2
+    path = _download.fetch(file(served), root=tmp_path)
+    assert path.read_bytes() == Handler.body and Handler.asked == 3
+    Handler.breaks = 99
+    Handler.asked = 0
+    words = r"some.bin could not be downloaded from .*: try again later, or put it into"
+    with pytest.raises(DataError, match=words):
+        _download.fetch(file(served), root=tmp_path / "second")
+    assert list((tmp_path / "second" / "some").iterdir()) == []
+
+
+def test_a_wrong_checksum_is_a_sentence_and_leaves_no_file(served: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="its checksum is not the published one"):
+        _download.fetch(file(served, b"other"), root=tmp_path)
+    assert list((tmp_path / "some").iterdir()) == [] and Handler.asked == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(served: str, tmp_path: Path) -> None:
+    (tmp_path / "some").write_text("a file in the folder's place")
+    with pytest.raises(DataError, match="cannot write to"):
+        _download.fetch(file(served), root=tmp_path)
+
+
+# Where files come from
+
+
+def datasets() -> set[str]:
+    stems = {path.stem for path in HERE.glob("[a-z]*.py")} - {"partition", "noise"}
+    return {stem.replace("_", "-") for stem in stems}
+
+
+def test_every_dataset_has_files_or_advice() -> None:
+    by_hand = {name for name in datasets() if _sources.manual(name)}
+    assert datasets() == OWN | set(_sources.names()) | by_hand
+    assert not by_hand & set(_sources.names()) and not OWN & by_hand
+
+
+@pytest.mark.parametrize("name", _sources.names())
+def test_sources_are_whole(name: str) -> None:
+    for source in _sources.downloads(name):
+        kind, _, digest = source.hash.partition(":")
+        assert len(digest) == {"sha256": 64, "md5": 32}[kind]
+        assert int(digest, 16) > 0
+        assert source.url.startswith("http") and source.url.endswith(f"/{source.name}")
+        assert source.folder and "/" not in source.folder
+
+
+def test_writers_need_mnist_too() -> None:
+    files = _sources.downloads("mnist-writers")
+    assert files[:4] == _sources.downloads("mnist")
+    assert [f.folder for f in files] == ["mnist"] * 4 + ["qmnist_writers"] * 2
+
+
+def test_a_dataset_without_download_is_a_sentence() -> None:
+    with pytest.raises(DataError, match=r"cannot be downloaded for you: put identity_CelebA.txt"):
+        _download.sources("celeba")
+    with pytest.raises(DataError, match="did you mean 'mnist'"):
+        _download.sources("mnits")
+    with pytest.raises(DataError, match="'vowel' needs no download"):
+        _download.sources("vowel")
+
+
+def test_data_get(served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from commonweal.cli import app
+
+    monkeypatch.setattr(_download, "sources", lambda name: (file(served),))
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(app, ["data", "get", "mnist", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "1 files in" in result.output and "their checksums are right" in result.output
+    assert (tmp_path / "some" / "some.bin").exists()

@@ -1,0 +1,260 @@
+"""A user's own rows: tables, arrays and folders, and sentences for what cannot be used."""
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import commonweal
+from commonweal.datasets import Pool, _tables
+from commonweal.datasets.table import table
+from commonweal.errors import ConfigError, DataError
+from commonweal.federation import Federation
+
+FIVE = {"name": "iid", "clients": 5}
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding=encoding)
+    return str(path)
+
+
+def patient(i: int) -> str:
+    city = "ab"[i % 2]
+    ill = "yes" if i % 4 else "no"
+    return f"{20 + i},{city},w{i % 3},{ill}\n"
+
+
+TABLE = "age,city,ward,ill\n" + "".join(patient(i) for i in range(30))
+
+
+def load(path: str, **options: Any) -> Federation:
+    return commonweal.dataset("table", path=path, **({"label": "ill", "client": "ward"} | options))
+
+
+def ages(federation: Federation) -> list[float]:
+    both = torch.cat([federation.train.x, federation.test.x])[:, 0]
+    values: list[float] = both.sort().values.tolist()
+    return values
+
+
+# Tables
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    federation = load(written(tmp_path / "t.csv", TABLE), test=0.5)
+    assert federation.names == ("w0", "w1", "w2") and federation.outputs == 2
+    assert federation.train.x.shape == (15, 3)
+    assert float(federation.train.x[:, 0].mean()) == pytest.approx(0, abs=1e-6)
+    assert set(federation.train.x[:, 1:].flatten().tolist()) == {0.0, 1.0}
+    assert federation.counts.sum(0).tolist() == [8, 22]  # no before yes
+
+
+def test_columns_can_be_dropped_and_left_as_they_are(tmp_path: Path) -> None:
+    raw = load(written(tmp_path / "t.csv", TABLE), scale=False, drop=["city"])
+    assert ages(raw) == [float(age) for age in range(20, 50)]
+    assert raw.train.x.shape[1] == 1
+
+
+def test_labels_may_be_values(tmp_path: Path) -> None:
+    values = load(written(tmp_path / "t.csv", TABLE), label="age", task="values")
+    assert (values.loss, values.score) == ("squared", "r2")
+
+
+def test_some_of_the_clients_of_a_table(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", TABLE)
+    some = load(path, clients=2, scale=False)
+    everyone = load(path, scale=False)
+    assert some.clients == 2 and some.outputs == 2
+    for k, name in enumerate(some.names):
+        same = everyone.train.client(everyone.names.index(name))
+        assert torch.equal(some.train.client(k).x, same.x)
+    with pytest.raises(ConfigError, match="clients = 4: it must be at most 3"):
+        load(path, clients=4)
+
+
+def test_the_column_of_clients_is_called_client_unless_another_is_named(tmp_path: Path) -> None:
+    text = TABLE.replace("ward", "client")
+    named = load(written(tmp_path / "a.csv", TABLE))
+    default = load(written(tmp_path / "b.csv", text), client=None)
+    assert default.names == named.names and torch.equal(default.train.x, named.train.x)
+
+
+# Tables without clients
+
+
+def test_a_table_without_clients_is_dealt(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", TABLE)
+    assert isinstance(table(path, label="ill", drop=("ward",)), Pool)
+    dealt = load(path, client=None, drop=["ward"], partition=FIVE)
+    assert dealt.clients == 5
+    assert float(dealt.train.x[:, 0].mean()) == pytest.approx(0, abs=1e-6)
+    assert ages(load(path, client=None, partition=FIVE, scale=False)) == list(range(20, 50))
+
+
+def test_a_table_with_clients_can_be_dealt_again(tmp_path: Path) -> None:
+    dealt = load(written(tmp_path / "t.csv", TABLE), partition=FIVE, scale=False)
+    assert dealt.clients == 5 and ages(dealt) == list(range(20, 50))
+    assert dealt.train.x.shape[1] == 3  # the ward is no feature
+
+
+def test_a_table_without_clients_needs_a_partition(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", TABLE)
+    with pytest.raises(ConfigError, match=r"no clients: name the column .* or give a partition"):
+        load(path, client=None)
+    with pytest.raises(ConfigError, match="clients = 2: the table has no column 'client'"):
+        load(path, client=None, clients=2, partition=FIVE)
+
+
+# Other formats
+
+
+def test_parquet_holds_the_same(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    import pyarrow.csv
+
+    path = written(tmp_path / "t.csv", TABLE)
+    parquet.write_table(pyarrow.csv.read_csv(path), tmp_path / "t.parquet")
+    a = load(path)
+    b = load(str(tmp_path / "t.parquet"))
+    assert torch.equal(a.train.x, b.train.x) and torch.equal(a.test.y, b.test.y)
+    assert a.names == b.names
+
+
+def test_npz_holds_arrays(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(9, 2, 3)).astype(np.float32)
+    owner = np.repeat([7, 8, 9], 3)
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(9) % 3, client=owner)
+    federation = commonweal.dataset("table", path=str(tmp_path / "t.npz"))
+    assert federation.names == ("7", "8", "9") and federation.train.x.shape[1:] == (2, 3)
+    np.savez(tmp_path / "u.npz", x=x, y=np.arange(9) % 3, site=owner)
+    same = commonweal.dataset("table", path=str(tmp_path / "u.npz"), client="site")
+    assert same.names == federation.names and torch.equal(same.train.x, federation.train.x)
+    dealt = commonweal.dataset("table", path=str(tmp_path / "u.npz"), partition=FIVE)
+    assert dealt.clients == 5
+
+
+def test_a_long_table_is_read_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "t.csv", TABLE)
+    whole = load(path)
+    monkeypatch.setattr(_tables, "BATCH", 7)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
+    parts = load(path)
+    assert torch.equal(whole.train.x, parts.train.x) and torch.equal(whole.test.y, parts.test.y)
+
+
+def test_blank_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load(written(tmp_path / "t.csv", TABLE))
+    monkeypatch.setattr(_tables, "BATCH", 5)
+    blank = load(written(tmp_path / "u.csv", TABLE.replace("w1", "w1", 1) + "\n" * 12))
+    assert torch.equal(whole.train.x, blank.train.x)
+
+
+# What cannot be used
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (TABLE, {"label": "il"}, "label = 'il': there is no such column; did you mean 'ill'"),
+        (
+            TABLE,
+            {"client": "wart"},
+            "client = 'wart': there is no such column; did you mean 'ward'",
+        ),
+        (TABLE + "1,2\n", {}, "2 values for 4 columns"),
+        (TABLE + ",a,w0,yes\n", {}, "column 'age' has missing values"),
+        (TABLE.replace("age", "ward"), {}, "different column names"),
+        ("age,ward,ill\n", {}, "no rows"),
+        ("", {}, "different column names"),
+        (TABLE, {"drop": ["age", "city"]}, "no column is left"),
+        (TABLE, {"label": "age", "task": "values", "drop": ["tion"]}, "no such column"),
+        (TABLE.replace("21,", "21.5,"), {"label": "age", "task": "classes"}, "a label is 21.5"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_a_sentence(
+    tmp_path: Path, text: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        load(written(tmp_path / "t.csv", text), **options)
+
+
+def test_files_that_are_not_tables(tmp_path: Path) -> None:
+    latin = TABLE.replace("a,w", "é,w")
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        load(written(tmp_path / "t.csv", latin, "latin-1"))
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(TABLE.encode() * 50)[:60])
+    with pytest.raises(DataError, match="cut short or damaged"):
+        load(str(tmp_path / "t.csv.gz"))
+    with pytest.raises(DataError, match="there is no file"):
+        load(str(tmp_path / "none.csv"))
+    with pytest.raises(DataError, match="is a folder, not a table"):
+        load(str(tmp_path))
+
+
+def test_arrays_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "t.npz").write_bytes(b"no zip")
+    with pytest.raises(DataError, match="not an npz file"):
+        commonweal.dataset("table", path=str(tmp_path / "t.npz"))
+    np.savez(tmp_path / "u.npz", x=np.zeros(3))
+    with pytest.raises(DataError, match="it needs y too"):
+        commonweal.dataset("table", path=str(tmp_path / "u.npz"))
+    with pytest.raises(DataError, match="it needs y and client too"):
+        commonweal.dataset("table", path=str(tmp_path / "u.npz"), client="client")
+
+
+def test_without_pyarrow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[parquet\]'"):
+        load(str(tmp_path / "t.parquet"))
+
+
+# Folders
+
+
+def folders(root: Path) -> None:
+    for k, name in enumerate(("ann", "bob")):
+        lines = "".join(f"{k + i},{i % 2}\n" for i in range(10))
+        written(root / "tables" / name / "a.csv", f"v,label\n{lines}")
+        (root / "arrays" / name).mkdir(parents=True)
+        x = np.full((5, 2), k, np.float32)
+        np.savez(root / "arrays" / name / "a.npz", x=x, y=np.arange(5) % 2)
+        for kind in ("cat", "dog"):
+            place = root / "images" / name / kind
+            place.mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (40, 30), (k, i, 0)).save(place / f"{i}.png")
+
+
+def test_a_folder_per_client(tmp_path: Path) -> None:
+    folders(tmp_path)
+    tables = commonweal.dataset("folder", path=str(tmp_path / "tables"))
+    arrays = commonweal.dataset("folder", path=str(tmp_path / "arrays"))
+    images = commonweal.dataset("folder", path=str(tmp_path / "images"))
+    assert tables.names == arrays.names == images.names == ("ann", "bob")
+    assert tables.train.sizes.tolist() == [8, 8] and arrays.train.x[-1].tolist() == [1, 1]
+    assert images.train.x.shape[1:] == (3, 32, 32) and images.notes == ("classes: cat, dog",)
+    with pytest.raises(DataError, match="one folder per client"):
+        commonweal.dataset("folder", path=str(tmp_path / "tables" / "ann"))
+
+
+@pytest.mark.parametrize("kind", ["tables", "arrays", "images"])
+def test_some_of_the_folders_and_a_partition_of_all(tmp_path: Path, kind: str) -> None:
+    folders(tmp_path)
+    path = str(tmp_path / kind)
+    one = commonweal.dataset("folder", path=path, clients=1)
+    assert one.clients == 1 and one.outputs == 2
+    three = commonweal.dataset("folder", path=path, partition={"name": "iid", "clients": 3})
+    assert three.clients == 3
+    noisy = commonweal.dataset("folder", path=path, noise={"name": "pair", "rate": 1.0})
+    clean = commonweal.dataset("folder", path=path)
+    assert torch.equal(noisy.train.y, 1 - clean.train.y)

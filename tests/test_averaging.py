@@ -425,6 +425,8 @@ def test_two_phase_equals_averaging(kind: str, rule: str) -> None:
         {"client": "fedper(batch=8)"},
         {"rule": {"name": "grouped", "rule": "afl", "domains": 2}},
         {"sampler": "weight", "rule": "afl", "cohort": 2},
+        {"channels": ["clip(norm=0.05)"]},
+        {"channels": ["clip(norm=0.05)"], "client": "fedper(batch=8)"},
     ],
     ids=lambda parts: "-".join(parts),
 )

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from commonweal._client_checks import CLIENT_CHECKS, check_client
 from commonweal._samples import (
     equal_reports,
     extreme_reports,
@@ -29,7 +30,7 @@ from commonweal.population import Setting
 from commonweal.rules.rule import Decision, Need, Reports, Rule
 from commonweal.tensors import State, Tensors, flatten, unflatten
 
-__all__ = ["RULE_CHECKS", "check_rule"]
+__all__ = ["CLIENT_CHECKS", "RULE_CHECKS", "check_client", "check_rule"]
 
 RuleCheck = Callable[[Rule, int, int], str | None]  # rule, clients, seed -> what is wrong
 

@@ -202,8 +202,9 @@ def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, Value
                 f"{key} = {parts[key]!r} beside an algorithm that has its own parts: leave it out"
             )
     if algorithm.task is not task:
+        name = type(algorithm.task.module).__name__
         raise ConfigError(
-            "the algorithm has another task than the run: give both the same Task, with its scores"
+            f"the algorithm has another task ({name}) than the run: give both the same Task"
         )
 
 
@@ -211,8 +212,9 @@ def _is_default(kind: str, part: Value) -> bool:
     facts = KINDS[kind]
     if facts.several:
         return len(part) == 0
-    default = facts.default
-    return part in (default, catalog.complete(kind, default))
+    if not isinstance(part, str | Mapping):
+        return False
+    return catalog.complete(kind, part) == catalog.complete(kind, facts.default)
 
 
 def _part(kind: str, value: Value) -> Value:

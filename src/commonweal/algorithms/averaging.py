@@ -97,7 +97,9 @@ class Averaging(Algorithm):
     def cohort(self, state: State, sample: Sample) -> Tensor:
         """The clients to ask. One that is drawn twice is asked once."""
         clients = sample.population.clients
-        return torch.unique(sample(lambda: self.rule.distribution(state["rule"], clients)))
+        drawn = sample(lambda: self.rule.distribution(state["rule"], clients))
+        distinct: Tensor = torch.unique(drawn)
+        return distinct
 
     def tell(self, state: State, replies: Replies, clients: int) -> Outcome:
         """Weigh the reports and move the model. Without usable replies nothing moves."""

@@ -7,6 +7,7 @@ rules that do not need updates.
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from commonweal.algorithms.algorithm import Conversation, Group, Outcome, Replies, Request, Sample
 from commonweal.algorithms.averaging import Averaging, buffer_weights
@@ -86,16 +87,18 @@ class TwoPhase(Averaging):
         if request.purpose != "train":
             return super().answer(request, group)
         trained = self.train(request, group)
-        n = self.task.num_trainable
-        update = trained.replies["update"]
-        weighted = torch.cat(
-            [
-                group.each["weight"][:, None] * update[:, :n],
-                group.each["buffer_weight"][:, None] * update[:, n:],
-            ],
-            dim=1,
-        )
-        return self.encode({"update": weighted}, trained.states, group)
+        # Channels come first: a client clips what it computed, and then weighs it.
+        replies, states = self.encode({"update": trained.replies["update"]}, trained.states, group)
+        return {"update": replies["update"] * self._factors(group)}, states
+
+    def _factors(self, group: Group) -> Tensor:
+        """What each coordinate of an encoded update is multiplied by, (S, p)."""
+        is_buffer = torch.arange(self.task.size) >= self.task.num_trainable
+        mask = self.client.private_mask(self.task)
+        if mask is not None:
+            is_buffer = is_buffer[~mask]
+        weight = group.each["weight"][:, None]
+        return torch.where(is_buffer, group.each["buffer_weight"][:, None], weight)
 
 
 ENTRIES = {"two-phase": TwoPhase}

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -82,7 +83,7 @@ def _in_memory(parse: Parse) -> Arrays:
 def _file(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
     # Reserve the space now: a full disk is an error here, but a crash while writing mapped memory.
-    if hasattr(os, "posix_fallocate"):
+    if sys.platform == "linux":
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array

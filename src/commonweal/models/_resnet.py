@@ -5,27 +5,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from commonweal.models._shapes import image
+from commonweal.models._blocks import classifier, convolution, first_stride
+from commonweal.models._shapes import Shape, image
 
-__all__ = ["SMALL", "residual"]
+__all__ = ["residual"]
 
 Norm = Callable[[int], nn.Module]
-SMALL = 64  # pixels up to which images are not downsampled before the first block
 
 
 class _Block(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inputs, channels, 3, stride, 1, bias=False),
+            convolution(inputs, channels, 3, stride),
             norm(channels),
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
+            convolution(channels, channels, 3),
             norm(channels),
         )
         self.past: nn.Module = nn.Identity()
         if inputs != channels or stride != 1:
-            projection = nn.Conv2d(inputs, channels, 1, stride, bias=False)
+            projection = convolution(inputs, channels, 1, stride)
             self.past = nn.Sequential(projection, norm(channels))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,19 +33,17 @@ class _Block(nn.Module):
 
 
 def residual(
-    name: str, shape: tuple[int, ...], outputs: int, blocks: tuple[int, ...], norm: Norm
+    name: str,
+    shape: Shape,
+    outputs: int,
+    blocks: tuple[int, ...],
+    norm: Norm,
 ) -> nn.Module:
     """A stem, stages of 64, 128, 256, 512 channels, the mean over the image, a linear layer.
 
     blocks: residual blocks of each stage
     """
-    colours, height, width = image(name, shape)
-    layers: list[nn.Module]
-    if max(height, width) <= SMALL:
-        layers = [nn.Conv2d(colours, 64, 3, 1, 1, bias=False), norm(64), nn.ReLU()]
-    else:
-        layers = [nn.Conv2d(colours, 64, 7, 2, 3, bias=False), norm(64), nn.ReLU()]
-        layers.append(nn.MaxPool2d(3, 2, 1))
+    layers = _stem(*image(name, shape), norm)
     inputs = 64
     for stage, count in enumerate(blocks):
         channels = 64 << stage
@@ -53,5 +51,13 @@ def residual(
             stride = 2 if stage and block == 0 else 1
             layers.append(_Block(inputs, channels, stride, norm))
             inputs = channels
-    head = nn.Linear(inputs, outputs)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+    return classifier(layers, inputs, outputs)
+
+
+def _stem(channels: int, height: int, width: int, norm: Norm) -> list[nn.Module]:
+    """The layers before the first block: images that are not small are downsampled twice."""
+    stride = first_stride(height, width)
+    if stride == 1:
+        return [convolution(channels, 64, 3), norm(64), nn.ReLU()]
+    first = convolution(channels, 64, 7, stride)
+    return [first, norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]

@@ -2,10 +2,12 @@
 
 from commonweal.errors import ConfigError
 
-__all__ = ["image", "sequence"]
+__all__ = ["Shape", "image", "sequence"]
+
+Shape = tuple[int, ...]  # of a row
 
 
-def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
+def image(model: str, shape: Shape, least: int = 1) -> tuple[int, int, int]:
     """Channels, height and width of images that are large enough."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ConfigError(
@@ -15,7 +17,7 @@ def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int,
     return shape[0], shape[1], shape[2]
 
 
-def sequence(model: str, shape: tuple[int, ...]) -> int:
+def sequence(model: str, shape: Shape) -> int:
     """The length of rows that are sequences of tokens."""
     if len(shape) != 1:
         raise ConfigError(

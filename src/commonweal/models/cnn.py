@@ -2,12 +2,12 @@
 
 from torch import nn
 
-from commonweal.models._shapes import image
+from commonweal.models._shapes import Shape, image
 
 __all__ = ["cnn"]
 
 
-def cnn(shape: tuple[int, ...], outputs: int, hidden: int = 512) -> nn.Module:
+def cnn(shape: Shape, outputs: int, hidden: int = 512) -> nn.Module:
     """[5x5 convolution, ReLU, 2x2 max pooling] with 32 and 64 channels, then a hidden layer.
 
     hidden: units of the hidden layer (1,663,370 parameters in all for MNIST)

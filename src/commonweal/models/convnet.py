@@ -5,12 +5,13 @@ Caldas et al. 2018; AAggFF C.2.
 
 from torch import nn
 
-from commonweal.models._shapes import image
+from commonweal.models._blocks import convolution
+from commonweal.models._shapes import Shape, image
 
 __all__ = ["convnet"]
 
 
-def convnet(shape: tuple[int, ...], outputs: int, channels: int = 32) -> nn.Module:
+def convnet(shape: Shape, outputs: int, channels: int = 32) -> nn.Module:
     """Four times [3x3 convolution without bias, GroupNorm, max pooling, ReLU], then 5x5 averages
 
     The normalisations have 32, 16, 8 and 4 groups.
@@ -20,7 +21,7 @@ def convnet(shape: tuple[int, ...], outputs: int, channels: int = 32) -> nn.Modu
     layers: list[nn.Module] = []
     for groups in (32, 16, 8, 4):
         layers += [
-            nn.Conv2d(inputs, channels, 3, padding=1, bias=False),
+            convolution(inputs, channels, 3),
             nn.GroupNorm(groups, channels),
             nn.MaxPool2d(2, padding=1),  # with padding, as in the authors' code
             nn.ReLU(),

@@ -9,16 +9,14 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from commonweal.errors import ConfigError
-from commonweal.models._shapes import sequence
+from commonweal.models._shapes import Shape, sequence
 
 __all__ = ["distilbert"]
 
 PAD = 0  # the padding token of BERT's vocabularies
 
 
-def distilbert(
-    shape: tuple[int, ...], outputs: int, weights: str, frozen: bool = False
-) -> nn.Module:
+def distilbert(shape: Shape, outputs: int, weights: str, frozen: bool = False) -> nn.Module:
     """The state of the first token, through a hidden layer with ReLU, to the outputs.
 
     weights: the folder of config.json and model.safetensors; frozen: train the head only

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from commonweal.models._resnet import SMALL
-from commonweal.models._shapes import image
+from commonweal.models._blocks import convolution, first_stride
+from commonweal.models._shapes import Shape, image
 
 __all__ = ["efficientnet_b0"]
 
@@ -20,41 +20,61 @@ STAGES = [
 ]
 
 
-def efficientnet_b0(shape: tuple[int, ...], outputs: int, dropout: float = 0.0) -> nn.Module:
+def efficientnet_b0(shape: Shape, outputs: int, dropout: float = 0.0) -> nn.Module:
     """Seven stages of inverted bottlenecks with BatchNorm and SiLU, image mean, a linear layer.
 
     dropout: before the last layer (0.2 in the paper; such a model runs client by client)
     """
     colours, height, width = image("efficientnet-b0", shape)
     inputs = 32
-    layers = _unit(colours, inputs, 3, 1 if max(height, width) <= SMALL else 2)
+    layers = _unit(colours, inputs, 3, first_stride(height, width))
     for expansion, channels, blocks, stride, size in STAGES:
         for block in range(blocks):
             step = stride if block == 0 else 1
             layers.append(_Bottleneck(inputs, channels, expansion, step, size))
             inputs = channels
-    layers += [*_unit(inputs, 1280, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += _unit(inputs, 1280, 1, 1)
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if dropout:
         layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers, nn.Linear(1280, outputs))
 
 
-def _unit(inputs: int, channels: int, size: int, stride: int, groups: int = 1) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, channels, size, stride, size // 2, groups=groups, bias=False)
-    return [convolution, nn.BatchNorm2d(channels), nn.SiLU()]
+def _unit(
+    inputs: int,
+    channels: int,
+    size: int,
+    stride: int,
+    groups: int = 1,
+) -> list[nn.Module]:
+    return [
+        convolution(inputs, channels, size, stride, groups),
+        nn.BatchNorm2d(channels),
+        nn.SiLU(),
+    ]
 
 
 class _Bottleneck(nn.Module):
     """Expand, convolve per channel, reweight the channels, project; residual where shapes agree."""
 
-    def __init__(self, inputs: int, channels: int, expansion: int, stride: int, size: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        channels: int,
+        expansion: int,
+        stride: int,
+        size: int,
+    ) -> None:
         super().__init__()
         inner = inputs * expansion
-        layers = _unit(inputs, inner, 1, 1) if expansion > 1 else []
-        layers += _unit(inner, inner, size, stride, groups=inner)
-        layers.append(_SqueezeExcitation(inner, inputs // 4))
-        layers += [nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)]
-        self.body = nn.Sequential(*layers)
+        expand = _unit(inputs, inner, 1, 1) if expansion > 1 else []
+        self.body = nn.Sequential(
+            *expand,
+            *_unit(inner, inner, size, stride, groups=inner),
+            _SqueezeExcitation(inner, inputs // 4),
+            convolution(inner, channels, 1),
+            nn.BatchNorm2d(channels),
+        )
         self.residual = stride == 1 and inputs == channels
 
     def forward(self, x: Tensor) -> Tensor:

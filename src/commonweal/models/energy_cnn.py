@@ -6,13 +6,14 @@ of sampled rows without end, and the gradients that it sends all reach their cli
 
 from torch import nn
 
-from commonweal.models._shapes import image
+from commonweal.models._blocks import convolution
+from commonweal.models._shapes import Shape, image
 from commonweal.models._spectral import Spectral
 
 __all__ = ["energy_cnn"]
 
 
-def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Module:
+def energy_cnn(shape: Shape, outputs: int, width: int = 16) -> nn.Module:
     """Two 3 x 3 convolutions of stride 2 with GroupNorm and Swish, a linear layer (spectral norm 1)
 
     width: channels of the first convolution; the second has twice as many
@@ -20,10 +21,10 @@ def energy_cnn(shape: tuple[int, ...], outputs: int, width: int = 16) -> nn.Modu
     channels, height, across = image("energy-cnn", shape)
     flat = 2 * width * -(-height // 4) * -(-across // 4)
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, 2, 1, bias=False),
+        convolution(channels, width, 3, stride=2),
         nn.GroupNorm(1, width),
         nn.SiLU(),
-        nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False),
+        convolution(width, 2 * width, 3, stride=2),
         nn.GroupNorm(1, 2 * width),
         nn.SiLU(),
         nn.Flatten(),

@@ -6,26 +6,36 @@ He et al., CVPR 2016, as Hahn, dissertation 2024, chapter IV, changes it. Width 
 
 from torch import Tensor, nn
 
-from commonweal.models._shapes import image
+from commonweal.models._blocks import convolution
+from commonweal.models._shapes import Shape, image
 from commonweal.models._spectral import Spectral
 
 __all__ = ["energy_resnet"]
 
+# Stride and width of each block.
+BLOCKS = (
+    (1, 1),
+    (2, 2),
+    (2, 4),
+    (2, 8),
+)
 
-def energy_resnet(shape: tuple[int, ...], outputs: int, width: int = 64) -> nn.Module:
+
+def energy_resnet(shape: Shape, outputs: int, width: int = 64) -> nn.Module:
     """A 3 x 3 convolution, residual blocks of width, 2, 4 and 8 times width, then a linear layer
 
     width: channels of the first block
     """
     channels, height, across = image("energy-resnet", shape)
-    layers = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), _norm(width), nn.SiLU()]
+    layers = [convolution(channels, width, 3), _norm(width), nn.SiLU()]
     inputs = width
-    for stride, factor in ((1, 1), (2, 2), (2, 4), (2, 8)):
+    for stride, factor in BLOCKS:
         layers.append(_Block(inputs, factor * width, stride))
         inputs = factor * width
         height = -(-height // stride)
         across = -(-across // stride)
-    return nn.Sequential(*layers, nn.Flatten(), Spectral(inputs * height * across, outputs))
+    flat = inputs * height * across
+    return nn.Sequential(*layers, nn.Flatten(), Spectral(flat, outputs))
 
 
 def _norm(width: int) -> nn.Module:
@@ -36,15 +46,15 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.path = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            convolution(inputs, outputs, 3, stride),
             _norm(outputs),
             nn.SiLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            convolution(outputs, outputs, 3),
             _norm(outputs),
         )
         self.short: nn.Module = nn.Identity()
         if inputs != outputs or stride != 1:
-            self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.short = convolution(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.path(x) + self.short(x)

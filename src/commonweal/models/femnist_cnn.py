@@ -2,12 +2,13 @@
 
 from torch import nn
 
+from commonweal.models._shapes import Shape
 from commonweal.models.cnn import cnn
 
 __all__ = ["femnist_cnn"]
 
 
-def femnist_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def femnist_cnn(shape: Shape, outputs: int) -> nn.Module:
     """[5x5 convolution, ReLU, 2x2 max pooling] with 32 and 64 channels, then 2048 units
 
     6,603,710 parameters for 62 classes.

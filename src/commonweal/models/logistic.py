@@ -4,10 +4,12 @@ import math
 
 from torch import nn
 
+from commonweal.models._shapes import Shape
+
 __all__ = ["logistic"]
 
 
-def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def logistic(shape: Shape, outputs: int) -> nn.Module:
     """outputs = W x + b, initialised with zeros: the loss is convex, so no start is better"""
     linear = nn.Linear(math.prod(shape), outputs)
     nn.init.zeros_(linear.weight)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from commonweal.models._shapes import sequence
+from commonweal.models._shapes import Shape, sequence
 
 __all__ = ["lstm"]
 
@@ -10,7 +10,7 @@ CHARACTERS = 256  # tokens up to which they are characters rather than words
 
 
 def lstm(
-    shape: tuple[int, ...],
+    shape: Shape,
     outputs: int,
     labels: tuple[int, ...] = (),
     embedding: int = 0,

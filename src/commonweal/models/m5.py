@@ -3,11 +3,12 @@
 from torch import nn
 
 from commonweal.errors import ConfigError
+from commonweal.models._shapes import Shape
 
 __all__ = ["m5"]
 
 
-def m5(shape: tuple[int, ...], outputs: int, stride: int = 4) -> nn.Module:
+def m5(shape: Shape, outputs: int, stride: int = 4) -> nn.Module:
     """[1-D convolution, BatchNorm, ReLU, 4x max pooling] with 64, 64, 128, 256 channels, time mean.
 
     stride: of the first convolution, whose filters span 80 samples
@@ -18,7 +19,13 @@ def m5(shape: tuple[int, ...], outputs: int, stride: int = 4) -> nn.Module:
         )
     inputs, length = shape
     layers: list[nn.Module] = []
-    for channels, size, step in ((64, 80, stride), (64, 3, 1), (128, 3, 1), (256, 3, 1)):
+    convolutions = (
+        (64, 80, stride),
+        (64, 3, 1),
+        (128, 3, 1),
+        (256, 3, 1),
+    )
+    for channels, size, step in convolutions:
         layers += [
             nn.Conv1d(inputs, channels, size, step),
             nn.BatchNorm1d(channels),

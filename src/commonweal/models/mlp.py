@@ -6,11 +6,12 @@ from itertools import pairwise
 from torch import nn
 
 from commonweal.errors import ConfigError
+from commonweal.models._shapes import Shape
 
 __all__ = ["mlp"]
 
 
-def mlp(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
+def mlp(shape: Shape, outputs: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
     """Linear layers with ReLU between them.
 
     hidden: the number of units of each hidden layer

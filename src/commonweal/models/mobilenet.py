@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from commonweal.models._resnet import SMALL
-from commonweal.models._shapes import image
+from commonweal.models._blocks import classifier, convolution, first_stride
+from commonweal.models._shapes import Shape, image
 
 __all__ = ["mobilenet"]
 
@@ -21,26 +21,34 @@ PAIRS = (
 )
 
 
-def mobilenet(shape: tuple[int, ...], outputs: int, width: float = 1.0) -> nn.Module:
+def mobilenet(shape: Shape, outputs: int, width: float = 1.0) -> nn.Module:
     """A stem, 13 pairs of depthwise and pointwise convolutions with BatchNorm, mean, linear layer.
 
     width: the multiplier of all channels; images up to 64 pixels are not downsampled by the stem
     """
     colours, height, across = image("mobilenet", shape)
     inputs = round(32 * width)
-    layers = _unit(colours, inputs, 3, 1 if max(height, across) <= SMALL else 2)
+    layers = _unit(colours, inputs, 3, first_stride(height, across))
     for base_channels, stride in PAIRS:
         channels = round(base_channels * width)
         layers += _unit(inputs, inputs, 3, stride, groups=inputs)
         layers += _unit(inputs, channels, 1, 1)
         inputs = channels
-    head = nn.Linear(inputs, outputs)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+    return classifier(layers, inputs, outputs)
 
 
-def _unit(inputs: int, channels: int, size: int, stride: int, groups: int = 1) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, channels, size, stride, size // 2, groups=groups, bias=False)
-    return [convolution, nn.BatchNorm2d(channels), nn.ReLU()]
+def _unit(
+    inputs: int,
+    channels: int,
+    size: int,
+    stride: int,
+    groups: int = 1,
+) -> list[nn.Module]:
+    return [
+        convolution(inputs, channels, size, stride, groups),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+    ]
 
 
 ENTRIES = {"mobilenet": mobilenet}

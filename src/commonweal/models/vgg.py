@@ -5,14 +5,14 @@ Simonyan and Zisserman, ICLR 2015.
 
 from torch import nn
 
-from commonweal.models._shapes import image
+from commonweal.models._shapes import Shape, image
 
 __all__ = ["vgg"]
 
 CHANNELS = (32, 64, 128, 128, 256, 256)
 
 
-def vgg(shape: tuple[int, ...], outputs: int, channels: tuple[int, ...] = CHANNELS) -> nn.Module:
+def vgg(shape: Shape, outputs: int, channels: tuple[int, ...] = CHANNELS) -> nn.Module:
     """3x3 convolutions with ReLU, 2x2 max pooling after each second, then two hidden layers of 512.
 
     channels: of the convolutions, an even number of them

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import fmin_slsqp
+from scipy.optimize import fmin_slsqp, nnls
 from torch import Tensor
 
 from commonweal.errors import CommonwealError, ConfigError, DataError
@@ -175,6 +175,57 @@ def test_quadratic_copes_with_updates_of_very_different_sizes(
     a = u @ u.T / (u @ u.T).abs().max()
     p = simplex.quadratic(a, zeros(k))
     assert p @ a @ p - (a @ p).min() <= 1e-9
+
+
+def shortest(u: Tensor) -> float:
+    """The least norm in the hull of the rows, by non-negative least squares on unit rows.
+
+    |V' x|^2 + (1 - sum x)^2 over x >= 0 is least at a multiple of the minimum-norm weights.
+    """
+    norms = u.norm(dim=1, keepdim=True)
+    relative = norms / norms.min()
+    system = torch.cat([(u / norms).T, 1 / relative.T])
+    side = torch.cat([zeros(len(system) - 1), torch.ones(1)])
+    x = torch.from_numpy(nnls(system.numpy(), side.numpy())[0])[:, None] / relative
+    return float((x / x.sum() * u).sum(0).norm())
+
+
+@pytest.mark.parametrize("exponent", range(-8, 19))
+@pytest.mark.parametrize("liars", [[4], [1, 4, 7]])
+def test_the_minimum_norm_is_right_beside_an_update_of_any_scale(
+    exponent: int, liars: list[int]
+) -> None:
+    for seed in range(3):
+        u = normal(seed, 10, 50) + 0.3
+        u[liars] *= 10.0**exponent
+        p = simplex.quadratic(u @ u.T, zeros(10))
+        assert float((p @ u).norm()) == pytest.approx(shortest(u), rel=1e-6)
+
+
+@repeatable
+@given(seeds, st.integers(2, 30))
+def test_the_minimum_norm_is_right_for_updates_of_all_scales(seed: int, k: int) -> None:
+    u = 10 ** (26 * uniform(seed, k, 1) - 8) * normal(seed, k, 2 * k)
+    p = simplex.quadratic(u @ u.T, zeros(k))
+    assert float((p @ u).norm()) == pytest.approx(shortest(u), rel=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [-8, 3, 8, 18])
+@pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.5])
+def test_bounds_hold_beside_an_update_of_any_scale(exponent: int, epsilon: float) -> None:
+    u = normal(1, 10, 50) + 0.3
+    u[4] *= 10.0**exponent
+    a = u @ u.T
+    low = (zeros(10) + 0.1 - epsilon).clamp(min=0)
+    high = zeros(10) + 0.1 + epsilon
+    p = simplex.quadratic(a, zeros(10), low, high)
+    assert (p >= low - 1e-12).all() and (p <= high + 1e-12).all()
+    # The best corner of the box for the gradient: the cheapest clients filled first.
+    gradient = a @ p
+    corner = low.clone()
+    for i in gradient.argsort().tolist():
+        corner[i] += min(float(high[i] - low[i]), 1 - float(corner.sum()))
+    assert gradient @ (p - corner) <= 1e-7 * p @ a @ p
 
 
 @repeatable

@@ -16,6 +16,7 @@ __all__ = ["best_fixed", "project", "project_inside", "quadratic", "solve"]
 Array = npt.NDArray[np.float64]
 
 GAP = 1e-9  # largest accepted distance to the optimum, in units of the largest entry
+SPREAD = 100.0  # norms of updates that differ by more are brought to one scale
 RANK = 1e-10  # eigenvalues below this fraction of the largest one are rounding errors
 TWINS = 1e-13  # relative squared distance of two updates that are equal up to rounding
 # PIQP's tolerance and step length: shorter steps the second time, since updates of very different
@@ -86,8 +87,10 @@ def quadratic(
     for corner in (low, high):  # only one feasible point (FedMGDA with epsilon = 0, or K = 1)
         if abs(corner.sum() - 1) < 1e-12:
             return torch.from_numpy(corner / corner.sum())
-    a, c = _normalized(_array(A), _array(b))
-    p = _interior_point(a, c, low, high)
+    a, c = _finite(_array(A), _array(b))
+    units = _units(a, low, high)
+    a, c = _normalized(a, c, units)
+    p = _interior_point(a, c, low, high, units)
     return torch.from_numpy(_equalize_twins(p, a, c, low, high))
 
 
@@ -115,22 +118,46 @@ def _array(values: Tensor) -> Array:
     return array
 
 
-def _normalized(a: Array, c: Array) -> tuple[Array, Array]:
-    """Return the same problem with entries of order one."""
+def _finite(a: Array, c: Array) -> tuple[Array, Array]:
+    """Return the symmetric part of a, and c without its mean: the same problem."""
     if not (np.isfinite(a).all() and np.isfinite(c).all()):
         raise DataError(
             f"a quadratic over {len(c)} clients has entries that are not finite: check the updates"
         )
-    c = c - c.mean()  # a constant in b is a constant in the objective
-    largest = max(np.abs(a).max(), np.abs(c).max())
+    return (a + a.T) / 2, c - c.mean()  # a constant in b is a constant in the objective
+
+
+def _units(a: Array, low: Array, high: Array) -> Array:
+    """Return the factor (K,) by which each weight is counted: 1 unless updates differ by far.
+
+    Beside an update 1e18 times the others every tolerance would be in units of that one. Its
+    weight, about 1e-18, is counted in units of 1e-18 instead.
+    """
+    norms = np.sqrt(a.diagonal().clip(0, None))
+    positive = norms[norms > 0]
+    if len(positive) == 0 or positive.max() <= SPREAD * positive.min():
+        return np.ones(len(a))
+    order, spent = _cheapest(norms, low, high)
+    reachable = norms @ low + norms[order] @ spent  # a point of the box is at least as short
+    units: Array = np.maximum(norms / max(reachable, positive.min()), 1.0)
+    return units
+
+
+def _normalized(a: Array, c: Array, units: Array) -> tuple[Array, Array]:
+    """Return the same problem with entries of order one for weights in these units."""
+    scaled = a / units[:, None] / units
+    largest = max(np.abs(scaled).max(), np.abs(c / units).max())
     size = float(largest) or 1.0
-    return (a + a.T) / (2 * size), c / size
+    return a / size, c / size
 
 
-def _interior_point(a: Array, c: Array, low: Array, high: Array) -> Array:
+def _interior_point(a: Array, c: Array, low: Array, high: Array, units: Array) -> Array:
     """Minimise by PIQP, for the reasons that benchmarks/solvers.py prints."""
     import piqp  # imported here, so that rules without a quadratic do not load it
 
+    scaled = np.asfortranarray(a / units[:, None] / units)
+    # A bound far above anything short is never met, and would spoil the solver's scaling.
+    upper = np.where((units > 1) & (high * units > SPREAD), np.inf, high * units)
     gap = float("inf")
     for tolerance, step in TRIES:
         solver = piqp.DenseSolver()
@@ -142,10 +169,16 @@ def _interior_point(a: Array, c: Array, low: Array, high: Array) -> Array:
         settings.tau = step
         settings.max_iter = 50
         settings.preconditioner_scale_cost = True
-        ones = np.ones((1, len(c)), order="F")
-        solver.setup(np.asfortranarray(a), c, ones, np.ones(1), x_l=low, x_u=high)
+        solver.setup(
+            scaled,
+            c / units,
+            np.asfortranarray(1 / units[None]),
+            np.ones(1),
+            x_l=low * units,
+            x_u=upper,
+        )
         status = solver.solve()
-        p: Array = solver.result.x.clip(low, high)
+        p: Array = (solver.result.x / units).clip(low, high)
         with np.errstate(invalid="ignore"):  # all zero after a breakdown: NaN, which fails the test
             p = p / p.sum()
         if status == piqp.PIQP_SOLVED:
@@ -180,10 +213,15 @@ def _equalize_twins(p: Array, a: Array, c: Array, low: Array, high: Array) -> Ar
 
 def _gap(gradient: Array, p: Array, low: Array, high: Array) -> float:
     """Bound the distance to the optimum by <gradient, p - q> for the best corner q of the box."""
-    order = np.argsort(gradient)
-    room = np.cumsum((high - low)[order])
-    spent = np.diff(np.minimum(room, 1 - low.sum()), prepend=0.0)
+    order, spent = _cheapest(gradient, low, high)
     return float(gradient @ (p - low) - gradient[order] @ spent)
+
+
+def _cheapest(cost: Array, low: Array, high: Array) -> tuple[npt.NDArray[np.intp], Array]:
+    """Return the clients by cost, and what each gets above `low` if the cheapest come first."""
+    order = np.argsort(cost)
+    room = np.cumsum((high - low)[order])
+    return order, np.diff(np.minimum(room, 1 - low.sum()), prepend=0.0)
 
 
 def solve(G: Tensor, rate: Tensor) -> tuple[Tensor, bool]:

@@ -1,0 +1,317 @@
+"""FairStrategy in the place of FedAvg, in an app of Flower's usual shape."""
+
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import Result as FlowerResult
+from torch import nn
+from typer.testing import CliRunner
+
+import commonweal
+from commonweal.cli import app as command
+from commonweal.errors import ConfigError, RunError
+from commonweal.flower import FairStrategy, loss_before_training
+from commonweal.rules.rule import Reports
+from commonweal.store import Record
+from flower_helpers import FIRST, LocalGrid, configs, distance, mean_app, rows
+
+NODES = [FIRST + 7919 * k for k in range(4)]
+START = ArrayRecord([np.zeros(3, np.float32)])
+
+
+def before(k: int, w: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
+    return {"loss-before": distance(w, mine), "client": k}
+
+
+def start(strategy: FairStrategy, grid: LocalGrid, rounds: int = 3) -> FlowerResult:
+    return strategy.start(grid=grid, initial_arrays=START, num_rounds=rounds)
+
+
+def model(result: FlowerResult) -> np.ndarray:
+    return result.arrays.to_numpy_ndarrays()[0]
+
+
+def test_the_rule_fedavg_is_flowers_fedavg(tmp_path: Path) -> None:
+    theirs = FedAvg().start(
+        grid=LocalGrid(mean_app(), configs(4)), initial_arrays=START, num_rounds=3
+    )
+    ours = start(FairStrategy("fedavg", out=tmp_path / "run"), LocalGrid(mean_app(), configs(4)))
+    np.testing.assert_allclose(model(ours), model(theirs), rtol=1e-6)
+    for number, record in theirs.evaluate_metrics_clientapp.items():
+        assert dict(ours.evaluate_metrics_clientapp[number]) == pytest.approx(dict(record))
+
+
+def by_hand(rounds: int, clients: int = 4) -> tuple[np.ndarray, list[list[float]]]:
+    """AAggFF-S on the same clients, in plain numpy around the rule."""
+    rule = commonweal.rule("aaggff-s")
+    state = rule.init(clients)
+    w = np.zeros(3)
+    weights = []
+    data = [rows(k, 10 * (k + 1)) for k in range(clients)]
+    for _ in range(rounds):
+        losses = torch.tensor([distance(w, mine) for mine in data], dtype=torch.float64)
+        sizes = torch.tensor([float(len(mine)) for mine in data])
+        reports = Reports(ids=torch.arange(clients), sizes=sizes, losses=losses, clients=clients)
+        decision = rule(reports, state)
+        state = decision.state
+        p = decision.weights.double().numpy()
+        w = w + sum(p[k] * 0.5 * (data[k].mean(0) - w) for k in range(clients))
+        weights.append(p.tolist())
+    return w, weights
+
+
+def test_losses_before_training_decide_the_weights(tmp_path: Path) -> None:
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "run", name_key="client")
+    result = start(strategy, LocalGrid(mean_app(before), configs(4)))
+    w, weights = by_hand(3)
+    np.testing.assert_allclose(model(result), w, rtol=1e-5)
+    record = Record.read(tmp_path / "run")
+    for line, expected in zip(record.rounds, weights, strict=True):
+        assert line.clients == ("0", "1", "2", "3") or line.number == 1
+        assert line.weights == pytest.approx({str(k): p for k, p in enumerate(expected)})
+    assert record.finished and record.clients().names == ("0", "1", "2", "3")
+    assert record.rounds[-1].metrics["mean"] > 0
+    shown = CliRunner().invoke(command, ["show", str(tmp_path / "run")])
+    assert shown.exit_code == 0 and "aaggff-s: round 3 of 3" in shown.output
+
+
+def test_without_a_reported_loss_the_last_evaluation_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Evaluation rows are the training rows here, so that only the first round differs."""
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "run")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(strategy, LocalGrid(mean_app(), configs(4)), 4)
+    said = [r.getMessage() for r in caplog.records if "do not report" in r.getMessage()]
+    assert len(said) == 1
+    first, second, *_ = strategy.history
+    assert "FedAvg" in first.warnings[0] and all(map(math.isnan, first.losses))
+    assert [first.weights[str(n)] for n in NODES] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    w = sum(0.5 * p * rows(k, 10 * (k + 1)).mean(0) for k, p in enumerate([0.1, 0.2, 0.3, 0.4]))
+    expected = {str(n): distance(w, rows(k, 10 * (k + 1))) for k, n in enumerate(NODES)}
+    assert dict(zip(second.clients, second.losses, strict=True)) == pytest.approx(expected)
+    assert second.weights != pytest.approx(first.weights)
+
+
+def test_the_mod_adds_the_loss_of_the_received_model() -> None:
+    def loss(message: Message, context: Context) -> float:
+        k = int(context.node_config["partition-id"])
+        w = message.content.array_records["arrays"].to_numpy_ndarrays()[0]
+        return distance(w, rows(k, 10 * (k + 1)))
+
+    app = mean_app(mods=[loss_before_training(loss)])
+    strategy = FairStrategy("aaggff-s", out=None)
+    result = start(strategy, LocalGrid(app, configs(4)))
+    np.testing.assert_allclose(model(result), by_hand(3)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rule", ["term", "qfedavg", "adafed", "fedmgda+", "afl", "guarded(rule=term)"]
+)
+def test_any_rule_and_server_step_and_channel(rule: str) -> None:
+    strategy = FairStrategy(rule, "adam", ["clip(norm=0.5)"], out=None)
+    app = mean_app(lambda k, w, mine: before(k, w, mine) | {"loss-after": 0.1})
+    result = start(strategy, LocalGrid(app, configs(4)))
+    assert np.isfinite(model(result)).all() and (model(result) != 0).all()
+    assert all(len(each.weights) == 4 for each in strategy.history)
+
+
+def test_updates_are_clipped_before_they_are_weighed() -> None:
+    result = start(
+        FairStrategy("fedavg", channels=["clip(norm=0.25)"], out=None),
+        LocalGrid(mean_app(), configs(4)),
+        1,
+    )
+    expected = np.zeros(3)
+    for k, p in enumerate([0.1, 0.2, 0.3, 0.4]):
+        update = 0.5 * rows(k, 10 * (k + 1)).mean(0)
+        expected += p * update * min(1, 0.25 / np.linalg.norm(update))
+    np.testing.assert_allclose(model(result), expected, rtol=1e-5)
+
+
+# Faults
+
+
+def faulty(k: int, w: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
+    if k == 1:
+        raise ValueError("the disk is full")
+    if k == 2:
+        return {"loss-before": math.nan}
+    if k == 3:
+        return {"loss-before": 1.0, "num-examples": -5}
+    if k == 4:
+        return {"loss-before": 1.0, "num-examples": 10**12}
+    return before(k, w, mine)
+
+
+def test_replies_that_cannot_be_used_are_dropped_and_named(tmp_path: Path) -> None:
+    app = mean_app(faulty)
+    grid = LocalGrid(app, configs(9))
+    nodes = list(grid.nodes)
+    grid.silent = {nodes[5]}
+    grid.lost = {nodes[6]}
+    answer = grid.answer
+
+    def tampered(message: Message) -> Message | None:
+        reply = answer(message)
+        node = message.metadata.dst_node_id
+        if reply is not None and message.metadata.message_type == "train":
+            if node == nodes[7]:
+                reply.content["arrays"] = ArrayRecord([np.zeros((3, 2), np.float32)])
+            if node == nodes[8]:
+                reply.content["arrays"] = ArrayRecord([np.full(3, np.nan, np.float32)])
+        return reply
+
+    grid.answer = tampered  # type: ignore[method-assign]
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "run", max_examples=10**6, timeout=2)
+    start(strategy, grid, 2)
+    for line in Record.read(tmp_path / "run").rounds:
+        assert set(line.weights) == {str(nodes[0])}
+        assert line.weights[str(nodes[0])] == pytest.approx(1)
+        reasons = [line.dropped[str(node)] for node in nodes[1:]]
+        said = [
+            "the disk is full",
+            "loss is not a finite number",
+            "-5",
+            "max_examples",
+            "no reply within 2 s",
+            "Node unavailable",
+            "(3, 2)",
+            "update is not finite",
+        ]
+        for reason, words in zip(reasons, said, strict=True):
+            assert words in reason
+
+
+def test_a_round_without_replies_changes_nothing(tmp_path: Path) -> None:
+    grid = LocalGrid(mean_app(before), configs(3))
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "run")
+    grid.silent = set(grid.nodes)
+    result = start(strategy, grid, 2)
+    np.testing.assert_array_equal(model(result), np.zeros(3))
+    assert [len(each.dropped) for each in strategy.history] == [3, 3]
+
+
+def test_what_clients_do_not_send_is_said(tmp_path: Path) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = RecordDict({"arrays": START, "metrics": MetricRecord({"loss": 1.0})})
+        return Message(content, reply_to=message)
+
+    strategy = FairStrategy("aaggff-s", out=None, fraction_evaluate=0)
+    start(strategy, LocalGrid(app, configs(2)), 1)
+    (reason, _) = strategy.history[0].dropped.values()
+    assert "'num-examples'" in reason and "['loss']" in reason
+    with pytest.raises(ConfigError, match="label counts"):
+        FairStrategy({"name": "grouped", "rule": "afl", "domains": 2})
+
+
+def test_too_few_nodes_are_waited_for_and_named() -> None:
+    strategy = FairStrategy("aaggff-s", out=None, wait=0.2, min_available_nodes=5)
+    with pytest.raises(RunError, match="4 nodes are connected, but 5 are needed"):
+        start(strategy, LocalGrid(mean_app(), configs(4)))
+
+
+# The record and the checkpoint
+
+
+def test_a_stopped_run_is_resumed_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule, server optimizer, round number and cohorts continue where they were."""
+
+    def strategy(name: str, **more: Any) -> FairStrategy:
+        return FairStrategy(
+            "aaggff-s",
+            "sgd(momentum=0.5)",
+            out=tmp_path / name,
+            name_key="client",
+            fraction_train=0.5,
+            **more,
+        )
+
+    whole = start(strategy("whole"), LocalGrid(mean_app(before), configs(4)), 6)
+    first = strategy("parts")
+    recorded = first._record
+    calls = 0
+
+    def dies(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        recorded(*arguments)
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(first, "_record", dies)
+    with pytest.raises(KeyboardInterrupt):
+        start(first, LocalGrid(mean_app(before), configs(4)), 6)
+    seen = []
+
+    def noting(k: int, w: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
+        seen.append(k)
+        return before(k, w, mine)
+
+    again = start(strategy("parts", resume=True), LocalGrid(mean_app(noting), configs(4)), 6)
+    assert len(seen) == 6  # three rounds of two clients
+    assert list(again.train_metrics_clientapp) == [4, 5, 6]
+    np.testing.assert_array_equal(model(again), model(whole))
+    parts, complete = Record.read(tmp_path / "parts"), Record.read(tmp_path / "whole")
+    assert [line.number for line in parts.rounds] == [1, 2, 3, 4, 5, 6]
+    for a, b in zip(parts.rounds[1:], complete.rounds[1:], strict=True):
+        assert a.weights == b.weights and a.clients == b.clients
+
+
+def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        k = int(context.node_config["partition-id"])
+        arrays = message.content.array_records["arrays"].to_torch_state_dict()
+        for name, value in arrays.items():
+            arrays[name] = value + (k if value.is_floating_point() else 4)
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(arrays),
+                "metrics": MetricRecord({"num-examples": 1, "loss-before": 1.0 + k}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    start_arrays = ArrayRecord(net.state_dict())
+    strategy = FairStrategy("uniform", out=tmp_path / "run", fraction_evaluate=0)
+    result = strategy.start(
+        grid=LocalGrid(app, configs(3)), initial_arrays=start_arrays, num_rounds=1
+    )
+    state = result.arrays.to_torch_state_dict()
+    for name, value in net.state_dict().items():
+        expected = value + (1 if value.is_floating_point() else 4)
+        torch.testing.assert_close(state[name], expected)
+    assert state["1.num_batches_tracked"].dtype == torch.int64
+    saved = Record.read(tmp_path / "run").model()
+    assert saved.keys() == net.state_dict().keys()
+
+
+def test_without_flower_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "commonweal.engines.flower")
+    monkeypatch.delattr(commonweal.engines, "flower")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flwr"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[flower\]'"):
+        _ = commonweal.flower.FairStrategy

@@ -48,4 +48,4 @@ class Setting:
     @classmethod
     def of(cls, setting: "Setting | int") -> "Setting":
         """Accept a number of clients in place of a setting, for use in a loop of one's own."""
-        return cls(clients=setting) if isinstance(setting, int) else setting
+        return setting if isinstance(setting, Setting) else cls(clients=int(setting))

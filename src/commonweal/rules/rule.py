@@ -4,14 +4,14 @@ A rule maps the reports of a cohort and a small state to a `Decision`: the weigh
 updates, in `direction = weights @ updates`, and the next state.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.errors import ConfigError, DataError
 from commonweal.population import Setting
 from commonweal.tensors import State
 
@@ -39,6 +39,15 @@ class Reports:
     scores: Tensor | None = None  # (S,)
     updates: Tensor | None = None  # (S, d)
     losses_after: Tensor | None = None  # (S,)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = vars(self)[each.name]
+            if each.name != "clients" and not isinstance(value, Tensor | None):
+                raise DataError(
+                    f"Reports {each.name} is a {type(value).__name__}: give a tensor, as by "
+                    f"torch.as_tensor({each.name})"
+                )
 
     @cached_property
     def norms(self) -> Tensor:  # (S,)

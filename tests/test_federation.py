@@ -396,10 +396,23 @@ def test_the_share_must_leave_training_rows(share: float) -> None:
         Federation.from_arrays(X, Y, OWNER, test=share)
 
 
-@pytest.mark.parametrize("y", [["a", "b", "a", "b"], [None, 1, 0, 1]])
-def test_labels_must_be_numbers(y: Any) -> None:
+@pytest.mark.parametrize("y", [[None, "b", "a", "b"], [None, 1, 0, 1]])
+def test_labels_must_be_texts_or_numbers(y: Any) -> None:
     with pytest.raises(DataError, match=r"\by\b|label"):
         Federation.from_arrays(X, y, OWNER)
+
+
+def test_text_labels_are_classes_with_names() -> None:
+    federation = Federation.from_arrays(X, ["ill", "well", "well", "ill"], OWNER, test=0.0)
+    assert federation.class_names == ("ill", "well") and federation.outputs == 2
+    assert sorted(federation.train.y.tolist()) == [0, 0, 1, 1]
+    assert Federation.from_arrays(X, Y, OWNER).class_names == ()
+
+
+def test_reprs_are_short() -> None:
+    federation = Federation.from_arrays(X, Y, OWNER, test=0.0)
+    assert len(repr(federation)) < 120 and "2 clients" in repr(federation)
+    assert repr(federation.train) == "<Rows: 4x2 torch.float32 of 2 clients>"
 
 
 @pytest.mark.parametrize("x", [[[0.0], [1.0, 2.0], [0.0], [0.0]], [["a"], ["b"], ["c"], ["d"]]])

@@ -4,6 +4,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import commonweal
 from commonweal import catalog
 from commonweal.datasets import Partition, Pool, build_federation
+from commonweal.datasets._build import standardize_columns
 from commonweal.datasets.digits import digits
 from commonweal.datasets.noise import Noise, Pair, Symmetric
 from commonweal.datasets.partition import (
@@ -383,7 +385,8 @@ def test_the_seed_of_a_pool_splits_and_the_other_deals() -> None:
 
 
 def test_numeric_columns_of_a_pool_are_standardised_over_the_training_rows() -> None:
-    wide = replace(pool(), x=np.tile(np.arange(60, dtype=np.float32)[:, None], 2), numeric=1)
+    x = np.tile(np.arange(60, dtype=np.float32)[:, None], 2)
+    wide = replace(pool(), x=x, prepare=partial(standardize_columns, columns=1))
     federation = build_federation(wide, IID(4))
     first = federation.train.x[:, 0]
     assert float(first.mean()) == pytest.approx(0, abs=1e-6)

@@ -17,6 +17,7 @@ from torch import Tensor
 from commonweal import randomness
 from commonweal.errors import DataError
 from commonweal.population import Population
+from commonweal.preparation import Preparation
 
 __all__ = ["Federation", "Rows", "number_clients"]
 
@@ -30,6 +31,10 @@ class Rows:
     x: Tensor  # (N, ...)
     y: Tensor  # (N,)
     offsets: Tensor  # (K + 1,) int64
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.x.shape))
+        return f"<Rows: {shape} {self.x.dtype} of {len(self.offsets) - 1} clients>"
 
     @cached_property
     def sizes(self) -> Tensor:  # (K,)
@@ -69,6 +74,16 @@ class Federation:
     score: str = "accuracy"
     groups: tuple[str, ...] | None = None  # each client's group, where the data has groups
     notes: tuple[str, ...] = ()  # what a user should know about how the rows were prepared
+    class_names: tuple[str, ...] = ()  # the labels' own words; empty: they are numbers
+    preparation: Preparation | None = None  # how a table's columns became these rows
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.train.x.shape[1:]))
+        what = f"{self.classes} classes" if self.classes else self.loss
+        return (
+            f"<Federation: {self.clients} clients, {len(self.train.y)} training and "
+            f"{len(self.test.y)} test rows of {shape or 1} numbers, {what}>"
+        )
 
     def __post_init__(self) -> None:
         _check_names(self.names)
@@ -154,11 +169,13 @@ class Federation:
         score: str | None = None,
         groups: Sequence[str] | None = None,
         notes: Sequence[str] = (),
+        class_names: Sequence[str] = (),
     ) -> "Federation":
         """A federation from arrays: features, labels, and the name of each row's client.
 
         Each client gives the share `test` of its rows to the test set, stratified by class; which
         rows depends on (seed, the client's name) only. A client with one row keeps it for training.
+        Labels may be texts: classes are then numbered in alphabetical order (`class_names`).
         Where the test rows are known, `test` is a mask of them. With `names`, `client` holds
         positions in `names`. What is not said about the task is inferred from the labels.
 
@@ -168,6 +185,9 @@ class Federation:
         (('a', 'b'), [1, 1], [1, 1])
         """
         features = _features(x)
+        texts = None if isinstance(y, Tensor) else np.asarray(y)
+        if texts is not None and texts.dtype.kind in "UO" and texts.ndim == 1:
+            class_names, y = _named_classes(texts)
         labels = _labels(y)
         owner = np.asarray(client)
         _check_lengths(features, labels, owner)
@@ -187,6 +207,7 @@ class Federation:
             score=inferred.score if score is None else score,
             groups=None if groups is None else tuple(groups),
             notes=tuple(notes),
+            class_names=tuple(class_names),
         )
 
 
@@ -229,6 +250,15 @@ def _features(x: ArrayLike | Tensor) -> Tensor:
 def _labels(y: ArrayLike | Tensor) -> Tensor:
     tensor = _tensor(y, "labels (y)")
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
+
+
+def _named_classes(texts: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """The classes that texts name, in alphabetical order, and each row's class."""
+    wrong = [each for each in texts.tolist() if not isinstance(each, str)]
+    if wrong:
+        raise DataError(f"labels (y) hold texts and {wrong[0]!r}: give texts only, or numbers only")
+    names, classes = np.unique(texts.astype(str), return_inverse=True)
+    return tuple(names.tolist()), classes
 
 
 class _Task(NamedTuple):

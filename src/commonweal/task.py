@@ -83,6 +83,10 @@ class Task:
     score: str = "accuracy"
     also: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"<Task: {name} of {self.size} parameters, loss {self.loss}, score {self.score}>"
+
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")

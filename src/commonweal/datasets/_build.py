@@ -54,6 +54,8 @@ def pool_clients(federation: Federation) -> Pool:
         loss=federation.loss,
         score=federation.score,
         notes=federation.notes,
+        class_names=federation.class_names,
+        preparation=federation.preparation,
     )
 
 
@@ -80,8 +82,10 @@ def deal(pool: Pool, partition: Partition, seed: int) -> Federation:
         loss=pool.loss,
         score=pool.score,
         notes=notes,
+        class_names=pool.class_names,
     )
-    return standardize_columns(federation, pool.numeric)
+    federation = replace(federation, preparation=pool.preparation)
+    return federation if pool.prepare is None else pool.prepare(federation)
 
 
 def _owners(pool: Pool, partition: Partition, seed: int) -> np.ndarray:

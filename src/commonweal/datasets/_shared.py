@@ -1,6 +1,6 @@
 """What the loaders share: pools of rows, natural federations, and standardised columns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from commonweal.datasets._cache import Arrays
 from commonweal.datasets.partition import DirichletByClass, Partition
 from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation, number_clients
+from commonweal.preparation import Preparation
 
 __all__ = [
     "DEFAULT_PARTITION",
@@ -47,7 +48,9 @@ class Pool:
     loss: str | None = None
     score: str | None = None
     notes: tuple[str, ...] = ()
-    numeric: int = 0  # the first columns to be standardised over the training rows
+    class_names: tuple[str, ...] = ()
+    preparation: Preparation | None = None  # by which these rows were prepared
+    prepare: Callable[[Federation], Federation] | None = None  # fits on training rows, once dealt
 
 
 def pool_of(
@@ -109,6 +112,7 @@ def natural_federation(
     loss: str | None = None,
     score: str | None = None,
     notes: Sequence[str] = (),
+    class_names: Sequence[str] = (),
 ) -> Federation:
     """A federation of clients that come with the data: all, or `clients` of them.
 
@@ -128,7 +132,17 @@ def natural_federation(
         if isinstance(test, np.ndarray):
             test = test[rows]
     return Federation.from_arrays(
-        x, y, owner, test, seed, names, outputs=outputs, loss=loss, score=score, notes=notes
+        x,
+        y,
+        owner,
+        test,
+        seed,
+        names,
+        outputs=outputs,
+        loss=loss,
+        score=score,
+        notes=notes,
+        class_names=class_names,
     )
 
 

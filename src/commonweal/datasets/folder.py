@@ -10,10 +10,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._fit import Options
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import natural_federation
 from commonweal.datasets._tables import Batch, read_batches
-from commonweal.datasets.table import Task, federation_of, read_table
+from commonweal.datasets.table import Names, Task, load_table, names_in, read_table
 from commonweal.errors import DataError
 from commonweal.federation import Federation
 
@@ -26,10 +27,10 @@ CLIENT = "the client's folder"  # a column that no file has
 def folder(
     path: str,
     label: str = "label",
-    drop: tuple[str, ...] = (),
+    drop: Names = (),
     task: Task = "auto",
     scale: bool = True,
-    separator: str = ",",
+    separator: str = "auto",
     size: int = 32,
     clients: int | None = None,
     test: float = 0.2,
@@ -51,10 +52,10 @@ def folder(
         def batches() -> Iterator[Batch]:
             return _read_tables(tables, separator)
 
-        contents = read_table(root, batches, label, CLIENT, drop, task, separator)
-        if not scale:
-            contents = contents._replace(numeric=0)
-        return federation_of(contents, clients, test, seed)
+        contents = read_table(root, batches, label, CLIENT, names_in(drop), (), separator)
+        federation = load_table(contents, task, Options(scale), clients, test, seed)
+        assert isinstance(federation, Federation)
+        return federation
     if archives:
         return _from_arrays(archives, clients, test, seed)
     return _from_images(root, size, clients, test, seed)
@@ -73,10 +74,12 @@ def _files(root: Path) -> list[Path]:
 
 def _read_tables(files: list[Path], separator: str) -> Iterator[Batch]:
     """The rows of all tables, with a column that names the client."""
+    import pyarrow
+
     for file in files:
         for batch in read_batches(file, separator):
             rows = len(next(iter(batch.values())))
-            yield batch | {CLIENT: [file.parent.name] * rows}
+            yield batch | {CLIENT: pyarrow.array([file.parent.name] * rows)}
 
 
 def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int) -> Federation:
@@ -116,6 +119,7 @@ def _from_images(root: Path, size: int, clients: int | None, test: float, seed: 
         clients,
         outputs=len(classes),
         notes=["classes: " + ", ".join(classes.tolist())],
+        class_names=classes.tolist(),
     )
 
 

@@ -1,44 +1,50 @@
 """Your own rows from a CSV, Parquet or npz file: a column names the client that owns each row.
 
-Texts become one column per level; numbers are standardised. An npz file holds arrays `x`, `y` and
-`client`. A table without a column of clients is a pool, for a partition to deal.
+Numbers are standardised, texts become one column per level, dates numbers, and gaps are filled; ids
+and constants are left out. The preparation is saved with the run. An npz file holds arrays `x`, `y`
+and `client`. A table without a column of clients is a pool, for a partition to deal.
 """
 
+import json
 import zipfile
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from commonweal import _plain
 from commonweal.datasets._build import standardize_columns
-from commonweal.datasets._cache import Arrays, New, cached
+from commonweal.datasets._cache import Arrays, New, cached, checksum
+from commonweal.datasets._fit import Columns, Options, fit
 from commonweal.datasets._shared import Pool, natural_federation
-from commonweal.datasets._tables import CLIENT, Batches, fill_table, read_batches, to_labels
+from commonweal.datasets._tables import CLIENT, Batches, fill_table, read_batches, separator_in
 from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation, number_clients
+from commonweal.preparation import Column, Statistics
 
-__all__ = ["Contents", "Task", "federation_of", "read_table", "table"]
+__all__ = ["Contents", "Task", "load_table", "names_in", "read_table", "table"]
 
 Task = Literal["auto", "classes", "values"]
-
-
-class Contents(NamedTuple):
-    x: np.ndarray  # (N, d), the numbers first
-    y: np.ndarray  # (N,)
-    owner: np.ndarray | None  # (N,) positions in `names`; None: the rows have no clients
-    names: list[str]
-    numeric: int  # how many of the columns are numbers
+Names = str | tuple[str, ...]
+CLASSES = 20  # different whole numbers, beyond which labels are values
+IMBALANCE = 0.8  # the share of a class, from which accuracy says little
 
 
 def table(
     path: str,
     label: str = "label",
     client: str | None = None,
-    drop: tuple[str, ...] = (),
+    drop: Names = (),
+    keep: Names = (),
     task: Task = "auto",
     scale: bool = True,
-    separator: str = ",",
+    levels: int = 50,
+    statistics: Statistics = "pooled",
+    separator: str = "auto",
+    encoding: str = "utf-8",
     clients: int | None = None,
     test: float = 0.2,
     seed: int = 0,
@@ -46,45 +52,131 @@ def table(
     """Rows of a CSV (with a header), Parquet or npz file; score: accuracy, or R^2 for values
 
     path: the file; label: the column of labels; client: that of clients ("client" if there is one)
-    drop: columns to leave out
-    task: texts and up to 1000 different whole numbers are "classes", other labels "values"
+    drop: columns to leave out (a,b); keep: columns that look like ids, but are not
+    task: texts and up to 20 different whole numbers are "classes", other labels "values"
     scale: numbers get mean 0 and standard deviation 1 over all training rows
-    separator: between a CSV's values; clients: how many of the clients to use
+    levels: of a text, the most frequent ones; the others become level "other"
+    statistics: of training rows, "pooled", or "federated": combined from each client's own sums
+    separator: between a CSV's values; encoding: of a CSV, such as latin-1
+    clients: how many of the clients to use
     test: the share of each client's rows that is held out; seed: which rows and clients
     """
     file = Path(path).expanduser()
     if file.suffix == ".npz":
-        contents = _read_npz(file, client)
-    else:
-        batches = partial(read_batches, file, separator)
-        contents = read_table(file, batches, label, client, drop, task, separator)
-    if not scale:
-        contents = contents._replace(numeric=0)
-    if contents.owner is not None:
-        return federation_of(contents, clients, test, seed)
-    if clients is not None:
-        raise ConfigError(
-            f"clients = {clients}: the table has no column 'client' to choose from; "
-            "name the column, or give a partition"
-        )
-    return _pool_of(contents, test, seed)
+        return _from_npz(file, client, scale, clients, test, seed)
+    batches = partial(read_batches, file, separator, encoding)
+    names = (names_in(drop), names_in(keep))
+    contents = read_table(file, batches, label, client, *names, f"{separator} {encoding}")
+    if separator == "auto":
+        separator = separator_in(file, encoding)
+    options = Options(scale, levels, statistics, separator, encoding)
+    return load_table(contents, task, options, clients, test, seed)
 
 
 ENTRIES = {"table": table}
 
 
-def federation_of(contents: Contents, clients: int | None, test: float, seed: int) -> Federation:
-    """The natural clients of a table, with its numbers standardised."""
-    x, y, owner, names, numeric = contents
-    assert owner is not None
-    federation = natural_federation(x, y, owner, test, seed, clients, names)
-    return standardize_columns(federation, numeric)
+def names_in(names: Names) -> tuple[str, ...]:
+    """Names in a list, or in a text with commas."""
+    if not isinstance(names, str):
+        return tuple(names)
+    parts = names.strip().removeprefix("[").removesuffix("]").split(",")
+    return tuple(part.strip().strip("'\"") for part in parts if part.strip())
 
 
-def _pool_of(contents: Contents, test: float, seed: int) -> Pool:
-    x, y, _, _, numeric = contents
-    official = np.zeros(len(y), dtype=bool)
-    return Pool(x, y, official, test, seed, partition=None, numeric=numeric)
+@dataclass(frozen=True)
+class Contents:
+    """A table's columns as numbers and codes, from the cache."""
+
+    arrays: Arrays
+    label: str
+
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.arrays["facts"].tobytes())
+        return found
+
+    @property
+    def client(self) -> str | None:
+        name = self.facts["client"]
+        return None if name is None else str(name)
+
+    @cached_property
+    def columns(self) -> Columns:
+        described = self.facts["columns"]
+        assert isinstance(described, list)
+        return Columns(self.arrays, described)
+
+    def texts(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The levels and codes of a column of texts."""
+        i = self.columns.position(name)
+        return self.arrays[f"text{i}"], self.arrays[f"code{i}"]
+
+    @cached_property
+    def complete(self) -> np.ndarray:
+        """The numbers of the rows that have a label and, where there are any, a client."""
+        keep = ~self.columns.gaps(self.label)
+        if self.client is not None:
+            keep &= ~self.columns.gaps(self.client)
+        return np.flatnonzero(keep)
+
+
+def load_table(
+    contents: Contents,
+    task: Task,
+    options: Options,
+    clients: int | None,
+    test: float,
+    seed: int,
+) -> Federation | Pool:
+    """The natural clients of a table, or a pool, its columns fitted on the training rows."""
+    rows = contents.complete
+    if len(rows) == 0:
+        raise DataError(f"no row has a label in column {contents.label!r}: check the file")
+    y, class_names, notes = _labels(contents, task, rows)
+    lost = int(str(contents.facts["rows"])) - len(rows)
+    if lost:
+        notes.append(f"{lost} rows without a label or client are left out")
+    prepare = partial(fit, contents.columns, contents.label, contents.client, options)
+    numbers = rows[:, None]  # stand for the rows until the training rows are known
+    outputs = len(class_names) or None
+    if contents.client is not None:
+        names, owner = contents.texts(contents.client)
+        return prepare(
+            natural_federation(
+                numbers,
+                y,
+                owner[rows],
+                test,
+                seed,
+                clients,
+                names.tolist(),
+                outputs=outputs,
+                notes=notes,
+                class_names=class_names,
+            )
+        )
+    if clients is not None:
+        raise _no_clients(clients)
+    return Pool(
+        numbers,
+        y,
+        np.zeros(len(rows), dtype=bool),
+        test,
+        seed,
+        partition=None,
+        outputs=outputs,
+        notes=tuple(notes),
+        class_names=class_names,
+        prepare=prepare,
+    )
+
+
+def _no_clients(clients: int) -> ConfigError:
+    return ConfigError(
+        f"clients = {clients}: the table has no column 'client' to choose from; "
+        "name the column, or give a partition"
+    )
 
 
 def read_table(
@@ -92,38 +184,106 @@ def read_table(
     batches: Batches,
     label: str,
     client: str | None,
-    drop: tuple[str, ...],
-    task: Task,
-    separator: str,
+    drop: Sequence[str],
+    keep: Sequence[str],
+    options: str,
 ) -> Contents:
     """The contents of a table, from the cache if it was read before."""
-    if not file.exists():
-        raise DataError(f"there is no file {str(file)!r}: check the path")
+    if not file.is_file():
+        next(batches())  # says what is wrong with it
+    parsed_by = checksum(Path(_plain.__file__))
 
     def parse(new: New) -> None:
-        fill_table(new, batches, label, client, drop)
+        fill_table(new, batches, label, client, drop, keep)
 
-    arrays = cached("table", [file], parse, repr((label, client, drop, separator)))
-    names = arrays["names"].tolist()
-    return Contents(
-        x=arrays["x"],
-        y=to_labels(arrays["target"], task),
-        owner=arrays["owner"] if names else None,
-        names=names,
-        numeric=int(arrays["numeric"][0]),
-    )
+    arrays = cached("table", [file], parse, repr((label, client, drop, keep, options, parsed_by)))
+    return Contents(arrays, label)
 
 
-def _read_npz(file: Path, client: str | None) -> Contents:
+# Labels
+
+
+def _labels(
+    contents: Contents, task: Task, rows: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
+    """Labels as classes 0, 1, ... with their names, or as values without; and what to note."""
+    label = contents.label
+    column = contents.columns.column(label)
+    if column.becomes != "number":
+        if task == "values":
+            raise DataError(
+                f"task = 'values', but the label {label!r} holds texts: use task = 'classes'"
+            )
+        names, y = _text_classes(contents, column, rows)
+        return y, names, _imbalance(y, names)
+    values = contents.columns.numbers(label)[rows]
+    fractions = values[values != np.round(values)]
+    if task == "classes" and len(fractions):
+        raise DataError(
+            f"task = 'classes', but a label is {float(fractions[0])}, neither text nor a whole "
+            "number: use task = 'values'"
+        )
+    different = np.unique(values)
+    few = len(fractions) == 0 and len(different) <= CLASSES
+    if task == "classes" or (task == "auto" and few):
+        y = np.searchsorted(different, values)
+        names = tuple(f"{value:.0f}" for value in different.tolist())
+        return y, names, _imbalance(y, names)
+    notes = []
+    if task == "auto" and len(fractions) == 0:
+        notes.append(
+            f"the label {label!r} has {len(different)} different whole numbers: taken as a value "
+            "to predict; if they are classes, say task = 'classes'"
+        )
+    return values.astype(np.float32), (), notes
+
+
+def _text_classes(
+    contents: Contents, column: Column, rows: np.ndarray
+) -> tuple[tuple[str, ...], np.ndarray]:
+    if column.becomes == "text":
+        texts, codes = contents.texts(column.name)
+        used, y = np.unique(codes[rows], return_inverse=True)
+        return tuple(texts[used].tolist()), y
+    if column.becomes == "boolean":
+        used, y = np.unique(contents.columns.numbers(column.name)[rows], return_inverse=True)
+        return tuple(column.words[int(value)] for value in used), y
+    raise DataError(f"the label {column.name!r} holds dates: name another column")
+
+
+def _imbalance(y: np.ndarray, names: Sequence[str]) -> list[str]:
+    counts = np.bincount(y)
+    most = int(counts.argmax())
+    share = counts[most] / len(y)
+    if share < IMBALANCE or len(counts) < 2:
+        return []
+    better = "auroc" if len(counts) == 2 else "likelihood"
+    return [
+        f"{100 * share:.1f} % of the rows are {names[most]!r}, so a model that always says so has "
+        f"that accuracy: score = {better!r} tells more"
+    ]
+
+
+# Arrays
+
+
+def _from_npz(
+    file: Path, client: str | None, scale: bool, clients: int | None, test: float, seed: int
+) -> Federation | Pool:
     needed = ["x", "y"] if client is None else ["x", "y", client]
     arrays = _load_npz(file, needed)
-    x = arrays["x"]
-    numeric = x.shape[1] if x.ndim == 2 and x.dtype.kind == "f" else 0
+    x, y = arrays["x"], arrays["y"]
+    numeric = x.shape[1] if scale and x.ndim == 2 and x.dtype.kind == "f" else 0
     owners = arrays.get(client or CLIENT)
     if owners is None:
-        return Contents(x, arrays["y"], None, [], numeric)
+        if clients is not None:
+            raise _no_clients(clients)
+        official = np.zeros(len(y), dtype=bool)
+        prepare = partial(standardize_columns, columns=numeric)
+        return Pool(x, y, official, test, seed, partition=None, prepare=prepare)
     names, owner = number_clients(owners)
-    return Contents(x, arrays["y"], owner, names, numeric)
+    federation = natural_federation(x, y, owner, test, seed, clients, names)
+    return standardize_columns(federation, numeric)
 
 
 def _load_npz(file: Path, needed: list[str]) -> Arrays:

@@ -1,0 +1,325 @@
+"""Tables as people have them: gaps, dates, decimal commas, ids; and what they become."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import commonweal
+from commonweal import _plain
+from commonweal.datasets import _tables
+from commonweal.errors import DataError
+from commonweal.federation import Federation
+from commonweal.preparation import Column, Preparation, Summary, fit_numbers
+
+WARDS = ("north", "south", "west")
+
+
+def rows_of(count: int = 90) -> list[dict[str, str]]:
+    """A hospital's rows, clean."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for i in range(count):
+        age = 20 + 60 * rng.random()
+        rows.append(
+            {
+                "patient_id": f"P{1000 + i}",
+                "ward": WARDS[i % 3],
+                "age": f"{age:.1f}",
+                "smoker": "yes" if rng.random() < 0.4 else "no",
+                "admitted": f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}",
+                "city": ("Bonn", "Köln", "Ulm", "Rom")[int(4 * rng.random())],
+                "country": "DE",
+                "outcome": "ill" if age > 50 else "well",
+            }
+        )
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict[str, str]], separator: str = ",", **options: Any) -> str:
+    lines = [separator.join(rows[0])]
+    lines += [separator.join(row.values()) for row in rows]
+    path.write_text("\n".join(lines) + "\n", **({"encoding": "utf-8"} | options))
+    return str(path)
+
+
+def load(path: str, **options: Any) -> Federation:
+    known = {"label": "outcome", "client": "ward"}
+    return commonweal.dataset("table", path=path, **(known | options))
+
+
+def columns(federation: Federation) -> dict[str, Column]:
+    assert federation.preparation is not None
+    return {column.name: column for column in federation.preparation.columns}
+
+
+def known_rows(federation: Federation) -> torch.Tensor:
+    return torch.cat([federation.train.x, federation.test.x])
+
+
+def test_what_each_column_becomes(tmp_path: Path) -> None:
+    federation = load(write_csv(tmp_path / "t.csv", rows_of()))
+    found = columns(federation)
+    becomes = {name: column.becomes for name, column in found.items()}
+    assert becomes == {
+        "patient_id": "nothing",
+        "age": "number",
+        "smoker": "boolean",
+        "admitted": "date",
+        "city": "text",
+        "country": "nothing",
+    }
+    assert found["city"].levels == ("Bonn", "Köln", "Rom", "Ulm")
+    assert federation.class_names == ("ill", "well")
+    assert federation.train.x.shape[1] == 1 + 1 + 5 + 4
+    assert any("'patient_id' is left out" in note for note in federation.notes)
+    assert any("'country' is left out: it is constant" in note for note in federation.notes)
+    kept = load(write_csv(tmp_path / "t.csv", rows_of()), keep="patient_id")
+    assert columns(kept)["patient_id"].becomes == "text"
+
+
+def test_statistics_are_of_training_rows_only(tmp_path: Path) -> None:
+    federation = load(write_csv(tmp_path / "t.csv", rows_of()), test=0.5)
+    ages = federation.train.x[:, 0].double()
+    assert float(ages.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(ages.std(correction=0)) == pytest.approx(1, abs=1e-6)
+    assert abs(float(federation.test.x[:, 0].mean())) > 1e-4
+
+
+def test_gaps_are_filled_with_the_training_median_and_marked(tmp_path: Path) -> None:
+    rows = rows_of()
+    for i in range(0, 90, 7):
+        rows[i]["age"] = ("", "?", "NA", " ")[i % 4]
+        rows[i + 1]["city"] = "NA"
+    federation = load(write_csv(tmp_path / "t.csv", rows), scale=False, drop="admitted,smoker")
+    names = federation.preparation.features if federation.preparation else []
+    assert names[:2] == ["age", "age is missing"] and names[-1] == "city = missing"
+    x = federation.train.x.double()
+    gaps = x[:, 1] == 1
+    middle = float(np.quantile(x[~gaps, 0].numpy(), 0.5, method="lower"))
+    assert 0 < int(gaps.sum()) < 13
+    assert x[gaps, 0].tolist() == pytest.approx([middle] * int(gaps.sum()))
+    assert x[:, 2:].sum(1).tolist() == [1.0] * len(x)
+    assert sum("missing in training rows" in note for note in federation.notes) == 2
+
+
+def test_rows_without_a_label_or_client_are_left_out_and_said(tmp_path: Path) -> None:
+    rows = rows_of()
+    rows[4]["outcome"] = ""
+    rows[5]["ward"] = "NA"
+    federation = load(write_csv(tmp_path / "t.csv", rows))
+    assert len(known_rows(federation)) == 88 and federation.names == WARDS
+    assert "2 rows without a label or client are left out" in federation.notes
+
+
+def german(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    def date(text: str) -> str:
+        year, month, day = text.split("-")
+        return f"{day}.{month}.{year}"
+
+    changed = []
+    for row in rows:
+        age = row["age"].replace(".", ",")
+        changed.append(row | {"age": age, "admitted": date(row["admitted"])})
+    return changed
+
+
+def test_a_german_table_is_the_same_table(tmp_path: Path) -> None:
+    plain = load(write_csv(tmp_path / "a.csv", rows_of()))
+    path = write_csv(tmp_path / "b.csv", german(rows_of()), ";", encoding="utf-8-sig")
+    other = load(path)
+    assert torch.equal(plain.train.x, other.train.x) and torch.equal(plain.test.x, other.test.x)
+    assert any("'age': decimal commas" in note for note in other.notes)
+    tabs = load(write_csv(tmp_path / "c.csv", rows_of(), "\t"))
+    assert torch.equal(plain.train.x, tabs.train.x)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("78,0", 78.0), ("1.234,5", 1234.5), ("-0,25", -0.25), ("12", 12.0), ("2.000.000", 2e6)],
+)
+def test_decimal_commas(text: str, number: float) -> None:
+    column = {"name": "a", "becomes": "number", "decimal": ","}
+    assert _plain.parser(column)(text) == number
+
+
+@pytest.mark.parametrize("text", ["12.5", "1.23,4", "a", "1,2,3", "1_0"])
+def test_what_is_no_decimal_comma(text: str) -> None:
+    with pytest.raises(ValueError):
+        _plain.parser({"name": "a", "becomes": "number", "decimal": ","})(text)
+
+
+def test_dates_are_days_and_times_of_year_and_week() -> None:
+    column = Column("d", "date", order="year-month-day")
+    texts = ["1970-01-01", "2024-02-29T12:00", "2024-01-01", ""]
+    days = [_plain.parser({"becomes": "date", "order": column.order})(text) for text in texts[:2]]
+    assert days == [0, int(np.datetime64("2024-02-29").astype(int)) + 0.5]
+    x = Preparation((column,)).rows({"d": texts})
+    assert x[:, 0].tolist() == pytest.approx([0, 19782.5, 19723, 0])
+    assert x[2, 3:].tolist() == pytest.approx([0, 1], abs=1e-3)  # a Monday begins the week
+    assert x[3, 1:].tolist() == [0, 0, 0, 0]
+
+
+def test_texts_beyond_the_most_frequent_are_one_level(tmp_path: Path) -> None:
+    rows = rows_of()
+    for i, row in enumerate(rows):
+        row["city"] = f"town {min(i, 89 - i) // 3:02d}"
+    federation = load(write_csv(tmp_path / "t.csv", rows), levels=4)
+    column = columns(federation)["city"]
+    assert len(column.levels) == 5 and column.levels[-1] == "other" and column.other
+    assert any("15 texts, the 4 most frequent" in note for note in federation.notes)
+
+
+def test_whole_numbers_beyond_twenty_are_values_with_a_word(tmp_path: Path) -> None:
+    rows = [row | {"outcome": str(i % 70)} for i, row in enumerate(rows_of())]
+    federation = load(write_csv(tmp_path / "t.csv", rows))
+    assert federation.loss == "squared" and not federation.class_names
+    assert any("70 different whole numbers" in note for note in federation.notes)
+    classes = load(write_csv(tmp_path / "t.csv", rows), task="classes")
+    assert classes.outputs == 70 and classes.class_names[69] == "69"
+
+
+def test_imbalance_is_said(tmp_path: Path) -> None:
+    rows = [row | {"outcome": "no" if i % 10 else "yes"} for i, row in enumerate(rows_of())]
+    federation = load(write_csv(tmp_path / "t.csv", rows))
+    assert any("90.0 % of the rows are 'no'" in note for note in federation.notes)
+
+
+def test_latin1_is_said_with_the_remedy_and_read_when_named(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", rows_of(), encoding="latin-1")
+    with pytest.raises(DataError, match=r"not UTF-8 text \(byte 0xf6\).*encoding = 'latin-1'"):
+        load(path)
+    same = load(write_csv(tmp_path / "u.csv", rows_of()))
+    assert torch.equal(load(path, encoding="latin-1").train.x, same.train.x)
+
+
+def test_names_to_drop_may_be_a_text(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", rows_of())
+    wanted = load(path, drop=["admitted", "city"]).train.x
+    for text in ("admitted,city", "[admitted, city]", '["admitted","city"]'):
+        assert torch.equal(load(path, drop=text).train.x, wanted)
+
+
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for path in (str(tmp_path / "pipe.csv"), "/dev/null"):
+        with pytest.raises(DataError, match="a pipe or device"):
+            load(path)
+
+
+def test_parquet_keeps_dates_and_truths(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = rows_of()
+    table = pyarrow.table(
+        {
+            "ward": [row["ward"] for row in rows],
+            "age": [float(row["age"]) for row in rows],
+            "smoker": [row["smoker"] == "yes" for row in rows],
+            "admitted": pyarrow.array(
+                [np.datetime64(row["admitted"]).astype(object) for row in rows]
+            ),
+            "city": pyarrow.array([row["city"] for row in rows]).dictionary_encode(),
+            "outcome": [row["outcome"] for row in rows],
+        }
+    )
+    parquet.write_table(table, tmp_path / "t.parquet")
+    same = load(write_csv(tmp_path / "t.csv", rows))
+    assert torch.equal(load(str(tmp_path / "t.parquet")).train.x, same.train.x)
+
+
+def test_a_column_that_turns_to_text_late_is_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tables, "BLOCK", 200)
+    rows = [row | {"city": str(i % 3)} for i, row in enumerate(rows_of())]
+    rows[80]["city"] = "Rom"
+    column = columns(load(write_csv(tmp_path / "t.csv", rows), test=0.0))["city"]
+    assert column.levels == ("0", "1", "2", "Rom")
+
+
+# New rows
+
+
+def test_new_rows_are_prepared_as_the_training_rows_were(tmp_path: Path) -> None:
+    rows = rows_of()
+    for i in range(0, 90, 5):
+        rows[i]["age"] = "?"
+        rows[i]["city"] = ""
+    path = write_csv(tmp_path / "t.csv", rows)
+    federation = load(path)
+    preparation = federation.preparation
+    assert preparation is not None
+    again = preparation.rows(_plain.read_csv(path))
+    ordered = np.array(sorted(again.tolist()))
+    known = np.array(sorted(known_rows(federation).tolist()))
+    assert np.array_equal(ordered, known)
+
+
+def test_a_preparation_survives_json(tmp_path: Path) -> None:
+    preparation = load(write_csv(tmp_path / "t.csv", rows_of())).preparation
+    assert preparation is not None
+    assert Preparation.read(json.dumps(preparation.values())) == preparation
+    with pytest.raises(DataError, match="not a preparation"):
+        Preparation.read("{}")
+
+
+def test_new_rows_that_do_not_fit(tmp_path: Path) -> None:
+    preparation = load(write_csv(tmp_path / "t.csv", rows_of())).preparation
+    assert preparation is not None
+    new = _plain.read_csv(write_csv(tmp_path / "n.csv", rows_of(4)))
+    new["city"] = ["Bonn", "Paris", "Ulm", ""]
+    x = preparation.rows(new | {"more": ["1"] * 4})
+    assert x[1, -4:].tolist() == [0, 0, 0, 0] and x[0, -4:].tolist() == [1, 0, 0, 0]
+    assert preparation.unknown(new) == [
+        "city: 1 missing values, taken as no level, as no training row was",
+        "city: 'Paris' not in the training rows, taken as no level",
+    ]
+    with pytest.raises(DataError, match="column 'age': 'old' is no number"):
+        preparation.rows(new | {"age": ["old"] * 4})
+    del new["age"]
+    with pytest.raises(DataError, match="no column 'age': the model needs it"):
+        preparation.rows(new)
+
+
+# Statistics of clients
+
+
+def test_federated_statistics_are_the_pooled_ones(tmp_path: Path) -> None:
+    rows = rows_of()
+    for i in range(0, 90, 4):
+        rows[i]["age"] = ""
+    path = write_csv(tmp_path / "t.csv", rows)
+    pooled = load(path)
+    federated = load(path, statistics="federated")
+    assert torch.allclose(pooled.train.x, federated.train.x, atol=1e-6)
+    a, b = columns(pooled)["age"], columns(federated)["age"]
+    assert a.median == b.median and a.mean == pytest.approx(b.mean, rel=1e-12)
+    assert a.deviation == pytest.approx(b.deviation, rel=1e-12)
+    assert columns(pooled)["city"] == columns(federated)["city"]
+
+
+numbers = st.floats(-1e6, 1e6).filter(lambda value: abs(value) > 1e-6) | st.just(float("nan"))
+
+
+@given(st.lists(st.lists(numbers, max_size=6), min_size=2, max_size=5))
+def test_sums_of_clients_combine_to_those_of_all(parts: list[list[float]]) -> None:
+    clients = [np.array(part, dtype=np.float64) for part in parts]
+    whole = np.concatenate(clients)
+    known = whole[~np.isnan(whole)]
+    total = sum((Summary.of(values) for values in clients), Summary(0, 0, 0.0, 0.0))
+    assert (total.count, total.gaps) == (len(known), len(whole) - len(known))
+    if len(known) == 0:
+        return
+    assert total.mean == pytest.approx(known.mean(), rel=1e-9, abs=1e-9)
+    assert total.deviation == pytest.approx(known.std(), rel=1e-6, abs=1e-6)
+    fitted = fit_numbers(Column("a", "number"), clients, scale=True)
+    if fitted.becomes == "number":
+        assert fitted.median == np.quantile(known, 0.5, method="inverted_cdf")

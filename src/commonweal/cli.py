@@ -1,4 +1,4 @@
-"""The command `commonweal`: run, compare, show, list, check, demo, data. Only here is text printed.
+"""The command `commonweal`. Only here and in `commands` is text printed.
 
 What takes long to import (torch, numpy) is imported inside the commands, so that help, lists and
 mistakes are answered at once.
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from commonweal import __version__, catalog
 from commonweal.catalog import KINDS, Entry
+from commonweal.commands.report import report
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
 from commonweal.report import FORMATS, listing
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Describe a dataset, or download its files.", no_args_is_help=True)
 app.add_typer(data, name="data")
+app.command()(report)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)

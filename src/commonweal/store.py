@@ -25,7 +25,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors
@@ -37,6 +39,9 @@ from commonweal.errors import RunError
 from commonweal.evaluation import Evaluation
 from commonweal.tensors import State, Tensors, flatten, unflatten
 from commonweal.values import Value, Values
+
+if TYPE_CHECKING:
+    from commonweal.report.plots import Plots
 
 __all__ = ["FORMAT", "ClientTable", "Record", "RoundRecord", "Store", "to_json", "write_file"]
 
@@ -373,6 +378,12 @@ class Record:
         if algorithm == "averaging":
             return rule
         return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
+
+    @property
+    def plot(self) -> "Plots":
+        """Figures of this run: `plot.clients()`, `.rounds()`, `.weights()` and `.regret()`."""
+        plots: Plots = import_module("commonweal.report.plots").Plots(self)
+        return plots
 
     @property
     def finished(self) -> bool:

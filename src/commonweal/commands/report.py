@@ -1,0 +1,36 @@
+"""`commonweal report`: runs as one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["report"]
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders of runs, or folders with runs below them.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="The heading of the report.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Write a report of runs: one HTML file that can be mailed, read without scripts, or printed.
+
+    For example: commonweal report runs/vowel-compare -o vowel.html
+    """
+    from commonweal.report import document
+    from commonweal.store import write_file
+
+    found = document.collect(folders)
+    heading = title or " and ".join(folder.resolve().name for folder in folders)
+    write_file(to, document.render(found, heading).encode(), durable=False)
+    if not quiet:
+        runs = sum(len(records) for records in found.runs.values())
+        typer.echo(f"a report of {runs} runs: {to}")

@@ -145,7 +145,7 @@ def test_on_a_convex_problem_of_two_clients_the_duality_gap_falls() -> None:
     f = Federation.from_arrays(x, y, owner, test=0.2)
     line = nn.Linear(1, 1, bias=False)
     nn.init.constant_(line.weight, 3.5)
-    task = Task(line, "squared", "neg-mae")
+    task = Task(line, "squared", "neg-mae", target=(0.0, 1.0))  # not scaled
 
     def gap(w: float, lam: Tensor) -> float:
         """max over lam minus min over w of the mixture's loss, at the averaged iterates."""

@@ -183,7 +183,7 @@ def test_r2_against_scikit_learn(sizes: list[int], seed: int) -> None:
     offsets = offsets_of(sizes)
     parts = [(y[a:b].astype(float), guess[a:b].astype(float)) for a, b in pairwise(offsets)]
     want = [r2_score(t, g) if len(t) > 1 else math.nan for t, g in parts]
-    got = score("r2", torch.from_numpy(guess)[:, None], torch.from_numpy(y), offsets)
+    got = score("r2-own", torch.from_numpy(guess)[:, None], torch.from_numpy(y), offsets)
     assert got == pytest.approx(want, rel=1e-6, abs=1e-6, nan_ok=True)
 
 
@@ -246,7 +246,7 @@ def test_auroc_needs_both_classes() -> None:
 
 def test_r2_needs_two_values() -> None:
     y = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.5])
-    assert undefined("r2", y, torch.tensor([0, 2, 4, 5, 5])) == [0, 2]
+    assert undefined("r2-own", y, torch.tensor([0, 2, 4, 5, 5])) == [0, 2]
 
 
 @pytest.mark.parametrize("name", ["accuracy", "top-5"])
@@ -254,7 +254,7 @@ def test_shares_are_always_defined(name: str) -> None:
     assert undefined(name, torch.tensor([1, 1]), torch.tensor([0, 2, 2])) == []
 
 
-@pytest.mark.parametrize("name", ["auroc", "r2"])
+@pytest.mark.parametrize("name", ["auroc", "r2-own"])
 def test_clients_without_rows_are_not_called_undefined(name: str) -> None:
     assert undefined(name, torch.tensor([0, 1]), torch.tensor([0, 0, 2, 2])) == []
     assert undefined(name, torch.empty(0), torch.tensor([0, 0, 0])) == []

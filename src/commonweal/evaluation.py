@@ -52,10 +52,10 @@ def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Ev
     """Evaluate one model on each client's rows: one pass over all, then a reduction by client."""
     if ids is None:
         losses, stats = evaluate_rows(task, w, rows)
-        return _by_client(losses, stats, rows.offsets)
+        return _by_client(task, losses, stats, rows.offsets)
     index, offsets = rows.index_of(ids)
     losses, stats = evaluate_rows(task, w, rows, index)
-    return _by_client(losses, stats, offsets)
+    return _by_client(task, losses, stats, offsets)
 
 
 def evaluate_models(
@@ -63,11 +63,11 @@ def evaluate_models(
 ) -> Evaluation:
     """Evaluate each client's own model (S, d) on its own rows."""
     losses, stats = evaluate_rows_by_models(task, models, rows, ids, vectorize)
-    return _by_client(losses, stats, rows.offsets_of(ids))
+    return _by_client(task, losses, stats, rows.offsets_of(ids))
 
 
-def _by_client(losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
-    reduced = {name: scores.find(name).reduce(values, offsets) for name, values in stats.items()}
+def _by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
+    reduced = {n: task.find_score(n).reduce(values, offsets) for n, values in stats.items()}
     return Evaluation(scores.mean_by_client(losses, offsets), reduced, offsets.diff())
 
 

@@ -3,6 +3,7 @@
 Nothing is padded: a million clients with three rows each take the memory of three million rows.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,6 +121,18 @@ class Federation:
         if self.loss not in CLASSIFICATION:
             return None
         return 2 if self.loss == "binary" else self.outputs
+
+    @cached_property
+    def target(self) -> tuple[float, float] | None:
+        """The mean and deviation of the training labels of a regression; None: not scaled."""
+        if self.loss != "squared":
+            return None
+        y = self.train.y.double()
+        mean = float(y.mean())
+        deviation = float((y - mean).square().mean().sqrt())
+        if not math.isfinite(deviation) or deviation <= 1e-12 * abs(mean):  # but for rounding
+            return None
+        return mean, deviation
 
     @cached_property
     def scored(self) -> Tensor:

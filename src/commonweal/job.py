@@ -155,6 +155,8 @@ def _job(
     settings: RunSettings,
     text: str | None,
 ) -> Job:
+    if task.target is None and not isinstance(parts["algorithm"], Algorithm):
+        task = replace(task, target=federation.target)
     engine = engines.simulate(federation, seed=settings.seed, vectorize=settings.vectorize)
     algorithm = _algorithm(task, parts, settings, engine.population)
     sampler = _built("samplers", parts["sampler"])

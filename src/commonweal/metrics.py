@@ -81,12 +81,17 @@ def worst(
     weights: Values | None = None,
     *,
     names: Names = None,
+    lower_is_better: bool = False,
 ) -> float:
     """The lowest score, or the mean of the lowest `share` of the clients (at least one).
+
+    lower_is_better: the scores are errors, and the highest is the worst
 
     >>> worst([4, 1, 3, 2]), worst([4, 1, 3, 2], share=0.5)
     (1.0, 1.5)
     """
+    if lower_is_better:
+        return best(x, share, weights, names=names)
     scaled = _load(x, weights, names).sorted()
     return scaled.unscale(_first(scaled.x, scaled.w, share))
 
@@ -97,12 +102,17 @@ def best(
     weights: Values | None = None,
     *,
     names: Names = None,
+    lower_is_better: bool = False,
 ) -> float:
     """The highest score, or the mean of the highest `share` of the clients (at least one).
+
+    lower_is_better: the scores are errors, and the lowest is the best
 
     >>> best([4, 1, 3, 2]), best([4, 1, 3, 2], share=0.5)
     (4.0, 3.5)
     """
+    if lower_is_better:
+        return worst(x, share, weights, names=names)
     scaled = _load(x, weights, names).sorted()
     return scaled.unscale(_first(scaled.x[::-1], scaled.w[::-1], share))
 
@@ -187,24 +197,27 @@ def summary(
     x: Values,
     weights: Values | None = None,
     names: Names = None,
+    lower_is_better: bool = False,
 ) -> dict[str, float]:
     """The metrics that a run records, without weights; `weighted_mean` is added if there are any.
 
+    lower_is_better: the scores are errors: the highest are the worst
     Gini and KL are NaN where a score is negative (R^2, for example).
     """
     scaled = _load(x, None, names)
     w = scaled.w
     v = np.sort(scaled.x)
     low = {k: scaled.unscale(_first(v, w, k and k / 100)) for k in (None, 5, 10, 20)}
-    high = {k: scaled.unscale(_first(v[::-1], w, k and k / 100)) for k in (None, 5, 10)}
+    high = {k: scaled.unscale(_first(v[::-1], w, k and k / 100)) for k in (None, 5, 10, 20)}
     found = {"mean": scaled.unscale(_mean(v, w))}
     if weights is not None:
         found["weighted_mean"] = mean(x, weights, names=names)
     negative = v[0] < 0
+    worst, best = (high, low) if lower_is_better else (low, high)
     return {
         **found,
-        **_by_tail("worst", low),
-        **_by_tail("best", high),
+        **_by_tail("worst", worst),
+        **_by_tail("best", {k: best[k] for k in (None, 5, 10)}),
         "std": scaled.unscale(_std(v, w)),
         "gini": math.nan if negative else _gini(v, w),
         "gap": high[None] - low[None],
@@ -221,8 +234,12 @@ def _by_tail(name: str, values: dict[int | None, float]) -> dict[str, float]:
 # Comparisons
 
 
-def against(baseline: Values, scores: Values, *, names: Names = None) -> Against:
-    """Who gains and who loses against a baseline run (FedAvg, for example). Higher is better.
+def against(
+    baseline: Values, scores: Values, *, names: Names = None, lower_is_better: bool = False
+) -> Against:
+    """Who gains and who loses against a baseline run (FedAvg, for example).
+
+    lower_is_better: the scores are errors; changes are still score - baseline
 
     VRed, Table 1: suffering clients have a baseline score below its mean, thriving ones above; a
     client exactly at the mean is neither. Changes are averaged over the group; 0 for an empty one.
@@ -231,11 +248,14 @@ def against(baseline: Values, scores: Values, *, names: Names = None) -> Against
     (0.5, 0.5, 0.5, -0.5)
     """
     old, new = _pair(baseline, scores, names)
-    change = new - old
-    middle = mean(old)
-    suffering = _or_zero(change[old < middle])
-    thriving = _or_zero(change[old > middle])
-    return Against(mean(suffering > 0), mean(suffering), mean(thriving < 0), mean(thriving))
+    sign = -1.0 if lower_is_better else 1.0
+    gain = sign * (new - old)
+    above = sign * (old - mean(old))
+    suffering = _or_zero(gain[above < 0])
+    thriving = _or_zero(gain[above > 0])
+    return Against(
+        mean(suffering > 0), sign * mean(suffering), mean(thriving < 0), sign * mean(thriving)
+    )
 
 
 def _or_zero(values: Array) -> Array:

@@ -18,6 +18,7 @@ from commonweal.experiment import Experiment, read
 from commonweal.federation import Federation
 from commonweal.job import Job, job_from_experiment, job_from_parts
 from commonweal.population import Population
+from commonweal.scores import find
 from commonweal.store import RoundRecord, Store
 from commonweal.task import Task
 from commonweal.tensors import State, num_bytes
@@ -282,18 +283,21 @@ def _metrics(evaluation: Evaluation | None, population: Population) -> Values:
     sizes = evaluation.sizes[scored]
     if len(scored) == 0:
         return {}
-    found: Values = {"metrics": metrics.summary(evaluation.score[scored], sizes, names)}
+    main, *further = evaluation.scores
+    lower = find(main).lower_is_better
+    found: Values = {"metrics": metrics.summary(evaluation.score[scored], sizes, names, lower)}
     if evaluation.personal is not None:
         own = evaluation.personal.score[scored]
-        found["personal"] = metrics.summary(own, sizes, names)
-    _, *further = evaluation.scores
+        found["personal"] = metrics.summary(own, sizes, names, lower)
     more = {}
     for name in further:
         values = evaluation.scores[name]
         defined = scored[~values[scored].isnan()]
         if len(defined):
             named = [population.names[client] for client in defined.tolist()]
-            more[name] = metrics.summary(values[defined], evaluation.sizes[defined], named)
+            more[name] = metrics.summary(
+                values[defined], evaluation.sizes[defined], named, find(name).lower_is_better
+            )
     return found | {"more": more}
 
 
@@ -304,6 +308,14 @@ def _write(store: Store, job: Job, done: Round) -> None:
         samples = job.algorithm.samples(done.state)
         if samples is not None:
             store.write_samples(*samples)
+
+
+def _target(task: Task) -> Values:
+    """The scale of a regression's target: `model.safetensors` gives (label - mean) / deviation."""
+    if task.target is None:
+        return {}
+    mean, deviation = task.target
+    return {"target": {"mean": mean, "deviation": deviation}}
 
 
 def facts(job: Job) -> Mapping[str, Value]:
@@ -317,4 +329,5 @@ def facts(job: Job) -> Mapping[str, Value]:
         **job.engine.facts(job.algorithm),
         "parameters": job.task.size,
         "score": job.task.score,
+        **_target(job.task),
     }

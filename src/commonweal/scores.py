@@ -1,9 +1,12 @@
-"""Per-client evaluation metrics: statistics per row, reduced by client. Higher is better.
+"""Per-client evaluation metrics: statistics per row, reduced by client.
 
-A score is a pair of functions, so that all clients are evaluated in one pass over all rows.
+A score is a pair of functions, so that all clients are evaluated in one pass over all rows. Higher
+is better, but for errors (`lower_is_better`).
 """
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -22,6 +25,8 @@ class Score(NamedTuple):
     reduce: Callable[[Tensor, Tensor], Tensor]  # (N, s), offsets (K + 1,) -> (K,), NaN: undefined
     meaning: str
     losses: tuple[str, ...] = ()  # of tasks that it fits; empty: all
+    lower_is_better: bool = False
+    in_per_cent: bool = True  # a fraction, shown in per cent; else in the units of the labels
 
 
 def mean_by_client(values: Tensor, offsets: Tensor) -> Tensor:
@@ -83,7 +88,20 @@ def _errors(outputs: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(outputs.squeeze(-1).double() - y).square(), y], 1)
 
 
-def _r2(stats: Tensor, offsets: Tensor) -> Tensor:
+def _r2(stats: Tensor, offsets: Tensor, variance: float | None = None) -> Tensor:
+    """R^2 against one variance for all clients: by default that of all rows at hand."""
+    error = mean_by_client(stats[:, 0], offsets)
+    if variance is None:
+        y = stats[:, 1]
+        mean = y.mean()
+        pooled = (y - mean).square().mean()
+        constant = pooled <= 1e-24 * mean.square()  # but for rounding
+        return 1 - error / torch.where(constant, torch.nan, pooled)
+    return 1 - error / variance
+
+
+def _r2_own(stats: Tensor, offsets: Tensor) -> Tensor:
+    """R^2 against each client's own variance."""
     error, mean = mean_by_client(stats, offsets).unbind(1)
     # Centred first, against cancellation.
     centred = stats[:, 1] - torch.repeat_interleave(mean, offsets.diff())
@@ -92,8 +110,67 @@ def _r2(stats: Tensor, offsets: Tensor) -> Tensor:
     return 1 - error / torch.where(constant, torch.nan, variance)
 
 
+def _rmse(stats: Tensor, offsets: Tensor) -> Tensor:
+    return mean_by_client(stats[:, 0], offsets).sqrt()
+
+
 def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.squeeze(-1).double() - y.double()).abs()[:, None]
+
+
+def _classes_by_client(stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Right, predicted and true rows per client and class, (K, classes)."""
+    predicted, y, width = stats.long().unbind(1)
+    sizes = offsets.diff()
+    clients = len(sizes)
+    classes = int(width.max()) if len(width) else 2
+    client = torch.repeat_interleave(torch.arange(clients), sizes) * classes
+    counts = []
+    for each in ((client + y)[predicted == y], client + predicted, client + y):
+        counts.append(torch.bincount(each, minlength=clients * classes).view(clients, classes))
+    right, guessed, true = (count.double() for count in counts)
+    return right, guessed, true
+
+
+def _predicted(outputs: Tensor, y: Tensor) -> Tensor:
+    predicted = outputs.argmax(-1)
+    if outputs.shape[-1] == 1:
+        predicted = (outputs.squeeze(-1) > 0).long()
+    classes = torch.full_like(predicted, max(2, outputs.shape[-1]))
+    return torch.stack([predicted, y, classes], 1).double()
+
+
+def _balanced_accuracy(stats: Tensor, offsets: Tensor) -> Tensor:
+    """The mean over a client's classes of the share of their rows that is right."""
+    right, _, true = _classes_by_client(stats, offsets)
+    present = true > 0
+    recall = right / true.clamp(min=1)
+    return (recall * present).sum(1) / present.sum(1)
+
+
+def _f1(stats: Tensor, offsets: Tensor) -> Tensor:
+    """2 right / (predicted + true): of class 1 where there are two, else the mean over classes."""
+    right, guessed, true = _classes_by_client(stats, offsets)
+    if right.shape[1] == 2:
+        right, guessed, true = (each[:, 1:] for each in (right, guessed, true))
+    total = guessed + true
+    occurs = total > 0  # a class that is neither predicted nor true says nothing
+    each = 2 * right / total.clamp(min=1)
+    return (each * occurs).sum(1) / occurs.sum(1)
+
+
+def _auprc(stats: Tensor, offsets: Tensor) -> Tensor:
+    """Average precision: the mean, over positive rows, of the precision at their margin."""
+    values = []
+    for a, b in pairwise(offsets.tolist()):
+        margin, y = stats[a:b].unbind(1)
+        order = torch.argsort(margin, descending=True, stable=True)
+        margin, y = margin[order], y[order]
+        # Rows with equal margins are taken together: the precision is that of the last of them.
+        last = torch.searchsorted(-margin, -margin, right=True) - 1
+        precision = (y.cumsum(0) / torch.arange(1, b - a + 1))[last]
+        values.append((precision * y).sum() / y.sum() + 0 * margin.sum())  # NaN where a margin is
+    return torch.stack(values)
 
 
 def _sequences(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,12 +218,57 @@ SCORES = {
         "probability that a positive row ranks above a negative one; needs both in each client",
         CLASSES,
     ),
-    "r2": Score(_errors, _r2, "share of the variance explained", VALUES),
+    "auprc": Score(
+        _margins,
+        _auprc,
+        "average precision: area under precision by recall; needs a positive row in each client",
+        CLASSES,
+    ),
+    "balanced-accuracy": Score(
+        _predicted,
+        _balanced_accuracy,
+        "mean over classes of the share of rows that is right",
+        CLASSES,
+    ),
+    "f1": Score(
+        _predicted, _f1, "F1 of class 1, or the mean over classes where there are more", CLASSES
+    ),
+    "r2": Score(
+        _errors,
+        _r2,
+        "1 - squared error / variance, the variance being that of all clients' rows",
+        VALUES,
+        in_per_cent=False,
+    ),
+    "r2-own": Score(
+        _errors,
+        _r2_own,
+        "1 - squared error / variance of the client's own rows",
+        VALUES,
+        in_per_cent=False,
+    ),
+    "mae": Score(
+        _absolute,
+        _mean,
+        "mean absolute error, in the target's units; lower is better",
+        VALUES,
+        lower_is_better=True,
+        in_per_cent=False,
+    ),
+    "rmse": Score(
+        _errors,
+        _rmse,
+        "root of the mean squared error, in the target's units; lower is better",
+        VALUES,
+        lower_is_better=True,
+        in_per_cent=False,
+    ),
     "neg-mae": Score(
         _absolute,
         lambda stats, offsets: -_mean(stats, offsets),
         "minus the mean absolute error",
         VALUES,
+        in_per_cent=False,
     ),
     "token-accuracy": Score(_correct_tokens, _per_token, "share of tokens that are right", TOKENS),
     "likelihood": Score(
@@ -160,19 +282,21 @@ SCORES = {
 # Lower is better; not allowed as a run's main score.
 DIAGNOSTICS = {
     "ece": Score(
-        calibration.row_stats, calibration.ece, "expected calibration error, 20 bins", CLASSES
+        calibration.row_stats, calibration.ece, "expected calibration error, 20 bins", CLASSES, True
     ),
     "mce": Score(
-        calibration.row_stats, calibration.mce, "maximum calibration error, 20 bins", CLASSES
+        calibration.row_stats, calibration.mce, "maximum calibration error, 20 bins", CLASSES, True
     ),
 }
 
 
-def find(name: str) -> Score:
-    """The score or diagnostic of that name."""
+def find(name: str, variance: float | None = None) -> Score:
+    """The score or diagnostic of that name. variance: of the target, for R^2."""
     known = SCORES | DIAGNOSTICS
     if name not in known:
         raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")
+    if name == "r2" and variance is not None:
+        return known[name]._replace(reduce=partial(_r2, variance=variance))
     return known[name]
 
 
@@ -186,12 +310,21 @@ def check(name: str, loss: str) -> None:
 
 
 def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:
-    """The clients with rows whose score is undefined: AUROC needs both classes, R^2 two values."""
-    if name not in ("auroc", "r2") or len(y) == 0:
+    """The clients with rows whose score is undefined.
+
+    AUROC needs both classes, average precision and the F1 of two classes a positive row, R^2
+    against a client's own variance two values.
+    """
+    binary = len(y) > 0 and int(y.max()) <= 1
+    needs_positive = name == "auprc" or (name == "f1" and binary)
+    if len(y) == 0 or not (needs_positive or name in ("auroc", "r2-own")):
         return []
-    first = y[offsets[:-1].clamp(max=len(y) - 1)].double()
     sizes = offsets.diff()
-    differs = y.double() != torch.repeat_interleave(first, sizes)
-    constant = (mean_by_client(differs.double(), offsets) == 0) & (sizes > 0)
-    clients: list[int] = constant.nonzero().flatten().tolist()
+    if needs_positive:
+        missing = mean_by_client((y == 1).double(), offsets) == 0
+    else:
+        first = y[offsets[:-1].clamp(max=len(y) - 1)].double()
+        differs = y.double() != torch.repeat_interleave(first, sizes)
+        missing = mean_by_client(differs.double(), offsets) == 0
+    clients: list[int] = (missing & (sizes > 0)).nonzero().flatten().tolist()
     return clients

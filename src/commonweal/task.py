@@ -16,9 +16,10 @@ from torch.func import functional_call
 
 from commonweal import scores
 from commonweal.errors import ConfigError, did_you_mean
+from commonweal.scores import Score
 from commonweal.tensors import Tensors
 
-__all__ = ["LOSSES", "Batch", "Task"]
+__all__ = ["LOSSES", "Batch", "InUnits", "Task"]
 
 
 class Batch(NamedTuple):
@@ -72,6 +73,8 @@ class Task:
 
     A run starts from the module's values. Parameters that require no gradient are not trained.
     also: further scores, recorded beside the first
+    target: the mean and deviation of the labels of a regression: the module is trained on scaled
+        labels, and its loss is relative to their variance; outputs and scores are in units
 
     >>> task = Task(nn.Linear(2, 3))
     >>> task.size, task.initial.shape
@@ -82,6 +85,7 @@ class Task:
     loss: str = "cross-entropy"
     score: str = "accuracy"
     also: tuple[str, ...] = ()
+    target: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         name = type(self.module).__name__
@@ -94,6 +98,8 @@ class Task:
             scores.check(name, self.loss)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ConfigError(f"{type(self.module).__name__} has no parameter to train")
+        if self.target is not None and not self.target[1] > 0:
+            raise ConfigError(f"target = {self.target}: the deviation must be above 0")
         for part in self.module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
                 raise ConfigError(
@@ -169,10 +175,13 @@ class Task:
         return {name: piece.view(shape) for name, piece, shape in pieces}
 
     def module_of(self, w: Tensor) -> nn.Module:
-        """A copy of the module with the vector's values, in evaluation mode."""
+        """A copy of the module with the vector's values, in evaluation mode.
+
+        Its outputs are in the units of the labels: a module of a scaled target is wrapped.
+        """
         module = deepcopy(self.module).eval()
         module.load_state_dict(self.tensors(w), strict=False)
-        return module
+        return module if self.target is None else InUnits(module, *self.target).eval()
 
     @cached_property
     def _training(self) -> nn.Module:
@@ -197,7 +206,7 @@ class Task:
         buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
         counters = {name: b.clone() for name, b in self._counters.items()}
         outputs = self._call(self._training, tensors | buffers | counters, batch.x)
-        loss = (LOSSES[self.loss](outputs, batch.y) * batch.weight).sum()
+        loss = (LOSSES[self.loss](outputs, self._scaled(batch.y)) * batch.weight).sum()
         if not buffers:
             return loss, w.new_empty(0)
         return loss, torch.cat([buffer.flatten() for buffer in buffers.values()])
@@ -212,8 +221,25 @@ class Task:
         return self.names[trainable:]
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs in evaluation mode."""
-        return self._call(self._inference, self.tensors(w), x)
+        """The model's outputs in evaluation mode, in the units of the labels."""
+        return self._in_units(self._call(self._inference, self.tensors(w), x))
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        """The labels as the module is trained on them."""
+        if self.target is None:
+            return y
+        mean, deviation = self.target
+        return (y - mean) / deviation
+
+    def _in_units(self, outputs: Tensor) -> Tensor:
+        if self.target is None:
+            return outputs
+        mean, deviation = self.target
+        return mean + deviation * outputs
+
+    def find_score(self, name: str) -> Score:
+        """A score by name. R^2 is against the variance of the target where that is known."""
+        return scores.find(name, None if self.target is None else self.target[1] ** 2)
 
     def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         result: Tensor = functional_call(module, tensors, (self._ready(x),), tie_weights=self._tied)
@@ -248,8 +274,10 @@ class Task:
 
     def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss (N,), and its statistics (N, c) for every score by name."""
-        outputs = self.outputs(w, x)
-        losses = LOSSES[self.loss](outputs, y)  # first: it says where outputs do not fit
+        outputs = self._call(self._inference, self.tensors(w), x)
+        # First the losses: they say where outputs do not fit.
+        losses = LOSSES[self.loss](outputs, self._scaled(y))
+        outputs = self._in_units(outputs)
         return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
 
     @cached_property
@@ -269,6 +297,23 @@ class Task:
     def has_dropout(self) -> bool:
         """Whether training draws random numbers inside the module (dropout)."""
         return any(_draws(layer) for layer in self.module.modules())
+
+
+class InUnits(nn.Module):
+    """A module that was trained on a scaled target, with outputs in the target's units."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, module: nn.Module, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.mean + self.deviation * self.module(x)
+        return outputs
 
 
 class _Linear(nn.Linear):

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from commonweal import randomness
+from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import (
     Algorithm,
     Conversation,
@@ -142,11 +142,14 @@ class Averaging(Algorithm):
     def reports(self, replies: Replies, clients: int) -> Reports:
         values = replies.values
         update = values.get("update")
+        sign = (
+            -1 if scores.find(self.task.score).lower_is_better else 1
+        )  # for rules: higher is better
         return Reports(
             ids=replies.clients,
             sizes=values["size"],
             losses=values["loss"],
-            scores=values["score"],
+            scores=sign * values["score"],
             updates=None if update is None else update[:, : self.task.num_trainable],
             losses_after=values.get("loss_after"),
             clients=clients,

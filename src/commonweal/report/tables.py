@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from commonweal import metrics
+from commonweal import metrics, scores
 from commonweal.analysis.compare import Result, align
 from commonweal.analysis.interpolation import Curve
 from commonweal.evaluation import Evaluation
@@ -39,7 +39,6 @@ Array: TypeAlias = NDArray[np.float64]
 
 MANY = 20  # with this many clients, tails are compared instead of single clients
 SHOWN = 3  # clients at each end of a run's table
-NOT_FRACTIONS = ("neg-mae",)  # scores that are not shown in per cent
 
 
 class Metric(NamedTuple):
@@ -71,11 +70,20 @@ METRICS = {
 
 def scale(score: str) -> float:
     """The factor by which a score is shown: fractions are shown in per cent."""
-    return 1.0 if score in NOT_FRACTIONS else 100.0
+    return 100.0 if scores.find(score).in_per_cent else 1.0
 
 
 def _unit(score: str) -> str:
-    return "" if score in NOT_FRACTIONS else " %"
+    return " %" if scores.find(score).in_per_cent else ""
+
+
+def _decimals(score: str, values: Array) -> int:
+    """Digits after the point: one of per cent; of other units so many that three are telling."""
+    if scores.find(score).in_per_cent:
+        return 1
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max()) if finite.size else 0.0
+    return 2 if largest == 0 else min(4, max(0, 2 - math.floor(math.log10(largest))))
 
 
 def show_score(value: float, score: str, digits: int = 2) -> str:

@@ -25,7 +25,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         for c in vars(errors).values()
         if isinstance(c, type) and issubclass(c, CommonwealError)
     }
-    assert tree == {"CommonwealError", "ConfigError", "DataError", "RunError"}
+    assert tree == {"CommonwealError", "ConfigError", "DataError", "DivergedError", "RunError"}
     assert all(name in (errors.__doc__ or "") for name in tree)
 
 

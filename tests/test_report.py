@@ -58,7 +58,7 @@ def test_figures_are_means_and_population_stds_over_seeds_in_per_cent(pair: list
 def test_scores_that_are_no_fractions_are_not_in_per_cent(pair: list[Result]) -> None:
     grid = layout(comparison(pair, "neg-mae"))
     assert "%" not in grid.title
-    assert grid.figures[1].cells[0] == "0.2±0.0"
+    assert grid.figures[1].cells[0] == "0.233±0.047"
 
 
 def test_best_and_second_best_follow_each_metrics_direction(pair: list[Result]) -> None:
@@ -167,7 +167,7 @@ def test_the_verdict_names_the_worst_off_and_the_cost(pair: list[Result]) -> Non
 
 def test_scores_are_shown_with_their_unit() -> None:
     assert tables.show_score(0.123456, "accuracy") == "12.35 %"
-    assert tables.show_score(-0.5, "neg-mae") == "-0.50"
+    assert tables.show_score(-0.5, "neg-mae") == "-0.500"
     assert tables.show_score(math.nan, "accuracy") == "-"
 
 

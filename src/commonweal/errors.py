@@ -4,6 +4,7 @@ CommonwealError
 ├── ConfigError    an experiment, a name or a parameter that cannot be right
 ├── DataError      rows, files or client values that cannot be used
 └── RunError       a run folder that cannot be written, resumed or read
+    └── DivergedError  training that gave numbers that are not finite
 
 Each message says what is wrong, what was got, and what to do.
 """
@@ -11,7 +12,14 @@ Each message says what is wrong, what was got, and what to do.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["CommonwealError", "ConfigError", "DataError", "RunError", "did_you_mean"]
+__all__ = [
+    "CommonwealError",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "RunError",
+    "did_you_mean",
+]
 
 
 class CommonwealError(Exception):
@@ -28,6 +36,10 @@ class DataError(CommonwealError):
 
 class RunError(CommonwealError):
     """A run folder that cannot be written, resumed or read."""
+
+
+class DivergedError(RunError):
+    """Training gave numbers that are not finite, or no longer mean anything."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -24,13 +24,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit, xlogy
+from scipy.special import ndtri, stdtrit, xlogy
 from torch import Tensor
 
 from commonweal.errors import DataError
 
 __all__ = ["Against", "Paired", "against", "angle", "best", "gap", "gini"]
-__all__ += ["kl", "mean", "paired", "spread", "std", "summary", "worst"]
+__all__ += ["kl", "mean", "paired", "spread", "std", "summary", "wilson", "worst"]
 
 Array: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = ArrayLike | Tensor  # (K,)
@@ -272,8 +272,24 @@ def spread(values: Values) -> tuple[float, float]:
     return mean(v), std(v)
 
 
+def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share of rows: where the true share lies.
+
+    >>> [round(bound, 3) for bound in wilson(1.0, 3)]
+    [0.438, 1.0]
+    """
+    if rows < 1 or not 0 <= share <= 1:
+        raise DataError(f"a share from 0 to 1 of at least one row is needed; got {share}, {rows}")
+    z = float(ndtri((1 + confidence) / 2))
+    middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:
     """Student's t interval of a - b: a metric of two methods on the same seeds.
+
+    Two seeds with exactly the same difference prove nothing: scores come in steps.
 
     >>> paired([3, 4, 5], [1, 2, 3])
     Paired(difference=2.0, low=2.0, high=2.0, distinguishable=True)
@@ -286,7 +302,9 @@ def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:
     half = 0.0 if freedom else math.inf
     if deviation > 0:
         half = deviation / math.sqrt(freedom) * float(stdtrit(freedom, (1 + confidence) / 2))
-    return Paired(difference, difference - half, difference + half, abs(difference) > half)
+    enough = deviation > 0 or first.size > 2
+    distinguishable = enough and abs(difference) > half
+    return Paired(difference, difference - half, difference + half, distinguishable)
 
 
 # Checks

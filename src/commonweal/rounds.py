@@ -12,7 +12,7 @@ from torch import nn
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.engines import Engine
-from commonweal.errors import ConfigError, RunError
+from commonweal.errors import ConfigError, DivergedError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, read
 from commonweal.federation import Federation
@@ -26,6 +26,8 @@ from commonweal.values import Value, Values
 
 __all__ = ["Round", "converse", "reopen", "run"]
 
+LOST_ROUNDS = 5  # in a row in which all replies are not finite: the run has diverged
+HOPELESS = 1e6  # a loss of a scaled target, where 1 is that of always giving the mean
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
 
 Exchange = tuple[Request, Replies]
@@ -101,6 +103,7 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         last, saved = store.open(job.text, facts(job), resume)
     state = restore(job, saved, store, resume=True)
     saver = _Saver(job, store, last)
+    watch = _Watch(job)
     try:
         for number in range(last + 1, job.rounds + 1):
             done = _round(job, state, number)
@@ -110,11 +113,37 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
             last = number
             saver.save(state, last, force=number == job.rounds)
             yield done
+            watch.check(done)
         if store is not None and last == job.rounds:
             store.write_model(job.task.tensors(job.algorithm.model(state)))
     finally:
         # Ctrl-C, a failed write or a caller that stops: keep every complete round.
         saver.save(state, last, force=True)
+
+
+class _Watch:
+    """Ends a run in which no reply can be used any more, as every client's training diverges."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.lost = 0  # rounds in a row
+
+    def check(self, done: Round) -> None:
+        diverged = [
+            why for why in done.dropped.values() if "not finite" in why or "finite num" in why
+        ]
+        lost = bool(done.clients) and not done.weights and len(diverged) == len(done.dropped) > 0
+        self.lost = self.lost + 1 if lost else 0
+        if self.lost == LOST_ROUNDS:
+            raise DivergedError(_diverged(self.job, done.number - self.lost + 1))
+
+
+def _diverged(job: Job, number: int) -> str:
+    client = job.algorithm.client
+    remedy = "lower the learning rate"
+    if client is not None:
+        remedy = f"lower client.lr, now {client.lr:g}, or set client.clip"
+    return f"training diverged in round {number}: {remedy}"
 
 
 class _Saver:
@@ -220,6 +249,7 @@ def _round(job: Job, state: State, number: int) -> Round:
     if number % job.settings.evaluate_every == 0 or number == job.rounds:
         new_state = algorithm.before_evaluation(new_state)
         evaluation = engine.evaluate(algorithm, new_state)
+        _check_finite(job, evaluation, number)
     evaluated = time.perf_counter()
     return Round(
         number=number,
@@ -233,6 +263,16 @@ def _round(job: Job, state: State, number: int) -> Round:
         seconds={"train": trained - start, "evaluate": evaluated - trained},
         job=job,
     )
+
+
+def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:
+    """Raise DivergedError where the losses of most clients are not finite, or are absurd."""
+    limit = torch.inf if job.task.target is None else HOPELESS
+    for each in (evaluation, evaluation.personal):
+        if each is not None:
+            lost = ~(each.losses[each.sizes > 0] < limit)
+            if lost.double().mean() > 0.5:
+                raise DivergedError(_diverged(job, number))
 
 
 def _reported(exchanges: Sequence[Exchange], population: Population) -> Values:

@@ -88,16 +88,9 @@ def _errors(outputs: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(outputs.squeeze(-1).double() - y).square(), y], 1)
 
 
-def _r2(stats: Tensor, offsets: Tensor, variance: float | None = None) -> Tensor:
-    """R^2 against one variance for all clients: by default that of all rows at hand."""
-    error = mean_by_client(stats[:, 0], offsets)
-    if variance is None:
-        y = stats[:, 1]
-        mean = y.mean()
-        pooled = (y - mean).square().mean()
-        constant = pooled <= 1e-24 * mean.square()  # but for rounding
-        return 1 - error / torch.where(constant, torch.nan, pooled)
-    return 1 - error / variance
+def _r2(stats: Tensor, offsets: Tensor, variance: float) -> Tensor:
+    """R^2 against one variance for all clients."""
+    return 1 - mean_by_client(stats[:, 0], offsets) / variance
 
 
 def _r2_own(stats: Tensor, offsets: Tensor) -> Tensor:
@@ -235,8 +228,8 @@ SCORES = {
     ),
     "r2": Score(
         _errors,
-        _r2,
-        "1 - squared error / variance, the variance being that of all clients' rows",
+        _r2_own,  # until the variance of all rows is known: see `find`
+        "1 - squared error / variance, the variance being that of all clients' training rows",
         VALUES,
         in_per_cent=False,
     ),
@@ -291,7 +284,7 @@ DIAGNOSTICS = {
 
 
 def find(name: str, variance: float | None = None) -> Score:
-    """The score or diagnostic of that name. variance: of the target, for R^2."""
+    """The score or diagnostic of that name. variance: of all rows' target, for R^2."""
     known = SCORES | DIAGNOSTICS
     if name not in known:
         raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")

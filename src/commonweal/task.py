@@ -280,6 +280,11 @@ class Task:
         outputs = self._in_units(outputs)
         return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
 
+    def undefined(self, y: Tensor, offsets: Tensor) -> list[int]:
+        """The clients with rows whose main score is undefined."""
+        own_variance = self.score == "r2" and self.target is None
+        return scores.undefined("r2-own" if own_variance else self.score, y, offsets)
+
     @cached_property
     def _widths(self) -> dict[torch.Size, int]:
         return {}

@@ -16,6 +16,7 @@ from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, change
 from commonweal.job import job_from_experiment
 from commonweal.rounds import Round, run
+from commonweal.scores import find
 from commonweal.store import Record
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align", "cells", "gather", "results", "run_cells"]
@@ -128,6 +129,7 @@ class Result:
     scores: Array  # (seeds, K)
     metrics: list[dict[str, float]]  # per seed, of all clients that have a score in it
     personal: bool = False  # of the clients' own models
+    lower_is_better: bool = False
 
     @property
     def seeds(self) -> int:
@@ -153,10 +155,11 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     found = []
     for label, runs in records.items():
         tables = [_scores_of(record) for record in _by_seed(runs)]
-        found.append(_result(label, [table.shared for table in tables]))
+        lower = find(runs[0].facts["score"]).lower_is_better
+        found.append(_result(label, [table.shared for table in tables], lower))
         own = [table.personal for table in tables if table.personal is not None]
         if len(own) == len(tables):
-            found.append(_result(label + OWN, own, personal=True))
+            found.append(_result(label + OWN, own, lower, personal=True))
     return found
 
 
@@ -187,12 +190,17 @@ def _by_client(names: Sequence[str], evaluation: Evaluation) -> Scores:
     return {name: score for name, score in pairs if not np.isnan(score)}
 
 
-def _result(label: str, seeds: Sequence[Scores], personal: bool = False) -> Result:
+def _result(
+    label: str, seeds: Sequence[Scores], lower_is_better: bool, personal: bool = False
+) -> Result:
     everywhere = set.intersection(*(set(scores) for scores in seeds))
     clients = tuple(name for name in seeds[0] if name in everywhere)
     table = np.array([[scores[name] for name in clients] for scores in seeds])
-    summaries = [metrics.summary(list(s.values()), names=list(s)) for s in seeds]
-    return Result(label, clients, table, summaries, personal)
+    summaries = [
+        metrics.summary(list(s.values()), names=list(s), lower_is_better=lower_is_better)
+        for s in seeds
+    ]
+    return Result(label, clients, table, summaries, personal, lower_is_better)
 
 
 def align(a: Result, b: Result) -> tuple[tuple[str, ...], Array, Array]:

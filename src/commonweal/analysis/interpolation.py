@@ -23,6 +23,7 @@ from commonweal.evaluation import (
 )
 from commonweal.federation import Federation, Rows
 from commonweal.job import Job
+from commonweal.scores import find
 from commonweal.task import Task
 from commonweal.tensors import State, Tensors
 from commonweal.training import Vectorize, single, vmap_clients
@@ -57,6 +58,7 @@ class Curve:
     scores: Tensor  # (K', 11)
     losses: Tensor  # (K', 11)
     validated: Tensor  # (K',) scores of one half of the test rows at the best m of the other half
+    lower_is_better: bool = False
 
     def chosen(self) -> dict[str, Tensor]:
         """The clients' scores (K',) by how m is chosen. An oracle uses the rows it is scored on."""
@@ -65,7 +67,8 @@ class Curve:
 
     def adaptive(self) -> dict[str, Tensor]:
         """The same, where m is chosen for each client."""
-        return {"m by validation": self.validated, "m by oracle": self.scores.amax(1)}
+        oracle = self.scores.amin(1) if self.lower_is_better else self.scores.amax(1)
+        return {"m by validation": self.validated, "m by oracle": oracle}
 
 
 class _Along(NamedTuple):
@@ -87,10 +90,11 @@ def curve(job: Job, state: State) -> Curve:
     whole = _along(job, client, state, test)
     halves = [_half(test, k) for k in (0, 1)]
     first, second = (_along(job, client, state, half) for half in halves)
-    picked = [first.score_at(_best(second)), second.score_at(_best(first))]
+    lower = find(job.task.score).lower_is_better
+    picked = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
     validated = _mean_of_halves(torch.stack(picked), torch.stack([h.sizes for h in halves]))
     names = tuple(federation.names[i] for i in ids.tolist())
-    return Curve(names, whole.scores[ids], whole.losses[ids], validated[ids])
+    return Curve(names, whole.scores[ids], whole.losses[ids], validated[ids], lower)
 
 
 def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
@@ -124,12 +128,13 @@ def _half(rows: Rows, which: int) -> Rows:
     return Rows(rows.x[chosen], rows.y[chosen], offsets)
 
 
-def _best(along: _Along) -> Tensor:
-    """Each client's point (K,) of the highest score.
+def _best(along: _Along, lower_is_better: bool = False) -> Tensor:
+    """Each client's point (K,) of the best score.
 
     The loss decides between equal scores and where there is no score. Without rows: the middle.
     """
-    scores = along.scores.nan_to_num(-torch.inf)
+    sign = -1 if lower_is_better else 1
+    scores = (sign * along.scores).nan_to_num(-torch.inf)
     is_highest = scores == scores.amax(1, keepdim=True)
     point = torch.where(is_highest, along.losses, torch.inf).argmin(1)
     return torch.where(along.losses.isnan().all(1), MIDDLE, point)

@@ -203,7 +203,7 @@ class Simulator(Engine):
         task = algorithm.task
         shared = evaluate(task, algorithm.model(state), rows)
         undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
-        undefined[scores.undefined(task.score, rows.y, rows.offsets)] = True
+        undefined[task.undefined(rows.y, rows.offsets)] = True
         shared = replace(shared, undefined=undefined)
         if not algorithm.personalizes:
             return shared
@@ -244,6 +244,7 @@ class Simulator(Engine):
             "notes": self.rows.notes,
             "train_rows": len(self.rows.train.y),
             "test_rows": len(self.rows.test.y),
+            **_majority(self.rows),
         }
 
     def digest(self) -> str:
@@ -290,10 +291,20 @@ def check_fit(task: Task, federation: Federation) -> None:
         ) from None
 
 
+def _majority(federation: Federation) -> Values:
+    """The accuracy of always giving the most frequent class, as a mean over clients."""
+    if federation.classes is None:
+        return {}
+    most = int(torch.bincount(federation.train.y.long()).argmax())
+    rows = federation.test
+    right = scores.mean_by_client((rows.y == most).double(), rows.offsets)
+    return {"majority": float(right[federation.scored].mean())}
+
+
 def undefined_clients(task: Task, federation: Federation) -> list[str]:
     """The names of the clients whose main score is undefined. Raises DataError where all are."""
     rows = federation.test
-    undefined = scores.undefined(task.score, rows.y, rows.offsets)
+    undefined = task.undefined(rows.y, rows.offsets)
     if len(undefined) == len(federation.scored):
         raise DataError(
             f"the {task.score} of all clients is undefined, as each one's test rows have one "

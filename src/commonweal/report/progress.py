@@ -18,6 +18,7 @@ from rich.progress import (
 from commonweal.analysis.compare import Cell, Step
 from commonweal.report.tables import show_score
 from commonweal.rounds import Round
+from commonweal.scores import find
 
 __all__ = ["Download", "comparison_bar", "download_bar", "run_bar"]
 
@@ -82,9 +83,11 @@ def comparison_bar(
 def _worst(done: Round) -> str:
     """The client with the lowest score after an evaluated round."""
     assert done.evaluation is not None
-    scores = done.evaluation.score.nan_to_num(nan=float("inf"))
-    name = done.job.population.names[int(scores.argmin())]
-    return escape(f"worst: {name} {show_score(float(scores.min()), done.job.task.score, 1)}")
+    values = done.evaluation.score
+    lower = find(done.job.task.score).lower_is_better
+    worst = int((-values if lower else values).nan_to_num(nan=float("inf")).argmin())
+    shown = show_score(float(values[worst]), done.job.task.score, 1)
+    return escape(f"worst: {done.job.population.names[worst]} {shown}")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from commonweal.analysis.interpolation import Curve
 from commonweal.evaluation import Evaluation
 from commonweal.metrics import Against, Paired
 from commonweal.report import Format
-from commonweal.store import Record, RoundRecord
+from commonweal.store import ClientTable, Record, RoundRecord
 
 __all__ = [
     "Comparison",
@@ -38,7 +38,9 @@ __all__ = [
 Array: TypeAlias = NDArray[np.float64]
 
 MANY = 20  # with this many clients, tails are compared instead of single clients
-SHOWN = 3  # clients at each end of a run's table
+ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
+SHOWN = 5
+FEW_ROWS = 20  # test rows below which a single one is worth a word
 
 
 class Metric(NamedTuple):
@@ -90,6 +92,8 @@ def show_score(value: float, score: str, digits: int = 2) -> str:
     """A score with its unit; "-" where it is undefined."""
     if math.isnan(value):
         return "-"
+    if not scores.find(score).in_per_cent:
+        digits = max(digits, _decimals(score, np.array([value])))
     return f"{scale(score) * value:.{digits}f}{_unit(score)}"
 
 
@@ -150,11 +154,12 @@ class _Model(NamedTuple):
     clients: list[float]
 
 
-def result(record: Record) -> Table:
-    """A run's last evaluation, with the clients that have the lowest and the highest scores."""
+def result(record: Record) -> Group:
+    """A run's last evaluation: metrics over clients, every client, and what to beware of."""
     last = record.evaluated[-1]
     clients = record.clients()
-    models = _models(last, clients.evaluation)
+    evaluation = clients.evaluation
+    models = _models(last, evaluation)
     table = Table(title=_title(record, last))
     _add_column(table, "over clients")
     for model in models:
@@ -163,10 +168,59 @@ def result(record: Record) -> Table:
         cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
         table.add_row(METRICS[key].title, *cells)
     table.add_section()
-    for k in _ends(models[0].clients):
-        cells = [show_score(m.clients[k], m.score) for m in models]
+    for k in _ends(models[0]):
+        rows = int(evaluation.sizes[k])
+        cells = [_show_client(model, k, rows) for model in models]
         table.add_row(escape(clients.names[k]), *cells)
-    return table
+    return Group(table, *[escape(note) for note in _run_notes(record, clients, models[0])])
+
+
+def _show_client(model: "_Model", k: int, rows: int) -> str:
+    """A client's score; of an accuracy also Wilson's interval."""
+    shown = show_score(model.clients[k], model.score)
+    if model.score != "accuracy" or shown == "-":
+        return shown
+    low, high = metrics.wilson(model.clients[k], rows)
+    return f"{shown} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def _run_notes(record: Record, clients: ClientTable, model: "_Model") -> list[str]:
+    """What a reader of a run's table should know."""
+    notes = []
+    if model.score == "accuracy":
+        notes.append("[low, high]: where a client's accuracy lies with 95 % confidence (Wilson)")
+    if scores.find(model.score).lower_is_better:
+        notes.append(f"{model.score}: lower is better, so the worst is the highest")
+    majority = record.facts.get("majority")
+    if majority is not None and model.score == "accuracy":
+        notes.append(f"always giving the most frequent class is right in {100 * majority:.1f} %")
+    shown = _ends(model)
+    if len(shown) < sum(not math.isnan(value) for value in model.clients):
+        table = record.folder / "clients" / f"{record.evaluated[-1].number:06d}.csv"
+        notes.append(f"the {len(shown)} lowest and highest are shown; all clients: {table}")
+    unscored = record.facts.get("unscored") or []
+    if unscored:
+        some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
+        notes.append(f"without a score (no test rows, or it is undefined for them): {some}")
+    few = small_test_sets(clients, model.score)
+    return [*notes, few] if few else notes
+
+
+def small_test_sets(clients: ClientTable, score: str) -> str:
+    """A sentence about clients with few test rows, where a score counts rows; else empty."""
+    if score not in ("accuracy", "top-5", "balanced-accuracy", "f1"):
+        return ""
+    sizes = clients.evaluation.sizes
+    small = [k for k in (sizes > 0).nonzero().flatten().tolist() if sizes[k] < FEW_ROWS]
+    if not small:
+        return ""
+    least = min(small, key=lambda k: int(sizes[k]))
+    rows = int(sizes[least])
+    words = "test row" if rows == 1 else "test rows"
+    return (
+        f"few test rows: {len(small)} clients have fewer than {FEW_ROWS}; {clients.names[least]} "
+        f"has {rows} {words}: one row is {100 / rows:.0f} points"
+    )
 
 
 def _title(record: Record, last: RoundRecord) -> str:
@@ -189,11 +243,12 @@ def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:
     return models
 
 
-def _ends(scores: Sequence[float]) -> list[int]:
-    """The positions of the lowest and the highest scores."""
-    scored = [k for k, score in enumerate(scores) if not math.isnan(score)]
-    ranked = sorted(scored, key=lambda k: scores[k])
-    if len(ranked) <= 2 * SHOWN:
+def _ends(model: _Model) -> list[int]:
+    """The positions of the clients to show, the worst first: all, or the two ends."""
+    scored = [k for k, value in enumerate(model.clients) if not math.isnan(value)]
+    sign = -1 if scores.find(model.score).lower_is_better else 1
+    ranked = sorted(scored, key=lambda k: sign * model.clients[k])
+    if len(ranked) <= ALL:
         return ranked
     return [*ranked[:SHOWN], *ranked[-SHOWN:]]
 
@@ -204,9 +259,10 @@ def choices(curve: Curve, score: str) -> Table:
     _add_column(table, "point between global (0) and own model (1)")
     _add_column(table, "mean", right=True)
     _add_column(table, "worst", right=True)
-    for label, scores in curve.chosen().items():
-        mean = show_score(float(scores.mean()), score)
-        worst = show_score(float(scores.min()), score)
+    lower = scores.find(score).lower_is_better
+    for label, values in curve.chosen().items():
+        mean = show_score(float(values.mean()), score)
+        worst = show_score(metrics.worst(values, lower_is_better=lower), score)
         table.add_row(label, mean, worst)
     table.caption = (
         "validation: the best m on one half of a client's test rows, used for the other half; "
@@ -271,7 +327,9 @@ def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
     for other in results:
         if other is not base:
             _, before, after = align(base, other)
-            each = [metrics.against(b, a) for b, a in zip(before, after, strict=True)]
+            lower = base.lower_is_better
+            pairs = zip(before, after, strict=True)
+            each = [metrics.against(b, a, lower_is_better=lower) for b, a in pairs]
             found[other.label] = Against(*np.array(each).mean(0).tolist())
     return found
 
@@ -279,20 +337,26 @@ def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
 def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
     """Who gains and at what cost, in words."""
     names, before, after = align(base, fair)
+    sign = -1 if base.lower_is_better else 1
     factor = scale(score)
     change = factor * (after - before).mean(0)
-    worst = int(before.mean(0).argmin())
-    gain = int((change > 0).sum())
-    lose = int((change < 0).sum())
-    lowest = metrics.paired(factor * after.min(1), factor * before.min(1))
+    worst = int((sign * before.mean(0)).argmin())
+    gain = int((sign * change > 0).sum())
+    lose = int((sign * change < 0).sum())
+    lowest = metrics.paired(
+        sign * factor * (sign * after).min(1), sign * factor * (sign * before).min(1)
+    )
+    digits = _decimals(score, change)
+    points = " points" if factor == 100 else ""
     certainty = "not distinguishable from the spread over seeds"
     if lowest.distinguishable:
-        certainty = f"between {lowest.low:+.1f} and {lowest.high:+.1f} with 95 % confidence"
+        bounds = f"{lowest.low:+.{digits}f} and {lowest.high:+.{digits}f}"
+        certainty = f"between {bounds} with 95 % confidence"
     return (
         f"{fair.label} changes the score of {names[worst]}, the worst off under {base.label}, by "
-        f"{change[worst]:+.1f} points; of {len(names)} clients {gain} gain and {lose} lose, and "
-        f"the mean changes by {change.mean():+.1f}. The worst client of a seed changes by "
-        f"{lowest.difference:+.1f} ({certainty})."
+        f"{change[worst]:+.{digits}f}{points}; of {len(names)} clients {gain} gain and {lose} "
+        f"lose, and the mean changes by {change.mean():+.{digits}f}. The worst client of a seed "
+        f"changes by {lowest.difference:+.{digits}f} ({certainty})."
     )
 
 
@@ -340,8 +404,12 @@ def _figures(numbers: Comparison, key: str) -> Column:
     metric = METRICS[key]
     factor = scale(numbers.score) if metric.in_score_units else 1.0
     values = factor * numbers.values[key]
-    cells = [f"{row.mean():.1f}±{row.std():.1f}" for row in values]
-    return Column(metric.title, cells, _marks(values.mean(1), metric.lower_is_better))
+    digits = _decimals(numbers.score, values) if metric.in_score_units else 1
+    cells = [f"{row.mean():.{digits}f}±{row.std():.{digits}f}" for row in values]
+    lower = metric.lower_is_better
+    if key in ("mean", "weighted_mean") or key.startswith(("worst", "best")):
+        lower = scores.find(numbers.score).lower_is_better
+    return Column(metric.title, cells, _marks(values.mean(1), lower))
 
 
 def _marks(means: Array, lower_is_better: bool) -> list[int]:
@@ -357,15 +425,17 @@ def _marks(means: Array, lower_is_better: bool) -> list[int]:
 
 def _differences(numbers: Comparison, key: str) -> Column:
     factor = scale(numbers.score)
-    cells = [_interval(difference, factor) for difference in numbers.differences[key]]
+    digits = _decimals(numbers.score, np.array([d.difference for d in numbers.differences[key]]))
+    cells = [_interval(each, factor, digits) for each in numbers.differences[key]]
     title = f"{METRICS[key].title} against {numbers.labels[0]}"
     return Column(title, ["", *cells], [0] * len(numbers.labels))
 
 
-def _interval(p: Paired, factor: float) -> str:
+def _interval(p: Paired, factor: float, digits: int = 1) -> str:
+    difference = f"{factor * p.difference:+.{digits}f}"
     if not p.distinguishable:
-        return f"{factor * p.difference:+.1f} (not distinguishable)"
-    return f"{factor * p.difference:+.1f} [{factor * p.low:+.1f}, {factor * p.high:+.1f}]"
+        return f"{difference} (not distinguishable)"
+    return f"{difference} [{factor * p.low:+.{digits}f}, {factor * p.high:+.{digits}f}]"
 
 
 def _changes(numbers: Comparison) -> list[Column]:
@@ -388,7 +458,8 @@ def _changes(numbers: Comparison) -> list[Column]:
 
 
 def _change(fraction: float, change: float, score: str) -> str:
-    return f"{100 * fraction:.0f} % ({scale(score) * change:+.1f})"
+    digits = _decimals(score, np.array([change]))
+    return f"{100 * fraction:.0f} % ({scale(score) * change:+.{digits}f})"
 
 
 def _notes(numbers: Comparison) -> list[str]:

@@ -24,7 +24,7 @@ from commonweal.federation import Federation, Rows
 from commonweal.population import Population
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors, select, stack
-from commonweal.training import Vectorize, single, vmap_clients
+from commonweal.training import Vectorize, keep_freed_memory, single, vmap_clients
 from commonweal.values import Values
 
 __all__ = ["MODES", "Simulator"]
@@ -63,6 +63,7 @@ class Simulator(Engine):
         self.vectorize = vectorize
         self.budget = budget
         self.states = ClientStates(federation.clients)
+        keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
 
     @property

@@ -15,7 +15,16 @@ from torch import Tensor
 from commonweal import calibration
 from commonweal.errors import ConfigError, did_you_mean
 
-__all__ = ["DIAGNOSTICS", "SCORES", "Score", "check", "find", "mean_by_client", "undefined"]
+__all__ = [
+    "DEFAULTS",
+    "DIAGNOSTICS",
+    "SCORES",
+    "Score",
+    "check",
+    "find",
+    "mean_by_client",
+    "undefined",
+]
 
 
 class Score(NamedTuple):
@@ -199,6 +208,9 @@ def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
 CLASSES = ("cross-entropy", "binary")
 VALUES = ("squared",)
 TOKENS = ("tokens", "cross-entropy")
+
+# The score of a task that names none, by its loss.
+DEFAULTS = {"squared": "r2", "tokens": "token-accuracy"}
 
 SCORES = {
     "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSES),

@@ -83,7 +83,7 @@ class Task:
 
     module: nn.Module
     loss: str = "cross-entropy"
-    score: str = "accuracy"
+    score: str = ""  # by default the one that suits the loss
     also: tuple[str, ...] = ()
     target: tuple[float, float] | None = None
 
@@ -94,6 +94,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")
+        if not self.score:
+            object.__setattr__(self, "score", scores.DEFAULTS.get(self.loss, "accuracy"))
         for name in self.scores:
             scores.check(name, self.loss)
         if not any(p.requires_grad for p in self.module.parameters()):

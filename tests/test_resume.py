@@ -137,8 +137,9 @@ def dying(at):
         file = plain_open(path, mode, *args, **kwargs)
         if mode not in ("wb", "ab"):
             return file
-        step(f"opened {Path(path).name}")
-        return Torn(file, Path(path).name)
+        name = Path(path).name.replace(f".{os.getpid()}.part", ".part")
+        step(f"opened {name}")
+        return Torn(file, name)
 
     def replacing(a, b, plain=os.replace):
         step(f"before {Path(b).name}")

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import subprocess
 import sys
 import tomllib
@@ -852,7 +853,7 @@ def test_a_full_disk_is_a_sentence_and_resume_ends_the_same(
 
     def failing(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         nonlocal count
-        if Path(path).name.removesuffix(".part") == name and mode in ("ab", "wb"):
+        if Path(path).name.removesuffix(f".{os.getpid()}.part") == name and mode in ("ab", "wb"):
             count += 1
             if count > allowed:
                 raise OSError(errno.ENOSPC, "No space left on device")

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commonweal
-from commonweal import store
+from commonweal import files, store
 from commonweal.errors import ConfigError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment
@@ -112,7 +112,8 @@ def test_a_rounds_line_has_the_keys_that_other_tools_read(finished: Record) -> N
         "bytes",
         "metrics",
     ]
-    assert list(json.loads(first)) == list(json.loads(second)) == keys
+    assert list(json.loads(first)) == keys
+    assert list(json.loads(second)) == [*keys, "table"]
 
 
 def test_run_json_says_what_it_ran_on(finished: Record) -> None:
@@ -207,7 +208,7 @@ def test_another_seed_gives_others(finished: Record, tmp_path: Path) -> None:
     first = contents(finished.folder)
     assert other.keys() == first.keys()
     same = {name for name in first if first[name] == other[name]}
-    assert same == {"run.json"}
+    assert same == set()
 
 
 def test_writing_does_not_change_the_numbers(finished: Record) -> None:
@@ -288,7 +289,7 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_below_a_file_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match=r"cannot write '.*file/run/run\.json': "):
+    with pytest.raises(RunError, match=r"cannot write '.*file/run/lock': "):
         list(run(small(), out=tmp_path / "file" / "run"))
 
 
@@ -539,6 +540,10 @@ def test_names_in_any_script_stay_readable(tmp_path: Path) -> None:
     assert written(tmp_path).clients == names
 
 
+def write_table(folder: Path, names: tuple[str, ...], values: Evaluation) -> None:
+    Store(folder).append(a_round(1), {}, store.table_of(names, values))
+
+
 def table_of(folder: Path) -> store.ClientTable:
     return Record(folder, {}, FACTS, []).clients(1)
 
@@ -547,7 +552,7 @@ def test_names_with_commas_and_lines_survive_the_table(tmp_path: Path) -> None:
     names = ("a,b", 'say "x"', "line\nbreak", "東京", "")
     losses = [0.1, math.nan, 3.0, math.inf, 5.0]
     values = evaluation([0.0, 1.0, 2.0, 3.0, 4.0], losses)
-    Store(tmp_path).write_evaluation(1, names, values)
+    write_table(tmp_path, names, values)
     table = table_of(tmp_path)
     assert table.names == names
     assert table.evaluation.score.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -555,7 +560,7 @@ def test_names_with_commas_and_lines_survive_the_table(tmp_path: Path) -> None:
 
 
 def test_tables_keep_every_digit(tmp_path: Path) -> None:
-    Store(tmp_path).write_evaluation(1, ("a",), evaluation([1 / 3], [1e-17 / 3]))
+    write_table(tmp_path, ("a",), evaluation([1 / 3], [1e-17 / 3]))
     table = table_of(tmp_path)
     assert table.names == ("a",)
     assert (table.evaluation.score.item(), table.evaluation.losses.item()) == (1 / 3, 1e-17 / 3)
@@ -565,7 +570,7 @@ def test_a_table_holds_further_scores_and_those_of_own_models(tmp_path: Path) ->
     shared = evaluation([0.5, 0.75], [1.0, 2.0])
     scores = shared.scores | {"top-5": torch.tensor([1.0, 0.875]).double()}
     own = evaluation([0.625, 1.0], [0.5, 0.25])
-    Store(tmp_path).write_evaluation(1, ("a", "b"), replace(shared, scores=scores, personal=own))
+    write_table(tmp_path, ("a", "b"), replace(shared, scores=scores, personal=own))
     header = (tmp_path / "clients" / "000001.csv").read_text().splitlines()[0]
     assert header == "client,rows,score,loss,top-5,personal_score,personal_loss"
     read = table_of(tmp_path).evaluation
@@ -582,7 +587,7 @@ def test_a_table_holds_further_scores_and_those_of_own_models(tmp_path: Path) ->
 def test_a_client_without_rows_and_one_without_a_score_are_told_apart(tmp_path: Path) -> None:
     values = evaluation([0.5, math.nan, math.nan])
     values = replace(values, sizes=torch.tensor([10, 0, 4]))
-    Store(tmp_path).write_evaluation(1, ("a", "b", "c"), values)
+    write_table(tmp_path, ("a", "b", "c"), values)
     read = table_of(tmp_path).evaluation
     assert read.sizes.tolist() == [10, 0, 4]
     assert read.undefined is not None and read.undefined.tolist() == [False, False, True]
@@ -725,7 +730,7 @@ def test_write_file_leaves_the_old_file_when_a_write_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    store.write_file(path, b"old")
+    files.write_file(path, b"old")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -733,12 +738,12 @@ def test_write_file_leaves_the_old_file_when_a_write_fails(
     monkeypatch.setattr(os, "fsync", full)
     sentence = r"cannot write '.*file': No space left on device; .*--resume"
     with pytest.raises(RunError, match=sentence):
-        store.write_file(path, b"new")
+        files.write_file(path, b"new")
     assert path.read_bytes() == b"old"
 
 
 def test_write_file_leaves_no_temporary_file(tmp_path: Path) -> None:
-    store.write_file(tmp_path / "a" / "file", b"x")
+    files.write_file(tmp_path / "a" / "file", b"x")
     assert [f.name for f in (tmp_path / "a").iterdir()] == ["file"]
 
 
@@ -797,8 +802,7 @@ def test_what_was_written_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
     s = Store(tmp_path / "run")
     s.open(TEXT, FACTS, resume=False)
     for number in (1, 2, 3):
-        s.append(a_round(number), {})
-        s.write_evaluation(number, ("a",), evaluation([1.0]))
+        s.append(a_round(number), {}, store.table_of(("a",), evaluation([1.0])))
         if number == 2:
             s.checkpoint(2, {"server": {"w": torch.ones(1)}})
     with open(s.folder / "rounds.jsonl", "ab") as file:

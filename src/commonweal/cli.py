@@ -18,6 +18,7 @@ from rich.table import Table
 from commonweal import __version__, catalog
 from commonweal.catalog import KINDS, Entry
 from commonweal.commands.report import report
+from commonweal.commands.verify import verify
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
 from commonweal.report import FORMATS, listing
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 data = typer.Typer(help="Describe a dataset, or download its files.", no_args_is_help=True)
 app.add_typer(data, name="data")
 app.command()(report)
+app.command()(verify)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)
@@ -240,8 +242,8 @@ def _picture_path(folder: Path, number: int) -> Path:
 
 
 def _write_picture(folder: Path, number: int, samples: "Samples | None") -> None:
+    from commonweal.files import write_file
     from commonweal.report.pictures import picture
-    from commonweal.store import write_file
 
     image = b"" if samples is None else picture(*samples)
     if image:  # rows that are not images have none
@@ -624,8 +626,8 @@ def demo(
     """
     from commonweal.analysis.compare import cells
     from commonweal.experiment import values
+    from commonweal.files import write_file
     from commonweal.report import figures, tables
-    from commonweal.store import write_file
 
     folder = to or Path("demo")
     file = folder / "vowel.toml"

@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
@@ -19,7 +20,7 @@ from commonweal.federation import Federation
 from commonweal.job import Job, job_from_experiment, job_from_parts
 from commonweal.population import Population
 from commonweal.scores import find
-from commonweal.store import RoundRecord, Store
+from commonweal.store import RoundRecord, Store, table_of
 from commonweal.task import Task
 from commonweal.tensors import State, num_bytes
 from commonweal.values import Value, Values
@@ -96,12 +97,21 @@ def _job(what: object, federation: Federation | None, parts: Values) -> Job:
 
 
 def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
-    last = 0
-    saved: State = {}
     job.engine.reset()  # states of an earlier run of the same job
-    if store is not None:
-        last, saved = store.open(job.text, facts(job), resume)
-    state = restore(job, saved, store, resume=True)
+    if store is None:
+        yield from _from_round(job, None, 0, {})
+        return
+    about = facts(job)  # raises where the parts do not fit, before anything is written
+    with store.locked():
+        last, saved = store.open(job.text, about, resume)
+        if last < job.rounds:
+            store.remove_model()
+        yield from _from_round(job, store, last, saved)
+
+
+def _from_round(job: Job, store: Store | None, last: int, saved: State) -> Iterator[Round]:
+    """The rounds after the last one that is saved."""
+    state = restore(job, saved, store, resume=True, last=last)
     saver = _Saver(job, store, last)
     watch = _Watch(job)
     try:
@@ -165,26 +175,55 @@ class _Saver:
         self.saved_round = last
 
 
-def restore(job: Job, saved: State, store: Store | None, resume: bool) -> State:
-    """The server's state of a checkpoint, or the initial one; the engine gets the clients'."""
+def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int = 0) -> State:
+    """The server's state of a checkpoint, or the initial one; the engine gets the clients'.
+
+    last: the round of the checkpoint
+    """
     if store is not None:
         job.engine.restore(saved, store.client_states, resume)
     initial = job.initial_state()
-    return _matching(initial, saved["server"]) if "server" in saved else initial
+    if "server" not in saved:
+        return initial
+    state = _matching(initial, saved["server"], job.population.clients)
+    if "round" in initial and int(state["round"]) != last + 1:
+        _refuse(f"it is of round {last}, but the server would continue with {state['round']}")
+    expected = job.algorithm.init_client(0)
+    for client, own in saved.get("client_states", {}).items():
+        if not 0 <= int(client) < job.population.clients:
+            _refuse(f"there is no client {client}")
+        _matching(expected, own, 0, f"client_states/{client}")
+    return state
 
 
-def _matching(initial: State, saved: State, where: str = "server") -> State:
+def _refuse(what: str) -> NoReturn:
+    raise RunError(
+        f"checkpoint.safetensors does not fit this experiment ({what}): delete it to start again"
+    )
+
+
+def _matching(initial: State, saved: State, clients: int, where: str = "server") -> State:
     """The saved state, checked against this experiment's; empty dicts are put back."""
     known: State = dict(saved)
     for name, value in initial.items():
+        place = f"{where}/{name}"
         if isinstance(value, dict):
-            known[name] = _matching(value, saved.get(name, {}), f"{where}/{name}")
-        elif name not in saved or (name == "w" and saved[name].shape != value.shape):
-            raise RunError(
-                f"checkpoint.safetensors does not fit this experiment ({where}/{name}): delete it "
-                "to start again"
-            )
+            inner = saved.get(name, {})
+            if not isinstance(inner, dict):
+                _refuse(place)
+            known[name] = _matching(value, inner, clients, place)
+        elif not isinstance(saved.get(name), Tensor) or not _alike(value, saved[name], clients):
+            _refuse(place)
     return known
+
+
+def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
+    """Whether a saved tensor can be what this one became."""
+    if saved.dtype != initial.dtype or saved.ndim != initial.ndim:
+        return False
+    if saved.ndim and len(initial) in (0, clients):  # per client: grows with the population
+        return saved.shape[1:] == initial.shape[1:] and len(saved) >= len(initial)
+    return saved.shape == initial.shape
 
 
 def reopen(
@@ -199,7 +238,7 @@ def reopen(
     saved = store.saved()
     if saved is None:
         raise RunError(f"{str(folder)!r} has no checkpoint yet")
-    return job, restore(job, saved, store, resume=False)
+    return job, restore(job, saved, store, resume=False, last=int(saved["last"]))
 
 
 def _reopened(folder: Path, task: Task | None, federation: Federation | None) -> Job:
@@ -342,9 +381,10 @@ def _metrics(evaluation: Evaluation | None, population: Population) -> Values:
 
 
 def _write(store: Store, job: Job, done: Round) -> None:
-    store.append(done, done.seconds)
+    names = job.engine.population.names
+    table = None if done.evaluation is None else table_of(names, done.evaluation)
+    store.append(done, done.seconds, table)
     if done.evaluation is not None:
-        store.write_evaluation(done.number, job.engine.population.names, done.evaluation)
         samples = job.algorithm.samples(done.state)
         if samples is not None:
             store.write_samples(*samples)
@@ -367,6 +407,7 @@ def facts(job: Job) -> Mapping[str, Value]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         **job.engine.facts(job.algorithm),
+        "data": job.engine.digest(),
         "parameters": job.task.size,
         "score": job.task.score,
         **_target(job.task),

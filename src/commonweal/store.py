@@ -9,12 +9,15 @@
     checkpoint.safetensors  the server's state after some round: where a resumed run continues
     client_states/          clients' states, where they are too large for the checkpoint
     timings.jsonl           seconds per round; the only file that differs between two equal runs
+    lock                    there while a process writes to the folder
 
 Files are replaced as a whole, or appended to with a single write; a resumed run first cuts them
-back to its checkpoint.
+back to its checkpoint. The tensor files hold digests of themselves, the checkpoint one of the
+rounds that it stands for, a round's line one of its table, and run.json one of itself.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -23,55 +26,41 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from commonweal.errors import RunError
 from commonweal.evaluation import Evaluation
+from commonweal.files import LOCK, digest, locked, read_plain, sync, write_file, writing
+from commonweal.sealed import pack, unpack
 from commonweal.tensors import State, Tensors, flatten, unflatten
 from commonweal.values import Value, Values
 
 if TYPE_CHECKING:
     from commonweal.report.plots import Plots
 
-__all__ = ["FORMAT", "ClientTable", "Record", "RoundRecord", "Store", "to_json", "write_file"]
+__all__ = [
+    "FORMAT",
+    "ClientTable",
+    "Record",
+    "RoundRecord",
+    "Store",
+    "table_of",
+    "to_json",
+]
 
 FORMAT = 1  # of the folder
-STARTED = {"run.json", "run.json.part", "experiment.toml.part"}  # left by a kill at the very start
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write (no space, no permission) into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {str(path)!r}: {error.strerror}; what was saved before is intact: "
-            "fix this, then continue with --resume"
-        ) from error
-
-
-def write_file(path: Path, data: bytes, durable: bool = True) -> None:
-    """Write a file as a whole or not at all. A durable one also survives a power cut."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        with open(temporary, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+STARTED = ("run.json", LOCK)  # left by a kill at the very start
+PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
+WHOLE = r"(run|experiment|rounds|timings|model|checkpoint|synthetic)\.[a-z]+"  # what is replaced
+START_AGAIN = "restore it, or delete checkpoint.safetensors to start the run again"
 
 
 def to_json(value: Value, indent: int | None = 2) -> bytes:
@@ -137,24 +126,39 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 
+class _Progress:
+    """What was written since a run was opened, for the next checkpoint."""
+
+    def __init__(self) -> None:
+        self.experiment = ""  # its digest
+        self.lines = hashlib.blake2b(digest_size=16)  # of rounds.jsonl
+        self.digests: dict[int, str] = {}  # of the lines up to a round
+        self.tables: list[Path] = []  # which must reach the disk before the checkpoint does
+
+
 @dataclass(frozen=True)
 class Store:
     """The folder of a run that is being written."""
 
     folder: Path
+    _progress: _Progress = field(default_factory=_Progress, repr=False, compare=False)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing to the folder."""
+        return locked(self.folder)
 
     def open(self, experiment: str, facts: Mapping[str, Value], resume: bool) -> tuple[int, State]:
         """Start or continue a run: the last saved round (0: none), and the state after it."""
         known = self.folder / "experiment.toml"
         difference = _difference(known, experiment) if known.exists() else ""
         self._check(known, difference, resume)
-        saved = self.saved()
-        last = 0 if saved is None else int(saved.pop("last"))
+        last, saved = self._resumed(facts)
+        self._progress.experiment = digest(experiment.encode())
         self._cut(last)
         if difference or not known.exists():
-            write_file(self.folder / "run.json", to_json({"format": FORMAT, **facts}))
+            write_file(self.folder / "run.json", _sealed_json({"format": FORMAT, **facts}))
             write_file(known, experiment.encode())
-        return last, saved or {}
+        return last, saved
 
     def _check(self, known: Path, difference: str, resume: bool) -> None:
         """Raise RunError where the folder holds something else."""
@@ -172,7 +176,7 @@ class Store:
             return
         if not self.folder.exists():
             return
-        if self.folder.is_file() or {p.name for p in self.folder.iterdir()} - STARTED:
+        if self.folder.is_file() or any(not _starts(p.name) for p in self.folder.iterdir()):
             raise RunError(f"{folder} is not empty and holds no run: choose another folder")
 
     @property
@@ -187,66 +191,109 @@ class Store:
 
     def saved(self) -> State | None:
         """The last checkpoint, or None."""
+        checkpoint = self.read_checkpoint()
+        return None if checkpoint is None else checkpoint[0]
+
+    def read_checkpoint(self) -> tuple[State, Values] | None:
+        """The last checkpoint's state, and the digests of what it stands for."""
         path = self.folder / "checkpoint.safetensors"
         if not path.exists():
             return None
+        name = repr(str(path))
         try:
-            saved = unflatten(safetensors.torch.load(path.read_bytes()))
-        except (OSError, safetensors.SafetensorError) as error:
-            raise RunError(
-                f"{str(path)!r} cannot be read ({error}): delete it to start the run again"
-            ) from None
-        if not {"last", "server"} <= saved.keys():
-            raise RunError(f"{str(path)!r} is not a checkpoint: delete it to start the run again")
-        return saved
+            tensors, facts = unpack(read_plain(path), name)
+            saved = unflatten(tensors)
+            if saved["last"].shape != () or not saved["server"]:
+                raise KeyError
+        except OSError as error:
+            raise RunError(f"{name} cannot be read ({error.strerror}): {START_AGAIN}") from None
+        except RunError as error:
+            raise RunError(f"{error}: {START_AGAIN}") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunError(f"{name} is not a checkpoint: {START_AGAIN}") from None
+        return saved, facts
+
+    def _resumed(self, facts: Mapping[str, Value]) -> tuple[int, State]:
+        """The last checkpoint, if everything that it stands for is as it was written."""
+        checkpoint = self.read_checkpoint()
+        self._progress.lines = hashlib.blake2b(digest_size=16)
+        if checkpoint is None:
+            return 0, {}
+        saved, about = checkpoint
+        last = int(saved.pop("last"))
+        lines = whole_lines(self.folder / "rounds.jsonl", last)
+        self._progress.lines.update(b"".join(lines))
+        problems = [
+            *damaged_rounds(self.folder, lines, last, about.get("rounds")),
+            *damaged_facts(self.folder),
+            *damaged_tables(self.folder, lines),
+        ]
+        if problems:
+            raise RunError(f"{problems[0]}: {START_AGAIN}")
+        self._check_data(facts)
+        return last, saved
+
+    def _check_data(self, facts: Mapping[str, Value]) -> None:
+        """Raise RunError where the rows are not those with which the run began."""
+        before = read_facts(self.folder)
+        if before.get("data") == facts.get("data"):
+            return
+        counts = ("clients", "train_rows", "test_rows")
+        changed = [
+            f"{key} was {before.get(key)} and is {facts.get(key)}"
+            for key in counts
+            if before.get(key) != facts.get(key)
+        ]
+        what = ", ".join(changed) or "the numbers of clients and rows are the same, some value not"
+        raise RunError(
+            f"the data changed since the run in {str(self.folder)!r} began ({what}): restore the "
+            "data, or choose another folder"
+        )
 
     def _cut(self, last: int) -> None:
         """Remove what was written after the checkpoint; the same will be written again."""
         for name in ("rounds.jsonl", "timings.jsonl"):
-            self._cut_lines(self.folder / name, last)
+            path = self.folder / name
+            lines = _lines(path)
+            whole = [line for line in lines[:last] if line.endswith(b"\n")]
+            if len(lines) > len(whole):
+                write_file(path, b"".join(whole))
         for path in (self.folder / "clients").glob("*"):
-            number = re.fullmatch(r"(\d{6,})\.csv(\.part)?", path.name)
+            number = re.fullmatch(rf"(\d{{6,}})\.csv({PART})?", path.name)
             if number and (number[2] or int(number[1]) > last):
                 path.unlink()
-        for path in self.folder.glob("*.part"):
-            path.unlink()
+        for path in (*self.folder.glob("*.part"), *(self.folder / "pictures").glob("*.part")):
+            if re.fullmatch(rf"({WHOLE}|\d{{6,}}\.png){PART}", path.name) and path.is_file():
+                path.unlink()
 
-    def _cut_lines(self, path: Path, last: int) -> None:
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = [line for line in lines[:last] if line.endswith(b"\n")]
-        if len(whole) < last and path.name == "rounds.jsonl":
-            raise RunError(
-                f"{str(path)!r} has {len(whole)} rounds, but its checkpoint is of round {last}: "
-                "delete checkpoint.safetensors to start the run again"
-            )
-        if len(lines) > len(whole):
-            write_file(path, b"".join(whole))
+    def remove_model(self) -> None:
+        """Delete the model of a run that starts again: it would be taken for a finished one."""
+        path = self.folder / "model.safetensors"
+        with writing(path):
+            path.unlink(missing_ok=True)
 
-    def append(self, record: RoundRecord, seconds: Mapping[str, float]) -> None:
-        """Write a round and its timings."""
-        self._append("rounds.jsonl", record.line())
+    def append(
+        self, record: RoundRecord, seconds: Mapping[str, float], table: bytes | None = None
+    ) -> None:
+        """Write a round, its table of all clients if it was evaluated, and its timings."""
+        line = record.line()
+        if table is not None:
+            line["table"] = digest(table)
+        self._progress.lines.update(self._append("rounds.jsonl", line))
+        self._progress.digests[record.number] = self._progress.lines.hexdigest()
         self._append("timings.jsonl", {"round": record.number, **seconds})
+        if table is not None:
+            path = self.folder / "clients" / f"{record.number:06d}.csv"
+            write_file(path, table, durable=False)
+            self._progress.tables.append(path)
 
-    def _append(self, name: str, line: Mapping[str, Value]) -> None:
+    def _append(self, name: str, line: Mapping[str, Value]) -> bytes:
         path = self.folder / name
         data = to_json(line, indent=None)
         with writing(path), open(path, "ab", buffering=0) as file:
             if file.write(data) != len(data):
                 raise OSError(28, "no space left on device")
-
-    def write_evaluation(self, round: int, names: Sequence[str], evaluation: Evaluation) -> None:
-        """Write every client's rows, loss and scores; empty where there is no value."""
-        columns = {"rows": evaluation.sizes, **_columns(evaluation)}
-        if evaluation.personal is not None:
-            personal = _columns(evaluation.personal)
-            columns |= {f"personal_{name}": values for name, values in personal.items()}
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["client", *columns])
-        cells = [[_cell(value) for value in column.tolist()] for column in columns.values()]
-        writer.writerows(zip(names, *cells, strict=True))
-        path = self.folder / "clients" / f"{round:06d}.csv"
-        write_file(path, text.getvalue().encode(), durable=False)
+        return data
 
     def write_samples(self, x: Tensor, y: Tensor) -> None:
         """Write synthetic rows. The entries have no date: equal rows give equal bytes."""
@@ -255,16 +302,120 @@ class Store:
         write_file(self.folder / "synthetic.npz", data.getvalue())
 
     def checkpoint(self, last: int, state: Mapping[str, Value]) -> None:
+        """Write the state after a round. It never outlives the rounds that it stands for."""
         flat = flatten({"last": torch.tensor(last), **state})
         rounds = self.folder / "rounds.jsonl"
         with writing(rounds), open(rounds, "ab") as file:
-            os.fsync(file.fileno())  # a checkpoint must not outlive the rounds that it stands for
-        copies = {name: value.detach().clone().contiguous() for name, value in flat.items()}
-        write_file(self.folder / "checkpoint.safetensors", safetensors.torch.save(copies))
+            os.fsync(file.fileno())
+        for path in self._progress.tables:
+            with writing(path):
+                sync(path)
+        if self._progress.tables:
+            sync(self.folder / "clients")
+            self._progress.tables.clear()
+        about = {"experiment": self._progress.experiment, "rounds": self._progress.digests[last]}
+        data = pack(flat, **about)
+        write_file(self.folder / "checkpoint.safetensors", data)
+        self._progress.digests.clear()
 
     def write_model(self, tensors: Tensors) -> None:
-        copies = {name: value.clone() for name, value in tensors.items()}
-        write_file(self.folder / "model.safetensors", safetensors.torch.save(copies))
+        write_file(self.folder / "model.safetensors", pack(tensors))
+
+
+def table_of(names: Sequence[str], evaluation: Evaluation) -> bytes:
+    """Every client's rows, loss and scores as CSV; empty where there is no value."""
+    columns = {"rows": evaluation.sizes, **_columns(evaluation)}
+    if evaluation.personal is not None:
+        personal = _columns(evaluation.personal)
+        columns |= {f"personal_{name}": values for name, values in personal.items()}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", *columns])
+    cells = [[_cell(value) for value in column.tolist()] for column in columns.values()]
+    writer.writerows(zip(names, *cells, strict=True))
+    return text.getvalue().encode()
+
+
+def _starts(name: str) -> bool:
+    """Whether a kill before the first round can have left a file of that name."""
+    return name in STARTED or re.fullmatch(WHOLE + PART, name) is not None
+
+
+# What was changed after it was written
+
+
+def _sealed_json(facts: Mapping[str, Value]) -> bytes:
+    """Facts as JSON, with a digest of themselves at the end."""
+    return to_json({**facts, "digest": digest(to_json(facts))})
+
+
+def read_facts(folder: Path) -> Values:
+    """What run.json says. Raises OSError or ValueError."""
+    facts = json.loads(read_plain(folder / "run.json").decode())
+    if not isinstance(facts, dict):
+        raise ValueError("run.json is not a table")
+    return facts
+
+
+def damaged_facts(folder: Path) -> list[str]:
+    """What is wrong with run.json."""
+    name = repr(str(folder / "run.json"))
+    try:
+        facts = read_facts(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return [f"{name} cannot be read ({error})"]
+    if facts.pop("digest", None) != digest(to_json(facts)):
+        return [f"{name} was changed after it was written: its digest differs"]
+    return []
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file with their ends, the last one perhaps without."""
+    data = read_plain(path) if path.exists() else b""
+    *lines, rest = data.split(b"\n")
+    return [line + b"\n" for line in lines] + ([rest] if rest else [])
+
+
+def whole_lines(path: Path, last: int) -> list[bytes]:
+    """At most the first `last` complete lines of a file."""
+    try:
+        return [line for line in _lines(path)[:last] if line.endswith(b"\n")]
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def damaged_rounds(
+    folder: Path, lines: Sequence[bytes], last: int, expected: Value = None
+) -> list[str]:
+    """What is wrong with the lines of the first `last` rounds.
+
+    expected: the digest of these lines in a checkpoint
+    """
+    name = repr(str(folder / "rounds.jsonl"))
+    if len(lines) < last:
+        return [f"{name} has {len(lines)} rounds, but its checkpoint is of round {last}"]
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith(b'{"round": %d,' % number):
+            return [f"{name} is damaged: line {number} is not round {number}"]
+    if digest(*lines) != expected:
+        return [f"{name} was changed after it was written: its digest differs"]
+    return []
+
+
+def damaged_tables(folder: Path, lines: Sequence[bytes]) -> Iterator[str]:
+    """What is wrong with the tables that the lines of rounds speak of."""
+    for number, line in enumerate(lines, start=1):
+        found = re.search(rb', "table": "([0-9a-f]+)"}\n$', line)
+        if found is None:
+            continue
+        path = folder / "clients" / f"{number:06d}.csv"
+        try:
+            data = read_plain(path)
+        except OSError as error:
+            yield f"{str(path)!r} cannot be read ({error.strerror})"
+            continue
+        if digest(data) != found[1].decode():
+            yield f"{str(path)!r} was changed after it was written: its digest differs"
 
 
 def _columns(evaluation: Evaluation) -> Tensors:
@@ -331,9 +482,9 @@ class Record:
         """Read a run, finished or not."""
         folder = Path(folder)
         try:
-            experiment = tomllib.loads((folder / "experiment.toml").read_text(encoding="utf-8"))
-            facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            experiment = tomllib.loads(read_plain(folder / "experiment.toml").decode())
+            facts = read_facts(folder)
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{str(folder)!r} is not the folder of a run: {error}") from None
         if facts.get("format", FORMAT) > FORMAT:
             raise RunError(
@@ -362,11 +513,11 @@ class Record:
         """
         seen = 0
         while True:
-            finished = self.finished
+            has_model = self._has_model
             rounds = _read_rounds(self.folder / "rounds.jsonl")
             yield from rounds[seen:]
             seen = max(seen, len(rounds))
-            if finished or stopped():
+            if (has_model and self._are_all(rounds)) or stopped():
                 return
             time.sleep(interval)
 
@@ -387,7 +538,16 @@ class Record:
 
     @property
     def finished(self) -> bool:
+        """Whether all rounds are there, and the model."""
+        return self._has_model and self._are_all(self.rounds)
+
+    @property
+    def _has_model(self) -> bool:
         return (self.folder / "model.safetensors").exists()
+
+    def _are_all(self, rounds: list[RoundRecord]) -> bool:
+        last = rounds[-1].number if rounds else 0
+        return last >= int(self.experiment.get("rounds", 0))
 
     @property
     def evaluated(self) -> list[RoundRecord]:
@@ -455,9 +615,10 @@ class Record:
                 f"{str(self.folder)!r} is not finished: its model is written after the last round"
             )
         try:
-            tensors = safetensors.torch.load(path.read_bytes())
-        except (OSError, safetensors.SafetensorError) as error:
-            raise RunError(f"{str(path)!r} cannot be read ({error})") from None
+            data = read_plain(path)
+        except OSError as error:
+            raise RunError(f"{str(path)!r} cannot be read ({error.strerror})") from None
+        tensors, _ = unpack(data, repr(str(path)), sealed=False)
         return {name: value.clone() for name, value in tensors.items()}
 
 

@@ -35,6 +35,8 @@ def unflatten(flat: Mapping[str, Tensor]) -> State:
         place = nested
         for parent in parents:
             place = place.setdefault(parent, {})
+            if isinstance(place, Tensor):
+                raise ValueError(f"{path!r} is the name of a tensor within a tensor")
         # A view into a file's buffer has another alignment, and its sums may round differently.
         place[name] = value.clone()
     return nested

@@ -25,8 +25,8 @@ def report(
 
     For example: commonweal report runs/vowel-compare -o vowel.html
     """
+    from commonweal.files import write_file
     from commonweal.report import document
-    from commonweal.store import write_file
 
     found = document.collect(folders)
     heading = title or " and ".join(folder.resolve().name for folder in folders)

@@ -5,23 +5,25 @@ client's. A file is named by its client and round and never written twice, so th
 instant leaves the files of the last checkpoint complete, and equal runs end with equal files.
 """
 
+import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from commonweal.errors import RunError
-from commonweal.store import write_file
+from commonweal.files import read_plain, write_file
+from commonweal.sealed import pack, unpack
 from commonweal.tensors import State, Tensors, num_bytes
 
-__all__ = ["ClientStates"]
+__all__ = ["ClientStates", "read_state"]
 
 MEMORY = 1 << 30  # bytes of states that are held in memory
 INSIDE = 1 << 26  # bytes up to which all clients' states go into the checkpoint itself
+OURS = r"\d{6,}-\d{6,}\.safetensors((\.\d+)?\.part)?"  # names of files that may be deleted
 
 
 class ClientStates(Mapping[int, Tensors]):
@@ -54,7 +56,7 @@ class ClientStates(Mapping[int, Tensors]):
             return self._pending[client]
         if client in self._in_memory:
             return self._in_memory[client]
-        return _read(self._files[client])
+        return read_state(self._files[client])
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._rounds.keys() | self._pending.keys()))
@@ -98,7 +100,10 @@ class ClientStates(Mapping[int, Tensors]):
         self._durable = True
         for client, state in saved.get("client_states", {}).items():
             self._hold(int(client), state)
-        for client, round in saved.get("client_rounds", torch.empty(0, 2)).tolist():
+        named = saved.get("client_rounds", torch.empty(0, 2))
+        if named.ndim != 2 or named.shape[1] != 2:
+            raise RunError("checkpoint.safetensors is damaged (client_rounds): delete it")
+        for client, round in named.tolist():
             path = self._path(client, round)
             if not path.exists():
                 raise RunError(f"{str(path)!r} is missing: this run cannot be resumed")
@@ -109,7 +114,8 @@ class ClientStates(Mapping[int, Tensors]):
     def remove_unsaved(self) -> None:
         """Delete state files of rounds after the checkpoint: they will be computed again."""
         for path in set(self.folder.glob("*.safetensors*") if self.folder else ()) - self._saved:
-            path.unlink()
+            if re.fullmatch(OURS, path.name) and path.is_file():
+                path.unlink()
 
     @property
     def _large(self) -> bool:
@@ -142,7 +148,7 @@ class ClientStates(Mapping[int, Tensors]):
 
     def _write(self, client: int, state: Tensors) -> None:
         path = self._path(client, self._rounds[client])
-        data = safetensors.torch.save({n: v.detach().contiguous() for n, v in state.items()})
+        data = pack(state, file=path.name)
         write_file(path, data, durable=self._durable)
         self._files[client] = path
 
@@ -153,6 +159,15 @@ class ClientStates(Mapping[int, Tensors]):
         return self.folder / f"{client:06d}-{round:06d}.safetensors"
 
 
-def _read(path: Path) -> Tensors:
-    # load_file maps the file; a copy releases it, and is aligned as a state in memory.
-    return {name: value.clone() for name, value in safetensors.torch.load_file(path).items()}
+def read_state(path: Path) -> Tensors:
+    """The state in a file. Raises RunError where it is not the one that was written there."""
+    name = repr(str(path))
+    try:
+        data = read_plain(path)
+    except OSError as error:
+        raise RunError(f"{name} cannot be read: {error.strerror}") from None
+    tensors, facts = unpack(data, name)
+    if facts.get("file") != path.name:
+        raise RunError(f"{name} is the file {facts.get('file')!r} under another name")
+    # A view into the file's bytes has another alignment, and its sums may round differently.
+    return {key: value.clone() for key, value in tensors.items()}

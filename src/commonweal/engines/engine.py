@@ -33,7 +33,7 @@ class Engine:
         return {}
 
     def digest(self) -> str:
-        """A hash of the data, where the engine has it; else an empty text."""
+        """A hash of the data; empty where the engine has none, or where it grows during a run."""
         return ""
 
     # Clients' states

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,7 +51,7 @@ from commonweal.population import Population
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.store import RoundRecord, Store
+from commonweal.store import RoundRecord, Store, table_of
 from commonweal.tensors import State, Tensors
 from commonweal.training import vmap_clients
 from commonweal.values import Value, Values
@@ -290,6 +291,20 @@ class FairStrategy(Strategy):
         if self.lr is None and isinstance(lr, int | float):
             self.lr = float(lr)
         self._meet(wait_for_nodes(grid, self.min_available_nodes, self.wait))
+        with nullcontext() if self.store is None else self.store.locked():
+            return self._run(
+                grid, initial_arrays, patience, train_config, evaluate_config, evaluate_fn
+            )
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        patience: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
         model = self._open(initial_arrays)
         arrays = model.arrays()
 
@@ -299,7 +314,7 @@ class FairStrategy(Strategy):
         result = super().start(
             grid,
             arrays,
-            max(0, num_rounds - self._offset),
+            max(0, self._rounds - self._offset),
             patience,
             train_config,
             evaluate_config,
@@ -552,10 +567,8 @@ class FairStrategy(Strategy):
         if self.store is None:
             return
         seconds = {"train": trained.seconds, "evaluate": time.perf_counter() - self._began}
-        self.store.append(record, seconds)
-        if rows:
-            listed = [names[node] for node in nodes]
-            self.store.write_evaluation(number, listed, evaluation)
+        listed = [names[node] for node in nodes]
+        self.store.append(record, seconds, table_of(listed, evaluation) if rows else None)
         self.store.checkpoint(number, self._opened().saved())
 
 

@@ -72,7 +72,7 @@ def updates_of(told: Reports) -> Tensor:
 
 def build(name: str, **parameters: object) -> Rule:
     """A rule of the catalog; combinators wrap FedAvg."""
-    if name in ("grouped", "guarded"):
+    if name in ("excess", "grouped", "guarded"):
         parameters.setdefault("rule", FedAvg())
     return commonweal.rule(name, **parameters)
 

@@ -375,6 +375,19 @@ def _show_entry(entry: Entry) -> None:
         _print(f"\n{entry.details}")
     for name, default in _parameters(entry).items():
         _print(f"  {name} = {default!r}")
+    for name, tried in _grid(entry).items():
+        _print(f"  published grid of {name}: {', '.join(str(value) for value in tried)}")
+
+
+def _grid(entry: Entry) -> dict[str, list[object]]:
+    """The values of a rule's parameters that its publication tried."""
+    if entry.kind != "rules":
+        return {}
+    from commonweal.rules.rule import Rule
+
+    rule = entry.factory
+    assert isinstance(rule, type) and issubclass(rule, Rule)
+    return {name: list(values) for name, values in rule.grid.items()}
 
 
 def _description(entry: Entry) -> dict[str, object]:
@@ -384,6 +397,7 @@ def _description(entry: Entry) -> dict[str, object]:
         "about": entry.about,
         "formula": entry.details,
         "parameters": _parameters(entry),
+        "grid": _grid(entry),
     }
 
 

@@ -53,7 +53,7 @@ def test_by_hand() -> None:
     assert weigh(AdaFed(scale="none"), told).tolist() == pytest.approx([1 / 2, 1 / 4], rel=1e-14)
 
 
-@pytest.mark.parametrize("scale", ["theorem", "mean", "none"])
+@pytest.mark.parametrize("scale", ["largest", "theorem", "mean", "none"])
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 5.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_rates_are_proportional_to_a_power_of_the_loss(scale: str, gamma: float, seed: int) -> None:
@@ -85,16 +85,17 @@ def test_weights_may_be_negative() -> None:
 def test_scales_differ_by_a_number_only(gamma: float) -> None:
     U = normals(2, 4, 7)
     losses = 0.2 + uniforms(2, 4)
-    none, theorem, mean = (
+    none, theorem, mean, largest = (
         weigh(build("adafed", gamma=gamma, scale=scale), reports(losses, updates=U))
-        for scale in ("none", "theorem", "mean")
+        for scale in ("none", "theorem", "mean", "largest")
     )
+    torch.testing.assert_close(largest, none * losses.max() ** gamma, rtol=1e-12, atol=0)
     torch.testing.assert_close(theorem, none * losses.min() ** gamma, rtol=1e-12, atol=0)
     torch.testing.assert_close((mean @ U).norm(), U.mean(0).norm(), rtol=1e-10, atol=0)
     torch.testing.assert_close(mean / mean[0], none / none[0], rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("scale", ["theorem", "mean"])
+@pytest.mark.parametrize("scale", ["largest", "theorem", "mean"])
 def test_these_scales_do_not_depend_on_the_losses_unit(scale: str) -> None:
     U = normals(3, 4, 7)
     losses = 0.2 + uniforms(3, 4)
@@ -115,11 +116,11 @@ def test_no_loss_rises_with_the_theorems_step(seed: int, gamma: float) -> None:
         return 0.1 + L / 2 * (at - centres).square().sum(1)
 
     U = L * (w - centres)
-    step = 1.999 / L * weigh(AdaFed(gamma), reports(losses(w), updates=U)) @ U
+    step = 1.999 / L * weigh(AdaFed(gamma, "theorem"), reports(losses(w), updates=U)) @ U
     assert (losses(w - step) < losses(w)).all()
 
 
-@pytest.mark.parametrize("scale", ["theorem", "mean", "none"])
+@pytest.mark.parametrize("scale", ["largest", "theorem", "mean", "none"])
 def test_losses_of_zero_take_the_mean_step(scale: str) -> None:
     told = reports([0.0, 0.0], updates=[[1.0, 0.0], [0.0, 3.0]])
     assert weigh(build("adafed", scale=scale), told).tolist() == pytest.approx([0.5, 0.5])
@@ -279,6 +280,59 @@ def test_an_experiment_warns_of_a_singular_round_once() -> None:
     done = next(commonweal.run(task, f, rule="adafed", client=sgd, rounds=1))
     assert len(done.warnings) == 1
     assert "singular" in done.warnings[0]
+
+
+def domains(seed: int) -> commonweal.Federation:
+    """Two domains that want different models of the same rows."""
+    x = normals(seed, 40, 3)
+    wanted = normals(seed + 50, 2, 3)
+    y = torch.cat([(x @ w + normals(seed + k, 40) > 0).long() for k, w in enumerate(wanted)])
+    names = ["one"] * 40 + ["other"] * 40
+    rows = torch.cat([x, x]).float().numpy()
+    f = commonweal.Federation.from_arrays(rows, y.numpy(), names, test=0.0)
+    return commonweal.Federation(f.train, f.train, f.names, f.outputs)
+
+
+def losses_of(rule: AdaFed, seed: int, rounds: int) -> Tensor:
+    """The losses (T, 2) of gradient descent on both domains with lr 1."""
+    torch.manual_seed(0)
+    task = Task(torch.nn.Linear(3, 2))
+    gd = {"name": "sgd", "batch": 0, "lr": 1.0}
+    run = commonweal.run(task, domains(seed), rule=rule, client=gd, rounds=rounds)
+    return torch.tensor([done.losses for done in run]).double()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 5.0])
+def test_gradient_descent_ends_at_a_pareto_stationary_point_and_stays(gamma: float) -> None:
+    """There the linear system is singular because the answer is 0, and no loss rises again."""
+    for seed in range(3):
+        losses = losses_of(AdaFed(gamma, "theorem"), seed, 150)
+        assert losses.diff(dim=0).max() < 1e-5
+        assert losses.diff(dim=0)[-20:].abs().max() < 1e-4
+
+
+def test_longer_steps_stay_near_the_stationary_point() -> None:
+    losses = losses_of(AdaFed(1.0, "largest"), 0, 150)
+    best = losses_of(AdaFed(1.0, "theorem"), 0, 150)[-1]
+    assert (losses[-20:] - best).abs().max() < 0.05
+
+
+def test_opposite_updates_move_nothing() -> None:
+    """Lengths 1 and 3, of opposite sign: their unit vectors cancel."""
+    told = reports([1.0, 2.0], updates=[[1.0, 0.0], [-3.0, 0.0]])
+    weights = weigh(AdaFed(), told)
+    assert (weights > 0).all()
+    assert (weights @ updates_of(told)).abs().max() < 1e-9
+
+
+def test_nearly_cancelling_updates_do_not_cause_a_long_step() -> None:
+    """The formula's own direction has the length 1e-6: the rank cut would take one of 0.7."""
+    U = torch.tensor([[1.0, 1e-6], [-1.0, 1e-6]]).double()
+    for scale in ("largest", "theorem", "mean", "none"):
+        rule = build("adafed", scale=scale)
+        direction = weigh(rule, reports([1.0, 2.0], updates=U)) @ U
+        assert direction.norm() < 1e-4
+        assert (U @ direction >= 0).all()
 
 
 def test_gamma_below_zero_is_an_error() -> None:

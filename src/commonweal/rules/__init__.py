@@ -4,12 +4,19 @@ from commonweal.rules.aaggff_d import AAggFFD
 from commonweal.rules.aaggff_s import AAggFFS
 from commonweal.rules.adafed import AdaFed
 from commonweal.rules.afl import AFL
+from commonweal.rules.cvar import CVaR
+from commonweal.rules.directions import Directions
+from commonweal.rules.excess import Excess
 from commonweal.rules.fedavg import FedAvg
+from commonweal.rules.feddg_ga import FedDGGA
 from commonweal.rules.fedfa import FedFA
+from commonweal.rules.fedfv import FedFV
+from commonweal.rules.fedmdfg import FedMDFG
 from commonweal.rules.fedmgda import FedMGDA, FedMGDAPlus
 from commonweal.rules.gifair import GIFAIR
 from commonweal.rules.grouped import Grouped
 from commonweal.rules.guarded import Guarded
+from commonweal.rules.owa import OWA
 from commonweal.rules.propfair import PropFair
 from commonweal.rules.qfedavg import QFedAvg
 from commonweal.rules.rule import Decision, Kind, Reports, Rule, Stateless
@@ -23,15 +30,22 @@ __all__ = [
     "AAggFFS",
     "AFL",
     "AdaFed",
+    "CVaR",
     "Decision",
+    "Directions",
+    "Excess",
     "FedAvg",
+    "FedDGGA",
     "FedFA",
+    "FedFV",
+    "FedMDFG",
     "FedMGDA",
     "FedMGDAPlus",
     "GIFAIR",
     "Grouped",
     "Guarded",
     "Kind",
+    "OWA",
     "PropFair",
     "QFedAvg",
     "Reports",

@@ -3,9 +3,11 @@
 Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024.
 Client k's loss decreases at the rate <u_k, D>, which is made proportional to f_k^gamma. The paper
 finds D by Gram-Schmidt (eqs. 5, 6, 14); since the rates determine it, one linear solve gives the
-same D in any order of clients.
+same D in any order of clients. At a Pareto-stationary point no direction serves everyone: the
+linear system is singular because the answer is 0, and the rule returns a direction of length 0.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,15 +15,17 @@ import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.rules._simplex import solve
+from commonweal.rules._lengths import as_long_as_the_mean
+from commonweal.rules._simplex import quadratic, solve
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
 from commonweal.tensors import State
 
 __all__ = ["AdaFed"]
 
+STATIONARY = 1e-8  # squared length of the shortest mean of unit updates that counts as 0
 SINGULAR = (
-    "adafed: the updates' Gram matrix is singular (equal or zero updates): "
-    "the rates hold in least squares only"
+    "adafed: the updates' Gram matrix is singular (equal or zero updates, or more clients than "
+    "parameters): the rates hold in least squares only"
 )
 
 
@@ -30,18 +34,22 @@ class AdaFed(Rule):
     """weights = scale * v / <f^gamma, v>, G v = f^gamma; may be negative, and do not sum to 1
 
     gamma: how much faster larger losses decrease; 0 gives all clients the same rate
-    scale: "theorem" multiplies by min f^gamma (as Theorem 5.1 bounds the step), "mean" takes the
-    norm of the mean update, "none" is as printed (a step that grows as 1 / f^gamma)
+    scale: "largest" multiplies by max f^gamma, "theorem" by min f^gamma (as Theorem 5.1 bounds the
+    step), "mean" takes the norm of the mean update (it never settles, and amplifies noise when
+    gamma is below 1), "none" is as printed (a step that grows as 1 / f^gamma)
     loss: "before" local training, as for all rules, or "after" it, as in the paper's Algorithm 1
     """
 
     gamma: float = 1.0
-    scale: Literal["theorem", "mean", "none"] = "theorem"
+    scale: Literal["largest", "theorem", "mean", "none"] = "largest"
     loss: Literal["before", "after"] = "before"
 
     kind: ClassVar[Kind] = Kind(
         "direction", "f^gamma, the rate of descent", "minimum norm for given rates"
     )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "gamma": (0.0, 0.01, 0.1, 1.0, 5.0, 10.0)
+    }
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -55,6 +63,9 @@ class AdaFed(Rule):
         return super().needs | {"update"}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
+        stationary = _stationary(reports)
+        if stationary is not None:
+            return Decision(stationary, state)
         losses = reports.losses
         if self.loss == "after":
             losses = required(reports.losses_after, "losses after local training")
@@ -69,13 +80,32 @@ class AdaFed(Rule):
     def _scaled(self, weights: Tensor, rate: Tensor, gram: Tensor) -> Tensor:
         if self.scale == "none":
             return weights
+        if self.scale == "largest":
+            return weights * rate.max() if rate.max() > 0 else weights
         if self.scale == "theorem":
             positive = rate[rate > 0]
             return weights * positive.min() if len(positive) else weights
-        norm = (weights @ gram @ weights).clamp(min=0).sqrt()
-        if norm == 0:
-            return weights
-        return weights * (gram.mean().clamp(min=0).sqrt() / norm)
+        return as_long_as_the_mean(weights, gram)
+
+
+def _stationary(reports: Reports) -> Tensor | None:
+    """Return the weights (S,) of a convex combination of unit updates of length 0, if there is one.
+
+    A client with an update of 0 is no part of it: the others can still descend. Weights are in
+    units of the shortest update, so that what rounding leaves of the direction is short as well.
+    """
+    moving = reports.norms > 0
+    norms = reports.norms[moving]
+    cosines = reports.gram[moving][:, moving] / torch.outer(norms, norms)
+    # |lam|^2 >= 1 / S: a short combination has a small eigenvalue.
+    if len(norms) < 2 or torch.linalg.eigvalsh(cosines)[0] > STATIONARY * len(norms):
+        return None
+    lam = quadratic(cosines, torch.zeros_like(norms))
+    if lam @ cosines @ lam > STATIONARY:
+        return None
+    weights = torch.zeros_like(reports.norms)
+    weights[moving] = lam * norms.min() / norms
+    return weights
 
 
 ENTRIES = {"adafed": AdaFed}

@@ -4,6 +4,7 @@ A rule maps the reports of a cohort and a small state to a `Decision`: the weigh
 updates, in `direction = weights @ updates`, and the next state.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -109,6 +110,7 @@ class Rule:
     """How much each report counts. Pure: hyper-parameters are fields, memory is a value."""
 
     kind: ClassVar[Kind]
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     @property
     def mixing(self) -> bool:

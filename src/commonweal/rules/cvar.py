@@ -1,0 +1,53 @@
+"""CVaR: the mean loss of the worst part of all rows (superquantile, Delta-FL).
+
+Laguel, Pillutla, Malick, Harchaoui, A Superquantile Approach to Federated Learning with
+Heterogeneous Devices, CISS 2021; Federated Learning with Superquantile Aggregation for
+Heterogeneous Data, Machine Learning 2023.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.rules._levels import levels
+from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
+
+__all__ = ["CVaR"]
+
+
+@dataclass(frozen=True)
+class CVaR(Stateless):
+    """weights_i = min(p_i, mass left) / (1 - theta), by falling loss, p_i = n_i / sum n
+
+    theta: the part of the rows with the smallest losses, which gets no weight; 0 is FedAvg
+    share: clients at the threshold share the mass that is left; if false they are kept whole, as
+    the authors' code does
+    prior: "sizes" (n_i) or "uniform" (1)
+    """
+
+    theta: float = 0.5
+    share: bool = True
+    prior: Prior = "sizes"
+
+    kind: ClassVar[Kind] = Kind("mixture", "largest f first", "the worst 1 - theta of the rows")
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"theta": (0.2, 0.5, 0.8)}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.theta < 1:
+            raise ConfigError(f"cvar theta = {self.theta}: it must be at least 0 and below 1")
+
+    def weigh(self, reports: Reports) -> Tensor:
+        p = prior_weights(reports, self.prior)
+        above, level = levels(-reports.losses.double(), p)
+        left = 1 - self.theta - above
+        kept = (left / level).clamp(0, 1)
+        if not self.share:
+            kept = (left > 0).double()
+        weights = p * kept
+        return weights / weights.sum()
+
+
+ENTRIES = {"cvar": CVaR}

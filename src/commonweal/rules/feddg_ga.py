@@ -1,0 +1,89 @@
+"""FedDG-GA: clients whose loss rises most when models are averaged count more.
+
+Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023. The gap of
+a client is the loss of the received model less the loss of the model that it trained itself, when
+it took part last.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.population import Setting
+from commonweal.rules._online import on_cohort
+from commonweal.rules._seats import by_client, empty_seats, extend, extend_mixture, take_seats
+from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
+from commonweal.tensors import State
+
+__all__ = ["FedDGGA"]
+
+
+@dataclass(frozen=True)
+class FedDGGA(Rule):
+    """a_i <- a_i + d_t (g_i - mean g) / max |g - mean g|, clipped to [0, 1], normalised over the
+    cohort; g_i = f_i - (loss after own training, last time), d_t = d (1 - (t - 1) / T)
+
+    d: the first step, of weights that sum to 1 over the cohort
+
+    Any client id is accepted. A client's first report changes no weight; one that joins late begins
+    with 1 / K, and the others are scaled down in proportion.
+    """
+
+    d: float = 0.2
+
+    kind: ClassVar[Kind] = Kind("online", "loss above that after own training", "a signed step")
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"d": (0.05, 0.1, 0.2)}
+
+    def __post_init__(self) -> None:
+        if not 0 < self.d <= 1:
+            raise ConfigError(f"feddg-ga d = {self.d}: it must be above 0 and at most 1")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"loss_after"}
+
+    def init(self, setting: Setting | int) -> State:
+        setting = Setting.of(setting)
+        zeros = torch.zeros(setting.clients, dtype=torch.float64)
+        return {
+            "t": torch.tensor(1),
+            "rounds": torch.tensor(setting.rounds),
+            "seats": empty_seats(setting.clients),
+            "a": zeros + 1 / setting.clients,
+            "trained": zeros,  # the loss after own training, where `seen`
+            "seen": torch.zeros(setting.clients, dtype=torch.bool),
+        }
+
+    def __call__(self, reports: Reports, state: State) -> Decision:
+        seats, index = take_seats(state["seats"], reports.ids, reports.clients)
+        a = extend_mixture(state["a"], len(seats)).clone()
+        trained = extend(state["trained"], len(seats), 0.0).clone()
+        seen = extend(state["seen"], len(seats), 0.0).bool().clone()
+        gap = torch.where(seen[index], reports.losses.double() - trained[index], torch.nan)
+        weights = self._adjusted(on_cohort(a, index), gap, state)
+        a[index] = a[index].sum() * weights
+        trained[index] = required(reports.losses_after, "losses after local training").double()
+        seen[index] = True
+        following = {"t": state["t"] + 1, "seats": seats, "a": a, "trained": trained, "seen": seen}
+        return Decision(weights, {"rounds": state["rounds"], **following})
+
+    def _adjusted(self, weights: Tensor, gap: Tensor, state: State) -> Tensor:
+        """Move weights (S,) by the gaps (S,), which are NaN for clients without one."""
+        deviation = (gap - gap.nanmean()).nan_to_num(nan=0.0)
+        largest = deviation.abs().max()
+        # Gaps that differ by rounding only say nothing.
+        if largest <= 1e-12 * (1 + gap.nan_to_num(nan=0.0).abs().max()):
+            return weights
+        remaining = 1 - (int(state["t"]) - 1) / int(state["rounds"])
+        moved = (weights + self.d * max(0.0, remaining) * deviation / largest).clamp(0, 1)
+        return moved / moved.sum()
+
+    def distribution(self, state: State, clients: int) -> Tensor:
+        return by_client(state["seats"], state["a"], clients)
+
+
+ENTRIES = {"feddg-ga": FedDGGA}

@@ -1,0 +1,85 @@
+"""FedFV: conflicting updates are projected onto each other's normal planes before averaging.
+
+Wang et al., Federated Learning with Fair Averaging, IJCAI 2021, within a round (tau = 0). Conflicts
+with clients of earlier rounds (tau > 0) would need their updates, and are left out.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.rules._lengths import as_long_as_the_mean
+from commonweal.rules.rule import Kind, Need, Reports, Stateless
+
+__all__ = ["FedFV"]
+
+TWINS = 1e-13  # relative squared distance of two updates that are equal up to rounding
+
+
+@dataclass(frozen=True)
+class FedFV(Stateless):
+    """v_i = u_i, less its components against every u_j with <v_i, u_j> < 0, by rising loss;
+    direction = mean v with the length of mean u
+
+    alpha: about this part of the clients, those with the largest losses, keeps its update
+    """
+
+    alpha: float = 0.1
+
+    kind: ClassVar[Kind] = Kind("direction", "rank of f", "projection of conflicting updates")
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "alpha": (0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3)
+    }
+    mixing: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"fedfv alpha = {self.alpha}: it must lie between 0 and 1")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"update"}
+
+    def weigh(self, reports: Reports) -> Tensor:
+        gram = reports.gram
+        size = len(gram)
+        order = _by_loss(reports)
+        projected = order[: math.ceil((size - 1) * (1 - self.alpha))]
+        # Rows are the v_i as combinations of updates, so that the Gram matrix is all it takes.
+        v = torch.eye(size, dtype=torch.float64)
+        for j in order.tolist():
+            v[projected] = _projected(v[projected], gram, j, projected)
+        return as_long_as_the_mean(_even(v.mean(0), gram), gram)
+
+
+def _by_loss(reports: Reports) -> Tensor:
+    """The positions (S,) of clients by rising loss; the id decides between equal losses."""
+    by_id = reports.ids.argsort()
+    return by_id[reports.losses[by_id].argsort(stable=True)]
+
+
+def _projected(v: Tensor, gram: Tensor, j: int, clients: Tensor) -> Tensor:
+    """Remove from each combination (R, S) its component against u_j, except from u_j's own."""
+    if gram[j, j] == 0:
+        return v
+    along = v @ gram[:, j]
+    conflict = (along < 0) & (clients != j)
+    v = v.clone()
+    v[:, j] -= torch.where(conflict, along / gram[j, j], 0.0)
+    return v
+
+
+def _even(weights: Tensor, gram: Tensor) -> Tensor:
+    """Give clients with equal updates equal weights: the direction stays the same."""
+    lengths = gram.diagonal()
+    distance = lengths[:, None] + lengths - 2 * gram
+    same = (distance <= TWINS * torch.maximum(lengths[:, None], lengths)).double()
+    return same @ weights / same.sum(1)
+
+
+ENTRIES = {"fedfv": FedFV}

@@ -1,0 +1,81 @@
+"""FedMDFG: a common descent direction that also makes the losses more alike.
+
+Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023.
+Where the losses are too unequal, the gradient of their angle to equal losses joins the updates.
+The paper's line search over step lengths needs further exchanges, and is left out.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.rules._lengths import as_long_as_the_mean
+from commonweal.rules._simplex import quadratic
+from commonweal.rules.rule import Kind, Need, Reports, Stateless
+
+__all__ = ["FedMDFG"]
+
+
+@dataclass(frozen=True)
+class FedMDFG(Stateless):
+    """weights = lam_1..S + lam_(S+1) h, the minimum norm in the convex hull of the u_i and h @ u
+    (u_i scaled to their mean length),
+    h the gradient of the angle between f and equal losses; may be negative, and do not sum to 1
+
+    theta: the angle in degrees above which h joins
+    scale: "mean" takes the norm of the mean update, "none" leaves the length of the direction
+    """
+
+    theta: float = 11.25
+    scale: Literal["mean", "none"] = "mean"
+
+    kind: ClassVar[Kind] = Kind(
+        "direction", "angle of f to equal losses", "minimum norm in the convex hull of updates"
+    )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "theta": (0.0, 5.625, 11.25, 22.5, 45.0)
+    }
+    mixing: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.theta <= 90:
+            raise ConfigError(f"fedmdfg theta = {self.theta}: it must lie between 0 and 90 degrees")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return super().needs | {"update"}
+
+    def weigh(self, reports: Reports) -> Tensor:
+        # Updates are scaled to their mean length. A zero update has no direction: it stays 0.
+        lengths = torch.where(reports.norms > 0, reports.norms / reports.norms.mean(), 1.0)
+        gram = reports.gram / torch.outer(lengths, lengths)
+        vectors = torch.eye(len(gram), dtype=torch.float64)  # rows: combinations of updates
+        guidance = self.guidance(reports.losses.double())
+        if guidance is not None:
+            vectors = torch.cat([vectors, guidance[None]])
+        lam = quadratic(vectors @ gram @ vectors.T, torch.zeros(len(vectors), dtype=torch.float64))
+        weights = lam @ vectors / lengths
+        if self.scale == "none":
+            return weights
+        return as_long_as_the_mean(weights, reports.gram)
+
+    def guidance(self, losses: Tensor) -> Tensor | None:
+        """The unit gradient (S,) of the angle to equal losses, where it exceeds theta."""
+        norm = losses.norm()
+        if norm == 0:
+            return None
+        equal = torch.full_like(losses, 1 / math.sqrt(len(losses)))
+        unit = losses / norm
+        gradient: Tensor = (equal @ unit) * unit - equal
+        sine = float(gradient.norm())  # losses are at least 0, so that the angle is below 90
+        if sine <= max(math.sin(math.radians(self.theta)), 1e-9):
+            return None
+        return gradient / sine
+
+
+ENTRIES = {"fedmdfg": FedMDFG}

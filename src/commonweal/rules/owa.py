@@ -1,0 +1,50 @@
+"""OWA: ordered weights, by the rank of a client's loss, as in the single-parameter Gini welfare.
+
+Donaldson, Weymark, A Single-Parameter Generalization of the Gini Indices of Inequality, Journal of
+Economic Theory 1980. With delta = 2 the objective is the mean loss times 1 + its Gini coefficient.
+CVaR, the k worst clients and GIFAIR's ranks are ordered weights too. (The public code of FedGini
+weighs by `argsort` where a rank is meant, and so favours the wrong clients.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from commonweal.errors import ConfigError
+from commonweal.rules._levels import levels
+from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
+
+__all__ = ["OWA"]
+
+
+@dataclass(frozen=True)
+class OWA(Stateless):
+    """weights_i = (r_i^delta - (r_i - 1)^delta) / S^delta, r_i the rank of f_i from below;
+    with sizes, the rank is the mass of clients with smaller losses
+
+    delta: 1 gives the prior, 2 prices the mean by the Gini coefficient, large values give all
+    weight to the worst client
+    prior: "uniform" (1) or "sizes" (n_i)
+    """
+
+    delta: float = 2.0
+    prior: Prior = "uniform"
+
+    kind: ClassVar[Kind] = Kind("mixture", "rank of f", "ordered weights")
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"delta": (1.0, 2.0, 4.0, 8.0)}
+
+    def __post_init__(self) -> None:
+        if self.delta < 1:
+            raise ConfigError(f"owa delta = {self.delta}: it must be at least 1 (the prior)")
+
+    def weigh(self, reports: Reports) -> Tensor:
+        p = prior_weights(reports, self.prior)
+        below, level = levels(reports.losses.double(), p)
+        # Clients with equal losses share the weight of their places.
+        weights = ((below + level) ** self.delta - below**self.delta) * p / level
+        return weights / weights.sum()
+
+
+ENTRIES = {"owa": OWA}

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup browser demo test lint bench clean
 
 setup: .venv/.done
 
@@ -10,7 +10,14 @@ setup: .venv/.done
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv (the first time this takes a few minutes) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(MAKE) --no-print-directory browser
 	@touch $@
+
+# The page and the report are tested in a browser. Without one, or the right to install it, those tests are skipped.
+browser:
+	@command -v chromedriver >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	  apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null; } || \
+	  echo "There is no chromium with chromedriver: the tests of the page will be skipped."
 
 demo: setup
 	$(BIN)/commonweal demo

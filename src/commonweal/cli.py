@@ -18,6 +18,7 @@ from rich.table import Table
 from commonweal import __version__, catalog
 from commonweal.catalog import KINDS, Entry
 from commonweal.commands.report import report
+from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
 from commonweal.report import FORMATS, listing
@@ -45,6 +46,7 @@ data = typer.Typer(help="Describe a dataset, or download its files.", no_args_is
 app.add_typer(data, name="data")
 app.command()(report)
 app.command()(verify)
+app.command()(ui)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)

@@ -1,0 +1,52 @@
+"""`commonweal ui`: runs on a page of this computer's browser."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commonweal.errors import ConfigError
+
+__all__ = ["ui"]
+
+
+def ui(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A folder with runs below it, such as runs.", show_default=False
+        ),
+    ],
+    port: Annotated[int, typer.Option(help="The port; 0: any that is free.", min=0)] = 8765,
+) -> None:
+    """Show runs on a page: list, filter and compare them, watch those that go on, click a client.
+
+    For example: commonweal ui runs
+
+    The page is served to this computer only, and writes nothing.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{str(folder)!r} is not a folder: name one with runs below it")
+    try:
+        import uvicorn
+
+        from commonweal.ui.server import application
+    except ImportError as error:
+        raise ConfigError(
+            f"the page needs {error.name}: install it with pip install 'commonweal[ui]'"
+        ) from None
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be used ({error.strerror}): choose another with --port, or 0"
+        ) from None
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    typer.echo(f"the runs in {folder}: {address} (Ctrl-C ends it)")
+    config = uvicorn.Config(
+        application(folder), log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
+    )
+    uvicorn.Server(config).run(sockets=[listening])

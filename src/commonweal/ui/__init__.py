@@ -1,0 +1,1 @@
+"""The page `commonweal ui`: runs in a folder, listed, compared and watched. It writes nothing."""

@@ -1,0 +1,325 @@
+"""Reading only what a page shows: the ends of files, and single clients' lines."""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from commonweal.analysis.labels import flat
+from commonweal.errors import RunError
+from commonweal.store import FORMAT, Record, RoundRecord
+from commonweal.values import Values
+
+__all__ = ["Run", "client_history", "client_page", "find", "light", "new_rounds", "search"]
+
+TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation is looked for
+RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
+MOST_POINTS = 300  # of a chart
+BUDGET = 1 << 25  # bytes of rounds that are parsed for one client
+BUFFER = 1 << 22  # bytes that are read at once: lines may be long
+METRICS = b'"metrics": '  # quotes in names are escaped: nothing but the key looks like this
+SHOWN = ("mean", "worst_10", "best_10", "worst")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A line of the list of runs."""
+
+    id: str  # the path below the folder that is shown
+    title: str
+    dataset: str
+    seed: int
+    state: str  # finished, running, stopped, broken
+    round: int
+    rounds: int
+    mean: float | None
+    worst: float | None
+    score: str
+    problem: str = ""
+
+    @property
+    def words(self) -> str:
+        """What a filter is matched with."""
+        return f"{self.id} {self.title} {self.dataset} seed={self.seed} {self.state}".lower()
+
+
+def find(root: Path) -> Iterator[Path]:
+    """The folders of runs below a folder, by path. Links are not followed."""
+    try:
+        with os.scandir(root) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    names = {entry.name for entry in found}
+    if names & {"experiment.toml", "run.json", "rounds.jsonl"}:
+        yield root  # what is below a run belongs to it
+        return
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            yield from find(Path(entry.path))
+
+
+def search(root: Path, words: str) -> list[Run]:
+    """The runs that match all words: a folder's name, a rule, a dataset, seed=0, a state."""
+    wanted = words.lower().split()
+    found = []
+    for folder in find(root):
+        run = describe(root, folder)
+        if all(word in run.words for word in wanted):
+            found.append(run)
+    return found
+
+
+def describe(root: Path, folder: Path) -> Run:
+    """A run by its small files and the end of its rounds. A broken one says why."""
+    name = folder.relative_to(root).as_posix()
+    try:
+        experiment, facts = read_small(folder)
+        table = flat(experiment)
+        last, metrics = _last(folder)
+        return Run(
+            id=name,
+            title=Record(folder, experiment, facts, []).title,
+            dataset=str(table.get("dataset.name", table.get("dataset", "?"))),
+            seed=int(experiment.get("seed", 0)),
+            state=_state(folder),
+            round=last,
+            rounds=int(experiment.get("rounds", 0)),
+            mean=metrics.get("mean"),
+            worst=metrics.get("worst_10", metrics.get("worst")),
+            score=str(facts.get("score", "score")),
+        )
+    except (RunError, OSError, ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else ""
+        return Run(name, "?", "?", 0, "broken", 0, 0, None, None, "", problem or str(error))
+
+
+def read_small(folder: Path) -> tuple[Values, Values]:
+    try:
+        experiment = dict(_parse((folder / "experiment.toml").read_text(encoding="utf-8")))
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
+        raise RunError(f"{missing} is missing: the run was stopped while it began") from None
+    except ValueError as error:
+        raise RunError(f"experiment.toml or run.json is damaged: {error}") from None
+    if not isinstance(facts, Mapping) or int(facts.get("format", FORMAT)) > FORMAT:
+        raise RunError("run.json is not of this version of commonweal: update it")
+    return experiment, dict(facts)
+
+
+@lru_cache(maxsize=1 << 13)
+def _parse(text: str) -> Values:
+    return tomllib.loads(text)
+
+
+def _state(folder: Path) -> str:
+    if (folder / "model.safetensors").exists():
+        return "finished"
+    newest = max(_changed(folder / "rounds.jsonl"), _changed(folder / "experiment.toml"))
+    return "running" if time.time() - newest < RECENT else "stopped"
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _last(folder: Path) -> tuple[int, Values]:
+    """The number of rounds, and the last metrics near the end of the file."""
+    tail = _tail(folder / "rounds.jsonl", TAIL)
+    timings = _tail(folder / "timings.jsonl", 1 << 12).rstrip(b"\n").rpartition(b"\n")[2]
+    number = re.match(rb'\{"round": (\d+)', timings)
+    end = len(tail)
+    while (start := tail.rfind(METRICS, 0, end)) >= 0:
+        metrics = _value(tail[start + len(METRICS) :])
+        if isinstance(metrics, dict) and metrics:
+            return int(number[1]) if number else 0, metrics
+        end = start
+    return int(number[1]) if number else 0, {}
+
+
+def _tail(path: Path, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - size))
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _value(data: bytes) -> object:
+    """The JSON value at the beginning, or None where it is cut off."""
+    try:
+        value: object = json.JSONDecoder().raw_decode(data.decode(errors="replace"))[0]
+    except ValueError:
+        return None
+    return value
+
+
+# One run
+
+
+def new_rounds(folder: Path, offset: int) -> tuple[list[Values], int]:
+    """The rounds written after some byte: number and metrics. Only whole lines are read."""
+    found = []
+    try:
+        with open(folder / "rounds.jsonl", "rb", buffering=BUFFER) as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                found.append(_round(line))
+    except FileNotFoundError:
+        return [], 0
+    return found, offset
+
+
+def _round(line: bytes) -> Values:
+    number = re.match(rb'\{"round": (\d+)', line)
+    start = line.rfind(METRICS)
+    metrics = _value(line[start + len(METRICS) :]) if start >= 0 else None
+    if number is None or not isinstance(metrics, dict):
+        raise RunError("rounds.jsonl is damaged: delete it and checkpoint.safetensors, run again")
+    return {"round": int(number[1]), "metrics": metrics}
+
+
+def light(folder: Path) -> Record:
+    """A record whose rounds hold their metrics only."""
+    experiment, facts = read_small(folder)
+    rounds = []
+    for each in new_rounds(folder, 0)[0]:
+        numbers = {k: math.nan if v is None else float(v) for k, v in each["metrics"].items()}
+        rounds.append(
+            RoundRecord(
+                number=each["round"], clients=(), losses=(), scores=(), weights={}, metrics=numbers
+            )
+        )
+    return Record(folder, experiment, facts, rounds)
+
+
+def curve(record: Record) -> Values:
+    """The evaluated rounds as columns, thinned to what a chart can show."""
+    evaluated = record.evaluated
+    chosen = [evaluated[k] for k in _thin(len(evaluated))]
+    columns: Values = {"round": [each.number for each in chosen]}
+    for key in SHOWN:
+        columns[key] = [each.metrics.get(key) for each in chosen]
+    return columns
+
+
+def _thin(size: int, most: int = MOST_POINTS) -> list[int]:
+    """At most so many positions, evenly spaced, with the first and the last."""
+    if size == 0:
+        return []
+    places = np.linspace(0, size - 1, min(size, most)).astype(int)
+    return sorted(set(places.tolist()))
+
+
+# Clients
+
+
+def client_page(record: Record, words: str, most: int) -> Values:
+    """The clients whose names match, lowest scores first, and how many there are."""
+    table = record.clients()
+    wanted = words.lower().split()
+    scores = table.evaluation.score.tolist()
+    rows = table.evaluation.sizes.tolist()
+    matching = [
+        k for k, name in enumerate(table.names) if all(word in name.lower() for word in wanted)
+    ]
+    matching.sort(key=lambda k: (math.isnan(scores[k]), scores[k]))
+    shown = [{"name": table.names[k], "score": scores[k], "rows": rows[k]} for k in matching[:most]]
+    return {"clients": shown, "matching": len(matching), "all": len(table.names)}
+
+
+def client_history(folder: Path, name: str) -> Values:
+    """One client's scores, weights and losses by round, and why replies were not used."""
+    scores = _scores(folder, name)
+    written = json.dumps(name, ensure_ascii=False).encode()
+    places = [start for start, line in _lines(folder) if written in line]
+    weights: Values = {"round": [], "weight": [], "loss": []}
+    events = []
+    for each in _rounds_at(folder, places):
+        if name not in each.clients:
+            continue
+        weight, loss = _relative(each, name)
+        weights["round"].append(each.number)
+        weights["weight"].append(weight)
+        weights["loss"].append(loss)
+        for what, reasons in (("not used", each.dropped), ("reduced", each.capped)):
+            if name in reasons:
+                events.append(f"round {each.number}: reply {what}: {reasons[name]}")
+    if not scores["round"] and not weights["round"]:
+        raise RunError(f"no client of this run is called {name!r}")
+    return {"scores": scores, "weights": weights, "events": events[-MOST_POINTS:]}
+
+
+def _lines(folder: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of the rounds and where they begin."""
+    path = folder / "rounds.jsonl"
+    if not path.exists():
+        return
+    start = 0
+    with open(path, "rb", buffering=BUFFER) as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield start, line
+            start += len(line)
+
+
+def _rounds_at(folder: Path, places: list[int]) -> Iterator[RoundRecord]:
+    """The rounds that begin at some bytes: as many as a chart shows and the budget allows."""
+    if not places:
+        return
+    with open(folder / "rounds.jsonl", "rb") as file:
+        file.seek(places[0])
+        most = min(MOST_POINTS, max(1, BUDGET // len(file.readline())))
+        for k in _thin(len(places), most):
+            file.seek(places[k])
+            yield RoundRecord.parse(json.loads(file.readline()))
+
+
+def _relative(each: RoundRecord, name: str) -> tuple[float | None, float | None]:
+    """The weight relative to an equal one, and the loss relative to the cohort's mean."""
+    weight = each.weights.get(name)
+    losses = dict(zip(each.clients, each.losses, strict=True))
+    known = [loss for loss in losses.values() if math.isfinite(loss)]
+    mean = sum(known) / len(known) if known else 0.0
+    relative = losses[name] / mean if mean and math.isfinite(losses[name]) else None
+    return None if weight is None else weight * len(each.weights), relative
+
+
+def _scores(folder: Path, name: str) -> Values:
+    """The scores and losses after evaluated rounds."""
+    files = sorted((folder / "clients").glob("[0-9]*.csv"))
+    columns: Values = {"round": [], "score": [], "loss": []}
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow([name, ""])
+    start = ("\n" + text.getvalue().rstrip("\n")).encode()
+    for k in _thin(len(files)):
+        data = files[k].read_bytes()
+        place = data.find(start)
+        if place < 0:
+            continue
+        header = data[: data.index(b"\n")].decode().split(",")
+        values = data[place + len(start) :].split(b"\n", 1)[0].decode().split(",")
+        own = dict(zip(header[1:], values, strict=True))
+        columns["round"].append(int(files[k].stem))
+        for key in ("score", "loss"):
+            columns[key].append(float(own[key]) if own.get(key) else None)
+    return columns

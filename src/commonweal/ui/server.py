@@ -1,0 +1,264 @@
+"""The server of the page: reads a folder of runs, answers GET requests on the loopback only."""
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from commonweal import catalog
+from commonweal.analysis.compare import gather
+from commonweal.analysis.labels import by_label, seed_of
+from commonweal.errors import CommonwealError, RunError
+from commonweal.report import plots, tables
+from commonweal.store import Record, to_json
+from commonweal.ui import runs
+from commonweal.values import Values
+
+__all__ = ["application"]
+
+STATIC = Path(__file__).parent / "static"
+HOSTS = ["127.0.0.1", "localhost", "[::1]"]  # other names: a page elsewhere that points here
+MOST_RUNS = 200  # that a list shows at once
+MOST_CLIENTS = 100
+MOST_COMPARED = 40
+INTERVAL = 0.5  # seconds between looks at a run that goes on
+HEADERS = {
+    b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
+
+Answer = Callable[[Path, Request], Values]
+
+
+def application(root: Path) -> Starlette:
+    """The page of the runs below a folder."""
+    root = root.resolve()
+    answers: dict[str, Answer] = {
+        "runs": _runs,
+        "run": _run,
+        "clients": _clients,
+        "client": _client,
+        "compare": _compare,
+    }
+    routes = [Route(f"/api/{name}", partial(_answer, root, each)) for name, each in answers.items()]
+    return Starlette(
+        routes=[
+            Route("/", _index),
+            Route("/api/follow", partial(_follow, root)),
+            Route("/api/figure", partial(_figure, root)),
+            *routes,
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        middleware=[
+            Middleware(_Headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
+        ],
+    )
+
+
+class _Headers:
+    """Adds the headers that keep a page harmless to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS.items()]
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+async def _index(request: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+async def _answer(root: Path, answer: Answer, request: Request) -> Response:
+    try:
+        found = await run_in_threadpool(answer, root, request)
+    except (CommonwealError, OSError, ValueError, KeyError) as error:
+        return _problem(error)
+    return Response(to_json(found, indent=None), media_type="application/json")
+
+
+def _problem(error: Exception) -> Response:
+    text = str(error) if isinstance(error, CommonwealError) else f"cannot be read: {error}"
+    return Response(to_json({"problem": text}), status_code=404, media_type="application/json")
+
+
+def _folder(root: Path, name: str) -> Path:
+    """The folder of a run by its id. Nothing outside the root is ever opened."""
+    try:
+        folder = (root / name).resolve()
+        found = folder.is_relative_to(root) and (folder / "experiment.toml").is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        found = False
+    if not found:
+        raise RunError(f"there is no run {name!r} here")
+    return folder
+
+
+def _asked(root: Path, request: Request) -> Path:
+    return _folder(root, request.query_params.get("id", ""))
+
+
+# Answers
+
+
+def _runs(root: Path, request: Request) -> Values:
+    found = runs.search(root, request.query_params.get("words", ""))
+    return {
+        "folder": str(root),
+        "runs": [asdict(run) for run in found[:MOST_RUNS]],
+        "matching": len(found),
+        "running": any(run.state == "running" for run in found),
+    }
+
+
+def _run(root: Path, request: Request) -> Values:
+    folder = _asked(root, request)
+    record = runs.light(folder)
+    described = runs.describe(root, folder)
+    return {
+        "run": asdict(described),
+        "curve": runs.curve(record),
+        "scale": tables.scale(described.score),
+        "experiment": (folder / "experiment.toml").read_text(encoding="utf-8"),
+        "facts": record.facts,
+        "rule": _rule(record),
+    }
+
+
+def _rule(record: Record) -> Values:
+    """What the rule does, in words."""
+    part = record.experiment.get("rule")
+    name = part.get("name", "") if isinstance(part, dict) else str(part)
+    if not name or ":" in name or name not in catalog.entries("rules"):
+        return {"name": name, "about": "", "details": ""}
+    entry = catalog.entries("rules")[name]
+    return {"name": name, "about": entry.about, "details": inspect.cleandoc(entry.details)}
+
+
+def _clients(root: Path, request: Request) -> Values:
+    record = runs.light(_asked(root, request))
+    page = runs.client_page(record, request.query_params.get("words", ""), MOST_CLIENTS)
+    return page | {"scale": tables.scale(record.facts["score"]), "score": record.facts["score"]}
+
+
+def _client(root: Path, request: Request) -> Values:
+    folder = _asked(root, request)
+    name = request.query_params.get("name", "")
+    record = Record(folder, *runs.read_small(folder), [])
+    more = {"rule": _rule(record), "scale": tables.scale(record.facts["score"])}
+    return runs.client_history(folder, name) | more | {"score": record.facts["score"]}
+
+
+def _compare(root: Path, request: Request) -> Values:
+    """Curves and tables of the chosen runs, by label."""
+    names = request.query_params.getlist("id")[:MOST_COMPARED]
+    records = [runs.light(_folder(root, name)) for name in names]
+    evaluated = [record for record in records if record.evaluated]
+    if not evaluated:
+        raise RunError("none of these runs has been evaluated yet")
+    labels = by_label(evaluated)
+    common = set.intersection(*({seed_of(r) for r in group} for group in labels.values()))
+    if not common:
+        raise RunError("these runs have no seed in common: choose runs of equal seeds")
+    paired = {label: [r for r in g if seed_of(r) in common] for label, g in labels.items()}
+    scores = {str(record.facts["score"]) for record in evaluated}
+    if len(scores) > 1:
+        raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
+    (score,) = scores
+    results = gather(paired)
+    grid = tables.layout(tables.comparison(results, score))
+    first, *others = results
+    changes = [plots.changes(first, other, score)._asdict() for other in others]
+    for each in changes:
+        each["more"] = [max(0, len(each[k]) - MOST_CLIENTS) for k in ("gained", "lost")]
+        each["gained"] = each["gained"][:MOST_CLIENTS]
+        each["lost"] = each["lost"][:MOST_CLIENTS]
+    return {
+        "score": score,
+        "scale": tables.scale(score),
+        "title": grid.title,
+        "base": first.label,
+        "header": ["label", *(column.title for column in grid.columns)],
+        "rows": [
+            [label, *(column.cells[i] for column in grid.columns)]
+            for i, label in enumerate(grid.labels)
+        ],
+        "notes": grid.notes,
+        "curves": {label: runs.curve(group[0]) for label, group in paired.items()},
+        "changes": changes,
+    }
+
+
+DRAWINGS: dict[str, plots.Drawing] = {"weights": plots.weights, "regret": plots.regret}
+
+
+async def _figure(root: Path, request: Request) -> Response:
+    def drawn() -> bytes:
+        what = request.query_params.get("what", "")
+        if what not in DRAWINGS:
+            raise RunError(f"there is no figure {what!r}")
+        record = Record.read(_asked(root, request))
+        return plots.draw(DRAWINGS[what](record, record.title).figure, "png")
+
+    try:
+        return Response(await run_in_threadpool(drawn), media_type="image/png")
+    except (CommonwealError, OSError, ValueError) as error:
+        return _problem(error)
+
+
+async def _follow(root: Path, request: Request) -> Response:
+    try:
+        folder = _asked(root, request)
+    except CommonwealError as error:
+        return _problem(error)
+    return StreamingResponse(_events(folder), media_type="text/event-stream")
+
+
+async def _events(folder: Path) -> AsyncIterator[str]:
+    """New rounds as server-sent events, until the run is finished."""
+    offset = 0
+    while True:
+        finished = (folder / "model.safetensors").exists()
+        path = folder / "rounds.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size < offset:  # a resumed run was cut back
+            offset = 0
+        try:
+            found, offset = await run_in_threadpool(runs.new_rounds, folder, offset)
+        except CommonwealError as error:
+            yield _event("problem", {"problem": str(error)})
+            return
+        if found:
+            last = found[-1]["round"]
+            evaluated = [each for each in found if each["metrics"]]
+            yield _event("rounds", {"round": last, "evaluated": evaluated[-runs.MOST_POINTS :]})
+        if finished:
+            yield _event("finished", {})
+            return
+        await asyncio.sleep(INTERVAL)
+
+
+def _event(name: str, value: Values) -> str:
+    return f"event: {name}\ndata: {json.dumps(value)}\n\n"

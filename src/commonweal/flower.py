@@ -3,19 +3,39 @@
 Needs the extra [flower]: pip install 'commonweal[flower]'.
 """
 
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commonweal.errors import ConfigError
-
-__all__ = ["FairStrategy", "loss_before_training"]
+from commonweal.errors import ConfigError, DataError
+from commonweal.values import Value, Values
 
 if TYPE_CHECKING:
-    from commonweal.engines.flower import FairStrategy, loss_before_training
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+    from commonweal.algorithms.algorithm import Algorithm
+    from commonweal.engines._flower_node import About, Node
+    from commonweal.engines.flower import FairStrategy, FlowerEngine, loss_before_training
+    from commonweal.experiment import Experiment
+    from commonweal.federation import Federation
+    from commonweal.job import Job
+    from commonweal.task import Task
+
+__all__ = ["FairStrategy", "FlowerEngine", "loss_before_training"]
+__all__ += ["make_client_app", "make_server_app"]
+
+STATES = "state-dir"  # where a node keeps its client's states
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in ("FairStrategy", "FlowerEngine", "loss_before_training"):
         raise AttributeError(f"module 'commonweal.flower' has no attribute {name!r}")
+    return vars(_engine())[name]
+
+
+def _engine() -> Any:
     try:
         from commonweal.engines import flower
     except ModuleNotFoundError as error:
@@ -24,4 +44,155 @@ def __getattr__(name: str) -> Any:
         raise ConfigError(
             "Flower is not installed: install it with pip install 'commonweal[flower]'"
         ) from None
-    return vars(flower)[name]
+    return flower
+
+
+def _read(experiment: "Experiment | str | Path") -> "Experiment":
+    from commonweal.experiment import Experiment, read
+
+    return experiment if isinstance(experiment, Experiment) else read(experiment)
+
+
+# The client's side
+
+
+def make_client_app(experiment: "Experiment | str | Path") -> "ClientApp":
+    """A ClientApp that takes part in an experiment with the rows of its own client.
+
+    The node's configuration says who it is and where its files are:
+
+        client       the client's name
+        data         a CSV, Parquet or npz file with this client's rows (dataset "table" only)
+        state-dir    where the client's state is kept, by default a folder of the user
+
+    Without `client`, `partition-id` (a number) chooses one of the dataset's clients.
+    """
+    app: ClientApp = _engine().client_app(_builder(experiment))
+    return app
+
+
+def _builder(
+    experiment: "Experiment | str | Path",
+) -> "Callable[[Values], tuple[Node, Callable[[About], Algorithm]]]":
+    def build(config: Values) -> "tuple[Node, Callable[[About], Algorithm]]":
+        from commonweal.engines._flower_node import Node
+        from commonweal.job import build_algorithm
+
+        opened = _read(experiment)
+        federation = _rows(opened, config)
+        name = _client(federation, config)
+        node = Node.of(federation, name, opened.seed, _states(config))
+
+        @cache
+        def algorithm(about: "About") -> "Algorithm":
+            population = node.population(about.outputs)
+            return build_algorithm(opened, _task(opened, about), population)
+
+        return node, algorithm
+
+    return build
+
+
+def _task(experiment: "Experiment", about: "About") -> "Task":
+    from commonweal.job import build_task
+
+    return build_task(
+        experiment,
+        shape=about.shape,
+        labels=about.labels,
+        outputs=about.outputs,
+        loss=about.loss,
+        score=about.score,
+        target=about.target,
+    )
+
+
+def _rows(experiment: "Experiment", config: Values) -> "Federation":
+    """The client's own file where the node names one, else the experiment's dataset."""
+    from commonweal.job import build_dataset
+
+    if "data" not in config:
+        return build_dataset(experiment)
+    if "client" not in config:
+        raise ConfigError("a node with data of its own needs client=NAME in its --node-config")
+    if experiment.dataset["name"] != "table":
+        raise ConfigError(
+            f"data = {config['data']!r}: only the dataset 'table' reads a node's own file, not "
+            f"{experiment.dataset['name']!r}"
+        )
+    from commonweal.datasets._own import own_table
+
+    values = {key: value for key, value in experiment.dataset.items() if key != "name"}
+    return own_table(str(config["client"]), values | {"path": str(config["data"])})
+
+
+def _client(federation: "Federation", config: Values) -> str:
+    if "client" in config:
+        return str(config["client"])
+    number = config.get("partition-id")
+    if number is None:
+        raise ConfigError("a node needs client=NAME in its --node-config: who is it?")
+    if not 0 <= int(number) < federation.clients:
+        raise DataError(f"partition-id = {number}, but there are {federation.clients} clients")
+    return federation.names[int(number)]
+
+
+def _states(config: Values) -> Path:
+    import platformdirs
+
+    default = platformdirs.user_state_path("commonweal") / "flower"
+    return Path(str(config.get(STATES, default))).expanduser()
+
+
+# The server's side
+
+
+def make_server_app(experiment: "Experiment | str | Path", **settings: Value) -> "ServerApp":
+    """A ServerApp that runs an experiment on the nodes that are connected.
+
+    Settings may be overridden by the run's configuration (`flwr run --run-config`):
+
+        out        the run's folder; resume: continue the run in it
+        nodes      how many nodes must be there at the start; wait: seconds to wait for them
+        timeout    seconds to wait for replies
+    """
+    opened = _read(experiment)
+
+    def main(grid: "Grid", config: Values) -> None:
+        chosen = settings | {key: config[key] for key in KEYS if config.get(key) not in (None, "")}
+        run_on(grid, opened, **chosen)
+
+    app: ServerApp = _engine().server_app(main)
+    return app
+
+
+KEYS = ("out", "resume", "nodes", "wait", "timeout")
+
+
+def job_of(experiment: "Experiment", engine: "FlowerEngine") -> "Job":
+    """The job of an experiment on the nodes of an engine."""
+    from commonweal.job import job_on
+
+    return job_on(experiment, _task(experiment, engine.about), engine)
+
+
+def run_on(
+    grid: "Grid",
+    experiment: "Experiment",
+    out: str | Path = "",
+    resume: bool = False,
+    nodes: int = 1,
+    wait: float = 120.0,
+    timeout: float = 120.0,
+) -> None:
+    """Run an experiment on a grid and write it to a folder."""
+    from commonweal import rounds
+
+    engine = _engine().FlowerEngine(grid, nodes=nodes, wait=wait, timeout=timeout)
+    job = job_of(experiment, engine)
+    folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
+    for done in rounds.run(job, out=folder, resume=resume):
+        shown = {name: round(value, 4) for name, value in list(done.metrics.items())[:3]}
+        print(f"round {done.number} of {job.rounds}: {shown}", flush=True)
+        for client, why in done.dropped.items():
+            print(f"round {done.number}: client {client}: {why}", flush=True)

@@ -24,7 +24,8 @@ from commonweal.task import Task
 from commonweal.tensors import State
 from commonweal.values import Value, Values
 
-__all__ = ["Job", "build_dataset", "job_from_experiment", "job_from_parts"]
+__all__ = ["Job", "build_algorithm", "build_dataset", "build_task"]
+__all__ += ["job_from_experiment", "job_from_parts", "job_on"]
 
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
@@ -110,21 +111,53 @@ def build_dataset(experiment: Experiment) -> Federation:
 
 def job_from_experiment(experiment: Experiment) -> Job:
     """Build what an experiment names."""
+    federation = build_dataset(experiment)
+    task = build_task(
+        experiment,
+        shape=tuple(federation.train.x.shape[1:]),
+        labels=tuple(federation.train.y.shape[1:]),
+        outputs=federation.outputs,
+        loss=federation.loss,
+        score=federation.score,
+        target=federation.target,
+    )
     e = experiment
-    federation = build_dataset(e)
+    engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize)
+    return job_on(experiment, task, engine)
+
+
+def build_task(
+    experiment: Experiment,
+    *,
+    shape: tuple[int, ...],
+    labels: tuple[int, ...],
+    outputs: int,
+    loss: str,
+    score: str,
+    target: tuple[float, float] | None = None,
+) -> Task:
+    """The task of an experiment, for rows of a shape: it needs no rows."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(e.seed)  # modules are initialised by torch's own generator
+        torch.manual_seed(experiment.seed)  # modules are initialised by torch's own generator
         module = catalog.build(
-            "models",
-            e.model,
-            shape=tuple(federation.train.x.shape[1:]),
-            labels=tuple(federation.train.y.shape[1:]),
-            outputs=federation.outputs,
+            "models", experiment.model, shape=shape, labels=labels, outputs=outputs
         )
-    score, *also = e.scores or (federation.score,)
-    task = Task(module, federation.loss, score, tuple(also))
-    parts = {key: getattr(e, key) for key in GIVEN}
-    return _job(task, federation, parts, e, e.toml())
+    main, *also = experiment.scores or (score,)
+    return Task(module, loss, main, tuple(also), target)
+
+
+def build_algorithm(experiment: Experiment, task: Task, population: Population) -> Algorithm:
+    """The algorithm of an experiment."""
+    return _algorithm(task, _parts(experiment), experiment, population)
+
+
+def job_on(experiment: Experiment, task: Task, engine: Engine) -> Job:
+    """The job of an experiment on an engine."""
+    return _job(task, engine, _parts(experiment), experiment, experiment.toml())
+
+
+def _parts(experiment: Experiment) -> Values:
+    return {key: getattr(experiment, key) for key in GIVEN}
 
 
 def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
@@ -145,19 +178,19 @@ def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
     for key in GIVEN:
         kind = KINDS[PARTS[key]]
         parts.setdefault(key, [] if kind.several else kind.default)
-    return _job(task, federation, parts, settings, None)
+    if task.target is None and not isinstance(parts["algorithm"], Algorithm):
+        task = replace(task, target=federation.target)
+    engine = engines.simulate(federation, seed=settings.seed, vectorize=settings.vectorize)
+    return _job(task, engine, parts, settings, None)
 
 
 def _job(
     task: Task,
-    federation: Federation,
+    engine: Engine,
     parts: Mapping[str, Value],
     settings: RunSettings,
     text: str | None,
 ) -> Job:
-    if task.target is None and not isinstance(parts["algorithm"], Algorithm):
-        task = replace(task, target=federation.target)
-    engine = engines.simulate(federation, seed=settings.seed, vectorize=settings.vectorize)
     algorithm = _algorithm(task, parts, settings, engine.population)
     sampler = _built("samplers", parts["sampler"])
     sampler.check(engine.population)

@@ -1,11 +1,14 @@
-"""Flower: a strategy for Flower apps. The one file that imports flwr.
+"""Flower: a strategy for Flower apps, and an engine. The one file that imports flwr.
 
 `FairStrategy("aaggff-s")` takes the place of `FedAvg()` in a ServerApp. The rule, the server
 optimizer and the channels are those of `Averaging`: the clients' part is the app's own.
+
+`FlowerEngine` runs experiments of Commonweal, with all that clients do, on Flower's nodes.
 """
 
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -24,13 +27,14 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.serverapp import Grid
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 import commonweal
 from commonweal import catalog, metrics, randomness
-from commonweal.algorithms.algorithm import Group, Outcome, Replies
+from commonweal.algorithms.algorithm import Algorithm, Group, Outcome, Replies, Request
 from commonweal.algorithms.averaging import Averaging
 from commonweal.channels.channel import Channel
 from commonweal.clients.client import Client
@@ -43,6 +47,9 @@ from commonweal.engines._flower_arrays import (
     positive,
     to_id,
 )
+from commonweal.engines._flower_node import About, Node, When, joined
+from commonweal.engines._flower_replies import evaluated, gathered, unusual
+from commonweal.engines.engine import Engine
 from commonweal.errors import ConfigError, DataError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import to_toml
@@ -52,15 +59,16 @@ from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.store import RoundRecord, Store, table_of
-from commonweal.tensors import State, Tensors
+from commonweal.tensors import State, Tensors, flatten, select
 from commonweal.training import vmap_clients
 from commonweal.values import Value, Values
 
-__all__ = ["FairStrategy", "loss_before_training"]
+__all__ = ["FairStrategy", "FlowerEngine", "client_app", "loss_before_training", "server_app"]
 
 logger = logging.getLogger("flwr")
 
 POLL = 0.5  # seconds between two looks at who is connected
+PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 Loss = Callable[[Message, Context], float]
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
@@ -841,3 +849,343 @@ class _Model:
     def tensors(self) -> Tensors:
         w = self.state["w"] if self.algorithm is None else self.algorithm.model(self.state)
         return {name: torch.from_numpy(a.copy()) for name, a in self.layout.arrays(w).items()}
+
+
+# Experiments of Commonweal on Flower
+
+
+def _to_record(tensors: State) -> ArrayRecord:
+    flat = flatten(tensors)
+    return ArrayRecord({name: Array(value.detach().numpy()) for name, value in flat.items()})
+
+
+def _to_tensors(record: ArrayRecord) -> Tensors:
+    # A copy, so that values are aligned as in a process that computed them.
+    return {name: torch.tensor(array.numpy()) for name, array in record.items()}
+
+
+def _config(content: RecordDict) -> Values:
+    found: Values = {}
+    for record in content.config_records.values():
+        found |= dict(record)
+    return found
+
+
+class FlowerEngine(Engine):
+    """Carries requests to nodes of Flower; the clients' rows and states stay with them.
+
+    nodes: how many must be connected at the start, within `wait` seconds
+    timeout: seconds to wait for replies; who has not answered by then is left out of the round
+    """
+
+    def __init__(
+        self, grid: Grid, nodes: int = 1, wait: float = 120.0, timeout: float = 120.0
+    ) -> None:
+        self.grid = grid
+        self.timeout = timeout
+        self.clients: dict[str, About] = {}
+        self.nodes: dict[str, int] = {}  # by client
+        self.refused: dict[int, str] = {}  # nodes that cannot take part
+        self.round = -1
+        self.step = 0
+        self._silent: set[int] = set()
+        self.reset()
+        deadline = time.monotonic() + wait
+        while True:
+            connected = wait_for_nodes(grid, nodes, max(0.0, deadline - time.monotonic()))
+            self._meet(connected)
+            if len(self.clients) >= nodes:
+                break
+            if time.monotonic() >= deadline or self.refused.keys() >= set(connected):
+                reasons = "; ".join(dict.fromkeys(self.refused.values()))
+                raise RunError(
+                    f"{len(self.clients)} of {len(connected)} connected nodes can take part, but "
+                    f"{nodes} are needed ({reasons or 'the others did not answer'})"
+                )
+        known = sorted(self.clients.values(), key=lambda each: (each.position, each.name))
+        self.clients = {about.name: about for about in known}
+        self._know()
+
+    # Nodes
+
+    def _meet(self, connected: Iterable[int]) -> None:
+        """Ask nodes that are not known yet which client they are."""
+        known = {*self.nodes.values(), *self.refused}
+        new = [node for node in connected if node not in known]
+        if not new:
+            return
+        query = RecordDict({"query": ConfigRecord({"purpose": "population"})})
+        answers = self._exchange(dict.fromkeys(new, query), MessageType.QUERY)
+        for node in new:
+            if node not in answers.contents:
+                self._refuse(node, answers.failed[node])
+                continue
+            try:
+                self._admit(node, About.read(_config(answers.contents[node])))
+            except DataError as error:
+                self._refuse(node, str(error))
+
+    def _refuse(self, node: int, why: str) -> None:
+        if not why.startswith("no reply"):  # that one is asked again
+            self.refused[node] = why
+        if node not in self._silent:
+            logger.warning("node %d cannot take part: %s", node, why)
+        self._silent.add(node)
+
+    def _admit(self, node: int, about: About) -> None:
+        """Add a client, or give one that was away its new node."""
+        other = self.nodes.get(about.name)
+        if other is not None and other in set(self.grid.get_node_ids()):
+            raise DataError(f"its client {about.name!r} is already at node {other}")
+        if self.clients:
+            joined([next(iter(self.clients.values())), about])  # raises where data do not fit
+        before = self.clients.get(about.name)
+        if before is not None and before.rows != about.rows:
+            raise DataError(
+                f"its client {about.name!r} has {about.rows} rows, but had {before.rows}"
+            )
+        self.clients[about.name] = about
+        self.nodes[about.name] = node
+
+    def _know(self) -> None:
+        outputs = self.population.outputs if self._started else 0
+        self.population, self.about = joined(list(self.clients.values()))
+        if self._started and self.population.outputs > outputs:
+            raise RunError(
+                f"a client that joined late has {self.population.outputs} classes, but the model "
+                f"has {outputs} outputs: start again with all clients"
+            )
+        self._started = True
+
+    _started = False
+
+    # Messages
+
+    def _exchange(self, contents: Mapping[int, RecordDict], kind: str) -> Answers:
+        """Send to several nodes at once and wait for the replies, at most `timeout` seconds."""
+        sent = [
+            Message(content, node, kind, ttl=self.timeout + 30)
+            for node, content in contents.items()
+        ]
+        waiting = {key for key in self.grid.push_messages(sent) if key}
+        deadline = time.monotonic() + self.timeout
+        replies: list[Message] = []
+        while waiting:
+            arrived = list(self.grid.pull_messages(waiting))
+            replies += arrived
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            if waiting:
+                time.sleep(min(PULL, left))
+        return Answers(sent, replies, f"within {self.timeout:g} s")
+
+    def _ask(self, clients: Iterable[str], contents: Iterable[RecordDict], kind: str) -> Answers:
+        """Ask clients by name. Those whose node is away are not waited for."""
+        connected = set(self.grid.get_node_ids())
+        away = {}
+        messages = {}
+        for name, content in zip(clients, contents, strict=True):
+            node = self.nodes[name]
+            if node in connected:
+                messages[node] = content
+            else:
+                away[node] = "its node is not connected"
+        answers = self._exchange(messages, kind)
+        answers.failed |= away
+        return answers
+
+    def _when(self, round: int, purpose: str, **more: str) -> ConfigRecord:
+        return ConfigRecord(
+            {
+                "purpose": purpose,
+                "run": f"{self.run:x}",
+                "round": round,
+                "step": self.step,
+                "saved": self.saved,
+                "outputs": self.about.outputs,
+                "score": self.about.score,
+                "target": list(self.about.target or ()),
+                **more,
+            }
+        )
+
+    def collect(self, algorithm: Algorithm, request: Request) -> Replies:
+        self._look()
+        round = int(request.message["round"])
+        self.step = self.step + 1 if round == self.round else 0
+        self.round = round
+        asked = [self.population.names[client] for client in request.clients.tolist()]
+        message = _to_record(request.message)
+        config = self._when(round, request.purpose)
+        contents = []
+        for k in range(len(asked)):
+            records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+                "message": message,
+                "when": config,
+            }
+            if request.each:
+                records["each"] = _to_record(select(request.each, slice(k, k + 1)))
+            contents.append(RecordDict(records))
+        answers = self._ask(asked, contents, MessageType.TRAIN)
+        return self._replies(algorithm, request, answers)
+
+    def _replies(self, algorithm: Algorithm, request: Request, answers: Answers) -> Replies:
+        """Put replies in the order of the request. Those that do not fit are named."""
+        failed: dict[int, str] = {}
+        arrived: dict[int, Tensors] = {}
+        for client in request.clients.tolist():
+            name = self.population.names[client]
+            node = self.nodes[name]
+            if node in answers.failed:
+                failed[client] = answers.failed[node]
+                continue
+            try:
+                arrived[client] = self._checked(name, answers.contents[node])
+            except DataError as error:
+                failed[client] = str(error)
+        wrong = unusual(arrived, algorithm.task.size)
+        for client, why in wrong.items():
+            del arrived[client]
+            failed[client] = why
+        names = next(iter(arrived.values()), {})
+        values = {n: torch.cat([reply[n] for reply in arrived.values()]) for n in names}
+        return Replies(torch.tensor(list(arrived), dtype=torch.int64), values, failed)
+
+    def _checked(self, name: str, content: RecordDict) -> Tensors:
+        records = list(content.array_records.values())
+        if len(records) != 1:
+            raise DataError(f"it sent {len(records)} array records instead of one")
+        values = _to_tensors(records[0])
+        size = values.get("size")
+        rows = self.clients[name].rows
+        if size is not None and (size.numel() != 1 or size.item() != rows):
+            raise DataError(f"it reports {size.tolist()} rows, but said that it has {rows}")
+        return values
+
+    def _look(self) -> None:
+        """Let nodes in that have come since the last request."""
+        before = len(self.clients)
+        self._meet(sorted(self.grid.get_node_ids()))
+        if len(self.clients) > before:
+            self._know()
+
+    # Evaluation
+
+    def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
+        message = algorithm.message(state) if algorithm.personalizes else {}
+        arrays = _to_record({**message, "w": algorithm.model(state)})
+        names = self.population.names
+        config = self._when(self.round, "evaluate", part=part)
+        content = [RecordDict({"message": arrays, "when": config}) for _ in names]
+        answers = self._ask(names, content, MessageType.EVALUATE)
+        arrived = {}
+        for client, name in enumerate(names):
+            reply = answers.contents.get(self.nodes[name])
+            try:
+                if reply is not None:
+                    arrived[client] = evaluated(_to_tensors(reply.array_records["reply"]))
+            except (DataError, KeyError, ValueError) as error:
+                logger.warning("evaluation: client %s sent no evaluation (%s)", name, error)
+        shared = gathered(arrived, len(names), algorithm.task.scores)
+        if not algorithm.personalizes:
+            return shared
+        own = gathered(arrived, len(names), algorithm.task.scores, "own_")
+        return replace(shared, personal=own)
+
+    def facts(self, algorithm: Algorithm) -> Values:
+        return {
+            "engine": "flower",
+            "clients": self.population.clients,
+            "train_rows": int(self.population.sizes.sum()),
+            "notes": [],
+        }
+
+    # Clients' states are with the clients; the server says which run they belong to
+
+    def reset(self) -> None:
+        self.run = secrets.randbits(62)
+        self.round = -1
+        self.step = 0
+        self.saved = 0
+        self._saving = 0
+
+    def save(self, last: int) -> State:
+        self._saving = last
+        return {"flower_run": torch.tensor(self.run)}
+
+    def confirm(self) -> None:
+        self.saved = self._saving
+
+    def restore(self, saved: State, folder: Path, resume: bool = True) -> None:
+        if "flower_run" in saved:
+            self.run = int(saved["flower_run"])
+            self.saved = int(saved["server"]["round"]) - 1
+
+
+Build = Callable[[Values], "tuple[Node, Callable[[About], Algorithm]]"]
+
+
+def client_app(build: Build) -> ClientApp:
+    """A ClientApp whose functions call `Algorithm.answer` for the node's own rows.
+
+    build: from the node's and the run's configuration to the client, and to a function that gives
+    its algorithm when the server has said what the model's outputs are
+    """
+    app = ClientApp()
+    built: dict[int, tuple[Node, Callable[[About], Algorithm]]] = {}
+
+    def opened(context: Context) -> "tuple[Node, Callable[[About], Algorithm]]":
+        if context.node_id not in built:
+            built[context.node_id] = build({**context.run_config, **context.node_config})
+        return built[context.node_id]
+
+    def read(message: Message, context: Context) -> "tuple[Node, Algorithm, When, Values]":
+        node, algorithm_for = opened(context)
+        config = _config(message.content)
+        numbers = {key: int(config[key]) for key in ("round", "step", "saved")}
+        when = When(int(config["run"], 16), **numbers)
+        told = replace(
+            node.about,
+            outputs=int(config["outputs"]),
+            score=str(config["score"]),
+            target=tuple(config["target"]) or None,
+        )
+        return node, algorithm_for(told), when, config
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        node, _ = opened(context)
+        return Message(RecordDict({"about": ConfigRecord(node.about.values())}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        node, algorithm, when, config = read(message, context)
+        records = message.content.array_records
+        each = _to_tensors(records["each"]) if "each" in records else {}
+        request = Request(
+            torch.tensor([0]), _to_tensors(records["message"]), config["purpose"], each
+        )
+        values = node.answer(algorithm, request, when)
+        return Message(RecordDict({"reply": _to_record(values)}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        node, algorithm, when, config = read(message, context)
+        received = _to_tensors(message.content.array_records["message"])
+        values = node.evaluate(algorithm, received, when, str(config["part"]))
+        return Message(RecordDict({"reply": _to_record(values)}), reply_to=message)
+
+    return app
+
+
+def server_app(main: Callable[[Grid, Values], None]) -> ServerApp:
+    """A ServerApp that runs `main` with the grid and the run's configuration."""
+    app = ServerApp()
+
+    @app.main()
+    def run(grid: Grid, context: Context) -> None:
+        main(grid, dict(context.run_config))
+
+    return app

@@ -1,0 +1,282 @@
+"""The same experiment in the simulator and on Flower's nodes: the same numbers."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
+
+import torch
+from flwr.app import Array, ArrayRecord, Message
+
+from commonweal import rounds
+from commonweal.errors import RunError
+from commonweal.experiment import Experiment
+from commonweal.flower import FlowerEngine, job_of, make_client_app, run_on
+from commonweal.job import build_dataset, job_from_experiment
+from commonweal.store import Record
+from flower_helpers import LocalGrid
+from helpers import close
+
+CLIENTS = 5
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": {"name": "dirichlet", "clients": CLIENTS},
+    "rounds": 2,
+    "seed": 3,
+    "client": {"name": "sgd", "lr": 0.1, "batch": 16},
+}
+
+
+def experiment(**parts: Any) -> Experiment:
+    return Experiment(**{**SMALL, **parts})
+
+
+def grid_of(given: Experiment, folder: Path, count: int = CLIENTS) -> LocalGrid:
+    """Nodes that are known by number, connected in an order of their own."""
+    configs = [{"partition-id": k, "state-dir": str(folder)} for k in range(count)]
+    return LocalGrid(make_client_app(given), configs[::-1])
+
+
+def client(name: str) -> dict[str, Any]:
+    return {**SMALL["client"], "name": name}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "fedavg": {"rule": "fedavg"},
+    "aaggff-s": {"rule": "aaggff-s"},
+    "aaggff-d": {"rule": "aaggff-d", "cohort": 3},
+    "adafed": {"rule": "adafed"},
+    "drfa": {"algorithm": "drfa", "cohort": 3},
+    "scaffold": {"client": client("scaffold")},
+    "ditto": {"client": client("ditto"), "rule": "aaggff-s", "cohort": 3},
+    "superfed-mm": {"client": client("superfed-mm"), "rule": "term"},
+    "fedevg": {"algorithm": {"name": "fedevg", "spc": 2, "classifier_epochs": 2}, "client": "sgd"},
+    "two-phase": {"algorithm": "two-phase", "rule": "aaggff-s"},
+}
+
+
+def same_record(a: Record, b: Record) -> None:
+    assert len(a.rounds) == len(b.rounds) == 2
+    for one, other in zip(a.rounds, b.rounds, strict=True):
+        assert one.clients == other.clients and one.dropped == other.dropped == {}
+        assert one.losses == pytest.approx(other.losses, rel=1e-4, nan_ok=True)
+        assert one.weights == pytest.approx(other.weights, rel=1e-3, abs=1e-6)
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5)
+        assert one.personal == pytest.approx(other.personal, rel=1e-3, abs=1e-5)
+        assert one.bytes == other.bytes
+    assert a.clients().names == b.clients().names
+    for name, value in a.model().items():
+        close(value, b.model()[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flower_gives_the_simulators_numbers(case: str, tmp_path: Path) -> None:
+    given = experiment(**CASES[case])
+    list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
+    for name in ("flower", "again"):
+        run_on(grid_of(given, tmp_path / name / "states"), given, tmp_path / name / "run", nodes=5)
+    flower, again = (Record.read(tmp_path / name / "run") for name in ("flower", "again"))
+    same_record(flower, Record.read(tmp_path / "simulator"))
+    for file in ("rounds.jsonl", "model.safetensors", "clients/000002.csv"):
+        assert (flower.folder / file).read_bytes() == (again.folder / file).read_bytes()
+
+
+def test_label_counts_and_groups_are_asked_for(tmp_path: Path) -> None:
+    given = experiment(rule={"name": "grouped", "rule": "afl", "domains": 2})
+    list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
+    run_on(grid_of(given, tmp_path / "states"), given, tmp_path / "flower", nodes=5)
+    same_record(Record.read(tmp_path / "flower"), Record.read(tmp_path / "simulator"))
+
+
+# Clients' own files
+
+
+def test_nodes_with_a_file_of_their_own_give_the_numbers_of_one_table(tmp_path: Path) -> None:
+    """Each has seen other classes; unscaled, the numbers are those of all rows in one place."""
+    rng = np.random.default_rng(0)
+    names = ["clinic a", "clinic/b", "c"]
+    files = [tmp_path / f"{k}.csv" for k in range(3)]
+    every = tmp_path / "all.csv"
+    lines = []
+    for k, (name, file) in enumerate(zip(names, files, strict=True)):
+        y = rng.integers(0, 2, 30) * (k + 1)  # 0 and 1, 0 and 2, 0 and 3
+        x = rng.normal(size=(30, 4)).astype(np.float32) + y[:, None]
+        header = [*(f"x{j}" for j in range(4)), "label"]
+        rows = [[*map(str, row), str(label)] for row, label in zip(x.tolist(), y, strict=True)]
+        text = "\n".join(",".join(row) for row in [header, *rows])
+        file.write_text(text + "\n")
+        lines += [",".join([*row, name]) for row in rows]
+    every.write_text("\n".join(["x0,x1,x2,x3,label,client", *lines]) + "\n")
+    table = {"name": "table", "path": str(every), "scale": False}
+    whole = experiment(dataset=table, partition=None, rule="aaggff-s", client=client("ditto"))
+    list(rounds.run(job_from_experiment(whole), out=tmp_path / "simulator"))
+    given = experiment(
+        dataset=table | {"path": "unknown to the server.csv"},
+        partition=None,
+        rule="aaggff-s",
+        client=client("ditto"),
+    )
+    configs = [
+        {"client": name, "data": str(file), "state-dir": str(tmp_path / f"states-{name[-1]}")}
+        for name, file in zip(names, files, strict=True)
+    ]
+    run_on(LocalGrid(make_client_app(given), configs), given, tmp_path / "flower", nodes=3)
+    same_record(Record.read(tmp_path / "flower"), Record.read(tmp_path / "simulator"))
+    kept = {path.parent.parent.name for path in tmp_path.glob("states-*/*/*/*.safetensors")}
+    assert kept == {"clinic%20a", "clinic%2Fb", "c"}
+
+
+def test_labels_that_are_texts_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("x,label\n1,ill\n2,well\n")
+    given = experiment(dataset={"name": "table", "path": "nowhere.csv"}, partition=None)
+    grid = LocalGrid(make_client_app(given), [{"client": "a", "data": str(file)}])
+    with pytest.raises(RunError, match="labels are texts"):
+        FlowerEngine(grid, wait=0.2)
+
+
+# Faults
+
+
+class Tampering(LocalGrid):
+    """Changes the replies of some clients to requests for training."""
+
+    change: dict[int, Any] = {}  # noqa: RUF012
+
+    def answer(self, message: Message) -> Message | None:
+        reply = super().answer(message)
+        change = self.change.get(message.metadata.dst_node_id)
+        if reply is not None and change and message.metadata.message_type == "train":
+            record = reply.content.array_records["reply"]
+            values = {name: array.numpy() for name, array in record.items()}
+            arrays = {name: Array(np.asarray(v)) for name, v in change(values).items()}
+            reply.content["reply"] = ArrayRecord(arrays)
+        return reply
+
+
+def test_faulty_clients_are_dropped_and_named(tmp_path: Path) -> None:
+    given = experiment(rule="aaggff-s", partition={"name": "dirichlet", "clients": 8})
+    configs = [{"partition-id": k, "state-dir": str(tmp_path / "states")} for k in range(8)]
+    grid = Tampering(make_client_app(given), configs)
+    nodes = list(grid.nodes)
+    grid.change = {
+        nodes[1]: lambda v: v | {"update": v["update"] * math.nan},
+        nodes[2]: lambda v: v | {"update": v["update"][:, :7]},
+        nodes[3]: lambda v: v | {"size": v["size"] * 100},
+        nodes[4]: lambda v: {"loss": v["loss"]},
+        nodes[5]: lambda v: v | {"update": np.zeros((1, 10**6), np.float32)},
+    }
+    engine = FlowerEngine(grid, nodes=8, timeout=0.3)
+    grid.silent = {nodes[6]}
+    grid.lost = {nodes[7]}
+    done = next(iter(rounds.run(job_of(given, engine))))
+    names = engine.population.names
+    assert set(done.weights) == {names[0]} and sum(done.weights.values()) == pytest.approx(1)
+    said = [
+        "update is not finite",
+        "update has type torch.float32 and shape (1, 7)",
+        "rows, but said that it has",
+        "no score, size, update",
+        "the model 650 numbers",
+        "no reply within 0.3 s",
+        "Node unavailable",
+    ]
+    for name, words in zip(names[1:], said, strict=True):
+        assert words in done.dropped[name]
+
+
+def test_a_client_that_comes_back_at_another_node_has_its_state(tmp_path: Path) -> None:
+    """Its node is gone for a round; then it has another id. Others' nodes never see its state."""
+    given = experiment(client=client("ditto"), rounds=4)
+    grid = grid_of(given, tmp_path / "states")
+    engine = FlowerEngine(grid, nodes=5, timeout=0.2)
+    name = engine.population.names[2]
+    node = engine.nodes[name]
+    dropped = []
+    states = []
+    folder = tmp_path / "states" / name.replace(" ", "%20")
+    for done in rounds.run(job_of(given, engine)):
+        dropped.append(dict(done.dropped))
+        states.append(sorted(path.name[:8] for path in folder.rglob("*.safetensors"))[-1])
+        if done.number == 1:
+            config, context = grid.nodes.pop(node), grid.contexts.pop(node)
+        if done.number == 2:
+            grid.nodes[77], grid.contexts[77] = config, context
+            context.node_id = 77
+    assert dropped == [{}, {name: "its node is not connected"}, {}, {}]
+    assert states == ["00000001", "00000001", "00000003", "00000004"]
+    assert engine.nodes[name] == 77 and engine.population.clients == CLIENTS
+
+
+def test_a_client_that_joins_late_takes_part(tmp_path: Path) -> None:
+    given = experiment(rule="aaggff-s", rounds=3)
+    grid = grid_of(given, tmp_path / "states")
+    late = next(iter(grid.nodes))
+    config = grid.nodes.pop(late)
+    engine = FlowerEngine(grid, nodes=4, timeout=0.2)
+    counts = []
+    for done in rounds.run(job_of(given, engine)):
+        counts.append(len(done.weights))
+        grid.nodes[late] = config
+    assert counts == [4, 4, 5]  # it is met in the second round and asked from the third
+
+
+def test_too_few_nodes_are_waited_for_and_named(tmp_path: Path) -> None:
+    given = experiment()
+    grid = grid_of(given, tmp_path)
+    with pytest.raises(RunError, match="5 nodes are connected, but 6 are needed"):
+        FlowerEngine(grid, nodes=6, wait=0.2)
+    twins = LocalGrid(make_client_app(given), [{"partition-id": 0}, {"partition-id": 0}])
+    with pytest.raises(RunError, match="is already at node"):
+        FlowerEngine(twins, nodes=2, wait=0.2)
+
+
+def test_a_stopped_run_is_resumed_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the clients had already trained in the round that was lost."""
+    given = experiment(client=client("ditto"), rule="aaggff-s", cohort=3, rounds=5)
+    run_on(grid_of(given, tmp_path / "a"), given, tmp_path / "whole", nodes=5)
+    grid = grid_of(given, tmp_path / "b")
+    pull = grid.pull_messages
+    pulled = 0
+
+    def dies(ids: Any) -> Any:
+        nonlocal pulled
+        pulled += 1
+        if pulled == 6:  # the query, two rounds of training and evaluation, then training
+            raise KeyboardInterrupt
+        return pull(ids)
+
+    monkeypatch.setattr(grid, "pull_messages", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_on(grid, given, tmp_path / "parts", nodes=5)
+    assert len(Record.read(tmp_path / "parts").rounds) == 2
+    run_on(grid_of(given, tmp_path / "b"), given, tmp_path / "parts", resume=True, nodes=5)
+    for file in ("rounds.jsonl", "model.safetensors", "clients/000005.csv"):
+        parts, whole = (tmp_path / name / file for name in ("parts", "whole"))
+        assert parts.read_bytes() == whole.read_bytes(), file
+
+
+def test_only_messages_travel(tmp_path: Path) -> None:
+    """A client's state is on its own disk: a message is the model, a reply is the update."""
+    given = experiment(client=client("ditto"), rounds=1)
+    grid = grid_of(given, tmp_path / "states")
+    sizes: list[int] = []
+    answer = grid.answer
+
+    def weighed(message: Message) -> Message | None:
+        reply = answer(message)
+        if reply is not None and message.metadata.message_type == "train":
+            sizes.append(sum(r.count_bytes() for r in reply.content.array_records.values()))
+        return reply
+
+    grid.answer = weighed  # type: ignore[method-assign]
+    run_on(grid, given, tmp_path / "run", nodes=5)
+    assert len(sizes) == 5 and max(sizes) < 650 * 4 + 2000
+    assert all(not context.state for context in grid.contexts.values())
+    assert torch.tensor(build_dataset(given).train.x.shape[1:]).prod() == 64

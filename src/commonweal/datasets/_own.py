@@ -52,4 +52,6 @@ def _labels(pool: Pool) -> np.ndarray:
             f"the labels are texts ({', '.join(names[:3])}), which every node would number "
             "differently: write them as 0, 1, ..., the same in all files"
         )
-    return np.array([int(name) for name in names])[np.asarray(pool.y)]
+    numbers = np.array([int(name) for name in names])
+    labels: np.ndarray = numbers[pool.y]
+    return labels

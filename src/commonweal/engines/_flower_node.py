@@ -17,8 +17,8 @@ from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.errors import DataError
 from commonweal.evaluation import evaluate, evaluate_models
 from commonweal.federation import Federation, Rows
+from commonweal.files import write_file
 from commonweal.population import Population
-from commonweal.store import write_file
 from commonweal.tensors import Tensors
 from commonweal.training import single
 from commonweal.values import Values

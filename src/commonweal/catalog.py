@@ -14,7 +14,9 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -235,6 +237,19 @@ def _registered(tree: ast.Module) -> dict[str, str]:
     return {}
 
 
+_trusted: ContextVar[bool] = ContextVar("trusted", default=True)
+
+
+@contextmanager
+def trusting(trust: bool) -> Iterator[None]:
+    """Whether programs outside of the package, which a text names, are imported meanwhile."""
+    token = _trusted.set(trust and _trusted.get())
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
 def find(kind: str, name: str) -> Entry:
     """The entry of that name, or of that `package.module:callable` or `./file.py:callable`."""
     known = entries(kind)
@@ -242,6 +257,11 @@ def find(kind: str, name: str) -> Entry:
         return known[name]
     if ":" not in name:
         raise ConfigError(f"no {KINDS[kind].label} is called {name!r}: {did_you_mean(name, known)}")
+    if not _trusted.get():
+        raise ConfigError(
+            f"{KINDS[kind].label} = {name!r} is a program that the run names: it is imported only "
+            "if you trust whoever wrote the run (--trust, or trust=True)"
+        )
     module, _, attribute = name.rpartition(":")
     entry = Entry(kind, name, module, attribute)
     docs = inspect.cleandoc(entry.factory.__doc__ or "")

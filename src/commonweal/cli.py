@@ -22,6 +22,7 @@ from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
 from commonweal.report import FORMATS, listing
+from commonweal.text import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,18 +64,18 @@ def main() -> None:
 
 def _say(text: str) -> None:
     """Print a line to the standard error, unwrapped: paths in it can be copied."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    err.print(shown(text, lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(text: str) -> None:
     """Print words to the standard output as they are."""
-    out.print(text, markup=False, highlight=False)
+    out.print(shown(text, lines=True), markup=False, highlight=False)
 
 
 def _print_json(value: object) -> None:
     from commonweal.store import to_json
 
-    print(to_json(value, indent=None).decode(), end="")
+    print(shown(to_json(value, indent=None).decode(), "json"), end="")
 
 
 # Options that several commands have
@@ -283,6 +284,10 @@ def show(
         Path | None,
         typer.Option(metavar="FILE", help="Draw how accurate models are by their confidence."),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Import what a run names: only if you trust who wrote it."),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -301,9 +306,9 @@ def show(
     record = Record.read(what)
     _show_run(record, quiet, as_json)
     if regret:
-        _show_regret(record, quiet or as_json)
+        _show_regret(record, trust, quiet or as_json)
     if figures:
-        _draw_models(Path(what), curve, landscape, reliability, quiet or as_json)
+        _draw_models(Path(what), curve, landscape, reliability, trust, quiet or as_json)
 
 
 def _show_run(record: "Record", quiet: bool, as_json: bool) -> None:
@@ -317,11 +322,11 @@ def _show_run(record: "Record", quiet: bool, as_json: bool) -> None:
         _print(f"{record.folder}: no round has been evaluated yet")
 
 
-def _show_regret(record: "Record", quiet: bool) -> None:
+def _show_regret(record: "Record", trust: bool, quiet: bool) -> None:
     from commonweal.analysis.regret import of_run
     from commonweal.report.figures import draw_regret
 
-    curve = of_run(record)
+    curve = of_run(record, trust=trust)
     path = record.folder / "regret.png"
     draw_regret(path, curve, f"{record.title}: regret against the best fixed mixture")
     bound = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
@@ -335,6 +340,7 @@ def _draw_models(
     curve: Path | None,
     landscape: Path | None,
     reliability: Path | None,
+    trust: bool,
     quiet: bool,
 ) -> None:
     """Draw figures of a run's models, from its last checkpoint."""
@@ -343,7 +349,7 @@ def _draw_models(
     from commonweal.rounds import reopen
 
     figures.check_suffix(curve, landscape, reliability)
-    job, state = reopen(folder)
+    job, state = reopen(folder, trust=trust)
     score = job.task.score
     if curve is not None:
         line = interpolation.curve(job, state)
@@ -726,7 +732,7 @@ def _of_dataset(change: str) -> str:
 def _print_facts(facts: Mapping[str, object]) -> None:
     table = _list_table()
     for key, value in facts.items():
-        table.add_row(f"[bold]{escape(key)}[/bold]", escape(str(value)))
+        table.add_row(f"[bold]{escape(key)}[/bold]", shown(str(value), "markup"))
     out.print(table)
 
 

@@ -206,6 +206,7 @@ class Federation:
         _check_lengths(features, labels, owner)
         if names is None:
             names, owner = number_clients(owner)
+        _check_names(names)
         is_test = _test_mask(test, owner, labels.numpy(), names, seed)
         order = np.argsort(owner, kind="stable")
         train_rows = order[~is_test[order]]
@@ -398,6 +399,11 @@ def _check_names(names: Sequence[str]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise DataError(f"two clients are called {_some(twice)}: give every client its own name")
+    for name in names:
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DataError(
+                f"the client's name {name!r} is not valid Unicode: write names and files as UTF-8"
+            )
 
 
 def _check_offsets(part: Rows, names: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
+from commonweal.catalog import trusting
 from commonweal.engines import Engine
 from commonweal.errors import ConfigError, DivergedError, RunError
 from commonweal.evaluation import Evaluation
@@ -227,14 +228,20 @@ def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
 
 
 def reopen(
-    folder: str | Path, task: Task | None = None, federation: Federation | None = None
+    folder: str | Path,
+    task: Task | None = None,
+    federation: Federation | None = None,
+    trust: bool = False,
 ) -> tuple[Job, State]:
     """The job of a run in a folder, with the states of its last checkpoint.
 
     For a run of your own Task and Federation pass the same two again; they are compared by hash.
+
+    trust: import the programs that the run's experiment names (`package.module:callable`)
     """
     store = Store(Path(folder))
-    job = _reopened(store.folder, task, federation)
+    with trusting(trust):
+        job = _reopened(store.folder, task, federation)
     saved = store.saved()
     if saved is None:
         raise RunError(f"{str(folder)!r} has no checkpoint yet")

@@ -41,6 +41,7 @@ from commonweal.evaluation import Evaluation
 from commonweal.files import LOCK, digest, locked, read_plain, sync, write_file, writing
 from commonweal.sealed import pack, unpack
 from commonweal.tensors import State, Tensors, flatten, unflatten
+from commonweal.text import quoted, unquoted
 from commonweal.values import Value, Values
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ def table_of(names: Sequence[str], evaluation: Evaluation) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["client", *columns])
     cells = [[_cell(value) for value in column.tolist()] for column in columns.values()]
-    writer.writerows(zip(names, *cells, strict=True))
+    writer.writerows(zip(map(quoted, names), *cells, strict=True))
     return text.getvalue().encode()
 
 
@@ -562,7 +563,7 @@ class Record:
         if not lines:
             raise RunError(f"{str(path)!r} is empty: run again")
         columns = {name: [line[name] for line in lines] for name in lines[0]}
-        names = tuple(columns.pop("client"))
+        names = tuple(map(unquoted, columns.pop("client")))
         values = {name: _tensor(column) for name, column in columns.items()}
         return ClientTable(names, self._evaluation(values))
 

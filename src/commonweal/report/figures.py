@@ -15,6 +15,7 @@ from commonweal.analysis.regret import Regret
 from commonweal.errors import ConfigError, RunError
 from commonweal.federation import Federation
 from commonweal.report.tables import scale
+from commonweal.text import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,15 +56,21 @@ def figure(path: Path, width: float, height: float) -> Iterator["Axes"]:
     from matplotlib import pyplot as plt
 
     check_suffix(path)
-    whole, axes = plt.subplots(layout="constrained", figsize=(width, height))
-    try:
-        yield axes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        whole.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
-    finally:
-        plt.close(whole)
+    with matplotlib.rc_context({"text.parse_math": False}):  # a client may be called $x$
+        whole, axes = plt.subplots(layout="constrained", figsize=(width, height))
+        try:
+            yield axes
+            path.parent.mkdir(parents=True, exist_ok=True)
+            whole.savefig(path, dpi=150)
+        except OSError as error:
+            raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
+        finally:
+            plt.close(whole)
+
+
+def _name_ticks(axes: "Axes", names: Sequence[str], rotation: int) -> None:
+    ticks = [shown(name) for name in names]
+    axes.set_xticks(np.arange(len(names)), ticks, rotation=rotation, ha="right")
 
 
 def _score_label(score: str) -> str:
@@ -83,7 +90,9 @@ def draw_scores(path: Path, results: Sequence[Result], score: str) -> None:
             offset = 0.5 / len(results) * (i - (len(results) - 1) / 2)
             _draw_result(axes, first, each, names, offset, f"C{i}", scale(score))
         if len(names) <= MOST_SCORES:
-            axes.set_xticks(np.arange(len(names)), names, rotation=45, ha="right")
+            axes.set_xticks(
+                np.arange(len(names)), [shown(name) for name in names], rotation=45, ha="right"
+            )
         axes.set_ylabel(_score_label(score))
         axes.set_title("Scores of the clients: mean and range over seeds\n(dotted: a seed's worst)")
         axes.legend()
@@ -109,7 +118,7 @@ def _draw_result(
     span = np.stack([mean - scores.min(0), scores.max(0) - mean])
     # The worst of each seed, and its mean, as in the table: the worst of the means is milder.
     worst = float(np.mean((scores.max if each.lower_is_better else scores.min)(1)))
-    label = f"{each.label}: worst {worst:.3g}, mean {mean.mean():.3g}"
+    label = f"{shown(each.label)}: worst {worst:.3g}, mean {mean.mean():.3g}"
     axes.errorbar(x, mean, yerr=span, fmt="o", capsize=2, color=color, label=label)
     axes.axhline(worst, color=color, linestyle=":", linewidth=1)
 
@@ -142,7 +151,7 @@ def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
         for (x, y), label in zip(plane.corners.tolist(), labels, strict=True):
             axes.plot(x, y, "o", color="white", markeredgecolor="black")
             axes.annotate(
-                label, (x, y), (0, 8), textcoords="offset points", color="white", ha="center"
+                shown(label), (x, y), (0, 8), textcoords="offset points", color="white", ha="center"
             )
         axes.set_xlabel("distance")
         axes.set_ylabel("distance")
@@ -168,7 +177,7 @@ def draw_regret(path: Path, curve: Regret, title: str) -> None:
         if curve.bound is not None:
             axes.plot(curve.rounds, curve.bound, linestyle="--", label="the theorem's bound")
         axes.set_xlabel("round")
-        axes.set_title(title)
+        axes.set_title(shown(title, lines=True))
         axes.legend()
 
 
@@ -184,12 +193,14 @@ def draw_federation(path: Path, federation: Federation, title: str) -> None:
         else:
             _draw_classes(axes, federation)
         if len(names) <= MOST_NAMES:
-            axes.set_xticks(np.arange(len(names)), names, rotation=60, ha="right")
+            axes.set_xticks(
+                np.arange(len(names)), [shown(name) for name in names], rotation=60, ha="right"
+            )
         if len(names) <= MOST_CLIENTS:
             axes.set_xlabel("client")
         else:
             axes.set_xlabel(f"{len(names)} clients in {MOST_CLIENTS} groups (means)")
-        axes.set_title(title)
+        axes.set_title(shown(title, lines=True))
 
 
 def _draw_sizes(axes: "Axes", federation: Federation) -> None:

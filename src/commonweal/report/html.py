@@ -1,10 +1,10 @@
 """HTML that cannot be broken by what is written into it: text is escaped unless it is `Html`."""
 
-import html
 import re
 from collections.abc import Iterable, Sequence
 
 from commonweal.report.plots import Picture, draw, plain
+from commonweal.text import shown
 
 __all__ = ["Html", "figure", "join", "table", "tag"]
 
@@ -19,7 +19,7 @@ class Html(str):
 
 def text(value: str) -> Html:
     """Text as HTML."""
-    return value if isinstance(value, Html) else Html(html.escape(value, quote=True))
+    return value if isinstance(value, Html) else Html(shown(value, "html", lines=True))
 
 
 def join(pieces: Iterable[str], between: str = "") -> Html:

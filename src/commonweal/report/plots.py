@@ -6,7 +6,6 @@ marker or line style, too. The report, the page and notebooks draw with this mod
 
 import io
 import math
-import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from commonweal.analysis.regret import Regret, of_run
 from commonweal.errors import RunError
 from commonweal.report.tables import scale, show_score
 from commonweal.store import Record
+from commonweal.text import shown
 from commonweal.values import Value
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _figure(height: float) -> "Figure":
 
 
 def plain(name: str) -> str:
-    """A name without control characters, which SVG must not contain."""
-    return "".join(c for c in name if unicodedata.category(c) not in ("Cc", "Cs"))
+    """A name as text: SVG must not contain control characters."""
+    return shown(name)
 
 
 def shortened(name: str, length: int = 20) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -19,8 +18,14 @@ from commonweal.analysis.compare import Cell, Step
 from commonweal.report.tables import show_score
 from commonweal.rounds import Round
 from commonweal.scores import find
+from commonweal.text import shown
 
 __all__ = ["Download", "comparison_bar", "download_bar", "run_bar"]
+
+
+def _text(text: str) -> str:
+    """A text as rich shows it: markup and control sequences in it have no effect."""
+    return shown(text, "markup")
 
 
 @contextmanager
@@ -38,7 +43,7 @@ def run_bar(
     )
     with Progress(*columns, console=console, disable=quiet) as bar:
         # Hidden at first: an error before the first round shows no empty bar.
-        job = bar.add_task(escape(title), total=rounds, speed="", worst="", visible=False)
+        job = bar.add_task(_text(title), total=rounds, speed="", worst="", visible=False)
 
         def advance(done: Round) -> None:
             rate = bar.tasks[job].speed
@@ -73,7 +78,7 @@ def comparison_bar(
             number = rounds[k] if done is None else done.number
             title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.experiment.seed}"
             completed = sum(rounds[:k]) + number
-            bar.update(job, completed=completed, description=escape(title), visible=True)
+            bar.update(job, completed=completed, description=_text(title), visible=True)
             if done is not None and done.evaluation is not None:
                 bar.update(job, worst=_worst(done))
 
@@ -87,7 +92,7 @@ def _worst(done: Round) -> str:
     lower = find(done.job.task.score).lower_is_better
     worst = int((-values if lower else values).nan_to_num(nan=float("inf")).argmin())
     shown = show_score(float(values[worst]), done.job.task.score, 1)
-    return escape(f"worst: {done.job.population.names[worst]} {shown}")
+    return _text(f"worst: {done.job.population.names[worst]} {shown}")
 
 
 @contextmanager
@@ -109,7 +114,7 @@ class Download:
 
     def __init__(self, bar: Progress, title: str) -> None:
         self.bar = bar
-        self.job = bar.add_task(escape(title), total=None)
+        self.job = bar.add_task(_text(title), total=None)
 
     @property
     def total(self) -> float | None:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 
 from commonweal import metrics, scores
@@ -21,6 +20,7 @@ from commonweal.evaluation import Evaluation
 from commonweal.metrics import Against, Paired
 from commonweal.report import Format
 from commonweal.store import ClientTable, Record, RoundRecord
+from commonweal.text import quoted, shown
 
 __all__ = [
     "Comparison",
@@ -68,6 +68,11 @@ METRICS = {
     "angle": Metric("angle (degrees)", in_score_units=False, lower_is_better=True),
     "kl": Metric("KL (nats)", in_score_units=False, lower_is_better=True),
 }
+
+
+def _text(text: str) -> str:
+    """A text as rich shows it: markup and control sequences in it have no effect."""
+    return shown(text, "markup")
 
 
 def scale(score: str) -> float:
@@ -171,8 +176,8 @@ def result(record: Record) -> Group:
     for k in _ends(models[0]):
         rows = int(evaluation.sizes[k])
         cells = [_show_client(model, k, rows) for model in models]
-        table.add_row(escape(clients.names[k]), *cells)
-    return Group(table, *[escape(note) for note in _run_notes(record, clients, models[0])])
+        table.add_row(_text(clients.names[k]), *cells)
+    return Group(table, *[_text(note) for note in _run_notes(record, clients, models[0])])
 
 
 def _show_client(model: "_Model", k: int, rows: int) -> str:
@@ -225,7 +230,7 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
 
 def _title(record: Record, last: RoundRecord) -> str:
     total = record.experiment["rounds"]
-    return escape(f"{record.title}: round {last.number} of {total}, {record.facts['score']}")
+    return _text(f"{record.title}: round {last.number} of {total}, {record.facts['score']}")
 
 
 def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:
@@ -274,7 +279,7 @@ def choices(curve: Curve, score: str) -> Table:
 def _add_column(table: Table, title: str, right: bool = False) -> None:
     """Add a column that is never cropped: text is folded, numbers stay whole."""
     justify: Literal["left", "right"] = "right" if right else "left"
-    table.add_column(escape(title), justify=justify, overflow="fold")
+    table.add_column(_text(title), justify=justify, overflow="fold")
 
 
 # Comparisons as numbers
@@ -511,7 +516,9 @@ def _header(grid: Grid) -> list[str]:
 def _csv(grid: Grid) -> str:
     text = io.StringIO()
     rows = _rows(grid, grid.columns, ("{}", "{}", "{}"))
-    csv.writer(text, lineterminator="\n").writerows([_header(grid), *rows])
+    lines = [[quoted(cell) for cell in (label, *titles)] for label, *titles in [_header(grid)]]
+    lines += [[quoted(label), *cells] for label, *cells in rows]
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
@@ -519,6 +526,8 @@ def _markdown(grid: Grid) -> str:
     header = _header(grid)
     ruler = ["---", *["--:"] * len(grid.columns)]
     rows = _rows(grid, grid.columns, ("{}", "**{}**", "<u>{}</u>"))
+    header = [shown(title, "markdown") for title in header]
+    rows = [[shown(label, "markdown"), *cells] for label, *cells in rows]
     lines = ["| " + " | ".join(row) + " |" for row in (header, ruler, *rows)]
     notes = [f"({note})" for note in grid.notes]
     return "\n".join([f"{grid.title}:", "", *lines, "", *notes, ""])
@@ -526,13 +535,15 @@ def _markdown(grid: Grid) -> str:
 
 def _latex(grid: Grid) -> str:
     marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
-    header, *rows = [
-        " & ".join(row).translate(LATEX) + r" \\"
-        for row in (_header(grid), *_rows(grid, grid.columns, marks))
+    titles = [shown(title, "latex") for title in _header(grid)]
+    lines = [
+        [shown(label, "latex"), *(cell.translate(LATEX) for cell in cells)]
+        for label, *cells in _rows(grid, grid.columns, marks)
     ]
+    header, *rows = [" & ".join(row) + r" \\" for row in (titles, *lines)]
     return "\n".join(
         [
-            f"% {grid.title}",
+            f"% {shown(grid.title)}",
             r"\begin{tabular}{l" + "r" * len(grid.columns) + "}",
             r"\hline",
             header,
@@ -564,7 +575,7 @@ def _table(title: str | None, columns: Sequence[Column], rows: list[list[str]]) 
     _add_column(table, "rule")
     for column in columns:
         longest = max(len(word) for cell in column.cells for word in cell.split() or [""])
-        table.add_column(escape(column.title), justify="right", overflow="fold", min_width=longest)
+        table.add_column(_text(column.title), justify="right", overflow="fold", min_width=longest)
     for label, *cells in rows:
-        table.add_row(escape(label), *cells)
+        table.add_row(_text(label), *cells)
     return table

@@ -1,0 +1,77 @@
+"""Names and other texts of data files, runs and clients, shown as text and as nothing else."""
+
+import html
+import json
+import re
+from typing import Literal
+
+__all__ = ["Form", "quoted", "shown", "unquoted"]
+
+Form = Literal["plain", "markup", "html", "latex", "markdown", "json"]
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a cell that a spreadsheet would compute, perhaps quoted
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "%": r"\%",
+        "_": r"\_",
+        "#": r"\#",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+    }
+)
+MARKDOWN = str.maketrans({c: "\\" + c for c in "\\|<>[]`*"})
+
+
+def shown(text: str, form: Form = "plain", lines: bool = False) -> str:
+    """A text as it may be printed: what is not printable is written as Python writes it.
+
+    Control sequences of terminals, line separators, bidirectional and invisible characters and
+    lone surrogates have no effect then, nor has the markup of the form.
+
+    lines: keep line breaks
+
+    >>> shown("a\\x1b[2Jb\\u202e")
+    'a\\\\x1b[2Jb\\\\u202e'
+    """
+    if form == "json":
+        return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    plain = "".join(c if _is_shown(c, lines) else _escaped(c) for c in text)
+    if form == "markup":
+        from rich.markup import escape
+
+        return escape(plain)
+    if form == "html":
+        return html.escape(plain, quote=True)
+    if form == "latex":
+        return plain.translate(LATEX)
+    return plain.translate(MARKDOWN) if form == "markdown" else plain
+
+
+def _is_shown(character: str, lines: bool) -> bool:
+    return character.isprintable() or (lines and character in "\n\t")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def quoted(cell: str) -> str:
+    """A text for a CSV file that spreadsheets do not compute; `unquoted` inverts it.
+
+    >>> quoted("=1+2"), quoted("-5"), unquoted("'=1+2")
+    ("'=1+2", '-5', '=1+2')
+    """
+    is_formula = FORMULA.match(cell) and not NUMBER.fullmatch(cell)
+    return "'" + cell if is_formula else cell
+
+
+def unquoted(cell: str) -> str:
+    """Invert `quoted`."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell[1:]) else cell

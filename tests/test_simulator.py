@@ -216,7 +216,11 @@ def decision(m: nn.Module, mode: str = "auto") -> tuple[str, str]:
         (nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()), "loop", "conv"),
         (Recurrent(), "loop", "recurrent"),
         (module("dropout"), "loop", "dropout"),
-        (nn.Linear(4, 1 << 17), "loop", f"{5 << 17} parameters"),
+        (
+            nn.Sequential(nn.Linear(4, 1 << 16), nn.Linear(1 << 16, 3)),
+            "loop",
+            f"{(8 << 16) + 3} parameters",
+        ),
     ],
 )
 def test_auto_decides_by_the_module_and_says_why(m: nn.Module, mode: str, why: str) -> None:
@@ -325,6 +329,7 @@ def test_a_users_module_is_repeatable_in_the_loop(make: Callable[[], nn.Module])
             nn.Unflatten(1, (2, 2)),
             nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
             nn.Flatten(),
+            nn.Linear(4, 3),
         ),
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, 3)),
     ],

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from commonweal import __version__, catalog
 from commonweal.catalog import KINDS, Entry
+from commonweal.commands import tables as table_commands
 from commonweal.commands.report import report
 from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
@@ -48,6 +49,9 @@ app.add_typer(data, name="data")
 app.command()(report)
 app.command()(verify)
 app.command()(ui)
+app.command()(table_commands.init)
+app.command()(table_commands.predict)
+app.command()(table_commands.export)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)
@@ -121,7 +125,11 @@ DataDir = Annotated[
 ]
 ExperimentFile = Annotated[
     Path,
-    typer.Argument(help="An experiment, such as examples/vowel.toml.", show_default=False),
+    typer.Argument(
+        help="An experiment, such as examples/vowel.toml, or the name of a dataset, such as table "
+        "(then with its parameters: path=patients.csv label=died client=hospital).",
+        show_default=False,
+    ),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -169,10 +177,11 @@ def run(
 
     Every finished round is saved: a run that was stopped continues with --resume.
     """
-    from commonweal.experiment import read
+    from commonweal.experiment import Experiment, named
 
-    experiment = read(file, changes or [])
-    folder = to or Path("runs") / f"{file.stem}-{experiment.title}-{experiment.seed}"
+    base, stem = named(file, changes or [])
+    experiment = Experiment(**base)
+    folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
 
     from commonweal.job import job_from_experiment
     from commonweal.store import Record
@@ -365,7 +374,11 @@ def _draw_models(
 
 def _show_entries(name: str, as_json: bool) -> None:
     """Explain everything that has this name: sgd is a client method and a server optimizer."""
-    found = [catalog.entries(kind)[name] for kind in KINDS if name in catalog.entries(kind)]
+    if ":" in name:
+        found = [catalog.find(_kind_of_own(name), name)]
+    else:
+        known = [kind for kind in KINDS if name in catalog.entries(kind)]
+        found = [catalog.entries(kind)[name] for kind in known]
     if not found:
         hint = did_you_mean(name, _names(KINDS))
         raise ConfigError(f"{name!r} is neither a run's folder nor a known name: {hint}")
@@ -511,14 +524,24 @@ def _kind_of(name: str) -> str:
                 return kind
         hint = did_you_mean(name, _names(kinds))
         raise ConfigError(f"no rule or client method is called {name!r}: {hint}")
-    from commonweal.clients.client import Client
-    from commonweal.rules.rule import Rule
+    kind = _kind_of_own(name)
+    if kind not in kinds:
+        raise ConfigError(f"{name!r} is neither a subclass of Rule nor one of Client")
+    return kind
+
+
+def _kind_of_own(name: str) -> str:
+    """The kind of a part in a file or module of the user's (./my_rules.py:MaxMin)."""
+    import inspect
+
+    from commonweal.job import INTERFACES
 
     factory = catalog.find("rules", name).factory
-    for kind, interface in zip(kinds, (Rule, Client), strict=True):
+    for kind, interface in INTERFACES.items():
         if isinstance(factory, type) and issubclass(factory, interface):
             return kind
-    raise ConfigError(f"{name!r} is neither a subclass of Rule nor one of Client")
+    takes_shape = "shape" in inspect.signature(factory).parameters
+    return "models" if takes_shape else "datasets"
 
 
 # compare
@@ -569,12 +592,12 @@ def compare(
     chosen = catalog.split_list(rules)
     _check_mistakes(form, chosen)
     from commonweal.analysis.compare import cells
-    from commonweal.experiment import change, values
+    from commonweal.experiment import named
     from commonweal.report import figures
 
     figures.check_suffix(picture)
-    base = change(values(file), changes or [])
-    folder = to or Path("runs") / f"{file.stem}-compare"
+    base, stem = named(file, changes or [])
+    folder = to or Path("runs") / f"{stem}-compare"
     plan = cells(base, chosen, seeds, vary or [], folder)
     results, score = _compare(plan, quiet)
     _print_comparison(results, score, form)

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,7 +14,7 @@ from commonweal.catalog import KINDS, Part
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.values import Value, Values
 
-__all__ = ["Experiment", "RunSettings", "change", "read", "values"]
+__all__ = ["Experiment", "RunSettings", "change", "named", "read", "values"]
 
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
@@ -236,6 +236,33 @@ def _with_seed(values: Values) -> Values:
 def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
     """The experiment in a TOML file, changed by `key=value` (`rule=term`, `client.lr=0.01`)."""
     return Experiment(**change(values(path), changes))
+
+
+def named(file: Path, changes: Sequence[str]) -> tuple[Values, str]:
+    """The values that a TOML file or a dataset's name stands for, changed, and a name for runs.
+
+    After a dataset's name, its parameters are written without `dataset.` (path=patients.csv). For
+    `table`, client=NAME is the column, unless NAME is a client method.
+    """
+    name = str(file)
+    if file.exists() or name not in catalog.entries("datasets"):
+        return change(values(file), changes), file.stem
+    parameters = catalog.find("datasets", name).parameters
+    own = [_own(text, parameters) for text in changes]
+    result = change({"dataset": name}, own)
+    dataset = _table(result["dataset"])
+    return result, Path(str(dataset.get("path", name))).name.partition(".")[0]
+
+
+def _own(change: str, parameters: Iterable[str]) -> str:
+    """A change of a dataset's parameter as one of an experiment's key."""
+    key, _, value = change.partition("=")
+    key = key.strip()
+    if key not in parameters or key in (*LIFTED, "seed"):
+        return change
+    if key in PARTS and value.strip() in catalog.entries(PARTS[key]):
+        return change
+    return f"dataset.{change}"
 
 
 def values(path: str | Path) -> Values:

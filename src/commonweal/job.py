@@ -17,6 +17,7 @@ from commonweal.errors import ConfigError, did_you_mean
 from commonweal.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.federation import Federation
 from commonweal.population import Population
+from commonweal.preparation import Preparation
 from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
@@ -76,6 +77,24 @@ class Job:
     @property
     def population(self) -> Population:
         return self.engine.population
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How a table's columns became the rows, where this engine knows them."""
+        rows = self.engine.federation
+        return None if rows is None else rows.preparation
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels' own words; empty: they are numbers, or unknown here."""
+        rows = self.engine.federation
+        return () if rows is None else rows.class_names
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of a row's label: () unless there are several."""
+        rows = self.engine.federation
+        return () if rows is None else tuple(rows.train.y.shape[1:])
 
     def sample(self, number: int) -> Sample:
         """What draws the clients of a round."""

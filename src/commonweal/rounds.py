@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -107,6 +107,9 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         last, saved = store.open(job.text, about, resume)
         if last < job.rounds:
             store.remove_model()
+        if job.preparation is not None:
+            target = about.get("target") or {}
+            store.write_preparation(replace(job.preparation, target=target))
         yield from _from_round(job, store, last, saved)
 
 
@@ -418,4 +421,11 @@ def facts(job: Job) -> Mapping[str, Value]:
         "parameters": job.task.size,
         "score": job.task.score,
         **_target(job.task),
+        "task": {
+            "loss": job.task.loss,
+            "shape": list(job.population.shape),
+            "labels": list(job.label_shape),
+            "outputs": job.population.outputs,
+        },
+        "class_names": list(job.class_names),
     }

@@ -5,6 +5,7 @@
     rounds.jsonl            one line per round: cohort, losses, scores, weights, dropped, metrics
     clients/000010.csv      every client's rows, loss and scores, per evaluated round
     synthetic.npz           synthetic rows (images, labels), where the algorithm makes some
+    preparation.json        how a table's columns became features, where the rows are a table's
     model.safetensors       the final model, by the module's own names
     checkpoint.safetensors  the server's state after some round: where a resumed run continues
     client_states/          clients' states, where they are too large for the checkpoint
@@ -34,12 +35,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from commonweal import catalog
 from commonweal.errors import RunError
 from commonweal.evaluation import Evaluation
 from commonweal.files import LOCK, digest, locked, read_plain, sync, write_file, writing
+from commonweal.preparation import Preparation
 from commonweal.sealed import pack, unpack
+from commonweal.task import InUnits
 from commonweal.tensors import State, Tensors, flatten, unflatten
 from commonweal.text import quoted, unquoted
 from commonweal.values import Value, Values
@@ -60,7 +64,8 @@ __all__ = [
 FORMAT = 1  # of the folder
 STARTED = ("run.json", LOCK)  # left by a kill at the very start
 PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
-WHOLE = r"(run|experiment|rounds|timings|model|checkpoint|synthetic)\.[a-z]+"  # what is replaced
+# What is replaced as a whole.
+WHOLE = r"(run|experiment|rounds|timings|model|checkpoint|synthetic|preparation)\.[a-z]+"
 START_AGAIN = "restore it, or delete checkpoint.safetensors to start the run again"
 
 
@@ -318,6 +323,9 @@ class Store:
         data = pack(flat, **about)
         write_file(self.folder / "checkpoint.safetensors", data)
         self._progress.digests.clear()
+
+    def write_preparation(self, preparation: Preparation) -> None:
+        write_file(self.folder / "preparation.json", _sealed_json(preparation.values()))
 
     def write_model(self, tensors: Tensors) -> None:
         write_file(self.folder / "model.safetensors", pack(tensors))
@@ -621,6 +629,60 @@ class Record:
             raise RunError(f"{str(path)!r} cannot be read ({error.strerror})") from None
         tensors, _ = unpack(data, repr(str(path)), sealed=False)
         return {name: value.clone() for name, value in tensors.items()}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return tuple(self._task["shape"])
+
+    @property
+    def loss(self) -> str:
+        return str(self._task["loss"])
+
+    @property
+    def _task(self) -> Values:
+        task: Values = self.facts.get("task") or {}
+        if not task:
+            raise RunError(f"{str(self.folder)!r} was written by an older version: run it again")
+        return task
+
+    def module(self) -> nn.Module:
+        """The final model as a module in evaluation mode; values are in the labels' units."""
+        module = self.raw_module()
+        target = self.facts.get("target")
+        return module if not target else InUnits(module, target["mean"], target["deviation"]).eval()
+
+    def raw_module(self) -> nn.Module:
+        """The final model as the module that was trained."""
+        part = self.experiment["model"]
+        if part["name"] == "given":
+            raise RunError(
+                f"{str(self.folder)!r} is a run of your own module: load the tensors into it, "
+                "module.load_state_dict(record.model(), strict=False)"
+            )
+        facts = {key: self._task[key] for key in ("outputs", "labels")}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.experiment["seed"])  # for parameters that are not trained
+            module: nn.Module = catalog.build(
+                "models", part, **facts | {"labels": tuple(facts["labels"])}, shape=self.shape
+            )
+        module.load_state_dict(self.model(), strict=False)
+        return module.eval()
+
+    def preparation(self) -> Preparation | None:
+        """How a table's rows become features, where the run was trained on a table."""
+        path = self.folder / "preparation.json"
+        if not path.exists():
+            return None
+        try:
+            values = json.loads(read_plain(path))
+            seal = values.pop("digest")
+            found = Preparation.parse(values)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{str(path)!r} cannot be read ({error}): run again") from None
+        if seal != digest(to_json(values)):
+            raise RunError(f"{str(path)!r} was changed after it was written: run again")
+        return found
 
 
 def _name(part: Value) -> str:

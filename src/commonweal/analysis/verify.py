@@ -33,6 +33,7 @@ def problems(folder: str | Path) -> list[str]:
         if (folder / "model.safetensors").exists():
             Record(folder, {}, {}, []).model()
         Record(folder, {}, {}, []).samples()
+        Record(folder, {}, {}, []).preparation()
     except RunError as error:
         found.append(str(error))
     return found

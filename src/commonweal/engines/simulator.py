@@ -283,6 +283,7 @@ def check_fit(task: Task, federation: Federation) -> None:
     try:
         with torch.no_grad():
             task.evaluate_rows(task.initial, x, y)
+            outputs = task.outputs(task.initial, x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         name = type(task.module).__name__
         reason = str(error).split("\n")[0][:200]
@@ -290,6 +291,13 @@ def check_fit(task: Task, federation: Federation) -> None:
             f"the model {name} does not fit the data: rows have shape {tuple(x.shape[1:])} and "
             f"{federation.outputs} outputs are expected ({reason})"
         ) from None
+    given = outputs.shape[-1]
+    if task.loss == federation.loss == "cross-entropy" and given != federation.outputs:
+        raise ConfigError(
+            f"the model {type(task.module).__name__} gives {given} numbers per row, but the data "
+            f"needs {federation.outputs}: change its last layer, or give the federation "
+            f"outputs={given}"
+        )
 
 
 def _majority(federation: Federation) -> Values:

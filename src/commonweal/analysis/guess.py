@@ -1,0 +1,236 @@
+"""A first look at a table: which column is the label, which the client, and what the others become.
+
+What is guessed is written to an experiment with comments, for a person to correct.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from commonweal.datasets import build_federation
+from commonweal.datasets._shared import Pool
+from commonweal.datasets._tables import Found, Survey, read_batches, separator_in, survey
+from commonweal.datasets.partition import IID
+from commonweal.datasets.table import IMBALANCE, table
+from commonweal.errors import ConfigError, DataError
+from commonweal.experiment import to_toml
+from commonweal.federation import Federation
+from commonweal.preparation import Column
+from commonweal.scores import SCORES
+
+__all__ = ["Guess", "guess"]
+
+LABELS = re.compile(
+    r"^(label|target|class|y|outcome|diagnosis|result|response|died|dead|death|mortality|survived|"
+    r"event|disease|ill|churn|default|fraud|score|grade|price|value|quality)\d*$",
+    re.I,
+)
+CLIENTS = (  # the most likely first
+    re.compile(r"client", re.I),
+    re.compile(r"hospital|clinic|site|cent(er|re)|institut|practice|ward|klinik|standort", re.I),
+    re.compile(r"school|branch|bank|store|shop|farm|field|plant|station|region|state|city", re.I),
+    re.compile(r"device|sensor|machine|user|subject|patient|person|speaker|customer", re.I),
+)
+FEW_ROWS = 1000  # training rows below which a linear model is proposed
+DEALT = 10  # clients of a table that has none
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What was found in a table, line by line, and the experiment that it suggests."""
+
+    lines: list[tuple[str, str]]  # a column, and what it becomes
+    remarks: list[str]
+    experiment: str  # TOML
+
+
+def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Guess:
+    """Look at a table. toml: where the experiment will be written, to which paths are relative."""
+    encoding, found = _look(path)
+    wanted = {"label": label, "client": client}
+    found.check({what: name for what, name in wanted.items() if name is not None})
+    label = label or _label(found, client)
+    client = client or _client(found, label)
+    loaded = table(str(path), label, client, encoding=encoding)
+    is_dealt = isinstance(loaded, Pool)
+    federation = build_federation(loaded, IID(DEALT) if is_dealt else None)
+    client = None if is_dealt else client
+    lines = _lines(found, federation, label, client)
+    return Guess(
+        lines=lines,
+        remarks=_remarks(found, federation, client),
+        experiment=_toml(path, toml, encoding, federation, label, client, lines),
+    )
+
+
+def _look(path: Path) -> tuple[str, Survey]:
+    try:
+        return "utf-8", survey(partial(read_batches, path))
+    except DataError as error:
+        if "latin-1" not in str(error):
+            raise
+    return "latin-1", survey(partial(read_batches, path, encoding="latin-1"))
+
+
+def _label(found: Survey, client: str | None) -> str:
+    possible = [each for each in found.found.values() if _may_be_label(each, client)]
+    for each in possible:
+        if LABELS.match(each.name):
+            return each.name
+    if not possible:
+        raise ConfigError("no column looks like a label: name it with --label")
+    return possible[-1].name
+
+
+def _may_be_label(found: Found, client: str | None) -> bool:
+    usable = found.name != client and not found.is_id and found.differ > 1
+    return usable and found.column.becomes != "date"
+
+
+def _client(found: Survey, label: str) -> str | None:
+    """The column that most likely names the clients: some of them, with several rows each."""
+    possible = []
+    for each in found.found.values():
+        is_name = each.column.becomes == "text" or (each.column.becomes == "number" and each.whole)
+        if each.name != label and is_name and 2 <= each.differ <= each.first_rows / 3:
+            possible.append(each.name)
+    for pattern in CLIENTS:
+        for name in possible:
+            if pattern.search(name):
+                return name
+    return None
+
+
+# What is said
+
+
+def _lines(
+    found: Survey, federation: Federation, label: str, client: str | None
+) -> list[tuple[str, str]]:
+    preparation = federation.preparation
+    assert preparation is not None
+    fitted = {column.name: column for column in preparation.columns}
+    lines = []
+    for name, each in found.found.items():
+        if name == label:
+            text = _about_label(federation)
+        elif name == client:
+            sizes = (federation.train.sizes + federation.test.sizes).tolist()
+            text = f"the client: {len(sizes)} of them, {min(sizes)} to {max(sizes)} rows each"
+        else:
+            text = _about(fitted[name], each)
+        lines.append((name, text))
+    return lines
+
+
+def _about_label(federation: Federation) -> str:
+    y = np.concatenate([federation.train.y.numpy(), federation.test.y.numpy()])
+    names = federation.class_names
+    if not names:
+        return f"the label: a value, {y.min():g} to {y.max():g}, mean {y.mean():g}"
+    shares = 100 * np.bincount(y, minlength=len(names)) / len(y)
+    order = np.argsort(-shares)[:5]
+    shown = ", ".join(f"{names[i]} {shares[i]:.1f} %" for i in order)
+    more = ", ..." if len(names) > 5 else ""
+    return f"the label: {len(names)} classes, {shown}{more}"
+
+
+def _about(column: Column, found: Found) -> str:
+    """What a column becomes, and what looks wrong."""
+    if column.becomes == "nothing":
+        return f"left out: {column.why}"
+    text = {
+        "number": "number with decimal commas" if column.decimal == "," else "number",
+        "boolean": f"0 for {column.words[0]}, 1 for {column.words[1]}",
+        "date": f"date ({column.order}): days, and the time of year and week",
+        "text": f"text: {len(column.levels)} levels",
+    }[column.becomes]
+    if column.other:
+        text += ", rare texts are 'other'"
+    if found.gaps:
+        share = 100 * found.gaps / found.rows
+        filled = "level 'missing'"
+        if column.becomes != "text":
+            filled = f"the median {column.median:g} and a further feature"
+        text += f"; {found.gaps} missing ({share:.1f} %): {filled}"
+    if found.ambiguous and column.becomes == "date":
+        text += "; day and month cannot be told apart: check the order"
+    return text
+
+
+def _remarks(found: Survey, federation: Federation, client: str | None) -> list[str]:
+    notes = [note for note in federation.notes if not note.startswith("column ")]
+    if client is None:
+        notes.append(
+            f"no column looks like the clients': rows are dealt at random to {DEALT}; name the "
+            "column with --client if there is one"
+        )
+    elif federation.unscored:
+        notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
+    return notes
+
+
+def _score(federation: Federation) -> str | None:
+    """The score that suits the labels; None: the dataset's own."""
+    if not federation.class_names:
+        return None
+    share = np.bincount(federation.train.y.numpy()).max() / len(federation.train.y)
+    if share < IMBALANCE:
+        return "accuracy"
+    if federation.outputs == 2:
+        return "auroc"
+    return "balanced-accuracy" if "balanced-accuracy" in SCORES else "likelihood"
+
+
+def _toml(
+    path: Path,
+    toml: Path,
+    encoding: str,
+    federation: Federation,
+    label: str,
+    client: str | None,
+    lines: Sequence[tuple[str, str]],
+) -> str:
+    """The experiment, with a comment for each column."""
+    relative = os.path.relpath(path.absolute(), toml.absolute().parent)
+    separator = separator_in(path, encoding)
+    dataset = {"name": "table", "path": Path(relative).as_posix(), "label": label}
+    if client is not None:
+        dataset["client"] = client
+    if separator != ",":
+        dataset["separator"] = separator
+    if encoding != "utf-8":
+        dataset["encoding"] = encoding
+    small = len(federation.train.y) < FEW_ROWS
+    linear = {"name": "logistic"}
+    values: dict[str, object] = {"rounds": 100, "rule": "fedavg"}
+    score = _score(federation)
+    if score is not None:
+        values["score"] = score
+    if client is None:
+        values["partition"] = {"name": "iid", "clients": DEALT}
+    values["dataset"] = dataset
+    values["model"] = linear if small else {"name": "mlp", "hidden": [32]}
+    values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32}
+    comments = [f"#   {_one_line(name)}: {_one_line(text)}" for name, text in lines]
+    return "\n".join(
+        [
+            f"# Written by commonweal init {path.name}: correct what is wrong, then",
+            f"#   commonweal run {toml.name}",
+            f"#   commonweal compare {toml.name} --rules fedavg,aaggff-s",
+            "#",
+            "# The columns (leave some out with drop = [...], use an id with keep = [...]):",
+            *comments,
+            "",
+            to_toml(values),
+        ]
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,119 @@
+"""`commonweal init`, `predict` and `export`: a table in, a usable model out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commonweal.errors import ConfigError, did_you_mean
+
+__all__ = ["export", "init", "predict"]
+
+FORMS = ("torch", "onnx", "card")
+
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
+]
+Client = Annotated[
+    str | None, typer.Option(help="Use this client's personal model, where the run has them.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+
+
+def _complete_form(incomplete: str) -> list[str]:
+    return [form for form in FORMS if form.startswith(incomplete)]
+
+
+def init(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False),
+    ],
+    client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The experiment; by default <table>.toml.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Look at a table and write an experiment: what each column becomes, and what looks wrong.
+
+    For example: commonweal init patients.csv --client hospital --label died
+    """
+    toml = to or Path(path.name.partition(".")[0] + ".toml")
+    if toml.exists():
+        raise ConfigError(f"{str(toml)!r} exists already: delete it, or name another with --out")
+    from commonweal.analysis.guess import guess
+    from commonweal.files import write_file
+
+    found = guess(path, label, client, toml)
+    write_file(toml, found.experiment.encode(), durable=False)
+    if quiet:
+        return
+    width = max(len(name) for name, _ in found.lines)
+    for name, text in found.lines:
+        typer.echo(f"{name:{width}}  {text}")
+    for remark in found.remarks:
+        typer.echo(remark)
+    typer.echo(f"written to {toml}; next: commonweal run {toml}")
+
+
+def predict(
+    run: Run,
+    path: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="New rows: CSV or Parquet.", show_default=False)
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The CSV file; by default it is printed.")
+    ] = None,
+    client: Client = None,
+    quiet: Quiet = False,
+) -> None:
+    """Predict the rows of a table by a run's model, prepared as the training rows were.
+
+    For example: commonweal predict runs/patients-fedavg-0 new.csv -o predictions.csv
+    """
+    from commonweal.files import write_file
+    from commonweal.prediction import predict_table
+    from commonweal.store import Record
+
+    predictions = predict_table(Record.read(run), path, client)
+    if not quiet:
+        for remark in predictions.remarks:
+            typer.echo(remark, err=True)
+    if to is None:
+        typer.echo(predictions.csv().decode(), nl=False)
+        return
+    write_file(to, predictions.csv(), durable=False)
+    if not quiet:
+        typer.echo(f"{len(predictions.rows)} rows: {to}", err=True)
+
+
+def export(
+    run: Run,
+    form: Annotated[
+        str,
+        typer.Option("--to", help=f"One of {', '.join(FORMS)}.", autocompletion=_complete_form),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A folder, or the card's file; by default in the run."),
+    ] = None,
+    client: Client = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's model for others: torch or onnx with a script, or a model card.
+
+    For example: commonweal export runs/patients-fedavg-0 --to torch -o model
+
+    The folder needs no Commonweal: python model/predict.py new.csv
+    """
+    if form not in FORMS:
+        raise ConfigError(f"there is no export {form!r}: {did_you_mean(form, FORMS)}")
+    from commonweal import export as exports
+    from commonweal.store import Record
+
+    chosen = exports.FORMS[FORMS.index(form)]
+    path = exports.export(Record.read(run), chosen, to, client)
+    if not quiet:
+        typer.echo(f"written to {path}")

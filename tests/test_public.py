@@ -34,6 +34,7 @@ PUBLIC = [
     "Rule",
     "Task",
     "client",
+    "compare",
     "dataset",
     "load",
     "metrics",

@@ -114,9 +114,9 @@ def test_a_single_result_needs_no_differences(pair: list[Result]) -> None:
         assert render(numbers, form)
 
 
-def test_markdown_latex_and_csv_hold_the_same_cells(pair: list[Result]) -> None:
+def test_markdown_and_latex_hold_the_same_cells(pair: list[Result]) -> None:
     numbers = comparison(pair, "accuracy")
-    markdown, latex, table = (str(render(numbers, form)) for form in FORMATS[1:])
+    markdown, latex = (str(render(numbers, form)) for form in ("markdown", "latex"))
     assert "| fedavg |" in markdown
     assert "**" in markdown
     assert "<u>" in markdown
@@ -124,12 +124,9 @@ def test_markdown_latex_and_csv_hold_the_same_cells(pair: list[Result]) -> None:
     assert r"\textbf{" in latex
     assert r"100 \% (+30.0)" in latex
     assert r"10.0 \%" not in latex
-    assert table.splitlines()[0].split(",")[:3] == ["rule", "mean", "worst"]
-    assert len(table.splitlines()) == 3
     for column in layout(numbers).columns:
         for cell in column.cells:
             assert cell in markdown
-            assert cell in table
             assert cell.replace("%", r"\%").replace("±", r"$\pm$") in latex
 
 

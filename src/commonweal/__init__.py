@@ -21,6 +21,7 @@ __all__ = [
     "Rule",
     "Task",
     "client",
+    "compare",
     "dataset",
     "load",
     "metrics",
@@ -33,6 +34,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from commonweal import metrics
+    from commonweal.analysis.comparison import compare
     from commonweal.api import client, dataset, load, model, rule, server
     from commonweal.errors import CommonwealError
     from commonweal.experiment import Experiment
@@ -54,6 +56,7 @@ _HOMES = {
     "Rule": "rules.rule",
     "Task": "task",
     "client": "api",
+    "compare": "analysis.comparison",
     "dataset": "api",
     "load": "api",
     "model": "api",

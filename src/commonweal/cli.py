@@ -39,6 +39,8 @@ __all__ = ["app", "main"]
 
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 
+MOST_BASELINES = 50  # clients up to which a comparison trains each of them alone, too
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -312,12 +314,34 @@ def show(
         return
     from commonweal.store import Record
 
+    if not (Path(what) / "experiment.toml").exists() and not (regret or figures):
+        _show_comparison(Path(what), quiet, as_json)
+        return
     record = Record.read(what)
     _show_run(record, quiet, as_json)
     if regret:
         _show_regret(record, trust, quiet or as_json)
     if figures:
         _draw_models(Path(what), curve, landscape, reliability, trust, quiet or as_json)
+
+
+def _show_comparison(folder: Path, quiet: bool, as_json: bool) -> None:
+    """Print the comparison whose runs are in a folder."""
+    from commonweal.analysis.compare import gather, read_comparison
+
+    records, lines = read_comparison(folder)
+    if not records:
+        raise ConfigError("; ".join(lines))
+    named = {label: runs for label, runs in records.items() if label not in ("alone", "pooled")}
+    against = {label: runs for label, runs in records.items() if label not in named}
+    order = sorted(named, key=lambda label: label != "fedavg")  # differences are against the first
+    results = gather({label: named[label] for label in order}) if named else []
+    score = next(iter(records.values()))[0].facts["score"]
+    if results and not quiet:
+        form = "json" if as_json else "terminal"
+        _print_comparison(results, gather(against), score, form)
+    for line in lines:
+        _say(line)
 
 
 def _show_run(record: "Record", quiet: bool, as_json: bool) -> None:
@@ -558,7 +582,18 @@ def compare(
             help="The rules, with parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'.",
         ),
     ] = "fedavg,uniform,aaggff-s",
-    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...", min=1)] = 3,
+    seeds: Annotated[
+        str, typer.Option(metavar="N|A,B,...", help="How many seeds (0, 1, ...), or which: 2,4,6.")
+    ] = "3",
+    baselines: Annotated[
+        bool | None,
+        typer.Option(
+            "--baselines/--no-baselines",
+            help="Also train every client alone, and all rows pooled; by default up to "
+            f"{MOST_BASELINES} clients.",
+            show_default=False,
+        ),
+    ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -587,22 +622,40 @@ def compare(
 
     For example: commonweal compare examples/vowel.toml rounds=50 --rules fedavg,afl --seeds 5
 
-    Runs that are finished are not repeated: the same command continues where it was stopped.
+    Runs that are finished are not repeated: the same command continues where it was stopped. A run
+    that diverges or is refused is a line of the result.
     """
     chosen = catalog.split_list(rules)
     _check_mistakes(form, chosen)
-    from commonweal.analysis.compare import cells
+    from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
     from commonweal.experiment import named
     from commonweal.report import figures
 
     figures.check_suffix(picture)
     base, stem = named(file, changes or [])
     folder = to or Path("runs") / f"{stem}-compare"
-    plan = cells(base, chosen, seeds, vary or [], folder)
-    results, score = _compare(plan, quiet)
-    _print_comparison(results, score, form)
+    numbers = seed_list(seeds)
+    plan = cells(base, chosen, numbers, vary or [], folder)
+    results, score, failures = _compare(plan, quiet)
+    against: list[Result] = []
+    few = _clients(plan, failures) <= MOST_BASELINES
+    if few if baselines is None else baselines:
+        rest = baseline_cells(base, numbers, folder)
+        against, _, more = _compare(rest, quiet, optional=True)
+        failures |= more
+        plan += rest
+    _print_comparison(results, against, score, form)
+    for line in failed_lines(plan, failures):
+        _say(line)
     if picture is not None:
-        figures.draw_scores(picture, results, score)
+        figures.draw_scores(picture, [*against[:1], *results], score)
+
+
+def _clients(plan: Sequence["Cell"], failures: Mapping[Path, str]) -> int:
+    from commonweal.store import Record
+
+    folder = next(cell.folder for cell in plan if cell.folder not in failures)
+    return int(Record.read(folder).facts.get("clients", 0))
 
 
 def _check_mistakes(form: str, rules: Sequence[str]) -> None:
@@ -617,31 +670,60 @@ def _check_mistakes(form: str, rules: Sequence[str]) -> None:
             catalog.find("rules", name)
 
 
-def _compare(plan: Sequence["Cell"], quiet: bool) -> tuple[list["Result"], str]:
-    """Run what is not finished. Returns the results and the name of the score."""
-    from commonweal.analysis.compare import results, run_cells
+def _compare(
+    plan: Sequence["Cell"], quiet: bool, optional: bool = False
+) -> tuple[list["Result"], str, dict[Path, str]]:
+    """Run what is not finished. Returns the results, the name of the score, and the failures.
+
+    optional: there may be no result at all
+    """
+    from commonweal.analysis.compare import failed_lines, results, run_cells
+    from commonweal.errors import RunError
     from commonweal.report.progress import comparison_bar
     from commonweal.store import Record
 
+    failures: dict[Path, str] = {}
     try:
         with comparison_bar(err, plan, quiet) as advance:
             for step in run_cells(plan):
                 advance(step)
+                if step.failure:
+                    failures[step.cell.folder] = step.failure
     except KeyboardInterrupt:
         _say("stopped; every finished round is saved: the same command continues from there")
         raise typer.Exit(130) from None
-    return results(plan), Record.read(plan[0].folder).facts["score"]
+    found = results(plan, failures)
+    if not found and optional:
+        return [], "", failures
+    if not found:
+        raise RunError("; ".join(failed_lines(plan, failures)))
+    finished = next(cell for cell in plan if cell.folder not in failures)
+    return found, Record.read(finished.folder).facts["score"], failures
 
 
-def _print_comparison(results: Sequence["Result"], score: str, form: str) -> None:
+def _print_comparison(
+    results: Sequence["Result"], against: Sequence["Result"], score: str, form: str
+) -> None:
+    """Print what rules give, and for whom it is worth it where `against` has runs alone."""
+    from commonweal.analysis.worth import worth
     from commonweal.report import tables
 
+    found = worth(results, against)
+    sentences = tables.worth_sentences(found, score)
     chosen = FORMATS[FORMATS.index(form)]
-    rendered = tables.render(tables.comparison(results, score), chosen)
+    rendered = tables.render(tables.comparison(results, score), chosen, found)
+    if chosen == "terminal" and sentences and sentences[0].startswith("Federating hurts"):
+        _print(sentences.pop(0))
     if isinstance(rendered, str):
         print(rendered)
     else:
         out.print(rendered)
+    if chosen == "markdown":
+        print("\n".join(sentences))
+    if chosen == "terminal" and against:
+        out.print(tables.client_table([*against, *results], score))
+        for sentence in sentences:
+            _print(sentence)
 
 
 # demo
@@ -665,11 +747,11 @@ def demo(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare FedAvg with AAggFF-S on the vowels of 15 speakers: who gains, and who pays.
+    """Compare training alone, FedAvg and AAggFF-S on the vowels of 15 speakers.
 
-    Takes about a minute.
+    Takes about two minutes.
     """
-    from commonweal.analysis.compare import cells
+    from commonweal.analysis.compare import baseline_cells, cells
     from commonweal.experiment import values
     from commonweal.files import write_file
     from commonweal.report import figures, tables
@@ -679,12 +761,14 @@ def demo(
     write_file(file, DEMO.encode(), durable=False)
     base = values(file) | {"rounds": rounds}
     plan = cells(base, ["fedavg", "aaggff-s"], seeds, [], folder)
-    results, score = _compare(plan, quiet)
+    rest = baseline_cells(base, seeds, folder)
+    results, score, _ = _compare(plan, quiet)
+    against, _, _ = _compare(rest, quiet)
     for suffix in ("png", "svg"):
-        figures.draw_scores(folder / f"vowel.{suffix}", results, score)
+        figures.draw_scores(folder / f"vowel.{suffix}", [against[0], *results], score)
     if quiet:
         return
-    _print_comparison(results, score, "terminal")
+    _print_comparison(results, against, score, "terminal")
     fedavg, fair = results
     _print(tables.verdict(fedavg, fair, score))
     _print(f"The figure: {folder / 'vowel.png'} (and .svg)")

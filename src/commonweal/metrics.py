@@ -29,8 +29,18 @@ from torch import Tensor
 
 from commonweal.errors import DataError
 
-__all__ = ["Against", "Paired", "against", "angle", "best", "gap", "gini"]
-__all__ += ["kl", "mean", "paired", "spread", "std", "summary", "wilson", "worst"]
+__all__ = [
+    "Against",
+    "Paired",
+    "against",
+    "angle",
+    "best",
+    "better_off",
+    "excess_max",
+    "gap",
+    "gini",
+]
+__all__ += ["kl", "mean", "paired", "seeds_needed", "spread", "std", "summary", "wilson", "worst"]
 
 Array: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = ArrayLike | Tensor  # (K,)
@@ -262,6 +272,49 @@ def _or_zero(values: Array) -> Array:
     return values if values.size else np.zeros(1)
 
 
+def better_off(alone: Values, scores: Values, *, lower_is_better: bool = False) -> float:
+    """The share of the clients that are served at least as well as by training alone.
+
+    >>> better_off([0.5, 0.6, 0.7], [0.6, 0.6, 0.5])
+    0.6666666666666666
+    """
+    return mean(_gains(alone, scores, lower_is_better) >= 0)
+
+
+def excess_max(alone: Values, scores: Values, *, lower_is_better: bool = False) -> float:
+    """What the client loses that loses most against training alone; 0: nobody does.
+
+    >>> excess_max([0.5, 0.75], [0.75, 0.5]), excess_max([0.5], [0.75])
+    (0.25, 0.0)
+    """
+    return max(0.0, float(-_gains(alone, scores, lower_is_better).min()))
+
+
+def _gains(alone: Values, scores: Values, lower_is_better: bool) -> Array:
+    old, new = _pair(alone, scores)
+    return old - new if lower_is_better else new - old
+
+
+def seeds_needed(a: Values, b: Values, confidence: float = 0.95, most: int = 1000) -> int | None:
+    """About how many seeds would tell a mean difference as large as that of a - b from 0.
+
+    None: more than `most`, or there is nothing to tell.
+
+    >>> seeds_needed([3.0, 1.0, 4.0], [1.0, 1.0, 1.0])
+    6
+    """
+    difference, deviation = spread(np.subtract(*_pair(a, b, unit="seed")))
+    size = np.size(np.asarray(a))
+    if difference == 0 or size < 2:
+        return None
+    deviation *= math.sqrt(size / (size - 1))  # the estimate for other samples
+    for seeds in range(2, most + 1):
+        half = deviation / math.sqrt(seeds) * float(stdtrit(seeds - 1, (1 + confidence) / 2))
+        if half < abs(difference):
+            return seeds
+    return None
+
+
 def spread(values: Values) -> tuple[float, float]:
     """The mean and the population standard deviation of a metric over seeds.
 
@@ -276,7 +329,7 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
     """Wilson's interval of a share of rows: where the true share lies.
 
     >>> [round(bound, 3) for bound in wilson(1.0, 3)]
-    [0.438, 1.0]
+    [0.439, 1.0]
     """
     if rows < 1 or not 0 <= share <= 1:
         raise DataError(f"a share from 0 to 1 of at least one row is needed; got {share}, {rows}")

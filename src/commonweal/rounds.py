@@ -29,7 +29,7 @@ from commonweal.values import Value, Values
 __all__ = ["Round", "converse", "reopen", "run"]
 
 LOST_ROUNDS = 5  # in a row in which all replies are not finite: the run has diverged
-HOPELESS = 1e6  # a loss of a scaled target, where 1 is that of always giving the mean
+HOPELESS = 1e6  # a loss: guessing gives 1 of a scaled target, and log(classes)
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
 
 Exchange = tuple[Request, Replies]
@@ -316,7 +316,8 @@ def _round(job: Job, state: State, number: int) -> Round:
 
 def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:
     """Raise DivergedError where the losses of most clients are not finite, or are absurd."""
-    limit = torch.inf if job.task.target is None else HOPELESS
+    in_units = job.task.loss == "squared" and job.task.target is None  # may be of any size
+    limit = torch.inf if in_units else HOPELESS
     for each in (evaluation, evaluation.personal):
         if each is not None:
             lost = ~(each.losses[each.sizes > 0] < limit)

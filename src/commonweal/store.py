@@ -41,6 +41,7 @@ from commonweal import catalog
 from commonweal.errors import RunError
 from commonweal.evaluation import Evaluation
 from commonweal.files import LOCK, digest, locked, read_plain, sync, write_file, writing
+from commonweal.frames import frame
 from commonweal.preparation import Preparation
 from commonweal.sealed import pack, unpack
 from commonweal.task import InUnits
@@ -601,6 +602,21 @@ class Record:
         scores = {self.facts["score"]: columns.pop("score"), **columns}
         undefined = (sizes > 0) & scores[self.facts["score"]].isnan()
         return Evaluation(losses, scores, sizes, undefined, personal)
+
+    def frame(self) -> Value:
+        """A line per evaluated round and client: round, client, rows, score, loss, ...
+
+        A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
+        """
+        columns: dict[str, list[object]] = {}
+        for each in self.evaluated:
+            with open(self._table(each.number), encoding="utf-8", newline="") as file:
+                for line in csv.DictReader(file):
+                    columns.setdefault("round", []).append(each.number)
+                    for name, cell in line.items():
+                        value = unquoted(cell) if name == "client" else float(cell or "nan")
+                        columns.setdefault(name, []).append(value)
+        return frame(columns)
 
     def timings(self) -> list[dict[str, float]]:
         """The seconds of every round, by what they were spent on."""

@@ -60,7 +60,8 @@ def test_any_rule_and_server_optimizer_runs_and_resumes_to_the_same_bytes(
     name: str, rule: str, server: str, cohort: Any, tmp_path: Path
 ) -> None:
     last = list(run(job(name, rule, server, cohort), out=tmp_path / "whole"))[-1]
-    assert last.dropped == {} and not torch.equal(last.state["w"], task().initial)
+    assert last.dropped == {}
+    assert torch.equal(last.state["w"], task().initial) == (name == "alone")  # shares nothing
     for stop in (1, 3):
         stop_after(stop, run(job(name, rule, server, cohort), out=tmp_path / "part", resume=True))
     assert len(list(run(job(name, rule, server, cohort), out=tmp_path / "part", resume=True))) == 1
@@ -137,9 +138,10 @@ def test_a_client_that_diverges_keeps_its_state(name: str) -> None:
     state = algorithm.init(f.population)
     request = Request(torch.tensor([0, 1]), algorithm.ask(state))
     replies = simulator.collect(algorithm, request)
-    assert not replies.values["update"].isfinite().all()
-    outcome = algorithm.tell(state, replies, 5)
-    assert sorted(outcome.dropped) == [0, 1] and "diverged" in outcome.dropped[0]
+    if name != "alone":  # which sends nothing that could be dropped
+        assert not replies.values["update"].isfinite().all()
+        outcome = algorithm.tell(state, replies, 5)
+        assert sorted(outcome.dropped) == [0, 1] and "diverged" in outcome.dropped[0]
     for own in simulator.client_states().values():
         assert all(v.isfinite().all() for v in own.values() if v.is_floating_point())
 

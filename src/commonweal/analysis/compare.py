@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import catalog, metrics
-from commonweal.errors import ConfigError, RunError
+from commonweal.errors import ConfigError, DataError, DivergedError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, change
 from commonweal.job import job_from_experiment
@@ -19,10 +19,13 @@ from commonweal.rounds import Round, run
 from commonweal.scores import find
 from commonweal.store import Record
 
-__all__ = ["OWN", "Cell", "Result", "Step", "align", "cells", "gather", "results", "run_cells"]
+__all__ = ["OWN", "Cell", "Result", "Step", "align"]
+__all__ += ["baseline_cells", "cells", "failed_lines", "gather", "read_comparison", "results"]
+__all__ += ["run_cells", "seed_list"]
 
 Array: TypeAlias = NDArray[np.float64]
 
+ALONE = "alone"  # the label of runs in which every client trains for itself
 OWN = ", own models"  # the end of a label: what clients use that have personal models
 
 
@@ -53,12 +56,55 @@ class Step(NamedTuple):
     cell: Cell
     names: tuple[str, ...]  # of the clients
     round: Round | None
+    failure: str = ""  # why the run has no result: it diverged, or was refused
+
+
+def seed_list(text: str) -> list[int]:
+    """The seeds that a text names: how many (0, 1, ...), or the seeds themselves.
+
+    >>> seed_list("3"), seed_list("2,4,6")
+    ([0, 1, 2], [2, 4, 6])
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+        raise ConfigError(f"seeds = {text!r}: give a number of seeds, or a list such as 2,4,6")
+    numbers = [int(part) for part in parts]
+    if len(numbers) > 1:
+        return numbers
+    if numbers[0] < 1:
+        raise ConfigError("seeds = 0: give at least one")
+    return list(range(numbers[0]))
+
+
+def baseline_cells(
+    base: Mapping[str, object], seeds: int | Sequence[int], folder: Path
+) -> list[Cell]:
+    """The runs that a federation is measured against: every client alone, and all rows pooled.
+
+    Both train by plain SGD with the experiment's learning rate, epochs and batches.
+    """
+    known = catalog.find("clients", "sgd").parameters
+    given = _table(base.get("client"))
+    client = {key: value for key, value in given.items() if key in known}
+    common = {
+        key: value for key, value in base.items() if key not in ("rule", "channels", "sampler")
+    }
+    plan = []
+    for label, algorithm, method in (("alone", "averaging", "alone"), ("pooled", "pooled", "sgd")):
+        for seed in _seeds(seeds):
+            parts = {"algorithm": algorithm, "client": client | {"name": method}, "seed": seed}
+            plan.append(Cell(label, Experiment(**common | parts), folder / label / f"seed-{seed}"))
+    return plan
+
+
+def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
+    return range(seeds) if isinstance(seeds, int) else seeds
 
 
 def cells(
     base: Mapping[str, object],
     rules: Sequence[str],
-    seeds: int,
+    seeds: int | Sequence[int],
     vary: Sequence[str],
     folder: Path,
 ) -> list[Cell]:
@@ -69,7 +115,7 @@ def cells(
     """
     choices = [_choices(text) for text in vary]
     plan = []
-    for rule, setting, seed in product(rules, product(*choices), range(seeds)):
+    for rule, setting, seed in product(rules, product(*choices), _seeds(seeds)):
         label = " ".join([rule.replace(" ", ""), *setting])
         values = change(_with_rule(base, rule), setting) | {"seed": seed}
         name = re.sub(r"[^\w.+=-]+", "_", label)
@@ -107,14 +153,21 @@ def _choices(text: str) -> list[str]:
 
 
 def run_cells(plan: Iterable[Cell]) -> Iterator[Step]:
-    """Run the cells that are not finished yet, round by round."""
+    """Run the cells that are not finished yet, round by round.
+
+    A run that diverges, or that its data or parts refuse, is a step with its failure: the others
+    go on.
+    """
     for cell in plan:
         if cell.finished:
             yield Step(cell, (), None)
             continue
-        job = job_from_experiment(cell.experiment)
-        for done in run(job, out=cell.folder, resume=True):
-            yield Step(cell, job.population.names, done)
+        try:
+            job = job_from_experiment(cell.experiment)
+            for done in run(job, out=cell.folder, resume=True):
+                yield Step(cell, job.population.names, done)
+        except (ConfigError, DataError, DivergedError) as error:
+            yield Step(cell, (), None, str(error))
 
 
 # Results
@@ -136,12 +189,48 @@ class Result:
         return len(self.metrics)
 
 
-def results(plan: Iterable[Cell]) -> list[Result]:
-    """The results of finished cells, by label."""
+Failures: TypeAlias = Mapping[Path, str]  # by the run's folder, why it has no result
+
+
+def results(plan: Iterable[Cell], failures: Failures | None = None) -> list[Result]:
+    """The results of finished cells, by label. A label is left out where one of its runs failed."""
+    failures = failures or {}
+    plan = list(plan)
+    failed = {cell.label for cell in plan if cell.folder in failures}
     records: dict[str, list[Record]] = {}
     for cell in plan:
-        records.setdefault(cell.label, []).append(Record.read(cell.folder))
+        if cell.label not in failed:
+            records.setdefault(cell.label, []).append(Record.read(cell.folder))
     return gather(records)
+
+
+def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:
+    """A line for every label that has no result, with the first of its failures."""
+    lines: dict[str, str] = {}
+    for cell in plan:
+        if cell.folder in failures:
+            sentence = f"{cell.label}: no result; seed {cell.experiment.seed}: "
+            lines.setdefault(cell.label, sentence + failures[cell.folder])
+    return list(lines.values())
+
+
+def read_comparison(folder: Path) -> tuple[dict[str, list[Record]], list[str]]:
+    """The finished runs of a comparison's folder by label, and a line for every unfinished one."""
+    records: dict[str, list[Record]] = {}
+    lines = []
+    for record in Record.find(folder):
+        label = record.folder.relative_to(folder).parts[0]
+        records.setdefault(label, [])
+        if record.finished:
+            records[label].append(record)
+        else:
+            rounds = f"{len(record.rounds)} of {record.experiment.get('rounds')} rounds"
+            lines.append(f"{record.folder}: not finished ({rounds})")
+    if not records:
+        raise RunError(f"{str(folder)!r} is neither a run nor a comparison: it holds no runs")
+    most = max(len(runs) for runs in records.values())
+    complete = {label: runs for label, runs in records.items() if len(runs) == most > 0}
+    return complete, lines
 
 
 def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
@@ -155,6 +244,8 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     found = []
     for label, runs in records.items():
         tables = [_scores_of(record) for record in _by_seed(runs)]
+        if label == ALONE:  # where the server's model means nothing
+            tables = [_Scores(table.personal or table.shared, None) for table in tables]
         lower = find(runs[0].facts["score"]).lower_is_better
         found.append(_result(label, [table.shared for table in tables], lower))
         own = [table.personal for table in tables if table.personal is not None]

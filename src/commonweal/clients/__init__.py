@@ -1,5 +1,6 @@
 """Client methods, one per file: what a client does with the model it receives."""
 
+from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
 from commonweal.clients.client import Client
 from commonweal.clients.ditto import Ditto
@@ -13,6 +14,7 @@ from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 
 __all__ = [
     "APFL",
+    "Alone",
     "Client",
     "Ditto",
     "FedPer",

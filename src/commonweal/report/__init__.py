@@ -4,6 +4,6 @@ from typing import Literal
 
 __all__ = ["FORMATS", "Format"]
 
-Format = Literal["terminal", "markdown", "latex", "csv"]
+Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
-FORMATS: tuple[Format, ...] = ("terminal", "markdown", "latex", "csv")  # of comparisons
+FORMATS: tuple[Format, ...] = ("terminal", "markdown", "latex", "csv", "json")  # of comparisons

@@ -16,23 +16,28 @@ from rich.table import Table
 from commonweal import metrics, scores
 from commonweal.analysis.compare import Result, align
 from commonweal.analysis.interpolation import Curve
+from commonweal.analysis.worth import Worth
 from commonweal.evaluation import Evaluation
 from commonweal.metrics import Against, Paired
 from commonweal.report import Format
-from commonweal.store import ClientTable, Record, RoundRecord
+from commonweal.store import ClientTable, Record, RoundRecord, to_json
 from commonweal.text import quoted, shown
 
 __all__ = [
     "Comparison",
     "choices",
+    "client_table",
     "comparison",
     "layout",
+    "lines",
     "render",
     "result",
     "run_summary",
     "scale",
     "show_score",
+    "small_test_sets",
     "verdict",
+    "worth_sentences",
 ]
 
 Array: TypeAlias = NDArray[np.float64]
@@ -468,7 +473,7 @@ def _change(fraction: float, change: float, score: str) -> str:
 
 
 def _notes(numbers: Comparison) -> list[str]:
-    notes = []
+    notes = _seed_notes(numbers)
     if len(numbers.labels) > 1:
         notes.append(
             "best and second best are marked; differences are paired by seed, "
@@ -487,17 +492,115 @@ def _notes(numbers: Comparison) -> list[str]:
     return notes
 
 
+def _seed_notes(numbers: Comparison) -> list[str]:
+    """How many seeds would tell the largest difference apart that these cannot."""
+    key = list(numbers.differences)[-1]  # the worst
+    open_ones = [k for k, p in enumerate(numbers.differences[key]) if not p.distinguishable]
+    if not open_ones or numbers.seeds < 2:
+        return ["one seed cannot tell anything apart: take more"] if open_ones else []
+    largest = max(open_ones, key=lambda k: abs(numbers.differences[key][k].difference))
+    values = numbers.values[key]
+    needed = metrics.seeds_needed(values[largest + 1], values[0])
+    difference = scale(numbers.score) * abs(numbers.differences[key][largest].difference)
+    if needed is None or needed <= numbers.seeds:
+        return []
+    unit = " points" if _unit(numbers.score) else ""
+    return [
+        f"{numbers.seeds} seeds cannot tell {difference:.3g}{unit} apart "
+        f"({numbers.labels[largest + 1]}, {METRICS[key].title}); about {needed} would"
+    ]
+
+
+# Worth it, for whom
+
+
+def worth_sentences(found: Sequence[Worth], score: str) -> list[str]:
+    """For whom the federation is worth it; first of all where it hurts."""
+    hurt = [each for each in found if each.better_off < 0.5 or each.mean.difference < 0]
+    said = [_worth_sentence(each, score) for each in found]
+    if len(hurt) == len(found) and found:
+        mildest = max(found, key=lambda each: each.mean.difference)
+        change = _points(mildest.mean.difference, score)
+        return [
+            f"Federating hurts here: even {mildest.label} serves {len(mildest.losers)} of "
+            f"{len(mildest.clients)} clients worse than training alone (mean gain {change}).",
+            *said,
+        ]
+    return said
+
+
+def _worth_sentence(each: Worth, score: str) -> str:
+    clients = len(each.clients)
+    good = clients - len(each.losers)
+    sentence = f"{each.label}: worth it for {good} of {clients} clients"
+    if each.losers:
+        some = [
+            f"{each.clients[k]} ({_points(each.change[k], score)})" for k in each.losers[:SHOWN]
+        ]
+        more = len(each.losers) - SHOWN
+        rest = f" and {more} more" if more > 0 else ""
+        sentence += f"; not for {', '.join(some)}{rest}"
+    mean = each.mean
+    certainty = "" if mean.distinguishable else ", not distinguishable from 0"
+    sentence += f". Mean gain against alone {_points(mean.difference, score)}{certainty}"
+    if each.share is not None:
+        sentence += f"; {100 * each.share:.0f} % of the way from alone to pooled"
+    return sentence + "."
+
+
+def _points(gain: float, score: str) -> str:
+    digits = _decimals(score, np.array([gain]))
+    return f"{scale(score) * gain:+.{digits}f}"
+
+
+def client_table(results: Sequence[Result], score: str) -> Table:
+    """Every client's score under each result, with its 95 % interval over seeds."""
+    first = results[0]
+    per_cent = " in %" if _unit(score) else ""
+    seeds = f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
+    title = f"{score} of every client{per_cent}: mean over {seeds}"
+    if first.seeds > 1:
+        title += " [95 % interval]"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    _add_column(table, "client")
+    for result in results:
+        _add_column(table, result.label, right=True)
+    for name in first.clients:
+        cells = [_client_cell(result, name, score) for result in results]
+        table.add_row(shown(name, "markup"), *cells)
+    return table
+
+
+def _client_cell(result: Result, name: str, score: str) -> str:
+    if name not in result.clients:
+        return "-"
+    values = scale(score) * result.scores[:, result.clients.index(name)]
+    digits = _decimals(score, values)
+    mean = float(values.mean())
+    if len(values) < 2:
+        return f"{mean:.{digits}f}"
+    interval = metrics.paired(values, np.zeros_like(values))
+    digits_inside = max(0, digits - 1)
+    low, high = (f"{bound:.{digits_inside}f}" for bound in (interval.low, interval.high))
+    return f"{mean:.{digits}f} [{low}, {high}]"
+
+
 # Formats
 
 
-def render(numbers: Comparison, form: Format) -> str | Group:
-    """A comparison for a terminal (as something rich prints), or as Markdown, LaTeX or CSV."""
+def render(numbers: Comparison, form: Format, found: Sequence[Worth] = ()) -> str | Group:
+    """A comparison for a terminal (as something rich prints), Markdown, LaTeX, CSV or JSON.
+
+    found: what is known of runs alone, for CSV and JSON
+    """
     grid = layout(numbers)
     if form == "terminal":
         return _terminal(grid)
     if form == "markdown":
         return _markdown(grid)
-    return _latex(grid) if form == "latex" else _csv(grid)
+    if form == "latex":
+        return _latex(grid)
+    return _csv(lines(numbers, found)) if form == "csv" else to_json(lines(numbers, found)).decode()
 
 
 def _rows(grid: Grid, columns: Iterable[Column], marks: Sequence[str]) -> list[list[str]]:
@@ -513,12 +616,33 @@ def _header(grid: Grid) -> list[str]:
     return ["rule", *(column.title for column in grid.columns)]
 
 
-def _csv(grid: Grid) -> str:
+def lines(numbers: Comparison, found: Sequence[Worth] = ()) -> list[dict[str, object]]:
+    """A comparison as plain numbers, a line per rule. Scores are in their own unit."""
+    worths = {each.label: each for each in found}
+    rows = []
+    for row, label in enumerate(numbers.labels):
+        line: dict[str, object] = {"rule": label, "score": numbers.score, "seeds": numbers.seeds}
+        for key, values in numbers.values.items():
+            line |= {key: float(values[row].mean()), f"{key}_std": float(values[row].std())}
+        for key, differences in numbers.differences.items():
+            names = [f"{key}_{each}" for each in ("difference", "low", "high", "distinguishable")]
+            cells = [None] * 4 if row == 0 else list(differences[row - 1])
+            line |= dict(zip(names, cells, strict=True))
+        changes = numbers.against.get(label) or [None] * len(Against._fields)
+        line |= dict(zip(Against._fields, changes, strict=True))
+        if label in worths:
+            each = worths[label]
+            line |= {"better_off": each.better_off, "excess_max": each.excess_max}
+            line |= {"mean_against_alone": each.mean.difference, "share_of_pooled": each.share}
+        rows.append(line)
+    return rows
+
+
+def _csv(rows: Sequence[dict[str, object]]) -> str:
     text = io.StringIO()
-    rows = _rows(grid, grid.columns, ("{}", "{}", "{}"))
-    lines = [[quoted(cell) for cell in (label, *titles)] for label, *titles in [_header(grid)]]
-    lines += [[quoted(label), *cells] for label, *cells in rows]
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "rule": quoted(str(row["rule"]))} for row in rows)
     return text.getvalue()
 
 

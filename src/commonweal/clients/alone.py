@@ -1,0 +1,33 @@
+"""alone: every client trains its own model on its own rows, and shares nothing.
+
+The baseline that every client has without a federation, with the same budget of rounds, epochs
+and batches: Yu et al., Salvaging Federated Learning by Local Adaptation, 2020, ask who gains
+against it. The server's model stays the initial one: what counts is the clients' own models.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from commonweal.clients.client import Client
+from commonweal.task import Task
+
+__all__ = ["Alone"]
+
+
+@dataclass(frozen=True)
+class Alone(Client):
+    """loss(w_i) on the client's own rows; all coordinates of w_i are private
+
+    The parameters are those of sgd
+    """
+
+    personalizes: ClassVar[bool] = True
+
+    def private_mask(self, task: Task) -> Tensor:
+        return torch.ones(task.size, dtype=torch.bool)
+
+
+ENTRIES = {"alone": Alone}

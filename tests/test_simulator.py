@@ -228,6 +228,12 @@ def test_auto_decides_by_the_module_and_says_why(m: nn.Module, mode: str, why: s
     assert decided == mode and why in reason
 
 
+@pytest.mark.parametrize("outputs", [2, 5])
+def test_a_model_with_other_outputs_than_classes_is_refused(outputs: int) -> None:
+    with pytest.raises(ConfigError, match=f"Linear (gives {outputs} numbers|does not fit)"):
+        decision(nn.Linear(4, outputs))
+
+
 @pytest.mark.parametrize("mode", ["vmap", "chunked", "loop"])
 def test_a_requested_mode_is_used(mode: str) -> None:
     assert decision(module("mlp"), mode) == (mode, "requested")

@@ -13,6 +13,7 @@ from commonweal import _plain
 from commonweal.errors import ConfigError, RunError
 from commonweal.files import write_file
 from commonweal.prediction import Predictor, class_names, predictor
+from commonweal.scores import find
 from commonweal.store import Record, to_json
 
 __all__ = ["FORMS", "Form", "export"]
@@ -214,8 +215,8 @@ def _served(record: Record) -> list[str]:
         header if own is None else f"{header} own model |",
         "|---|--:|--:|" if own is None else "|---|--:|--:|--:|",
     ]
-    order = evaluation.score.nan_to_num(nan=torch.inf).argsort().tolist()
-    for k in order:
+    sign = -1 if find(score).lower_is_better else 1
+    for k in (sign * evaluation.score).nan_to_num(nan=torch.inf).argsort().tolist():
         rows = int(evaluation.sizes[k])
         cells = [table.names[k], str(rows), _figure(evaluation.score[k])]
         if own is not None:
@@ -247,6 +248,6 @@ def _limits(record: Record) -> list[str]:
         )
     return [
         *lines,
-        "- Training rows stayed with the clients in the protocol; unless the experiment adds a "
-        "private channel, the model carries no formal privacy guarantee.",
+        "- The clients were simulated in one process. In the protocol only updates leave a client; "
+        "without a private channel this gives no formal guarantee of privacy.",
     ]

@@ -18,6 +18,7 @@ from rich.table import Table
 from commonweal import __version__, catalog
 from commonweal.catalog import KINDS, Entry
 from commonweal.commands import tables as table_commands
+from commonweal.commands.flower import flower
 from commonweal.commands.report import report
 from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Describe a dataset, or download its files.", no_args_is_help=True)
 app.add_typer(data, name="data")
+app.add_typer(flower, name="flower")
 app.command()(report)
 app.command()(verify)
 app.command()(ui)

@@ -1,0 +1,80 @@
+"""`commonweal flower run`: an experiment on a runtime of its own, next to the run's folder."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from commonweal._flower_runtime import Runtime, export
+from commonweal.errors import ConfigError, RunError
+from commonweal.experiment import Experiment
+from commonweal.job import build_dataset
+
+__all__ = ["run"]
+
+Say = Callable[[str], object]
+
+
+def run(
+    experiment: Experiment,
+    folder: Path,
+    nodes: int | None,
+    resume: bool,
+    timeout: float,
+    say: Say,
+) -> None:
+    """Run an experiment with a SuperNode per client, and end everything that was started."""
+    runtime = folder.with_name(f"{folder.name}.flower").resolve()
+    if not resume and runtime.exists():
+        if folder.exists():
+            raise RunError(
+                f"{str(folder)!r} holds a run already: continue with --resume, or choose another"
+            )
+        shutil.rmtree(runtime)
+    configs = node_configs(experiment, nodes, runtime / "states")
+    app = runtime / "app"
+    shutil.rmtree(app, ignore_errors=True)
+    export(experiment.toml(), app, len(configs))
+    settings = {
+        "out": str(folder.resolve()),
+        "resume": resume and folder.exists(),
+        "nodes": len(configs),
+        "timeout": float(timeout),
+    }
+    with Runtime(runtime, configs) as started:
+        say(f"starting a SuperLink and {len(configs)} SuperNodes on 127.0.0.1 ...")
+        started.start()
+        submitted = started.submit(app, **settings)
+        shown = 0
+        while True:
+            ended = submitted.poll() is not None
+            lines = started.log("run").splitlines()
+            for line in lines[shown:]:
+                if "round " in line:
+                    say(line[line.index("round ") :])
+            shown = len(lines)
+            if ended:
+                break
+            time.sleep(0.5)
+        if not (folder / "model.safetensors").exists():
+            said = started.log("run").strip().splitlines()[-12:]
+            raise RunError(
+                "the run on Flower has failed; its last words: "
+                + " | ".join(said)
+                + f"; logs are in {runtime}; continue with --resume"
+            )
+
+
+def node_configs(
+    experiment: Experiment, nodes: int | None, states: Path
+) -> dict[str, dict[str, object]]:
+    """The configuration of each node: one client of the experiment's dataset."""
+    names = build_dataset(experiment).names
+    count = len(names) if nodes is None else nodes
+    if not 1 <= count <= len(names):
+        raise ConfigError(f"--nodes {count}: the dataset has {len(names)} clients")
+    if nodes is None and count > 16:
+        raise ConfigError(
+            f"{count} clients would be {count} SuperNodes of about 300 MB here: give --nodes"
+        )
+    return {f"node-{k + 1}": {"client": names[k], "state-dir": str(states)} for k in range(count)}

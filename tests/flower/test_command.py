@@ -1,0 +1,68 @@
+"""`commonweal flower`: what it writes, and what it refuses."""
+
+import ssl
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
+
+from typer.testing import CliRunner
+
+from commonweal.cli import app
+from commonweal.errors import ConfigError, RunError
+
+
+def test_export_writes_an_app_that_flower_accepts(tmp_path: Path) -> None:
+    from flwr.common.config import validate_config
+
+    folder = tmp_path / "my app"
+    arguments = ["flower", "export", "examples/vowel.toml", str(folder), "rule=term"]
+    done = CliRunner().invoke(app, [*arguments, "--nodes", "4"])
+    assert done.exit_code == 0, done.output
+    config = tomllib.loads((folder / "pyproject.toml").read_text())
+    valid, errors, warnings = validate_config(config, True, folder)
+    assert valid, (errors, warnings)
+    assert config["tool"]["flwr"]["app"]["config"]["nodes"] == 4
+    text = (folder / "my_app" / "experiment.toml").read_text()
+    assert tomllib.loads(text)["rule"]["name"] == "term"
+    readme = (folder / "README.md").read_text()
+    assert "--enable-supernode-auth" in readme and "--insecure" not in readme
+    again = CliRunner().invoke(app, arguments)
+    assert isinstance(again.exception, RunError) and "empty folder" in str(again.exception)
+
+
+def test_keys_are_private_and_certify_the_named_hosts(tmp_path: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    folder = tmp_path / "keys"
+    options = ["--node", "a", "--node", "b", "--host", "10.1.2.3", "--host", "fl.example.org"]
+    done = CliRunner().invoke(app, ["flower", "keys", str(folder), *options])
+    assert done.exit_code == 0, done.output
+    for name in ("a", "b", "server.key"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+    certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(each.value) for each in names} == {
+        "127.0.0.1",
+        "localhost",
+        "10.1.2.3",
+        "fl.example.org",
+    }
+    root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(root)
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    assert len(context.get_ca_certs()) == 1
+    public = load_ssh_private_key((folder / "a").read_bytes(), None).public_key()
+    assert public.curve.name == "secp384r1"  # type: ignore[union-attr]
+    again = CliRunner().invoke(app, ["flower", "keys", str(folder)])
+    assert isinstance(again.exception, RunError)
+
+
+def test_more_nodes_than_clients_are_refused(tmp_path: Path) -> None:
+    arguments = ["flower", "run", "examples/vowel.toml", "--nodes", "99"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run")])
+    assert isinstance(done.exception, ConfigError) and "15 clients" in str(done.exception)

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from commonweal import cli
+from commonweal.analysis.compare import Result
 from commonweal.analysis.labels import by_label, find_runs
 from commonweal.errors import RunError
 from commonweal.report import document, plots
@@ -213,3 +214,11 @@ def test_many_clients_are_shown_as_a_distribution_and_in_groups(tmp_path: Path) 
     assert plots.relative_weights(record).table.shape == (plots.MOST_NAMES, 2)
     outline = Outline(page)
     assert all(name in outline.text for name in names)  # in the numbers
+
+
+def test_of_errors_a_fall_is_a_gain() -> None:
+    def result(label: str, scores: list[float]) -> Result:
+        return Result(label, ("a", "b"), np.array([scores]), [], lower_is_better=True)
+
+    found = plots.changes(result("fedavg", [2.0, 1.0]), result("term", [1.5, 1.25]), "mae")
+    assert (found.gained, found.lost) == ([("a", -0.5)], [("b", 0.25)])

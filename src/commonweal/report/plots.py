@@ -238,12 +238,13 @@ class Changes(NamedTuple):
 
 
 def changes(base: Result, other: Result, score: str) -> Changes:
-    """The clients whose mean score over seeds changed, by name."""
+    """The clients whose mean score over seeds changed, by name. Of errors, a fall is a gain."""
     names, before, after = align(base, other)
     change = (scale(score) * (after - before).mean(0)).tolist()
     pairs = sorted(zip(names, change, strict=True), key=lambda pair: -abs(pair[1]))
-    gained = [pair for pair in pairs if pair[1] > 0]
-    lost = [pair for pair in pairs if pair[1] < 0]
+    sign = -1 if base.lower_is_better else 1
+    gained = [pair for pair in pairs if sign * pair[1] > 0]
+    lost = [pair for pair in pairs if sign * pair[1] < 0]
     return Changes(other.label, gained, lost, len(pairs) - len(gained) - len(lost))
 
 

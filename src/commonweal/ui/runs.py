@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from commonweal import scores as scoring
 from commonweal.analysis.labels import flat
-from commonweal.errors import RunError
+from commonweal.errors import CommonwealError, RunError
+from commonweal.report.tables import scale
 from commonweal.store import FORMAT, Record, RoundRecord
 from commonweal.values import Values
 
@@ -45,6 +47,7 @@ class Run:
     mean: float | None
     worst: float | None
     score: str
+    scale: float  # by which scores are shown: 100 for fractions
     problem: str = ""
 
     @property
@@ -87,6 +90,7 @@ def describe(root: Path, folder: Path) -> Run:
         experiment, facts = read_small(folder)
         table = flat(experiment)
         last, metrics = _last(folder)
+        score = str(facts.get("score", "accuracy"))
         return Run(
             id=name,
             title=Record(folder, experiment, facts, []).title,
@@ -97,11 +101,14 @@ def describe(root: Path, folder: Path) -> Run:
             rounds=int(experiment.get("rounds", 0)),
             mean=metrics.get("mean"),
             worst=metrics.get("worst_10", metrics.get("worst")),
-            score=str(facts.get("score", "score")),
+            score=score,
+            scale=scale(score),
         )
-    except (RunError, OSError, ValueError, TypeError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else ""
-        return Run(name, "?", "?", 0, "broken", 0, 0, None, None, "", problem or str(error))
+    except (CommonwealError, OSError, ValueError, TypeError, AttributeError) as error:
+        problem = (
+            f"{type(error).__name__}: {error}" if not isinstance(error, CommonwealError) else ""
+        )
+        return Run(name, "?", "?", 0, "broken", 0, 0, None, None, "", 1.0, problem or str(error))
 
 
 def read_small(folder: Path) -> tuple[Values, Values]:
@@ -234,7 +241,7 @@ def _thin(size: int, most: int = MOST_POINTS) -> list[int]:
 
 
 def client_page(record: Record, words: str, most: int) -> Values:
-    """The clients whose names match, lowest scores first, and how many there are."""
+    """The clients whose names match, the worst off first, and how many there are."""
     table = record.clients()
     wanted = words.lower().split()
     scores = table.evaluation.score.tolist()
@@ -242,7 +249,8 @@ def client_page(record: Record, words: str, most: int) -> Values:
     matching = [
         k for k, name in enumerate(table.names) if all(word in name.lower() for word in wanted)
     ]
-    matching.sort(key=lambda k: (math.isnan(scores[k]), scores[k]))
+    sign = -1 if scoring.find(record.facts["score"]).lower_is_better else 1
+    matching.sort(key=lambda k: (math.isnan(scores[k]), sign * scores[k]))
     shown = [{"name": table.names[k], "score": scores[k], "rows": rows[k]} for k in matching[:most]]
     return {"clients": shown, "matching": len(matching), "all": len(table.names)}
 

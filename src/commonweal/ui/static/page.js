@@ -95,14 +95,13 @@ async function showRuns() {
       if (box.checked) chosen.add(run.id); else chosen.delete(run.id);
       chose();
     });
-    const scale = run.score === "neg-mae" ? 1 : 100;
     const name = run.state === "broken" ? run.id || "." : runLink(run.id, run.id || ".");
     const state = run.problem ? `broken: ${run.problem}` : run.state;
     return element("tr", [
       cell(box), cell(name, "name"), cell(run.title), cell(run.dataset), cell(run.seed, "number"),
       cell(`${run.round} of ${run.rounds}`, "number"),
       cell(state, run.problem ? "name state-broken" : `state-${run.state}`),
-      cell(shown(run.mean, scale), "number"), cell(shown(run.worst, scale), "number"),
+      cell(shown(run.mean, run.scale), "number"), cell(shown(run.worst, run.scale), "number"),
     ]);
   };
   const load = async () => {
@@ -195,7 +194,7 @@ async function showRun(id) {
       cell(each.rows, "number"),
     ]));
     clients.replaceChildren(
-      element("p", `${page.clients.length} of ${page.all} clients, lowest scores first`, { class: "note" }),
+      element("p", `${page.clients.length} of ${page.all} clients, the worst off first`, { class: "note" }),
       table(["client", page.score, "rows"], rows, "Clients"));
   };
   search.addEventListener("input", list);

@@ -20,6 +20,7 @@ from commonweal.catalog import KINDS, Entry
 from commonweal.commands import tables as table_commands
 from commonweal.commands.flower import flower
 from commonweal.commands.report import report
+from commonweal.commands.tune import tune
 from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
 from commonweal.errors import CommonwealError, ConfigError, did_you_mean
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+RULES = "fedavg,uniform,aaggff-s"  # that compare takes by default
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 
 MOST_BASELINES = 50  # clients up to which a comparison trains each of them alone, too
@@ -56,6 +58,7 @@ app.command()(ui)
 app.command()(table_commands.init)
 app.command()(table_commands.predict)
 app.command()(table_commands.export)
+app.command()(tune)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)
@@ -578,12 +581,17 @@ def compare(
     file: ExperimentFile,
     changes: Changes = None,
     rules: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="A,B,...",
-            help="The rules, with parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'.",
+            help="The rules, with parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'. "
+            f"Default: {RULES}, or those of --tuned.",
         ),
-    ] = "fedavg,uniform,aaggff-s",
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Take the parameters that commonweal tune has chosen."),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(metavar="N|A,B,...", help="How many seeds (0, 1, ...), or which: 2,4,6.")
     ] = "3",
@@ -627,8 +635,12 @@ def compare(
     Runs that are finished are not repeated: the same command continues where it was stopped. A run
     that diverges or is refused is a line of the result.
     """
-    chosen = catalog.split_list(rules)
+    chosen = catalog.split_list(RULES if rules is None else rules)
     _check_mistakes(form, chosen)
+    if tuned is not None:
+        from commonweal.analysis.tuning import tuned_rules
+
+        chosen = tuned_rules(tuned, None if rules is None else chosen)
     from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
     from commonweal.experiment import named
     from commonweal.report import figures

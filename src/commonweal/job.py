@@ -128,9 +128,13 @@ def build_dataset(experiment: Experiment) -> Federation:
     return build_federation(loaded, built["partition"], built["noise"], seed)
 
 
-def job_from_experiment(experiment: Experiment) -> Job:
-    """Build what an experiment names."""
-    federation = build_dataset(experiment)
+def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
+    """Build what an experiment names.
+
+    federation: other rows than those of the experiment's dataset, as for tuning
+    """
+    if federation is None:
+        federation = build_dataset(experiment)
     task = build_task(
         experiment,
         shape=tuple(federation.train.x.shape[1:]),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "Plots", "clients", "draw", "regret", "rounds", "weights"]
+__all__ = ["Picture", "Plots", "clients", "draw", "front", "regret", "rounds", "weights"]
 
 Array: TypeAlias = NDArray[np.float64]
 Point: TypeAlias = tuple[int, list[float]]  # a round and its values
@@ -400,6 +400,71 @@ def _draw_weights(found: Weights) -> "Figure":
     shown = np.unique(np.linspace(0, len(found.rounds) - 1, 6).astype(int))
     axes.set_xticks(shown, [str(found.rounds[k]) for k in shown])
     axes.set_xlabel("round")
+    return figure
+
+
+# Tuning
+
+
+Trials: TypeAlias = Mapping[str, Sequence[tuple[str, float, float]]]
+
+
+def front(trials: Trials, score: str, lower_is_better: bool = False) -> Picture:
+    """Mean against worst tenth of all settings of all rules, and those that no other beats.
+
+    trials: by rule, each setting's name, mean and worst tenth
+    """
+    points = [(rule, *each) for rule, found in trials.items() for each in found]
+    sign = -1 if lower_is_better else 1
+    unbeaten = [p for p in points if not any(_beats(sign, q, p) for q in points)]
+    unbeaten.sort(key=lambda point: point[2])
+    with _styled():
+        figure = _draw_front(trials, unbeaten, score)
+    names = ", ".join(dict.fromkeys(point[1] for point in unbeaten))
+    description = (
+        f"{_unit(score)} on validation rows: the mean over clients against the worst tenth of "
+        f"them, one mark per setting. The line joins what no other setting beats in both: {names}."
+    )
+    rows = [
+        (name, show_score(mean, score), show_score(worst, score))
+        for _, name, mean, worst in sorted(points, key=lambda point: -sign * point[3])
+    ]
+    return Picture("Mean against worst", description, figure, ("rule", "mean", "worst tenth"), rows)
+
+
+def _beats(
+    sign: int, one: tuple[str, str, float, float], other: tuple[str, str, float, float]
+) -> bool:
+    """Whether one is at least as good in both, and not the same."""
+    gains = (sign * (one[2] - other[2]), sign * (one[3] - other[3]))
+    return min(gains) >= 0 and max(gains) > 0
+
+
+def _draw_front(
+    trials: Trials, unbeaten: Sequence[tuple[str, str, float, float]], score: str
+) -> "Figure":
+    figure = _figure(3.6 + 0.1 * len(trials))
+    axes = figure.subplots()
+    factor = scale(score)
+    for i, (rule, found) in enumerate(trials.items()):
+        axes.plot(
+            [factor * mean for _, mean, _ in found],
+            [factor * worst for _, _, worst in found],
+            MARKERS[i % len(MARKERS)],
+            color=COLOURS[i % len(COLOURS)],
+            label=plain(rule),
+        )
+    axes.plot(
+        [factor * mean for _, _, mean, _ in unbeaten],
+        [factor * worst for _, _, _, worst in unbeaten],
+        color="#777777",
+        linewidth=1,
+        zorder=0,
+    )
+    axes.set_xlabel(f"mean {_unit(score)} on validation rows")
+    axes.set_ylabel("worst tenth of the clients")
+    axes.grid(alpha=0.3)
+    _legend(figure, axes)
     return figure
 
 

@@ -1,0 +1,395 @@
+"""Tuning: the values that each rule's publication tried, judged on rows and seeds of their own.
+
+Nothing is chosen on test rows: they are taken away before anything runs. A share of every client's
+training rows takes their place, and the seeds are not those of comparisons.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from commonweal import catalog, scores
+from commonweal.analysis.compare import cells
+from commonweal.errors import ConfigError, DataError, DivergedError
+from commonweal.experiment import Experiment
+from commonweal.federation import Federation, Rows
+from commonweal.files import digest, write_file
+from commonweal.job import build_dataset, job_from_experiment
+from commonweal.rounds import run
+from commonweal.rules.rule import Rule
+from commonweal.store import to_json
+from commonweal.values import Value, Values
+
+__all__ = ["By", "Choice", "Trial", "choose", "held_out", "read_chosen", "tune"]
+__all__ += ["tuned_rules", "with_values", "write_chosen"]
+
+By = Literal["worst", "mean"]
+Grid: TypeAlias = Mapping[str, tuple[Value, ...]]
+Told: TypeAlias = Callable[[str, int], None]
+
+FIRST_SEED = 1000  # comparisons begin with 0
+LOG = "trials.log"  # Optuna's journal
+CHOSEN = "tuned.json"
+REFUSED = "refused"  # why a setting has no result
+FAILURES = (ConfigError, DataError, DivergedError)  # of one setting: the others are still tried
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting of a rule, and what it gives on validation rows, as means over seeds."""
+
+    rule: str
+    values: dict[str, Value]
+    mean: float  # over clients
+    worst: float  # mean of the worst tenth of them
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The trial that is best of a rule's."""
+
+    best: Trial
+    trials: int
+
+    @property
+    def text(self) -> str:
+        """The rule with its parameters, as `compare --rules` takes it."""
+        return with_values(self.best.rule, self.best.values)
+
+
+def with_values(rule: str, values: Mapping[str, Value]) -> str:
+    """A rule with further parameters in its brackets.
+
+    >>> with_values("aaggff-s(cdf=frechet)", {"variant": "paper"})
+    'aaggff-s(cdf=frechet,variant=paper)'
+    """
+    part = catalog.parse(rule) | dict(values)
+    name = part.pop("name")
+    given = ",".join(f"{key}={value}" for key, value in part.items())
+    return f"{name}({given})" if given else str(name)
+
+
+# One setting
+
+
+def held_out(federation: Federation, share: float, seed: int) -> Federation:
+    """The federation without its test rows: a share of every client's training rows instead.
+
+    Clients with a single row keep it for training.
+    """
+    rng = np.random.default_rng(seed)
+    train: list[int] = []
+    test: list[int] = []
+    train_sizes = [0]
+    test_sizes = [0]
+    offsets = federation.train.offsets.tolist()
+    for start, end in pairwise(offsets):
+        size = end - start
+        most = max(0, size - 1)
+        number = min(most, max(1, round(share * size)))
+        shuffled = start + rng.permutation(size)
+        test += sorted(shuffled[:number].tolist())
+        train += sorted(shuffled[number:].tolist())
+        test_sizes.append(number)
+        train_sizes.append(size - number)
+    rows = federation.train
+    kept = _rows(rows, train, train_sizes)
+    return replace(federation, train=kept, test=_rows(rows, test, test_sizes))
+
+
+def _rows(rows: Rows, index: list[int], sizes: list[int]) -> Rows:
+    chosen = torch.tensor(index, dtype=torch.int64)
+    return Rows(rows.x[chosen], rows.y[chosen], torch.tensor(sizes).cumsum(0))
+
+
+def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
+    """The mean and the worst tenth of an experiment on validation rows, as means over seeds."""
+    found = []
+    for seed in seeds:
+        experiment = Experiment(**values).change(seed=seed)
+        federation = held_out(build_dataset(experiment), share, seed)
+        last = experiment.rounds
+        experiment = experiment.change(evaluate_every=last)
+        metrics: Mapping[str, float] = {}
+        for done in run(job_from_experiment(experiment, federation)):
+            metrics = done.metrics
+        found.append((metrics["mean"], metrics["worst_10"]))
+    mean, worst = np.array(found).mean(0).tolist()
+    return mean, worst
+
+
+# Many settings
+
+
+def tune(
+    base: Mapping[str, Value],
+    rules: Sequence[str],
+    folder: Path,
+    seeds: int = 2,
+    share: float = 0.25,
+    trials: int = 0,
+    jobs: int = 1,
+    told: Told = lambda rule, done: None,
+) -> list[Trial]:
+    """Try every rule's published grid, or so many trials of a sampler within it. Resumable.
+
+    base: the values of an experiment; share: of the training rows, for validation
+    trials: 0 tries the whole grid; told: is called with a rule and its finished trials
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
+    identity = _identity(base, seeds, share)
+    found = []
+    with _pool(jobs) as pool:
+        for rule in rules:
+            grid = grid_of(rule)
+            study = optuna.create_study(
+                storage=storage,
+                study_name=rule,
+                directions=_directions(base),
+                sampler=optuna.samplers.TPESampler(seed=0),  # for trials between the grid's values
+                load_if_exists=True,
+            )
+            _check(study, identity, folder)
+            own = range(FIRST_SEED, FIRST_SEED + seeds)
+            settings = _Settings(base, rule, grid, own, share, pool)
+            if trials and grid:
+                _try_between(study, settings, trials, jobs, told)
+            else:
+                _try_grid(optuna, study, settings, told)
+            found += _finished(study, rule)
+    return found
+
+
+def grid_of(rule: str) -> dict[str, tuple[Value, ...]]:
+    """The values that the rule's publication tried; those given in brackets are fixed."""
+    part = catalog.parse(rule)
+    factory = catalog.find("rules", part["name"]).factory
+    if not (isinstance(factory, type) and issubclass(factory, Rule)):
+        return {}
+    return {key: tuple(values) for key, values in factory.grid.items() if key not in part}
+
+
+def score_of(base: Mapping[str, Value]) -> str:
+    """The main score of an experiment."""
+    experiment = Experiment(**base)
+    score, *_ = experiment.scores or (build_dataset(experiment).score,)
+    return str(score)
+
+
+def _directions(base: Mapping[str, Value]) -> list[Literal["minimize", "maximize"]]:
+    lower = scores.find(score_of(base)).lower_is_better
+    return ["minimize", "minimize"] if lower else ["maximize", "maximize"]
+
+
+def _identity(base: Mapping[str, Value], seeds: int, share: float) -> str:
+    """What trials of one folder have in common."""
+    values = Experiment(**base).model_dump()
+    del values["rule"]
+    return digest(to_json({"base": values, "seeds": seeds, "share": share}))
+
+
+def _check(study: Value, identity: str, folder: Path) -> None:
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", identity)
+    elif known != identity:
+        raise ConfigError(
+            f"{str(folder)!r} holds trials of another experiment, or of other seeds or validation "
+            "rows: choose another folder"
+        )
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """One rule's settings, and how they are evaluated."""
+
+    base: Mapping[str, Value]
+    rule: str
+    grid: Grid
+    seeds: Sequence[int]
+    share: float
+    pool: ProcessPoolExecutor | None
+
+    def start(self, drawn: Mapping[str, Value]) -> "Future[tuple[float, float]]":
+        """Evaluate a setting in a worker process, or here."""
+        (cell,) = cells(self.base, [with_values(self.rule, drawn)], 1, [], Path())
+        given = (cell.experiment.model_dump(), self.seeds, self.share)
+        if self.pool is not None:
+            return self.pool.submit(evaluate, *given)
+        done: Future[tuple[float, float]] = Future()
+        try:
+            done.set_result(evaluate(*given))
+        except FAILURES as error:
+            done.set_exception(error)
+        return done
+
+    @property
+    def all(self) -> list[dict[str, Value]]:
+        return [dict(zip(self.grid, each, strict=True)) for each in product(*self.grid.values())]
+
+
+def _try_grid(optuna: Value, study: Value, settings: _Settings, told: Told) -> None:
+    """Evaluate what is missing of a grid. A setting is written down when it is finished."""
+    tried = [each.params for each in _ended(study)]
+    missing = [each for each in settings.all if each not in tried]
+    count = len(settings.all) - len(missing)
+    told(settings.rule, count)
+    choices = {
+        key: optuna.distributions.CategoricalDistribution(values)
+        for key, values in settings.grid.items()
+    }
+    for each, future in _results(settings, missing):
+        try:
+            outcome: Values = {"values": future.result()}
+        except FAILURES as error:
+            failed = optuna.trial.TrialState.FAIL
+            outcome = {"state": failed, "user_attrs": {REFUSED: str(error)}}
+        study.add_trial(optuna.trial.create_trial(params=each, distributions=choices, **outcome))
+        count += 1
+        told(settings.rule, count)
+
+
+def _results(
+    settings: _Settings, missing: Sequence[dict[str, Value]]
+) -> "Iterator[tuple[dict[str, Value], Future[tuple[float, float]]]]":
+    if settings.pool is None:
+        for each in missing:
+            yield each, settings.start(each)
+        return
+    started = {settings.start(each): each for each in missing}
+    try:
+        for future in as_completed(started):
+            yield started[future], future
+    finally:
+        for future in started:
+            future.cancel()
+
+
+def _try_between(study: Value, settings: _Settings, trials: int, jobs: int, told: Told) -> None:
+    """Let Optuna draw settings within the grid's values, until there are so many trials."""
+
+    def objective(trial: Value) -> tuple[float, float]:
+        drawn = {key: _draw(trial, key, values) for key, values in settings.grid.items()}
+        try:
+            return settings.start(drawn).result()
+        except FAILURES as error:
+            trial.set_user_attr(REFUSED, str(error))
+            raise
+
+    def after(study: Value, trial: Value) -> None:
+        told(settings.rule, len(_ended(study)))
+
+    missing = trials - len(_ended(study))
+    told(settings.rule, trials - max(0, missing))
+    if missing > 0:
+        # Threads only wait for the worker processes.
+        study.optimize(objective, n_trials=missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
+
+
+def _draw(trial: Value, key: str, values: tuple[Value, ...]) -> Value:
+    numbers = [value for value in values if isinstance(value, float)]
+    if len(numbers) < len(values) or len(numbers) < 2:
+        return trial.suggest_categorical(key, values)
+    low = min(numbers)
+    high = max(numbers)
+    return trial.suggest_float(key, low, high, log=low > 0 and high >= 10 * low)
+
+
+def _ended(study: Value) -> list[Value]:
+    """The trials with a result, and those whose settings cannot run; not interrupted ones."""
+    return [each for each in study.trials if each.values or REFUSED in each.user_attrs]
+
+
+def total_of(rule: str, trials: int) -> int:
+    """How many trials a rule takes."""
+    return _total(grid_of(rule), trials)
+
+
+def _total(grid: Grid, trials: int) -> int:
+    if not grid:
+        return 1
+    return trials or int(np.prod([len(values) for values in grid.values()]))
+
+
+def _finished(study: Value, rule: str) -> list[Trial]:
+    return [Trial(rule, dict(each.params), *each.values) for each in study.trials if each.values]
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Worker processes of one thread each; None: everything is done here."""
+    if jobs == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        yield pool
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+# Choosing
+
+
+def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> dict[str, Choice]:
+    """The best trial of each rule, by the worst tenth of the clients or by the mean."""
+    sign = -1 if lower_is_better else 1
+
+    def quality(trial: Trial) -> tuple[float, float]:
+        pair = (trial.worst, trial.mean) if by == "worst" else (trial.mean, trial.worst)
+        return sign * pair[0], sign * pair[1]
+
+    rules = dict.fromkeys(trial.rule for trial in trials)
+    found = {}
+    for rule in rules:
+        own = [trial for trial in trials if trial.rule == rule]
+        found[rule] = Choice(max(own, key=quality), len(own))
+    return found
+
+
+def write_chosen(folder: Path, chosen: Mapping[str, Choice], by: str) -> None:
+    rules = {rule: choice.text for rule, choice in chosen.items()}
+    write_file(folder / CHOSEN, to_json({"by": by, "rules": rules}))
+
+
+def read_chosen(folder: Path) -> dict[str, str]:
+    """The rules that were tuned, each with its chosen parameters in brackets."""
+    try:
+        read = json.loads((folder / CHOSEN).read_text(encoding="utf-8"))
+        return {str(rule): str(text) for rule, text in read["rules"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{str(folder)!r} holds no tuned rules: commonweal tune writes them"
+        ) from None
+
+
+def tuned_rules(folder: Path, rules: Sequence[str] | None) -> list[str]:
+    """The rules with their chosen parameters; those that were not tuned as they are.
+
+    rules: None stands for all that were tuned
+    """
+    chosen = read_chosen(folder)
+    return [chosen.get(rule, rule) for rule in (chosen if rules is None else rules)]

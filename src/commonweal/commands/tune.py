@@ -1,0 +1,122 @@
+"""`commonweal tune`: each rule's published grid, tried on validation rows."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from commonweal import catalog
+from commonweal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from commonweal.analysis.tuning import Trial
+
+__all__ = ["tune"]
+
+WAYS = ("worst", "mean")
+
+
+def tune(
+    file: Annotated[
+        Path, typer.Argument(help="An experiment, such as examples/vowel.toml.", show_default=False)
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value ...]", help="Changes to the experiment.", show_default=False
+        ),
+    ] = None,
+    rules: Annotated[
+        str,
+        typer.Option(metavar="A,B,...", help="The rules; parameters in brackets are kept fixed."),
+    ] = "qfedavg,term,aaggff-s",
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds per setting: 1000, 1001, ...", min=1)
+    ] = 2,
+    share: Annotated[
+        float, typer.Option(help="The share of training rows for validation.", min=0.01, max=0.9)
+    ] = 0.25,
+    trials: Annotated[
+        int,
+        typer.Option(
+            help="Trials per rule, also between the published values; 0: the published grid.", min=0
+        ),
+    ] = 0,
+    by: Annotated[
+        str, typer.Option(help="Choose by the worst tenth of the clients, or by the mean.")
+    ] = "worst",
+    jobs: Annotated[int, typer.Option(help="Worker processes; 0: one per core.", min=0)] = 0,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The folder; by default runs/<file>-tuned.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Choose each rule's parameters among those that its publication tried, on validation rows.
+
+    For example: commonweal tune examples/vowel.toml --rules qfedavg,term,afl
+
+    Test rows and the seeds of comparisons are not touched. The same command continues where it was
+    stopped. `commonweal compare FILE --tuned DIR` takes what was chosen.
+    """
+    if by not in WAYS:
+        raise ConfigError(f"--by {by!r}: give one of {', '.join(WAYS)}")
+    chosen = catalog.split_list(rules)
+    if not chosen:
+        raise ConfigError("there are no rules to tune: name some, as in --rules qfedavg,term")
+    for rule in chosen:
+        catalog.find("rules", catalog.parse(rule)["name"])
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "tuning needs optuna: install it with pip install 'commonweal[tune]'"
+        ) from None
+    from commonweal.analysis import tuning
+    from commonweal.experiment import change, values
+
+    base = change(values(file), changes or [])
+    folder = to or Path("runs") / f"{file.stem}-tuned"
+
+    def told(rule: str, done: int) -> None:
+        if not quiet:
+            typer.echo(f"{rule}: {done} of {tuning.total_of(rule, trials)} settings", err=True)
+
+    found = tuning.tune(base, chosen, folder, seeds, share, trials, jobs or tuning.cores(), told)
+    if not found:
+        raise ConfigError("no setting of any rule could be run: try other rules, or a smaller lr")
+    _finish(found, tuning.score_of(base), folder, by, quiet)
+
+
+def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool) -> None:
+    """Write what was chosen, draw the front and print both."""
+    from commonweal.analysis import tuning
+    from commonweal.files import write_file
+    from commonweal.report import plots
+    from commonweal.report.tables import show_score
+    from commonweal.scores import find
+
+    lower = find(score).lower_is_better
+    best = tuning.choose(found, "mean" if by == "mean" else "worst", lower)
+    tuning.write_chosen(folder, best, by)
+    settings: dict[str, list[tuple[str, float, float]]] = {}
+    for trial in found:
+        point = (tuning.with_values(trial.rule, trial.values), trial.mean, trial.worst)
+        settings.setdefault(trial.rule, []).append(point)
+    picture = plots.front(settings, score, lower)
+    for form in ("svg", "png"):
+        path = folder / f"front.{form}"
+        write_file(path, plots.draw(picture.figure, form), durable=False)
+    if quiet:
+        return
+    table = Table(title=f"{score} on validation rows, chosen by {by}", box=None)
+    for title in ("chosen", "settings", "mean", "worst tenth"):
+        table.add_column(title, justify="left" if title == "chosen" else "right")
+    for choice in best.values():
+        values = (show_score(value, score) for value in (choice.best.mean, choice.best.worst))
+        table.add_row(choice.text, str(choice.trials), *values)
+    console = Console(markup=False)
+    console.print(table)
+    typer.echo(picture.description)
+    typer.echo(f"drawn to {folder / 'front.svg'}; next: commonweal compare FILE --tuned {folder}")

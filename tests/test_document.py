@@ -19,6 +19,7 @@ from commonweal.analysis.labels import by_label, find_runs
 from commonweal.errors import RunError
 from commonweal.report import document, plots
 from commonweal.store import Record
+from commonweal.text import shown
 from page_helpers import IMAGE, NAMES, make_runs
 
 
@@ -97,7 +98,7 @@ def test_it_says_what_the_folders_hold(runs: Path, page: str) -> None:
     text = Outline(page).text
     for name in first:
         mean = 50 * (first[name] + second[name])
-        assert (name, f"{mean:.2f} %") in pairwise(text)
+        assert (shown(name), f"{mean:.2f} %") in pairwise(text)
     whole = "".join(text)
     assert (runs / "fedavg" / "seed-0" / "experiment.toml").read_text() in whole
     assert json.loads((runs / "fedavg" / "seed-0" / "run.json").read_text())["torch"] in whole

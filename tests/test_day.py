@@ -124,7 +124,7 @@ def test_the_day(command: Command, tmp_path: Path) -> None:
         assert without_us(tmp_path / form, one) == [without_ids(rows[0])]
     card = command("export", "runs/first", "--to", "card")
     text = (tmp_path / "runs" / "first" / "card.md").read_text(encoding="utf-8")
-    assert "card.md" in card and "| Köln |" in text and "Classes: `gesund`, `krank`" in text
+    assert "card.md" in card and "| Köln |" in text and "Classes: gesund, krank" in text
 
 
 def without_ids(row: dict[str, str]) -> dict[str, object]:
@@ -282,3 +282,33 @@ def test_init_reads_latin1_and_says_so(command: Command, tmp_path: Path) -> None
     assert 'encoding = "latin-1"' in text and 'path = "../p.csv"' in text
     command("run", "sub/p.toml", "rounds=1", "-q", "--out", "run")
     assert "Köln" in Record.read("run").clients().names
+
+
+def test_a_module_of_ones_own_is_imported_only_when_trusted(
+    command: Command, tmp_path: Path
+) -> None:
+    lines = [
+        "from torch import nn",
+        "def small(shape, outputs):",
+        "    return nn.Linear(*shape, outputs)",
+    ]
+    code = "\n".join(lines) + "\n"
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    folder = trained(command, tmp_path, "model=./mine.py:small")
+    with pytest.raises(ConfigError, match="only if you trust whoever wrote the run"):
+        command("predict", folder, "patients.csv")
+    command("predict", folder, "patients.csv", "--trust", "-o", "out.csv")
+    assert len(read(tmp_path / "out.csv")) == 400
+
+
+def test_names_in_a_table_are_text_and_nothing_else(command: Command, tmp_path: Path) -> None:
+    lines = ["site,a\x1b[2J,=note_id,label"]
+    lines += [f"s|{i % 3},{i % 7},=A{i},{'xy'[i % 2]}" for i in range(60)]
+    written(tmp_path / "t.csv", "\n".join(lines) + "\n", "utf-8")
+    assert "\x1b" not in command("init", "t.csv")
+    command("run", "t.toml", "rounds=1", "-q", "--out", "run")
+    command("predict", "run", "t.csv", "-o", "out.csv")
+    assert next(iter(read(tmp_path / "out.csv")))["'=note_id"] == "'=A0"
+    command("export", "run", "--to", "card")
+    card = (tmp_path / "run" / "card.md").read_text(encoding="utf-8")
+    assert "| s\\|0 |" in card and "\x1b" not in card

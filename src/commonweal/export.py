@@ -15,6 +15,7 @@ from commonweal.files import write_file
 from commonweal.prediction import Predictor, class_names, predictor
 from commonweal.scores import find
 from commonweal.store import Record, to_json
+from commonweal.text import shown
 
 __all__ = ["FORMS", "Form", "export"]
 
@@ -85,11 +86,19 @@ LOADERS = {
 }
 
 
-def export(record: Record, form: Form, to: Path | None = None, client: str | None = None) -> Path:
+def export(
+    record: Record,
+    form: Form,
+    to: Path | None = None,
+    client: str | None = None,
+    trust: bool = False,
+) -> Path:
     """Write a run's model, or a client's personal one, and return where it is.
 
     "torch" and "onnx" are folders: the model from features to probabilities or values, how a
     table's rows become features, and a script that predicts. "card" is a Markdown file.
+
+    trust: import the programs that the run names
     """
     if form == "card":
         path = to or record.folder / "card.md"
@@ -98,7 +107,7 @@ def export(record: Record, form: Form, to: Path | None = None, client: str | Non
     folder = to or record.folder / f"{form}-model"
     if folder.is_file():
         raise ConfigError(f"{str(folder)!r} is a file: name a folder for the model's files")
-    model = predictor(record, client)
+    model = predictor(record, client, trust)
     folder.mkdir(parents=True, exist_ok=True)
     write = _write_torch if form == "torch" else _write_onnx
     write(model, record, folder)
@@ -170,7 +179,7 @@ def _about(record: Record) -> list[str]:
     e = record.experiment
     facts = record.facts
     return [
-        f"# Model card: {record.folder.name}",
+        f"# Model card: {_name(record.folder.name)}",
         "",
         f"A `{e['model']['name']}` model of {facts['parameters']} parameters, trained by federated "
         f"learning over {facts['clients']} clients in {len(record.rounds)} rounds: the server's "
@@ -192,12 +201,17 @@ def _data(record: Record) -> list[str]:
     preparation = record.preparation()
     if preparation is not None:
         used = [column for column in preparation.columns if column.becomes != "nothing"]
-        lines.append(f"- It predicts `{preparation.label}` from {len(used)} columns:")
-        lines += [f"  - `{column.name}` ({column.becomes})" for column in used]
+        lines.append(f"- It predicts {_name(preparation.label)} from {len(used)} columns:")
+        lines += [f"  - {_name(column.name)} ({column.becomes})" for column in used]
     names = class_names(record, 0)
     if names:
-        lines.append(f"- Classes: {', '.join(f'`{name}`' for name in names)}.")
-    return lines + [f"- {note[0].upper()}{note[1:]}." for note in facts.get("notes", [])]
+        lines.append(f"- Classes: {', '.join(map(_name, names))}.")
+    return lines + [f"- {_name(note[0].upper() + note[1:])}." for note in facts.get("notes", [])]
+
+
+def _name(text: str) -> str:
+    """A name of the data, as text and not as markup."""
+    return shown(text, "markdown")
 
 
 def _served(record: Record) -> list[str]:
@@ -218,13 +232,13 @@ def _served(record: Record) -> list[str]:
     sign = -1 if find(score).lower_is_better else 1
     for k in (sign * evaluation.score).nan_to_num(nan=torch.inf).argsort().tolist():
         rows = int(evaluation.sizes[k])
-        cells = [table.names[k], str(rows), _figure(evaluation.score[k])]
+        cells = [_name(table.names[k]), str(rows), _figure(evaluation.score[k])]
         if own is not None:
             cells.append(_figure(own.score[k]))
         lines.append(f"| {' | '.join(cells)} |")
     unscored = record.facts.get("unscored", [])
     if unscored:
-        lines += ["", f"Without a score: {', '.join(unscored)}."]
+        lines += ["", f"Without a score: {', '.join(map(_name, unscored))}."]
     return lines
 
 

@@ -16,6 +16,7 @@ from commonweal.errors import ConfigError, DataError, RunError, did_you_mean
 from commonweal.preparation import Preparation
 from commonweal.rounds import reopen
 from commonweal.store import Record
+from commonweal.text import quoted
 
 __all__ = ["Predictor", "class_names", "predict_table", "predictor"]
 
@@ -44,20 +45,23 @@ class Predictor(nn.Module):
         return outputs * self.deviation + self.mean
 
 
-def predictor(record: Record, client: str | None = None) -> Predictor:
-    """A run's final model, or the personal model of a client."""
+def predictor(record: Record, client: str | None = None, trust: bool = False) -> Predictor:
+    """A run's final model, or the personal model of a client.
+
+    trust: import the programs that the run names
+    """
     loss = record.loss
     if loss == "tokens":
         raise ConfigError("predictions are for models of rows, but this run's predicts tokens")
-    module = record.raw_module()
+    module = record.raw_module(trust)
     if client is not None:
-        module.load_state_dict(_personal(record, client), strict=False)
+        module.load_state_dict(_personal(record, client, trust), strict=False)
     return Predictor(module, loss, record.facts.get("target") or {}).eval()
 
 
-def _personal(record: Record, client: str) -> dict[str, Tensor]:
+def _personal(record: Record, client: str, trust: bool) -> dict[str, Tensor]:
     """The tensors of the model that a client uses, from the last checkpoint."""
-    job, state = reopen(record.folder)
+    job, state = reopen(record.folder, trust=trust)
     names = job.population.names
     if client not in names:
         raise ConfigError(f"client {client!r} is not in this run: {did_you_mean(client, names)}")
@@ -90,12 +94,14 @@ class Predictions:
     def csv(self) -> bytes:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows(self.rows)
+        for row in (self.header, *self.rows):
+            writer.writerow(map(quoted, row))  # ids and names are data, not formulas
         return text.getvalue().encode()
 
 
-def predict_table(record: Record, path: str | Path, client: str | None = None) -> Predictions:
+def predict_table(
+    record: Record, path: str | Path, client: str | None = None, trust: bool = False
+) -> Predictions:
     """What a run's model predicts for every row of a table.
 
     Columns that name rows (ids and the client) are repeated, so that rows can be found again.
@@ -106,7 +112,7 @@ def predict_table(record: Record, path: str | Path, client: str | None = None) -
             f"{str(record.folder)!r} was not trained on a table: apply its module yourself, "
             "Record.read(folder).module()"
         )
-    model = predictor(record, client)
+    model = predictor(record, client, trust)
     header: tuple[str, ...] = ()
     rows: list[list[str]] = []
     remarks: list[str] = []

@@ -662,13 +662,16 @@ class Record:
             raise RunError(f"{str(self.folder)!r} was written by an older version: run it again")
         return task
 
-    def module(self) -> nn.Module:
-        """The final model as a module in evaluation mode; values are in the labels' units."""
-        module = self.raw_module()
+    def module(self, trust: bool = False) -> nn.Module:
+        """The final model as a module in evaluation mode; values are in the labels' units.
+
+        trust: import the program that makes the module, where the run names one
+        """
+        module = self.raw_module(trust)
         target = self.facts.get("target")
         return module if not target else InUnits(module, target["mean"], target["deviation"]).eval()
 
-    def raw_module(self) -> nn.Module:
+    def raw_module(self, trust: bool = False) -> nn.Module:
         """The final model as the module that was trained."""
         part = self.experiment["model"]
         if part["name"] == "given":
@@ -677,7 +680,7 @@ class Record:
                 "module.load_state_dict(record.model(), strict=False)"
             )
         facts = {key: self._task[key] for key in ("outputs", "labels")}
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
             torch.manual_seed(self.experiment["seed"])  # for parameters that are not trained
             module: nn.Module = catalog.build(
                 "models", part, **facts | {"labels": tuple(facts["labels"])}, shape=self.shape

@@ -22,6 +22,7 @@ from commonweal.experiment import to_toml
 from commonweal.federation import Federation
 from commonweal.preparation import Column
 from commonweal.scores import SCORES
+from commonweal.text import shown
 
 __all__ = ["Guess", "guess"]
 
@@ -124,7 +125,7 @@ def _lines(
             text = f"the client: {len(sizes)} of them, {min(sizes)} to {max(sizes)} rows each"
         else:
             text = _about(fitted[name], each)
-        lines.append((name, text))
+        lines.append((shown(name), shown(text)))
     return lines
 
 
@@ -172,7 +173,7 @@ def _remarks(found: Survey, federation: Federation, client: str | None) -> list[
         )
     elif federation.unscored:
         notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
-    return notes
+    return [shown(note) for note in notes]
 
 
 def _score(federation: Federation) -> str | None:
@@ -217,12 +218,12 @@ def _toml(
     values["dataset"] = dataset
     values["model"] = linear if small else {"name": "mlp", "hidden": [32]}
     values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32}
-    comments = [f"#   {_one_line(name)}: {_one_line(text)}" for name, text in lines]
+    comments = [f"#   {name}: {text}" for name, text in lines]
     return "\n".join(
         [
-            f"# Written by commonweal init {path.name}: correct what is wrong, then",
-            f"#   commonweal run {toml.name}",
-            f"#   commonweal compare {toml.name} --rules fedavg,aaggff-s",
+            f"# Written by commonweal init {shown(path.name)}: correct what is wrong, then",
+            f"#   commonweal run {shown(toml.name)}",
+            f"#   commonweal compare {shown(toml.name)} --rules fedavg,aaggff-s",
             "#",
             "# The columns (leave some out with drop = [...], use an id with keep = [...]):",
             *comments,
@@ -230,7 +231,3 @@ def _toml(
             to_toml(values),
         ]
     )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from commonweal.errors import ConfigError, did_you_mean
+from commonweal.text import shown
 
 __all__ = ["export", "init", "predict"]
 
@@ -16,6 +17,10 @@ Run = Annotated[
 ]
 Client = Annotated[
     str | None, typer.Option(help="Use this client's personal model, where the run has them.")
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import what a run names: only if you trust who wrote it."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
@@ -67,6 +72,7 @@ def predict(
         Path | None, typer.Option("--out", "-o", help="The CSV file; by default it is printed.")
     ] = None,
     client: Client = None,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict the rows of a table by a run's model, prepared as the training rows were.
@@ -77,10 +83,10 @@ def predict(
     from commonweal.prediction import predict_table
     from commonweal.store import Record
 
-    predictions = predict_table(Record.read(run), path, client)
+    predictions = predict_table(Record.read(run), path, client, trust)
     if not quiet:
         for remark in predictions.remarks:
-            typer.echo(remark, err=True)
+            typer.echo(shown(remark), err=True)
     if to is None:
         typer.echo(predictions.csv().decode(), nl=False)
         return
@@ -100,6 +106,7 @@ def export(
         typer.Option("--out", "-o", help="A folder, or the card's file; by default in the run."),
     ] = None,
     client: Client = None,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's model for others: torch or onnx with a script, or a model card.
@@ -114,6 +121,6 @@ def export(
     from commonweal.store import Record
 
     chosen = exports.FORMS[FORMS.index(form)]
-    path = exports.export(Record.read(run), chosen, to, client)
+    path = exports.export(Record.read(run), chosen, to, client, trust)
     if not quiet:
         typer.echo(f"written to {path}")

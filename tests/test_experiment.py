@@ -224,8 +224,8 @@ NAMED = "give a name, or a table with a name and parameters"
         (
             {"learning_rate": 5},
             "an experiment has no key 'learning_rate': known: algorithm, channels, client, cohort, "
-            "dataset, engine, evaluate_every, model, noise, partition, rounds, rule, sampler, "
-            "score, seed, server, vectorize",
+            "dataset, engine, evaluate_every, model, noise, partition, patience, rounds, rule, "
+            "sampler, score, seed, server, unseen, validation, vectorize, watch",
         ),
     ],
 )
@@ -380,7 +380,7 @@ def test_toml_reads_back_to_an_equal_experiment(values: dict[str, Any]) -> None:
 def test_toml_holds_every_default_and_says_what_is_not_set() -> None:
     text = Experiment(dataset="vowel", rule="aaggff-s").toml()
     values = tomllib.loads(text)
-    unset = {"partition", "noise", "score"}
+    unset = {"partition", "noise", "score", "patience"}
     assert set(values) == set(Experiment.model_fields) - unset
     assert all(f"# {key} is not set" in text for key in unset)
     assert values["server"] == SERVER

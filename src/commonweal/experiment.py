@@ -35,6 +35,10 @@ class RunSettings(pydantic.BaseModel):
     engine: Literal["simulator"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
     evaluate_every: int = Field(1, ge=1)
+    validation: float = Field(0.0, ge=0, lt=1)  # share of training rows to choose the best round by
+    patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops
+    watch: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
+    unseen: float = Field(0.0, ge=0, lt=1)  # share of clients that are held out of training
     score: Value = None  # the main score, or a list of scores; None: the dataset's own
 
     def __init__(self, **values: Value) -> None:
@@ -60,6 +64,11 @@ class RunSettings(pydantic.BaseModel):
             )
         for score in self.scores:
             _check_score(score)
+        if self.patience is not None and not self.validation:
+            raise ConfigError(
+                f"patience = {self.patience} needs validation rows, as nothing is chosen on test "
+                "rows: set validation = 0.2"
+            )
 
     @property
     def scores(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Nothing is padded: a million clients with three rows each take the memory of thr
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,8 +20,10 @@ from commonweal.errors import DataError
 from commonweal.population import Population
 from commonweal.preparation import Preparation
 
-__all__ = ["Federation", "Rows", "number_clients"]
+__all__ = ["Federation", "HeldOut", "Rows", "number_clients"]
 
+VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
+HOLD_OUT = 0x756E7365656E
 CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per row
 
 
@@ -60,6 +62,13 @@ class Rows:
         return shift + torch.arange(int(offsets[-1])), offsets
 
 
+class HeldOut(NamedTuple):
+    """Clients that take no part in training, and all their rows."""
+
+    names: tuple[str, ...]
+    rows: Rows
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Training and test rows of K clients, their names, and the learning task.
@@ -77,6 +86,8 @@ class Federation:
     notes: tuple[str, ...] = ()  # what a user should know about how the rows were prepared
     class_names: tuple[str, ...] = ()  # the labels' own words; empty: they are numbers
     preparation: Preparation | None = None  # how a table's columns became these rows
+    validation: Rows | None = None  # rows to choose by: best round, early stop; never trained on
+    held_out: "HeldOut | None" = None  # clients that take no part in training
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.train.x.shape[1:]))
@@ -84,6 +95,48 @@ class Federation:
         return (
             f"<Federation: {self.clients} clients, {len(self.train.y)} training and "
             f"{len(self.test.y)} test rows of {shape or 1} numbers, {what}>"
+        )
+
+    def with_validation(self, share: float, seed: int = 0) -> "Federation":
+        """Move a share of each client's training rows to `validation`, stratified by class.
+
+        Which rows depends on (seed, the client's name) only.
+        """
+        owner = np.repeat(np.arange(self.clients), self.train.sizes.numpy())
+        chosen = _split(owner, self.train.y.numpy(), self.names, share, seed ^ VALIDATION)
+        train, validation = (
+            _take(self.train.x, self.train.y, owner, np.flatnonzero(rows), self.clients)
+            for rows in (~chosen, chosen)
+        )
+        return replace(self, train=train, validation=validation)
+
+    def hold_out(self, share: float, seed: int = 0) -> "Federation":
+        """Hold a share of the clients out of training: `held_out` has all their rows.
+
+        Which clients depends on the seed and their names only.
+        """
+        count = max(1, round(share * self.clients))
+        if count >= self.clients:
+            raise DataError(
+                f"unseen = {share}: of {self.clients} clients, {count} would be held out and none "
+                "would train; give a smaller share"
+            )
+        keys = np.array([randomness.key(name) for name in self.names], dtype=np.uint64)
+        draws = randomness.uniforms(seed ^ HOLD_OUT, keys, np.zeros(self.clients))
+        held = np.sort(np.argsort(draws, kind="stable")[:count])
+        kept = torch.from_numpy(np.setdiff1d(np.arange(self.clients), held))
+        names = tuple(self.names[k] for k in kept.tolist())
+        groups = None if self.groups is None else tuple(self.groups[k] for k in kept.tolist())
+        return replace(
+            self,
+            train=_of_clients(self.train, kept),
+            test=_of_clients(self.test, kept),
+            names=names,
+            groups=groups,
+            held_out=HeldOut(
+                tuple(self.names[k] for k in held.tolist()),
+                _joined(self.train, self.test, torch.from_numpy(held)),
+            ),
         )
 
     def __post_init__(self) -> None:
@@ -223,6 +276,20 @@ class Federation:
             notes=tuple(notes),
             class_names=tuple(class_names),
         )
+
+
+def _of_clients(rows: Rows, ids: Tensor) -> Rows:
+    index, offsets = rows.index_of(ids)
+    return Rows(rows.x[index], rows.y[index], offsets)
+
+
+def _joined(first: Rows, second: Rows, ids: Tensor) -> Rows:
+    """The rows of some clients from two parts, client after client."""
+    pieces = [part.client(k) for k in ids.tolist() for part in (first, second)]
+    sizes = torch.tensor([len(piece.y) for piece in pieces]).view(-1, 2).sum(1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    x = torch.cat([piece.x for piece in pieces])
+    return Rows(x, torch.cat([piece.y for piece in pieces]), offsets)
 
 
 def number_clients(client: np.ndarray) -> tuple[list[str], np.ndarray]:

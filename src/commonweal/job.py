@@ -134,7 +134,7 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
     federation: other rows than those of the experiment's dataset, as for tuning
     """
     if federation is None:
-        federation = build_dataset(experiment)
+        federation = _divided(build_dataset(experiment), experiment)
     task = build_task(
         experiment,
         shape=tuple(federation.train.x.shape[1:]),
@@ -147,6 +147,15 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
     e = experiment
     engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize)
     return job_on(experiment, task, engine)
+
+
+def _divided(federation: Federation, settings: RunSettings) -> Federation:
+    """The federation with its validation rows, and with clients held out."""
+    if settings.unseen:
+        federation = federation.hold_out(settings.unseen, settings.seed)
+    if settings.validation:
+        federation = federation.with_validation(settings.validation, settings.seed)
+    return federation
 
 
 def build_task(
@@ -195,6 +204,7 @@ def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
+    federation = _divided(federation, settings)
     if settings.scores:
         score, *also = settings.scores
         task = replace(task, score=score, also=tuple(also))

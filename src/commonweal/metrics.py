@@ -36,6 +36,7 @@ __all__ = [
     "angle",
     "best",
     "better_off",
+    "dkw_floor",
     "excess_max",
     "gap",
     "gini",
@@ -337,6 +338,32 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def dkw_floor(
+    scores: Values,
+    share: float = 0.8,
+    confidence: float = 0.95,
+    *,
+    lower_is_better: bool = False,
+) -> tuple[float, float]:
+    """What new clients get at least, from the scores of clients drawn like them: (share, score).
+
+    By the inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant, whatever the
+    distribution: with this confidence, at least this share of new clients scores no worse. Where
+    the clients are too few for the share that was asked, the share is a smaller one.
+
+    >>> dkw_floor([0.9] * 99 + [0.1])
+    (0.8, 0.9)
+    """
+    values = np.sort(_vector(scores, "scores"))
+    if not lower_is_better:
+        values = values[::-1]  # the best first
+    margin = math.sqrt(math.log(1 / (1 - confidence)) / (2 * values.size))
+    reached = math.ceil((share + margin) * values.size - 1e-9)
+    if reached <= values.size:
+        return share, float(values[reached - 1])
+    return max(0.0, 1 - margin), float(values[-1])
 
 
 def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:

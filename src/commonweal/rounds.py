@@ -21,7 +21,7 @@ from commonweal.federation import Federation
 from commonweal.job import Job, job_from_experiment, job_from_parts
 from commonweal.population import Population
 from commonweal.scores import find
-from commonweal.store import RoundRecord, Store, table_of
+from commonweal.store import Record, RoundRecord, Store, best_round, table_of
 from commonweal.task import Task
 from commonweal.tensors import State, num_bytes
 from commonweal.values import Value, Values
@@ -40,6 +40,7 @@ class Round(RoundRecord):
     """A round that was just run: its record, and what is not written to it."""
 
     evaluation: Evaluation | None  # on test rows, after the round
+    held_out: Evaluation | None  # of clients that are held out
     state: State  # the server's
     seconds: dict[str, float]
     job: Job
@@ -105,7 +106,8 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
         last, saved = store.open(job.text, about, resume)
-        if last < job.rounds:
+        known = _Best(job, store, last)
+        if last < job.rounds and not known.gives_up(last):
             store.remove_model()
         if job.preparation is not None:
             target = about.get("target") or {}
@@ -118,21 +120,54 @@ def _from_round(job: Job, store: Store | None, last: int, saved: State) -> Itera
     state = restore(job, saved, store, resume=True, last=last)
     saver = _Saver(job, store, last)
     watch = _Watch(job)
+    best = _Best(job, store, last)
     try:
         for number in range(last + 1, job.rounds + 1):
+            if best.gives_up(last):
+                break
             done = _round(job, state, number)
             if store is not None:
                 _write(store, job, done)
             state = done.state
             last = number
-            saver.save(state, last, force=number == job.rounds)
+            best.see(done)
+            saver.save(state, last, force=number == job.rounds or best.gives_up(last))
             yield done
             watch.check(done)
-        if store is not None and last == job.rounds:
+        if store is not None and (last == job.rounds or best.gives_up(last)):
             store.write_model(job.task.tensors(job.algorithm.model(state)))
     finally:
         # Ctrl-C, a failed write or a caller that stops: keep every complete round.
         saver.save(state, last, force=True)
+
+
+class _Best:
+    """Keeps the model of the best round by validation rows, and ends a run that gets no better."""
+
+    def __init__(self, job: Job, store: Store | None, last: int) -> None:
+        self.job = job
+        self.store = store
+        self.seen: list[RoundRecord] = []
+        if store is not None and last > 0 and job.settings.validation:
+            self.seen = [r for r in Record.read(store.folder).rounds if r.number <= last]
+
+    @property
+    def round(self) -> RoundRecord | None:
+        lower = find(self.job.task.score).lower_is_better
+        return best_round(self.seen, self.job.settings.watch, lower)
+
+    def see(self, done: Round) -> None:
+        if not done.validation:
+            return
+        self.seen.append(done)
+        if self.round is done and self.store is not None:
+            self.store.write_best(self.job.task.tensors(self.job.algorithm.model(done.state)))
+
+    def gives_up(self, last: int) -> bool:
+        """Whether there was no better round for as long as `patience` allows."""
+        patience = self.job.settings.patience
+        best = self.round
+        return patience is not None and best is not None and last - best.number >= patience
 
 
 class _Watch:
@@ -299,6 +334,10 @@ def _round(job: Job, state: State, number: int) -> Round:
         new_state = algorithm.before_evaluation(new_state)
         evaluation = engine.evaluate(algorithm, new_state)
         _check_finite(job, evaluation, number)
+    further: Values = {}
+    held_out = None
+    if evaluation is not None:
+        further, held_out = _further(job, new_state)
     evaluated = time.perf_counter()
     return Round(
         number=number,
@@ -307,11 +346,33 @@ def _round(job: Job, state: State, number: int) -> Round:
         warnings=outcome.warnings,
         bytes=_traffic(job, exchanges),
         **_metrics(evaluation, engine.population),
+        **further,
         evaluation=evaluation,
+        held_out=held_out,
         state=new_state,
         seconds={"train": trained - start, "evaluate": evaluated - trained},
         job=job,
     )
+
+
+def _further(job: Job, state: State) -> tuple[Values, Evaluation | None]:
+    """The metrics on validation rows and of held-out clients, and the latter's evaluation."""
+    found: Values = {}
+    lower = find(job.task.score).lower_is_better
+    if job.settings.validation:
+        each = job.engine.evaluate(job.algorithm, state, "validation")
+        scores = (each.personal or each).score[each.scored]
+        if len(scores):
+            sizes = each.sizes[each.scored]
+            found["validation"] = metrics.summary(scores, sizes, lower_is_better=lower)
+    if not job.settings.unseen:
+        return found, None
+    unseen = job.engine.evaluate(job.algorithm, state, "unseen")
+    if len(unseen.scored):
+        sizes = unseen.sizes[unseen.scored]
+        scores = unseen.score[unseen.scored]
+        found["unseen"] = metrics.summary(scores, sizes, lower_is_better=lower)
+    return found, unseen
 
 
 def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:
@@ -396,6 +457,9 @@ def _write(store: Store, job: Job, done: Round) -> None:
     table = None if done.evaluation is None else table_of(names, done.evaluation)
     store.append(done, done.seconds, table)
     if done.evaluation is not None:
+        federation = job.engine.federation
+        if done.held_out is not None and federation is not None and federation.held_out is not None:
+            store.write_unseen(table_of(federation.held_out.names, done.held_out))
         samples = job.algorithm.samples(done.state)
         if samples is not None:
             store.write_samples(*samples)

@@ -7,6 +7,8 @@
     synthetic.npz           synthetic rows (images, labels), where the algorithm makes some
     preparation.json        how a table's columns became features, where the rows are a table's
     model.safetensors       the final model, by the module's own names
+    best.safetensors        that of the best round by validation rows, where there are any
+    unseen.csv              the last evaluation of clients that were held out, where there are any
     checkpoint.safetensors  the server's state after some round: where a resumed run continues
     client_states/          clients' states, where they are too large for the checkpoint
     timings.jsonl           seconds per round; the only file that differs between two equal runs
@@ -43,6 +45,7 @@ from commonweal.evaluation import Evaluation
 from commonweal.files import LOCK, digest, locked, read_plain, sync, write_file, writing
 from commonweal.frames import frame
 from commonweal.preparation import Preparation
+from commonweal.scores import find
 from commonweal.sealed import pack, unpack
 from commonweal.task import InUnits
 from commonweal.tensors import State, Tensors, flatten, unflatten
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from commonweal.report.plots import Plots
 
 __all__ = [
+    "best_round",
     "FORMAT",
     "ClientTable",
     "Record",
@@ -104,12 +108,14 @@ class RoundRecord:
     metrics: dict[str, float] = field(default_factory=dict)  # of test scores; empty: not evaluated
     personal: dict[str, float] = field(default_factory=dict)  # the same of the clients' own models
     more: dict[str, dict[str, float]] = field(default_factory=dict)  # metrics of further scores
+    validation: dict[str, float] = field(default_factory=dict)  # of the models that clients use
+    unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
 
     def line(self) -> Values:
         """The round as a JSON object. Empty optional fields are left out."""
         values = {each.name: getattr(self, each.name) for each in fields(RoundRecord)}
         del values["number"]
-        for name in ("capped", "personal", "more"):
+        for name in ("capped", "personal", "more", "validation", "unseen"):
             if not values[name]:
                 del values[name]
         return {"round": self.number, **values}
@@ -121,7 +127,7 @@ class RoundRecord:
         values = {name: value for name, value in line.items() if name in known}
         for name in ("losses", "scores"):
             values[name] = tuple(math.nan if v is None else float(v) for v in line[name])
-        for name in ("metrics", "personal"):
+        for name in ("metrics", "personal", "validation", "unseen"):
             values[name] = _numbers(line.get(name) or {})
         values["more"] = {name: _numbers(each) for name, each in (line.get("more") or {}).items()}
         values["clients"] = tuple(line["clients"])
@@ -330,6 +336,14 @@ class Store:
 
     def write_model(self, tensors: Tensors) -> None:
         write_file(self.folder / "model.safetensors", pack(tensors))
+
+    def write_best(self, tensors: Tensors) -> None:
+        """Write the model of the best round so far, by validation rows."""
+        write_file(self.folder / "best.safetensors", pack(tensors))
+
+    def write_unseen(self, table: bytes) -> None:
+        """Write the last evaluation of the clients that are held out."""
+        write_file(self.folder / "unseen.csv", table, durable=False)
 
 
 def table_of(names: Sequence[str], evaluation: Evaluation) -> bytes:
@@ -556,6 +570,12 @@ class Record:
         return (self.folder / "model.safetensors").exists()
 
     def _are_all(self, rounds: list[RoundRecord]) -> bool:
+        patience = self.experiment.get("patience")
+        if patience is not None and rounds:  # the run may have stopped early
+            watch = str(self.experiment.get("watch", "mean"))
+            best = best_round(rounds, watch, find(self.facts["score"]).lower_is_better)
+            if best is not None and rounds[-1].number - best.number >= patience:
+                return True
         last = rounds[-1].number if rounds else 0
         return last >= int(self.experiment.get("rounds", 0))
 
@@ -566,7 +586,9 @@ class Record:
 
     def clients(self, round: int | None = None) -> ClientTable:
         """Every client's evaluation after a round, by default the last evaluated one."""
-        path = self._table(round)
+        return self._client_table(self._table(round))
+
+    def _client_table(self, path: Path) -> ClientTable:
         with open(path, encoding="utf-8", newline="") as file:
             lines = list(csv.DictReader(file))
         if not lines:
@@ -602,6 +624,18 @@ class Record:
         scores = {self.facts["score"]: columns.pop("score"), **columns}
         undefined = (sizes > 0) & scores[self.facts["score"]].isnan()
         return Evaluation(losses, scores, sizes, undefined, personal)
+
+    def unseen(self) -> ClientTable | None:
+        """The last evaluation of the clients that are held out of training, if there are any."""
+        path = self.folder / "unseen.csv"
+        return self._client_table(path) if path.exists() else None
+
+    @property
+    def best(self) -> RoundRecord | None:
+        """The round that is best on validation rows, whose model is in best.safetensors."""
+        watch = str(self.experiment.get("watch", "mean"))
+        lower = find(self.facts["score"]).lower_is_better
+        return best_round(self.rounds, watch, lower)
 
     def frame(self) -> Value:
         """A line per evaluated round and client: round, client, rows, score, loss, ...
@@ -706,6 +740,15 @@ class Record:
 
 def _name(part: Value) -> str:
     return part.get("name", "?") if isinstance(part, Mapping) else str(part)
+
+
+def best_round(
+    rounds: Sequence[RoundRecord], watch: str, lower_is_better: bool
+) -> RoundRecord | None:
+    """The first of the rounds with the best mean or worst score on validation rows."""
+    sign = -1 if lower_is_better else 1
+    evaluated = [each for each in rounds if each.validation]
+    return max(evaluated, key=lambda each: sign * each.validation[watch], default=None)
 
 
 def _tensor(column: list[str]) -> Tensor:

@@ -57,7 +57,7 @@ class Curve:
     names: tuple[str, ...]
     scores: Tensor  # (K', 11)
     losses: Tensor  # (K', 11)
-    validated: Tensor  # (K',) scores of one half of the test rows at the best m of the other half
+    validated: Tensor  # (K',) at the best m of validation rows, or of the other half of test rows
     lower_is_better: bool = False
 
     def chosen(self) -> dict[str, Tensor]:
@@ -88,13 +88,22 @@ def curve(job: Job, state: State) -> Curve:
     test = federation.test
     ids = federation.scored
     whole = _along(job, client, state, test)
-    halves = [_half(test, k) for k in (0, 1)]
-    first, second = (_along(job, client, state, half) for half in halves)
     lower = find(job.task.score).lower_is_better
-    picked = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
-    validated = _mean_of_halves(torch.stack(picked), torch.stack([h.sizes for h in halves]))
+    if federation.validation is not None:
+        point = _best(_along(job, client, state, federation.validation), lower)
+        validated = whole.score_at(point)
+    else:
+        validated = _by_halves(job, client, state, test, lower)
     names = tuple(federation.names[i] for i in ids.tolist())
     return Curve(names, whole.scores[ids], whole.losses[ids], validated[ids], lower)
+
+
+def _by_halves(job: Job, client: Client, state: State, test: Rows, lower: bool) -> Tensor:
+    """Scores (K,) of one half of the test rows at the best m of the other, both ways."""
+    halves = [_half(test, k) for k in (0, 1)]
+    first, second = (_along(job, client, state, half) for half in halves)
+    picked = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
+    return _mean_of_halves(torch.stack(picked), torch.stack([h.sizes for h in halves]))
 
 
 def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:

@@ -206,7 +206,7 @@ class Simulator(Engine):
         undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
         undefined[task.undefined(rows.y, rows.offsets)] = True
         shared = replace(shared, undefined=undefined)
-        if not algorithm.personalizes:
+        if not algorithm.personalizes or part == "unseen":  # who has no model of its own
             return shared
         message = algorithm.message(state)
         personal = shared
@@ -230,7 +230,17 @@ class Simulator(Engine):
             yield group, torch.vmap(own)(states)
 
     def _part(self, part: str) -> Rows:
-        return {"train": self.rows.train, "test": self.rows.test}[part]
+        held_out = self.rows.held_out
+        parts = {
+            "train": self.rows.train,
+            "test": self.rows.test,
+            "validation": self.rows.validation,
+            "unseen": None if held_out is None else held_out.rows,
+        }
+        rows = parts[part]
+        if rows is None:
+            raise ConfigError(f"the federation has no {part} rows: set {part} = 0.2")
+        return rows
 
     # The run's record
 
@@ -246,6 +256,7 @@ class Simulator(Engine):
             "train_rows": len(self.rows.train.y),
             "test_rows": len(self.rows.test.y),
             **_majority(self.rows),
+            **_divisions(self.rows),
         }
 
     def digest(self) -> str:
@@ -298,6 +309,15 @@ def check_fit(task: Task, federation: Federation) -> None:
             f"needs {federation.outputs}: change its last layer, or give the federation "
             f"outputs={given}"
         )
+
+
+def _divisions(federation: Federation) -> Values:
+    facts: Values = {}
+    if federation.validation is not None:
+        facts["validation_rows"] = len(federation.validation.y)
+    if federation.held_out is not None:
+        facts["held_out"] = list(federation.held_out.names)
+    return facts
 
 
 def _majority(federation: Federation) -> Values:

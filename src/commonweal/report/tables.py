@@ -212,8 +212,36 @@ def _run_notes(record: Record, clients: ClientTable, model: "_Model") -> list[st
     if unscored:
         some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
         notes.append(f"without a score (no test rows, or it is undefined for them): {some}")
+    notes += _chosen_notes(record, model.score)
     few = small_test_sets(clients, model.score)
     return [*notes, few] if few else notes
+
+
+def _chosen_notes(record: Record, score: str) -> list[str]:
+    """The best round by validation rows, and what clients get that were never seen."""
+    notes = []
+    best = record.best
+    watch = str(record.experiment.get("watch", "mean"))
+    if best is not None:
+        reached = show_score(best.validation[watch], score)
+        notes.append(f"best on validation rows: round {best.number}, {watch} {reached}")
+    table = record.unseen()
+    if table is not None:
+        notes.append(unseen_sentence(table.evaluation, score))
+    return notes
+
+
+def unseen_sentence(evaluation: Evaluation, score: str) -> str:
+    """What clients get that took no part in training."""
+    values = evaluation.score[evaluation.scored]
+    lower = scores.find(score).lower_is_better
+    mean = show_score(float(values.mean()), score)
+    share, floor = metrics.dkw_floor(values, lower_is_better=lower)
+    bound = "at most" if lower else "at least"
+    return (
+        f"{len(values)} clients never seen in training: mean {mean}; with 95 % confidence at least "
+        f"{100 * share:.0f} % of new clients get {bound} {show_score(floor, score)}"
+    )
 
 
 def small_test_sets(clients: ClientTable, score: str) -> str:
@@ -275,7 +303,8 @@ def choices(curve: Curve, score: str) -> Table:
         worst = show_score(metrics.worst(values, lower_is_better=lower), score)
         table.add_row(label, mean, worst)
     table.caption = (
-        "validation: the best m on one half of a client's test rows, used for the other half; "
+        "validation: the best m on a client's validation rows, or on one half of its test rows for "
+        "the other half; "
         "oracle: the best m on the rows that are scored"
     )
     return table

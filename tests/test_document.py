@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from commonweal import cli
-from commonweal.analysis.compare import Result
+from commonweal.analysis.compare import Result, baseline_cells, cells, run_cells
 from commonweal.analysis.labels import by_label, find_runs
 from commonweal.errors import RunError
 from commonweal.report import document, plots
@@ -223,3 +223,24 @@ def test_of_errors_a_fall_is_a_gain() -> None:
 
     found = plots.changes(result("fedavg", [2.0, 1.0]), result("term", [1.5, 1.25]), "mae")
     assert (found.gained, found.lost) == ([("a", -0.5)], [("b", 0.25)])
+
+
+def test_runs_alone_and_pooled_say_for_whom_it_is_worth_it(tmp_path: Path) -> None:
+    base = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
+    plan = [*cells(base, ["fedavg", "term"], 1, [], tmp_path), *baseline_cells(base, 1, tmp_path)]
+    for _ in run_cells(plan):
+        pass
+    report = document.collect([tmp_path])
+    assert [each.label for each in report.results] == ["fedavg", "term"]
+    assert [each.label for each in report.baselines] == ["alone", "pooled"]
+    page = Outline(document.render(report, "worth"))
+
+    def score(label: str, column: str) -> dict[str, float]:
+        with open(tmp_path / label / "seed-0" / "clients" / "000002.csv") as file:
+            return {line["client"]: float(line[column]) for line in csv.DictReader(file)}
+
+    alone = score("alone", "personal_score")
+    fedavg = score("fedavg", "score")
+    for name in alone:
+        assert (name, f"{100 * (fedavg[name] - alone[name]):+.2f}") in pairwise(page.text)
+    assert not any("Weights over rounds: alone" in text for text in page.text)

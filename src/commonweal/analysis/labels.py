@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.errors import RunError
 from commonweal.store import Record
 from commonweal.values import Value, Values
@@ -32,20 +33,35 @@ def find_runs(folders: Sequence[str | Path]) -> list[Record]:
 def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The runs by what tells them apart: the rule, and the keys in which experiments differ.
 
-    A second run of the same experiment and seed has the label with "#2".
+    A second run of the same experiment and seed has the label with "#2". What a federation is
+    measured against, clients alone and pooled rows, stands last.
     """
     groups: dict[str, list[Record]] = {}
+    baselines: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(_identity(record), []).append(record)
+        name = _baseline(record)
+        if name is None:
+            groups.setdefault(_identity(record), []).append(record)
+        else:
+            baselines.setdefault(name, []).append(record)
     found: dict[str, list[Record]] = {}
     labels = _labels([group[0] for group in groups.values()])
-    for label, group in zip(labels, groups.values(), strict=True):
+    labelled = [*zip(labels, groups.values(), strict=True), *baselines.items()]
+    for label, group in labelled:
         met: Counter[int] = Counter()
         for record in sorted(group, key=seed_of):
             met[seed_of(record)] += 1
             again = met[seed_of(record)]
             found.setdefault(label if again == 1 else f"{label} #{again}", []).append(record)
     return found
+
+
+def _baseline(record: Record) -> str | None:
+    """Whether a run is of clients alone or of pooled rows, as `compare` adds them."""
+    table = flat(record.experiment)
+    if table.get("client.name") == ALONE:
+        return ALONE
+    return POOLED if table.get("algorithm.name") == POOLED else None
 
 
 def seed_of(record: Record) -> int:

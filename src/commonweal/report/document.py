@@ -7,13 +7,14 @@ from pathlib import Path
 from commonweal import __version__
 from commonweal.analysis.compare import Result, gather
 from commonweal.analysis.labels import by_label, find_runs, flat, seed_of
+from commonweal.analysis.worth import ALONE, POOLED, worth
 from commonweal.errors import RunError
 from commonweal.report import html, plots, tables
 from commonweal.report.html import Html, join, tag
 from commonweal.report.plots import Picture
 from commonweal.store import Record
 
-__all__ = ["Report", "collect", "render"]
+__all__ = ["Report", "collect", "render", "split"]
 
 MOST_ROWS = 200  # of a table of numbers
 MOST_NAMES = 10  # clients that a sentence names
@@ -51,7 +52,14 @@ class Report:
 
     runs: dict[str, list[Record]]  # by label, the first is what others are compared with
     results: list[Result]  # over the seeds that all labels have
+    baselines: list[Result]  # clients alone and pooled rows, where they were run
     left_out: list[str]  # sentences
+
+    @property
+    def federated(self) -> dict[str, list[Record]]:
+        """The runs without those of the baselines, unless there are no others."""
+        known = {each.label for each in self.baselines}
+        return {label: runs for label, runs in self.runs.items() if label not in known}
 
     @property
     def score(self) -> str:
@@ -84,7 +92,16 @@ def collect(folders: Sequence[str | Path]) -> Report:
         beyond = sorted(seed_of(r) for r in records if seed_of(r) not in common)
         if beyond:
             left_out.append(f"{label}: seeds {beyond} are left out, as other labels lack them.")
-    return Report(paired, gather(paired), left_out)
+    results, baselines = split(gather(paired))
+    return Report(paired, results, baselines, left_out)
+
+
+def split(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """The results of rules, and those of the baselines; where there are no rules, all together."""
+    rules = [each for each in results if each.label not in (ALONE, POOLED)]
+    if not rules:
+        return list(results), []
+    return rules, [each for each in results if each.label in (ALONE, POOLED)]
 
 
 def _listed(folders: Sequence[str | Path]) -> str:
@@ -109,6 +126,7 @@ def render(report: Report, title: str) -> str:
     """The report as an HTML page."""
     sections = [
         _comparison(report),
+        _worth(report),
         _clients(report),
         _rounds(report),
         _weights(report),
@@ -197,8 +215,27 @@ def _lines(
     return [list(row) for row in zip(grid.labels, *cells, strict=True)]
 
 
+def _worth(report: Report) -> Section | None:
+    """Who is better off than alone."""
+    found = worth(report.results, report.baselines)
+    if not found:
+        return None
+    content = [tag("p", sentence) for sentence in tables.worth_sentences(found, report.score)]
+    header = ["client", *(f"gain by {each.label}" for each in found)]
+    gains = [dict(zip(each.clients, each.change.tolist(), strict=True)) for each in found]
+    factor = tables.scale(report.score)
+    rows = []
+    for name in sorted(gains[0], key=lambda name: gains[0][name]):
+        known = [each.get(name) for each in gains]
+        rows.append((name, *("-" if v is None else f"{factor * v:+.2f}" for v in known)))
+    caption = "Gain against training alone (above 0: better off), mean over seeds"
+    numbers = html.table(caption, header, html.ends(rows, MOST_ROWS))
+    content.append(tag("details", tag("summary", "Every client"), numbers))
+    return _section("worth", "Worth it, for whom: against training alone", *content)
+
+
 def _clients(report: Report) -> Section:
-    picture = plots.clients(report.results, report.score)
+    picture = plots.clients([*report.results, *report.baselines], report.score)
     content = [html.figure(picture, "clients-figure", MOST_ROWS)]
     base, *others = report.results
     for other in others:
@@ -220,7 +257,7 @@ def _who(what: str, pairs: Sequence[tuple[str, float]]) -> str:
 
 
 def _rounds(report: Report) -> Section:
-    picture = plots.rounds(report.runs)
+    picture = plots.rounds(report.federated)
     return _section(
         "rounds", "Scores over rounds", html.figure(picture, "rounds-figure", MOST_ROWS)
     )
@@ -250,7 +287,7 @@ def _regret(report: Report) -> Section | None:
 def _pictures(report: Report, draw: plots.Drawing) -> list[Picture]:
     """A picture of the first run of each label, where it has one."""
     found = []
-    for label, records in report.runs.items():
+    for label, records in report.federated.items():
         try:
             found.append(draw(records[0], label))
         except RunError:  # a rule without weights, or without a regret

@@ -21,8 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from commonweal import catalog
 from commonweal.analysis.compare import gather
 from commonweal.analysis.labels import by_label, seed_of
+from commonweal.analysis.worth import worth
 from commonweal.errors import CommonwealError, RunError
 from commonweal.report import plots, tables
+from commonweal.report.document import split
 from commonweal.store import Record, to_json
 from commonweal.ui import runs
 from commonweal.values import Values
@@ -187,7 +189,7 @@ def _compare(root: Path, request: Request) -> Values:
     if len(scores) > 1:
         raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
     (score,) = scores
-    results = gather(paired)
+    results, baselines = split(gather(paired))
     grid = tables.layout(tables.comparison(results, score))
     first, *others = results
     changes = [plots.changes(first, other, score)._asdict() for other in others]
@@ -205,7 +207,7 @@ def _compare(root: Path, request: Request) -> Values:
             [label, *(column.cells[i] for column in grid.columns)]
             for i, label in enumerate(grid.labels)
         ],
-        "notes": grid.notes,
+        "notes": [*tables.worth_sentences(worth(results, baselines), score), *grid.notes],
         "curves": {label: runs.curve(group[0]) for label, group in paired.items()},
         "changes": changes,
     }

@@ -447,7 +447,7 @@ def test_two_phase_computes_the_same_in_all_modes(mode: str) -> None:
 
 
 def needs(name: str) -> frozenset[str]:
-    more = {"rule": "fedavg"} if name in ("guarded", "grouped") else {}
+    more = {"rule": "fedavg"} if name in ("excess", "guarded", "grouped") else {}
     rule: Rule = catalog.build("rules", {"name": name, **more})
     return rule.needs
 
@@ -462,14 +462,18 @@ def test_some_rules_need_updates_and_some_do_not() -> None:
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_two_phase_refuses_rules_that_need_updates(name: str) -> None:
-    rule = {"name": name, "rule": "fedavg"} if name in ("guarded", "grouped") else name
+    rule = {"name": name, "rule": "fedavg"} if name in ("excess", "guarded", "grouped") else name
     with pytest.raises(ConfigError, match="two-phase decides before clients train, but the rule"):
         final("mlp", rule=rule, algorithm="two-phase")
 
 
 @pytest.mark.parametrize("name", sorted(set(catalog.entries("rules")) - set(UPDATES)))
 def test_two_phase_takes_all_other_rules(name: str) -> None:
-    rule = {"name": name, "rule": "fedavg", "domains": 2} if name == "grouped" else name
+    rule: dict[str, object] = {"name": name}
+    if name in ("excess", "grouped"):
+        rule["rule"] = "fedavg"
+    if name == "grouped":
+        rule["domains"] = 2
     one = final("logistic", rule=rule, rounds=2)
     two = final("logistic", rule=rule, rounds=2, algorithm="two-phase")
     torch.testing.assert_close(two.state["w"], one.state["w"], rtol=0, atol=1e-6)

@@ -12,6 +12,9 @@ from commonweal import Experiment, Federation, Record, Task, run
 from commonweal.analysis.regret import Regret, cumulative_regret, of_run
 from commonweal.errors import RunError
 from commonweal.report.figures import draw_regret
+from commonweal.rules import AAggFFS
+from commonweal.rules._simplex import best_fixed
+from rule_helpers import ORACLE_CDFS
 
 
 def grid(k: int, steps: int) -> torch.Tensor:
@@ -81,8 +84,40 @@ def test_a_run_of_ones_own_task_has_a_regret(tmp_path: Path) -> None:
     assert within_bound(curve)
 
 
+def test_the_regret_of_sampled_cohorts_is_estimated(tmp_path: Path) -> None:
+    """By hand: eq. 12 over all 15 clients, eq. 10 for those who are absent."""
+    record = finished(tmp_path / "some", rule="aaggff-d", cohort=5)
+    curve = of_run(record)
+    assert curve.estimated
+    assert curve.bound is None
+    names = sorted({name for each in record.rounds for name in each.clients})
+    c = np.zeros(15)
+    paid = 0.0
+    responses = []
+    for t, each in enumerate(record.rounds, start=1):
+        rate = np.sqrt(np.log(15)) / ((1 / 3 + 2) * np.sqrt(t))
+        p = np.exp(-rate * c) / np.exp(-rate * c).sum()
+        f = np.array(each.losses)
+        cdf = np.array([ORACLE_CDFS["normal"](x) for x in f / f.mean()])
+        index = [names.index(name) for name in each.clients]
+        r = np.full(15, cdf.mean() / 3)
+        r[index] += cdf - cdf.mean()
+        responses.append(r)
+        paid -= np.log1p(p @ r)
+        c[index] -= (cdf - cdf.mean()) / (1 + cdf.mean() / 3)
+    best = best_fixed(torch.from_numpy(np.stack(responses)))[1]
+    assert curve.regret[-1] == pytest.approx(paid + best, abs=1e-6)
+
+
+def test_other_constants_have_no_theorem(tmp_path: Path) -> None:
+    curve = of_run(finished(tmp_path / "run", rule={"name": "aaggff-s", "alpha": 1.0}))
+    assert curve.bound is None
+    assert AAggFFS(variant="reference").bound(10, 3) is None
+    assert AAggFFS(beta=0.5).bound(10, 3) is None
+
+
 def test_sampled_cohorts_and_direction_rules_are_told_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="every client's loss"):
-        of_run(finished(tmp_path / "some", rule="aaggff-d", cohort=5))
+    with pytest.raises(RunError, match="cannot be computed from its record"):
+        of_run(finished(tmp_path / "some", rule="term", cohort=5))
     with pytest.raises(RunError, match="decides on a mixture"):
         of_run(finished(tmp_path / "direction", rule="fedmgda"))

@@ -594,6 +594,7 @@ def test_converse_drives_a_round_and_returns_all_exchanges() -> None:
 
 # What a rule needs besides its name.
 MORE: dict[str, dict[str, Any]] = {
+    "excess": {"rule": "afl"},
     "guarded": {"rule": "fedavg"},
     "grouped": {"rule": "afl", "domains": ["a", "b", "a"]},
 }

@@ -250,6 +250,7 @@ COMBINATORS = {
     # Every speaker says every vowel as often: labels do not tell them apart.
     "grouped": f'rule = {{ name = "afl" }}\ndomains = {[k % 3 for k in range(15)]}',
     "guarded": 'rule = { name = "fedavg" }',
+    "excess": 'rule = { name = "afl" }',
 }
 
 
@@ -323,7 +324,7 @@ def test_buffers_do_not_follow_the_scale_of_weights() -> None:
     task, f = Task(module("norm")), federation({"a": 20, "b": 20})
     n = task.num_trainable
     replies = replies_of(task, f)
-    algorithm = averaging(task, rule=commonweal.rule("qfedavg", lipschitz=10.0))
+    algorithm = averaging(task, rule=commonweal.rule("qfedavg", scaled=True, lipschitz=10.0))
     outcome = algorithm.tell(algorithm.init(f.population), replies, 2)
     assert outcome.weights.sum() < 0.99
     weights = (outcome.weights / outcome.weights.sum()).float()

@@ -370,7 +370,9 @@ def _show_regret(record: "Record", trust: bool, quiet: bool) -> None:
     bound = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
     if not quiet:
         last = curve.rounds[-1]
-        _print(f"regret after round {last}: {curve.regret[-1]:.3f}{bound}; drawn to {path}")
+        about = ", estimated from cohorts" if curve.estimated else ""
+        value = f"{curve.regret[-1]:.3f}{about}{bound}"
+        _print(f"regret after round {last}: {value}; drawn to {path}")
 
 
 def _draw_models(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import commonweal
+from commonweal.errors import ConfigError
 from commonweal.rules import AAggFFD, Rule, Uniform
 from commonweal.rules import _simplex as simplex
 from commonweal.rules._online import response
@@ -113,7 +114,7 @@ def test_a_billion_clients_cost_what_they_report() -> None:
         weights, state = play(rule, reports(uniforms(t, 6), ids=ids, clients=clients), state)
         assert weights.sum().item() == pytest.approx(1, abs=1e-12)
         assert (weights > 0).all()
-    assert sum(value.numel() for value in state.values()) <= 2 * 2 * 30 * 6 + 1
+    assert sum(value.numel() for value in state.values()) <= 2 * 2 * 30 * 6 + 2
     assert lookup(state, torch.tensor([clients - 1])).item() != 0
 
 
@@ -206,9 +207,9 @@ def test_regret_is_within_theorem_5_2(kind: str) -> None:
     rounds = 500
     clients = 8
     L = 3.0  # L = C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)) at C = 1
-    assert regret(AAggFFD(), sequence(kind, rounds, clients)) <= 2 * L * math.sqrt(
-        rounds * math.log(clients)
-    )
+    bound = (L + 1 / L) * math.sqrt(rounds * math.log(clients))  # gradients are at most 1
+    assert AAggFFD().bound(rounds, clients) == pytest.approx(bound)
+    assert regret(AAggFFD(), sequence(kind, rounds, clients)) <= bound
 
 
 def test_adversarial_regret_is_within_theorem_5_2() -> None:
@@ -227,15 +228,59 @@ def test_adversarial_regret_is_within_theorem_5_2() -> None:
         seen.append(r)
         paid -= math.log1p(float(p @ r))
         p, state = play(rule, reports(f), state)
-    assert paid + simplex.best_fixed(torch.stack(seen))[1] <= 6 * math.sqrt(
-        rounds * math.log(clients)
-    )
+    bound = (3 + 1 / 3) * math.sqrt(rounds * math.log(clients))
+    assert paid + simplex.best_fixed(torch.stack(seen))[1] <= bound
 
 
 def test_not_learning_breaks_the_bound_that_learning_keeps() -> None:
     losses = sequence("static", 900, 8)
-    bound = 6 * math.sqrt(900 * math.log(8))
+    bound = (3 + 1 / 3) * math.sqrt(900 * math.log(8))
     assert regret(AAggFFD(), losses) < bound < regret(Uniform(), losses)
+
+
+def test_the_theorem_as_printed_is_for_a_lipschitz_constant_of_one() -> None:
+    """2 G sqrt(T log K), and the step that goes with it keeps it."""
+    rule = AAggFFD(lipschitz=1.0)
+    assert rule.bound(500, 8) == pytest.approx(2 * math.sqrt(500 * math.log(8)))
+    assert regret(rule, sequence("drifting", 500, 8)) <= 2 * math.sqrt(500 * math.log(8))
+
+
+def test_a_range_and_a_scale_follow_the_paper() -> None:
+    """Eqs. 8, 10, 11 for C1 = 0.1, C2 = 0.5, K = 4, S = 2, with the CDF twice as steep."""
+    f = np.array([1.0, 3.0])
+    cdf = np.array([ORACLE_CDFS["normal"](1 + (x - 1) / 0.5) for x in f / f.mean()])
+    r = 0.1 + 0.4 * cdf
+    C = 0.5
+    L = 0.5 / 1.1 + 2 * 0.4 / (C * 1.1)
+    c = -(r - r.mean()) / (C * (1 + r.mean()))
+    e = np.exp(-math.sqrt(math.log(4)) * c / (L * math.sqrt(2)))
+    rule = AAggFFD(low=0.1, high=0.5, scale=0.5)
+    got = weigh(rule, reports(f.tolist(), ids=[2, 0], clients=4))
+    np.testing.assert_allclose(got.numpy(), e / e.sum(), rtol=1e-12)
+
+
+def test_a_smaller_lipschitz_constant_makes_it_bite() -> None:
+    told = reports([1.0, 3.0], ids=[2, 0], clients=1000)
+    worst = [float(weigh(AAggFFD(lipschitz=x), told)[1]) for x in (2.0, 0.5, 0.1)]
+    assert worst == sorted(worst)
+    assert worst[2] > 0.99 > worst[0]
+
+
+def test_the_distribution_over_all_clients_is_the_papers_decision() -> None:
+    rule = AAggFFD()
+    state = rule.init(12)
+    cohorts, losses = rounds_of(1, 12, 4, 20)
+    for ids, f in zip(cohorts, losses, strict=True):
+        weights, state = play(rule, reports(torch.from_numpy(f), ids=ids, clients=12), state)
+        p = rule.distribution(state, 12)
+        assert p.sum().item() == pytest.approx(1, rel=1e-12)
+        torch.testing.assert_close(p[ids] / p[ids].sum(), weights, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [{"low": -1.0}, {"high": 0.0}, {"scale": 0.0}, {"low": 0.1}])
+def test_ranges_that_are_none_are_errors(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="low must be at least 0"):
+        build("aaggff-d", **wrong)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 1000, 10**6, 10**12, 10**18])

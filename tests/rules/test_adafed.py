@@ -50,7 +50,9 @@ def test_it_is_the_papers_gram_schmidt_in_every_order(gamma: float, seed: int) -
 def test_by_hand() -> None:
     """Orthogonal updates of length 1 and 2 with f = (1, 2): v = (1, 1/2), <f, v> = 2."""
     told = reports([1.0, 2.0], updates=[[1.0, 0.0], [0.0, 2.0]])
-    assert weigh(AdaFed(scale="none"), told).tolist() == pytest.approx([1 / 2, 1 / 4], rel=1e-14)
+    assert weigh(AdaFed(1.0, scale="none"), told).tolist() == pytest.approx(
+        [1 / 2, 1 / 4], rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("scale", ["largest", "theorem", "mean", "none"])
@@ -78,7 +80,7 @@ def test_gamma_zero_is_the_shortest_point_of_the_affine_hull(seed: int) -> None:
 
 def test_weights_may_be_negative() -> None:
     told = reports([1.0, 1.0], updates=[[1.0, 0.0], [3.0, 1.0]])
-    assert weigh(AdaFed(), told)[1] < 0
+    assert weigh(AdaFed(1.0), told)[1] < 0
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 3.0])
@@ -129,7 +131,7 @@ def test_losses_of_zero_take_the_mean_step(scale: str) -> None:
 def test_one_loss_of_zero_is_not_moved() -> None:
     U = normals(4, 3, 6)
     told = reports([0.0, 1.0, 0.5], updates=U)
-    weights = weigh(AdaFed(), told)
+    weights = weigh(AdaFed(1.0), told)
     rates = U @ (weights @ U)
     assert rates[0].item() == pytest.approx(0, abs=1e-12)
     assert rates[1].item() == pytest.approx(2 * rates[2].item(), rel=1e-9)
@@ -147,7 +149,7 @@ def test_zero_updates_move_nothing_and_give_a_warning(gamma: float) -> None:
 def test_one_zero_update_leaves_the_others_their_rates() -> None:
     U = normals(5, 4, 6)
     U[2] = 0
-    rule = AdaFed()
+    rule = AdaFed(1.0)
     losses = torch.tensor([0.5, 1.0, 3.0, 2.0]).double()
     told = reports(losses, updates=U)
     weights = weigh(rule, told)
@@ -164,7 +166,7 @@ def test_equal_updates_with_unequal_losses_share_what_they_ask() -> None:
     """<u, D> cannot be both 1 and 3: least squares makes it proportional to their mean, 2."""
     u = torch.tensor([1.0, 0.0, 0.0]).double()
     v = torch.tensor([0.0, 1.0, 0.0]).double()
-    rule = AdaFed()
+    rule = AdaFed(1.0)
     told = reports([1.0, 3.0, 1.0], updates=torch.stack([u, u, v]))
     weights = weigh(rule, told)
     assert weights[0].item() == pytest.approx(weights[1].item(), rel=1e-9)
@@ -176,7 +178,7 @@ def test_equal_updates_with_unequal_losses_share_what_they_ask() -> None:
 def test_more_clients_than_parameters_is_least_squares() -> None:
     U = normals(6, 7, 3) + 1
     losses = 0.5 + uniforms(6, 7)
-    rule = AdaFed(scale="none")
+    rule = AdaFed(1.0, scale="none")
     told = reports(losses, updates=U)
     weights = weigh(rule, told)
     assert torch.isfinite(weights).all()
@@ -189,14 +191,14 @@ def test_more_clients_than_parameters_is_least_squares() -> None:
 
 
 def test_ordinary_updates_give_no_warning() -> None:
-    rule = AdaFed()
+    rule = AdaFed(1.0)
     told = reports([1.0, 2.0, 3.0], updates=normals(7, 3, 5))
     assert warnings(rule, told) == ()
 
 
 def test_a_nearly_converged_client_is_not_singular() -> None:
     U = normals(8, 3, 5) * torch.tensor([[1.0], [1e-8], [1.0]])
-    rule = AdaFed()
+    rule = AdaFed(1.0)
     losses = torch.tensor([1.0, 0.01, 2.0]).double()
     told = reports(losses, updates=U)
     weights = weigh(rule, told)
@@ -206,7 +208,7 @@ def test_a_nearly_converged_client_is_not_singular() -> None:
 
 
 def test_the_warning_is_about_this_round_and_nothing_is_remembered() -> None:
-    rule = AdaFed()
+    rule = AdaFed(1.0)
     assert rule.init(2) == {}
     bad = rule(reports([1.0, 2.0], updates=torch.ones(2, 3)), {})
     assert bad.warnings != ()
@@ -217,20 +219,22 @@ def test_the_warning_is_about_this_round_and_nothing_is_remembered() -> None:
 def test_after_uses_the_loss_after() -> None:
     U = normals(10, 3, 6)
     told = reports([1.0, 1.0, 1.0], updates=U, after=[0.5, 1.0, 2.0])
-    rates = U @ (weigh(AdaFed(loss="after"), told) @ U)
+    rates = U @ (weigh(AdaFed(1.0, loss="after"), told) @ U)
     assert (rates / rates[0]).tolist() == pytest.approx([1, 2, 4], rel=1e-9)
-    assert torch.equal(weigh(AdaFed(), told), weigh(AdaFed(), reports([1.0, 1.0, 1.0], updates=U)))
+    assert torch.equal(
+        weigh(AdaFed(1.0), told), weigh(AdaFed(1.0), reports([1.0, 1.0, 1.0], updates=U))
+    )
 
 
 def test_after_without_it_is_an_error() -> None:
     with pytest.raises(ConfigError, match="after"):
-        weigh(AdaFed(loss="after"), reports([1.0], updates=[[1.0]]))
+        weigh(AdaFed(1.0, loss="after"), reports([1.0], updates=[[1.0]]))
 
 
 def test_only_after_asks_for_it() -> None:
-    assert "loss_after" in AdaFed(loss="after").needs
-    assert "loss_after" not in AdaFed().needs
-    assert "update" in AdaFed().needs
+    assert "loss_after" in AdaFed(1.0, loss="after").needs
+    assert "loss_after" not in AdaFed(1.0).needs
+    assert "update" in AdaFed(1.0).needs
 
 
 @pytest.mark.parametrize("kind", ["logistic", "mlp", "norm"])
@@ -238,7 +242,7 @@ def test_only_after_asks_for_it() -> None:
 def test_after_is_the_trained_models_loss_on_its_own_rows(kind: str, mode: str) -> None:
     task = Task(module(kind))
     f = federation({"a": 23, "b": 9, "c": 23})
-    rule = AdaFed(loss="after")
+    rule = AdaFed(1.0, loss="after")
     algorithm = Averaging(task, rule, Client(epochs=2, batch=8), SGD())
     state = algorithm.init(f.population)
     request = Request(torch.tensor([2, 0, 1]), algorithm.ask(state))
@@ -257,7 +261,7 @@ def test_after_is_the_trained_models_loss_on_its_own_rows(kind: str, mode: str) 
 def test_replies_hold_no_after_where_no_one_asked() -> None:
     task = Task(module("logistic"))
     f = federation({"a": 9, "b": 9})
-    algorithm = Averaging(task, AdaFed(), Client(), SGD())
+    algorithm = Averaging(task, AdaFed(1.0), Client(), SGD())
     request = Request(torch.arange(2), algorithm.ask(algorithm.init(f.population)))
     assert "loss_after" not in Simulator(f).collect(algorithm, request).values
 
@@ -320,7 +324,7 @@ def test_longer_steps_stay_near_the_stationary_point() -> None:
 def test_opposite_updates_move_nothing() -> None:
     """Lengths 1 and 3, of opposite sign: their unit vectors cancel."""
     told = reports([1.0, 2.0], updates=[[1.0, 0.0], [-3.0, 0.0]])
-    weights = weigh(AdaFed(), told)
+    weights = weigh(AdaFed(1.0), told)
     assert (weights > 0).all()
     assert (weights @ updates_of(told)).abs().max() < 1e-9
 

@@ -64,10 +64,13 @@ def test_the_long_run_finds_the_worst_client() -> None:
     assert weights.tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
-def test_absent_clients_count_as_a_gradient_of_zero() -> None:
+@pytest.mark.parametrize(("absent", "gain"), [("zero", 0.0), ("mean", 0.15)])
+def test_absent_clients_count_with_an_imputed_loss(absent: str, gain: float) -> None:
+    """Losses of 2 and 1: their mean of 1.5 times the step of 0.1."""
     told = reports([2.0, 1.0], ids=[3, 1], clients=4)
-    weights, state = play(AFL(), told, lam(0.25, 0.25, 0.25, 0.25))
-    expected = bisected(torch.tensor([0.25, 0.35, 0.25, 0.45], dtype=torch.float64))
+    weights, state = play(build("afl", absent=absent), told, lam(0.25, 0.25, 0.25, 0.25))
+    other = 0.25 + gain
+    expected = bisected(torch.tensor([other, 0.35, other, 0.45], dtype=torch.float64))
     torch.testing.assert_close(state["lam"], expected, rtol=1e-12, atol=0)
     both = expected[torch.tensor([3, 1])]
     torch.testing.assert_close(weights, both / both.sum(), rtol=1e-12, atol=0)
@@ -78,6 +81,72 @@ def test_a_cohort_without_any_weight_gets_equal_weights() -> None:
     weights, state = play(AFL(), told, lam(0.0, 0.0, 1.0))
     assert weights.tolist() == [0.5, 0.5]
     assert state["lam"].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_absent_clients_count_with_what_they_last_reported() -> None:
+    """Client 0 had twice its cohort's mean, client 1 none: both times the mean of 3 to come."""
+    rule = AFL(absent="last")
+    _, state = play(rule, reports([4.0, 0.0], ids=[0, 1], clients=4), rule.init(4))
+    before = state["lam"]
+    _, state = play(rule, reports([2.0, 4.0], ids=[2, 3], clients=4), state)
+    gains = torch.tensor([0.6, 0.0, 0.2, 0.4], dtype=torch.float64)
+    torch.testing.assert_close(state["lam"], bisected(before + gains), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("absent", "kept"), [("mean", True), ("last", True), ("zero", False)])
+def test_sampled_cohorts_do_not_forget_the_worst_client(absent: str, kept: bool) -> None:
+    """100 clients, ten per round, client 0 the worst off. Imputed losses of 0 forget it."""
+    rule = build("afl", absent=absent)
+    state = rule.init(100)
+    generator = torch.Generator().manual_seed(0)
+    losses = 0.5 + 0.5 * uniforms(3, 100)
+    losses[0] = 1.5
+    held = []
+    for _ in range(400):
+        ids = torch.randperm(100, generator=generator)[:10]
+        _, state = play(rule, reports(losses[ids], ids=ids.tolist(), clients=100), state)
+        held.append(state["lam"][0].item())
+    average = sum(held[200:]) / 200
+    assert average > 0.5 if kept else average < 0.2
+
+
+def test_a_radius_keeps_lam_in_the_chi_square_ball() -> None:
+    """Its end is the maximiser of <lam, f> over the ball: 1/K + a multiple of f - mean f."""
+    f = torch.tensor([0.5, 1.0, 1.2, 0.9], dtype=torch.float64)
+    rule = AFL(radius=0.04)
+    state = rule.init(4)
+    for _ in range(300):
+        _, state = play(rule, reports(f), state)
+    centred = f - f.mean()
+    expected = 0.25 + 0.1 * centred / centred.norm()  # sum (lam - 1/4)^2 / (1/4) = 0.04
+    torch.testing.assert_close(state["lam"], expected, rtol=1e-6, atol=0)
+
+
+def test_a_radius_beyond_the_simplex_is_none() -> None:
+    told = reports([1.0, 3.0, 2.0])
+    torch.testing.assert_close(weigh(AFL(radius=100.0), told), weigh(AFL(), told))
+
+
+def test_a_prior_for_every_client_converges_where_it_balances_the_losses() -> None:
+    """The maximiser of <lam, f> + sum (a_k - 1) log lam_k: lam_k = (a_k - 1) / (s - f_k)."""
+    f = torch.tensor([0.5, 1.0, 1.2], dtype=torch.float64)
+    a = torch.tensor([3.0, 1.5, 1.2], dtype=torch.float64)
+    rule = AFL(lr=0.03, concentration=(3.0, 1.5, 1.2))
+    state = rule.init(3)
+    for _ in range(1500):
+        _, state = play(rule, reports(f), state)
+    s = f + (a - 1) / state["lam"]
+    torch.testing.assert_close(s, s[:1].expand(3), rtol=1e-7, atol=0)
+
+
+def test_a_prior_for_other_clients_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="2 concentrations for 3 clients"):
+        AFL(concentration=(1.0, 2.0)).init(3)
+
+
+def test_a_radius_and_a_prior_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        AFL(radius=0.1, concentration=2.0)
 
 
 def test_lagged_weighs_with_the_lam_before() -> None:
@@ -237,7 +306,8 @@ def million() -> tuple[Tensor, Tensor, Tensor]:
     ids = [7, 999_999, 123_456]
     clients = 10**6
     told = reports([1.0, 2.0, 1.0], ids=ids, clients=clients)
-    weights, state = play(AFL(), told, AFL().init(clients))
+    rule = AFL(absent="zero")
+    weights, state = play(rule, told, rule.init(clients))
     # The 0.4 that three have gained is taken from all equally, and no one is at 0 then.
     expected = torch.full((clients,), 6e-7, dtype=torch.float64)
     expected[ids] += torch.tensor([0.1, 0.2, 0.1], dtype=torch.float64)
@@ -261,6 +331,7 @@ def test_an_experiment_runs_with_every_option() -> None:
         "name": "afl",
         "mu": 0.1,
         "concentration": 1.05,
+        "absent": "last",
         "optimistic": True,
         "lagged": True,
         "lr": 0.01,

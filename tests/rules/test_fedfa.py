@@ -13,7 +13,7 @@ from rule_helpers import play, reports, uniforms, vowel, weigh
 def formula(
     scores: list[float], counts: list[int], total: int, alpha: float, beta: float
 ) -> list[float]:
-    a = [-math.log2(s) for s in scores]
+    a = [-math.log2(s / sum(scores)) for s in scores]
     b = [-math.log2(1 - c / total) for c in counts]
     parts = [alpha * x / sum(a) + beta * y / sum(b) for x, y in zip(a, b, strict=True)]
     return [part / sum(parts) for part in parts]
@@ -32,15 +32,30 @@ def test_weights_follow_the_formula_over_rounds(alpha: float, beta: float) -> No
             counts[i] += 1
         told = reports([1.0] * len(ids), ids=ids, clients=6, scores=scores)
         weights, state = play(rule, told, state)
-        expected = formula(scores, [counts[i] for i in ids], sum(counts), alpha, beta)
+        cohort = [counts[i] for i in ids]
+        expected = formula(scores, cohort, sum(cohort), alpha, beta)
         assert weights.tolist() == pytest.approx(expected, rel=1e-10)
     assert state["counts"].tolist() == counts
 
 
 def test_by_hand() -> None:
-    """Scores 1/2 and 1/4 give 1 : 2; both took part once."""
-    got = weigh(FedFA(), reports([1.0, 1.0], scores=[0.5, 0.25]))
-    assert got.tolist() == pytest.approx([5 / 12, 7 / 12], rel=1e-14)
+    """Scores of 1/8, 1/8, 1/4 and 1/2 are their parts of the sum: 3 : 3 : 2 : 1 of 9."""
+    got = weigh(FedFA(), reports([1.0] * 4, scores=[0.125, 0.125, 0.25, 0.5]))
+    expected = [(x / 9 + 0.25) / 2 for x in (3, 3, 2, 1)]
+    assert got.tolist() == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("scores", "first", "last"),
+    [([0.2, 0.9, 0.9, 0.95, 0.99], 0.271, 0.179), ([0.9] * 9 + [0.99], 0.100, 0.098)],
+)
+def test_weights_of_the_public_implementations(
+    scores: list[float], first: float, last: float
+) -> None:
+    """Computed by an audit from the code of FLGo and easyFL."""
+    got = weigh(FedFA(), reports([1.0] * len(scores), scores=scores))
+    assert got[0].item() == pytest.approx(first, abs=6e-4)
+    assert got[-1].item() == pytest.approx(last, abs=6e-4)
 
 
 def test_who_is_served_worse_and_who_takes_part_more_counts_more() -> None:

@@ -31,7 +31,7 @@ def algorithm_2(losses: list[float], updates: Tensor, q: float, L: float) -> Ten
 def test_scaled_is_algorithm_2(q: float, seed: int) -> None:
     losses = (0.05 + 3 * uniforms(seed, 5)).tolist()
     updates = normals(seed, 5, 7)
-    rule = QFedAvg(q=q, lipschitz=4.0)
+    rule = QFedAvg(q=q, scaled=True, lipschitz=4.0)
     direction = weigh(rule, reports(losses, updates=updates)) @ updates
     torch.testing.assert_close(
         direction, algorithm_2(losses, updates, q, 4.0), rtol=1e-12, atol=1e-15
@@ -40,14 +40,16 @@ def test_scaled_is_algorithm_2(q: float, seed: int) -> None:
 
 def test_scaled_by_hand() -> None:
     """f = (1, 2), |u| = 1, q = 1, L = 1: h = 1 * 1 + 1 and 1 * 1 + 2."""
-    assert weigh(QFedAvg(lipschitz=1.0), TWO).tolist() == pytest.approx([1 / 5, 2 / 5], rel=1e-15)
+    assert weigh(QFedAvg(scaled=True, lipschitz=1.0), TWO).tolist() == pytest.approx(
+        [1 / 5, 2 / 5], rel=1e-15
+    )
 
 
 def test_scaled_steps_shrink_with_the_updates_length() -> None:
     sums = []
     for length in (0.01, 0.1, 1.0, 10.0):
         told = reports([1.0, 2.0], updates=length * torch.eye(2))
-        sums.append(float(weigh(QFedAvg(lipschitz=1.0), told).sum()))
+        sums.append(float(weigh(QFedAvg(scaled=True, lipschitz=1.0), told).sum()))
     assert sums == sorted(sums, reverse=True)
     assert sums[0] == pytest.approx(1, abs=1e-4)
 
@@ -65,7 +67,7 @@ def test_a_step_lowers_the_objective(seed: int, q: float) -> None:
 
     updates = w - centres  # one gradient step with lr 1 / L
     told = reports(losses(w), updates=updates)
-    after = w - weigh(QFedAvg(q=q, lipschitz=L), told) @ updates
+    after = w - weigh(QFedAvg(q=q, scaled=True, lipschitz=L), told) @ updates
     assert (losses(after) ** (q + 1)).sum() < (losses(w) ** (q + 1)).sum()
 
 
@@ -129,7 +131,7 @@ def test_q_zero_is_the_prior_exactly(losses: list[float]) -> None:
 @pytest.mark.parametrize("losses", [[1e-30, 1e4], [0.0, 3.0], [2.0, 2.0]])
 def test_q_zero_scaled_is_plain_averaging(losses: list[float]) -> None:
     told = reports(losses, updates=5 * torch.eye(2))
-    assert weigh(QFedAvg(q=0.0, lipschitz=3.0), told).tolist() == pytest.approx(
+    assert weigh(QFedAvg(q=0.0, scaled=True, lipschitz=3.0), told).tolist() == pytest.approx(
         [0.5, 0.5], rel=1e-12
     )
 
@@ -137,7 +139,7 @@ def test_q_zero_scaled_is_plain_averaging(losses: list[float]) -> None:
 @pytest.mark.parametrize("q", [0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("losses", [[0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e4, 1.0], [1e-30, 1e4]])
 def test_scaled_is_finite_at_the_ends(q: float, losses: list[float]) -> None:
-    got = weigh(QFedAvg(q=q, lipschitz=10.0), reports(losses, updates=torch.eye(2)))
+    got = weigh(QFedAvg(q=q, scaled=True, lipschitz=10.0), reports(losses, updates=torch.eye(2)))
     assert torch.isfinite(got).all()
     assert (got >= 0).all()
     assert got.sum() <= 1 + 1e-12
@@ -146,7 +148,10 @@ def test_scaled_is_finite_at_the_ends(q: float, losses: list[float]) -> None:
 def test_scaled_at_1e4_is_algorithm_2() -> None:
     losses = [1e4, 1e-3]
     updates = normals(3, 2, 4)
-    got = weigh(QFedAvg(q=2.0, lipschitz=10.0), reports(losses, updates=updates)) @ updates
+    got = (
+        weigh(QFedAvg(q=2.0, scaled=True, lipschitz=10.0), reports(losses, updates=updates))
+        @ updates
+    )
     torch.testing.assert_close(got, algorithm_2(losses, updates, 2.0, 10.0), rtol=1e-12, atol=0)
 
 
@@ -154,56 +159,58 @@ def test_scaled_at_1e4_is_algorithm_2() -> None:
     ("q", "losses"), [(100.0, [1e4, 1e3]), (200.0, [0.01, 0.02]), (40.0, [0.0, 0.0])]
 )
 def test_scaled_with_a_large_q_stays_finite(q: float, losses: list[float]) -> None:
-    got = weigh(QFedAvg(q=q, lipschitz=10.0), reports(losses, updates=torch.eye(2)))
+    got = weigh(QFedAvg(q=q, scaled=True, lipschitz=10.0), reports(losses, updates=torch.eye(2)))
     assert torch.isfinite(got).all()
 
 
 def test_scaled_with_sizes_as_prior_weighs_both_sums() -> None:
     """[A] eq. 18: n_i L f_i^q / sum_j n_j (q f_j^(q-1) L^2 |u_j|^2 + L f_j^q)."""
     told = reports([1.0, 2.0], sizes=[1, 3], updates=torch.eye(2))
-    assert weigh(QFedAvg(lipschitz=1.0, prior="sizes"), told).tolist() == pytest.approx(
-        [1 / 11, 6 / 11], rel=1e-14
-    )
+    assert weigh(
+        QFedAvg(scaled=True, lipschitz=1.0, prior="sizes"), told
+    ).tolist() == pytest.approx([1 / 11, 6 / 11], rel=1e-14)
 
 
 def test_lipschitz_is_one_over_the_clients_lr() -> None:
     setting = Setting(clients=2, lr=0.05)
-    rule = QFedAvg()
-    given = QFedAvg(lipschitz=1 / 0.05)
+    rule = QFedAvg(scaled=True)
+    given = QFedAvg(scaled=True, lipschitz=1 / 0.05)
     assert rule.init(setting)["lipschitz"].item() == pytest.approx(20)
     assert torch.equal(weigh(rule, TWO, rule.init(setting)), weigh(given, TWO))
     assert not torch.equal(weigh(rule, TWO, rule.init(setting)), weigh(rule, TWO))
 
 
 def test_lipschitz_that_is_given_is_not_replaced() -> None:
-    rule = QFedAvg(lipschitz=3.0)
+    rule = QFedAvg(scaled=True, lipschitz=3.0)
     assert rule.init(Setting(clients=2, lr=0.05)) == {}
     assert torch.equal(weigh(rule, TWO, rule.init(Setting(clients=2, lr=0.05))), weigh(rule, TWO))
 
 
 def test_without_an_experiment_the_default_lr_counts() -> None:
-    default = QFedAvg(lipschitz=1 / Setting(clients=2).lr)
-    assert torch.equal(weigh(QFedAvg(), TWO), weigh(default, TWO))
+    default = QFedAvg(scaled=True, lipschitz=1 / Setting(clients=2).lr)
+    assert torch.equal(weigh(QFedAvg(scaled=True), TWO), weigh(default, TWO))
 
 
 def test_normalised_weights_need_neither_lipschitz_nor_updates() -> None:
     rule = QFedAvg(scaled=False)
     assert rule.init(2) == {}
     assert "update" not in rule.needs
-    assert "update" in QFedAvg().needs
+    assert "update" in QFedAvg(scaled=True).needs
     assert rule.mixing
-    assert not QFedAvg().mixing
+    assert not QFedAvg(scaled=True).mixing
 
 
 def test_an_experiment_sets_lipschitz_and_runs() -> None:
-    experiment = vowel_experiment("qfedavg", client={"name": "sgd", "lr": 0.25})
+    experiment = vowel_experiment(
+        {"name": "qfedavg", "scaled": True}, client={"name": "sgd", "lr": 0.25}
+    )
     assert job_from_experiment(experiment).initial_state()["rule"]["lipschitz"].item() == 4.0
-    rounds = vowel({"name": "qfedavg", "q": 2.0}, cohort=5)
+    rounds = vowel({"name": "qfedavg", "q": 2.0, "scaled": True}, cohort=5)
     assert all(0 < sum(done.weights.values()) <= 1 for done in rounds)
 
 
 def test_inside_a_combinator_lipschitz_is_set_too() -> None:
-    state = Guarded(QFedAvg()).init(Setting(clients=2, lr=0.5))
+    state = Guarded(QFedAvg(scaled=True)).init(Setting(clients=2, lr=0.5))
     assert state["lipschitz"].item() == 2.0
 
 

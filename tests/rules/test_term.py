@@ -33,10 +33,10 @@ def decimals(losses: list[float], sizes: list[int], t: float) -> list[float]:
 )
 def test_weights_are_tilted_sizes(t: float, losses: list[float]) -> None:
     sizes = [5, 1, 10**9]
-    got = weigh(TERM(t=t), reports(losses, sizes=sizes))
+    got = weigh(TERM(relative=False, t=t), reports(losses, sizes=sizes))
     # Exponents of size 1e4 t are rounded to 1e-12 before they are powers.
     assert got.tolist() == pytest.approx(decimals(losses, sizes, t), rel=1e-10, abs=1e-300)
-    uniform = weigh(TERM(t=t, prior="uniform"), reports(losses, sizes=sizes))
+    uniform = weigh(TERM(relative=False, t=t, prior="uniform"), reports(losses, sizes=sizes))
     assert uniform.tolist() == pytest.approx(decimals(losses, [1, 1, 1], t), rel=1e-10, abs=1e-300)
 
 
@@ -46,7 +46,7 @@ def test_weights_are_the_gradient_of_the_tilted_loss(t: float) -> None:
     f = uniforms(1, 4).tolist()
     sizes = [1, 2, 3, 4]
     h = 1e-6
-    weights = weigh(TERM(t=t), reports(f, sizes=sizes)).tolist()
+    weights = weigh(TERM(relative=False, t=t), reports(f, sizes=sizes)).tolist()
 
     def objective(losses: list[float]) -> float:
         return (
@@ -63,26 +63,42 @@ def test_weights_are_the_gradient_of_the_tilted_loss(t: float) -> None:
 
 def test_no_tilt_is_the_prior() -> None:
     told = reports([0.1, 9.0, 1e4], sizes=[1, 2, 3])
-    assert torch.equal(weigh(TERM(t=0.0), told), weigh(FedAvg(), told))
-    assert torch.equal(weigh(TERM(t=0.0, prior="uniform"), told), weigh(Uniform(), told))
+    assert torch.equal(weigh(TERM(relative=False, t=0.0), told), weigh(FedAvg(), told))
+    assert torch.equal(
+        weigh(TERM(relative=False, t=0.0, prior="uniform"), told), weigh(Uniform(), told)
+    )
 
 
 def test_tilts_reach_from_the_best_client_to_the_worst() -> None:
     told = reports([0.5, 1.0, 2.0])
-    assert weigh(TERM(t=1000.0), told).tolist() == [0.0, 0.0, 1.0]
-    assert weigh(TERM(t=-1000.0), told).tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-200)
-    worst = [float(weigh(TERM(t=t), told)[2]) for t in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    assert weigh(TERM(relative=False, t=1000.0), told).tolist() == [0.0, 0.0, 1.0]
+    assert weigh(TERM(relative=False, t=-1000.0), told).tolist() == pytest.approx(
+        [1.0, 0.0, 0.0], abs=1e-200
+    )
+    worst = [float(weigh(TERM(relative=False, t=t), told)[2]) for t in (-2.0, -1.0, 0.0, 1.0, 2.0)]
     assert worst == sorted(worst)
 
 
 def test_adding_a_constant_to_all_losses_changes_nothing() -> None:
     told = reports([0.5, 1.0, 2.0])
     shifted = reports([100.5, 101.0, 102.0])
-    torch.testing.assert_close(weigh(TERM(), told), weigh(TERM(), shifted), rtol=1e-12, atol=0)
+    rule = TERM(relative=False)
+    torch.testing.assert_close(weigh(rule, told), weigh(rule, shifted), rtol=1e-12, atol=0)
+
+
+def test_relative_losses_have_no_unit() -> None:
+    """Losses of 1 and 3 in any unit: exp(0.5 t) and exp(1.5 t)."""
+    for unit in (1e-9, 1.0, 1e6):
+        got = weigh(TERM(t=2.0), reports([unit, 3 * unit], sizes=[1, 5]))
+        assert got.tolist() == pytest.approx(decimals([0.5, 1.5], [1, 5], 2.0), rel=1e-9)
+
+
+def test_relative_losses_of_zero_are_the_prior() -> None:
+    assert weigh(TERM(), reports([0.0, 0.0], sizes=[1, 3])).tolist() == [0.25, 0.75]
 
 
 def test_an_experiment_runs() -> None:
-    for done in vowel({"name": "term", "t": 2.0}):
+    for done in vowel({"name": "term", "t": 2.0, "relative": False}):
         # Every speaker has as many rows.
         expected = decimals(list(done.losses), [1] * 15, 2.0)
         assert list(done.weights.values()) == pytest.approx(expected, rel=1e-9)

@@ -199,7 +199,7 @@ def test_any_rule_weighs_the_generators(name: str) -> None:
 
 def test_a_rule_learns_the_generators_learning_rate() -> None:
     """q-FedAvg takes its Lipschitz constant from the lr of the clients that train."""
-    rule: Rule = catalog.build("rules", "qfedavg")
+    rule: Rule = catalog.build("rules", {"name": "qfedavg", "scaled": True})
     algorithm = SMALL["fedcvae"] | {"lr": 0.004}
     state = job(task(), digits(), rule=rule, algorithm=algorithm).initial_state()
     assert float(state["rule"]["lipschitz"]) == pytest.approx(250)

@@ -3,6 +3,11 @@
 It is computed from a run's record alone. The decision of round t is the mixture that the rounds
 before it led to. Its cost is -log(1 + <p, r>) for AAggFF (eq. 4) and -<p, r> for other rules, with
 each rule's own response r (Hahn et al., ICML 2024, Table 1).
+
+Where only cohorts report, the rule is played again for its decision over all clients, and absent
+clients have the doubly robust response (eq. 10). That is an estimate of the regret that Corollary
+5.3 is about. No bound is drawn there: the estimator is biased towards the cohort's mean, so that
+Lemma 4.3, on which the corollary rests, does not hold as printed.
 """
 
 import inspect
@@ -15,8 +20,10 @@ from torch import Tensor
 
 from commonweal import catalog
 from commonweal.errors import RunError
+from commonweal.rules import AAggFFD, AAggFFS, Excess, Grouped, Guarded
+from commonweal.rules._online import doubly_robust
 from commonweal.rules._simplex import best_fixed
-from commonweal.rules.rule import Rule
+from commonweal.rules.rule import Reports, Rule
 from commonweal.store import Record, RoundRecord
 
 __all__ = ["Regret", "cumulative_regret", "of_run"]
@@ -28,16 +35,20 @@ class Regret(NamedTuple):
     rounds: list[int]
     regret: list[float]
     bound: list[float] | None  # the theorem's, if the rule has one
+    estimated: bool = False  # from cohorts
 
 
 def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
-    """The regret of a run in which every client reported in every round.
+    """The regret of a run; where only cohorts reported, an estimate.
 
     points: at most this many rounds are evaluated
     trust: import a rule of your own that the run names (`package.module:callable`)
     """
     with catalog.trusting(trust):
         rule = _rule(record)
+    clients = record.facts["clients"]
+    if any(not _is_complete(each, clients) for each in record.rounds):
+        return _of_cohorts(record, rule, clients, min(points, 10))
     losses, weights = _reported(record)
     total, clients = losses.shape
     responses = _responses(record, rule, losses)
@@ -47,9 +58,59 @@ def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
     rounds = sorted({int(t) for t in np.linspace(1, total, min(points, total))})
     bounds = [rule.bound(t, clients) for t in rounds]
     known = [bound for bound in bounds if bound is not None]
-    # Theorems of this kind are about the logarithmic decision loss.
-    curve = cumulative_regret(decisions, responses, rounds, logarithmic=bool(known))
+    curve = cumulative_regret(decisions, responses, rounds, logarithmic=_is_logarithmic(rule))
     return Regret(rounds, curve, known or None)
+
+
+def _is_logarithmic(rule: Rule) -> bool:
+    """Whether the rule's decision loss is that of eq. 4."""
+    while isinstance(rule, Excess | Grouped | Guarded):
+        rule = rule.rule
+    return isinstance(rule, AAggFFD | AAggFFS)
+
+
+def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret:
+    decisions = []
+    responses = []
+    state = rule.init(clients)
+    ids: dict[str, int] = {}  # clients in the order in which they first reported
+    for each in record.rounds:
+        index = torch.tensor([ids.setdefault(name, len(ids)) for name in each.weights])
+        losses = dict(zip(each.clients, each.losses, strict=True))
+        reported = _by_name(losses, list(each.weights))
+        decision = rule.distribution(state, clients)
+        response = rule.response(reported)
+        if decision is None or response is None or not rule.needs <= {"size", "loss"}:
+            _refuse_cohorts(record)
+        decisions.append(decision)
+        responses.append(doubly_robust(_at_rate(rule, response, clients), index, clients))
+        sizes = torch.ones_like(reported)
+        played = rule(Reports(ids=index, sizes=sizes, losses=reported, clients=clients), state)
+        if not torch.allclose(
+            played.weights, _by_name(each.weights, list(each.weights)), atol=1e-6
+        ):
+            _refuse_cohorts(record)
+        state = played.state
+    total = len(record.rounds)
+    rounds = sorted({int(t) for t in np.linspace(1, total, min(points, total))})
+    logarithmic = _is_logarithmic(rule)
+    curve = cumulative_regret(torch.stack(decisions), torch.stack(responses), rounds, logarithmic)
+    return Regret(rounds, curve, None, estimated=True)
+
+
+def _at_rate(rule: Rule, response: Tensor, clients: int) -> Tensor:
+    """The response of a cohort in the range of the whole population: C2 = S/K, or 1/K."""
+    if isinstance(rule, AAggFFD | AAggFFS) and rule.high is None:
+        return response.double() * len(response) / clients
+    return response.double()
+
+
+def _refuse_cohorts(record: Record) -> NoReturn:
+    raise RunError(
+        f"{str(record.folder)!r}: some clients did not report in every round, and the decisions of "
+        f"{record.title} over all clients cannot be computed from its record; use aaggff-s, "
+        'aaggff-d or afl, or cohort = "all"'
+    )
 
 
 def cumulative_regret(
@@ -100,12 +161,8 @@ def _refuse(record: Record) -> NoReturn:
 
 def _reported(record: Record) -> tuple[Tensor, Tensor]:
     """The losses and weights (T, K) of a run, with the clients in the order of the first round."""
-    clients = record.facts["clients"]
-    if not record.rounds or any(not _is_complete(each, clients) for each in record.rounds):
-        raise RunError(
-            f"{str(record.folder)!r}: regret needs every client's loss in every round; "
-            "in this run some clients did not report"
-        )
+    if not record.rounds:
+        raise RunError(f"{str(record.folder)!r}: regret needs at least one round; there is none")
     names = record.rounds[0].clients
     losses = [_by_name(dict(zip(r.clients, r.losses, strict=True)), names) for r in record.rounds]
     weights = [_by_name(r.weights, names) for r in record.rounds]

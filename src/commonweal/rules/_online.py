@@ -12,11 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from commonweal.errors import ConfigError
 from commonweal.rules.rule import Prior, Reports, prior_weights
 
 __all__ = [
     "CDF",
     "CDFS",
+    "check_range",
     "decision_gradient",
     "decision_loss",
     "doubly_robust",
@@ -37,6 +39,8 @@ CDFS: dict[str, Callable[[Tensor], Tensor]] = {
     "logistic": lambda x: torch.sigmoid(x - 1),
     "normal": lambda x: torch.special.ndtr(x - 1),
 }
+
+LOCATED = ("gumbel", "logistic", "normal")  # CDFs with a location, which is 1
 
 
 def mixture(reports: Reports, response: Tensor, prior: Prior) -> Tensor:
@@ -59,9 +63,24 @@ def relative(losses: Tensor) -> Tensor:
     return losses / mean if mean > 0 else torch.ones_like(losses)
 
 
-def response(losses: Tensor, cdf: str, high: float) -> Tensor:
-    """Map losses (S,) to [0, high] by a CDF of the relative loss: eq. 8 with C1 = 0."""
-    return high * CDFS[cdf](relative(losses))
+def response(losses: Tensor, cdf: str, high: float, low: float = 0.0, scale: float = 1.0) -> Tensor:
+    """Map losses (S,) to [low, high] by a CDF of the relative loss: eq. 8, C1 = low, C2 = high.
+
+    A smaller scale makes the CDF steeper: around 1, the mean loss, where the CDF has a location,
+    else around 0.
+    """
+    x = relative(losses)
+    x = 1 + (x - 1) / scale if cdf in LOCATED else x / scale
+    return low + (high - low) * CDFS[cdf](x)
+
+
+def check_range(rule: str, low: float, high: float | None, scale: float) -> None:
+    """Raise unless [low, high] is a range of responses; None stands for the paper's high."""
+    if low < 0 or scale <= 0 or (low > 0 if high is None else high <= low):
+        raise ConfigError(
+            f"{rule} low = {low}, high = {high}, scale = {scale}: low must be at least 0, high "
+            "above it (and given if low is), scale above 0"
+        )
 
 
 def doubly_robust(r: Tensor, index: Tensor, clients: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from commonweal.errors import CommonwealError, ConfigError, DataError
 
-__all__ = ["best_fixed", "project", "project_inside", "quadratic", "solve"]
+__all__ = ["best_fixed", "project", "project_ball", "project_inside", "quadratic", "solve"]
 
 Array = npt.NDArray[np.float64]
 
@@ -45,32 +45,73 @@ def project(v: Tensor) -> Tensor:
     return p / p.sum()
 
 
-def project_inside(v: Tensor, pull: float) -> Tensor:
-    """Minimise 1/2 |p - v|^2 - pull * sum log p over the simplex: near v, never on the boundary.
+def project_inside(v: Tensor, pull: float | Tensor) -> Tensor:
+    """Minimise 1/2 |p - v|^2 - sum pull_k log p_k over the simplex: near v, off the boundary.
 
     >>> project_inside(torch.tensor([5.0, 0.0], dtype=torch.float64), 1e9)
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     x = v.double() - v.max()
     # The threshold is x - p + pull / p of the largest entry, which lies between 1/K and 1.
+    pulls = torch.as_tensor(pull, dtype=torch.float64).expand(len(v))
     low = -1.0
-    high = pull * len(v)
+    high = float(pulls.max()) * len(v)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if _inside(x, middle, pull).sum() > 1:
+        if _inside(x, middle, pulls).sum() > 1:
             low = middle
         else:
             high = middle
-    p = _inside(x, (low + high) / 2, pull)
+    p = _inside(x, (low + high) / 2, pulls)
     return p / p.sum()
 
 
-def _inside(x: Tensor, threshold: float, pull: float) -> Tensor:
+def _inside(x: Tensor, threshold: float, pull: Tensor) -> Tensor:
     """Return the positive roots p of p - pull / p = x - threshold."""
     y = x - threshold
     root = (y.square() + 4 * pull).sqrt()
     # The two forms are equal; each is used where it does not cancel.
-    return torch.where(y > 0, (y + root) / 2, 2 * pull / (root - y))
+    other = torch.where(pull > 0, 2 * pull / (root - y), 0.0)
+    return torch.where(y > 0, (y + root) / 2, other)
+
+
+def project_ball(v: Tensor, centre: Tensor, radius: float) -> Tensor:
+    """Return the point of the simplex nearest to v in the chi-square ball around `centre` > 0.
+
+    The ball is sum (p_k - centre_k)^2 / centre_k <= radius.
+
+    >>> project_ball(torch.tensor([5.0, 0.0]).double(), torch.tensor([0.5, 0.5]).double(), 0.04)
+    tensor([0.6000, 0.4000], dtype=torch.float64)
+    """
+    p = project(v)
+    if (p.square() / centre).sum() - 1 <= radius:
+        return p
+    # With a multiplier nu of the ball, p = (v - s) / (1 + nu / centre), clipped at 0.
+    low = 0.0
+    high = 1.0
+    while (_pulled(v, centre, high).square() / centre).sum() - 1 > radius:
+        low = high
+        high *= 2
+    for _ in range(BISECTIONS // 2):
+        middle = (low + high) / 2
+        if (_pulled(v, centre, middle).square() / centre).sum() - 1 > radius:
+            low = middle
+        else:
+            high = middle
+    return _pulled(v, centre, high)
+
+
+def _pulled(v: Tensor, centre: Tensor, nu: float) -> Tensor:
+    """Minimise |p - v|^2 / 2 + nu / 2 * sum p^2 / centre over the simplex, by its threshold."""
+    slope = 1 / (1 + nu / centre)
+    # The support is those above the threshold: found by sorting, as in `project`.
+    order = v.argsort(descending=True)
+    sums = (slope * v)[order].cumsum(0)
+    slopes = slope[order].cumsum(0)
+    thresholds = (sums - 1) / slopes
+    support = int((v[order] > thresholds).sum())
+    p = (slope * (v - thresholds[support - 1])).clamp(min=0)
+    return p / p.sum()
 
 
 def quadratic(

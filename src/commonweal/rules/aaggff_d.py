@@ -4,17 +4,23 @@ Hahn et al., ICML 2024, Algorithm 3, eqs. 10-12 and 95. What is common to all cl
 the decision is renormalised over the cohort, so only the entries of reporters are updated: O(S)
 time per round, and memory only for clients ever seen. Eq. 87 prints the gradient's first term
 without its minus sign, and Algorithm 3 min(1, ...) for max(1, ...).
+
+With the paper's constants the weights of a small cohort are nearly uniform: on its j-th visit a
+client's exponent is at most j sqrt(log K) / ((C + 2) sqrt(t + 1)). A smaller `lipschitz` makes the
+rule bite.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from commonweal.errors import ConfigError
 from commonweal.population import Setting
-from commonweal.rules._online import CDF, response
+from commonweal.rules._online import CDF, check_range, response
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.tensors import State
@@ -28,41 +34,90 @@ class AAggFFD(Rule):
     weights = softmax(-sqrt(log K) c / (L sqrt(t + 1))), C = S/K, L = C + 2
 
     cdf: maps a loss, relative to the mean, to a response
+    low, high: the range [C1, C2] of responses, by default 0 and C
+    scale: of the CDF; smaller values tell losses near the mean better apart
+    lipschitz: L, by default C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)); smaller values make larger
+    steps
 
     Any client id is accepted. A client that joins late begins with c = 0, as if it had been absent.
     """
 
     cdf: CDF = "normal"
+    low: float = 0.0
+    high: float | None = None
+    scale: float = 1.0
+    lipschitz: float | None = None
 
     kind: ClassVar[Kind] = Kind(
         "online",
         "S/K CDF(f / mean f), doubly robust",
         "follow the regularised leader, entropic",
     )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
+    }
+
+    def __post_init__(self) -> None:
+        check_range("aaggff-d", self.low, self.high, self.scale)
+        if self.lipschitz is not None and self.lipschitz <= 0:
+            raise ConfigError(f"aaggff-d lipschitz = {self.lipschitz}: it must be above 0")
 
     def init(self, setting: Setting | int) -> State:
-        return {"t": torch.tensor(1), **empty_table("settled", "recent")}
+        start = {"t": torch.tensor(1), "sampled": torch.tensor(1.0, dtype=torch.float64)}
+        return {**start, **empty_table("settled", "recent")}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         sampled = len(reports.ids) / reports.clients  # C, the sampling probability
-        r = self.response(reports.losses)  # r / C, as C2 = C: no underflow for a small C
-        mean = r.mean()
-        c = lookup(state, reports.ids) - (r - mean) / (1 + sampled * mean)
+        cdf = response(reports.losses, self.cdf, 1.0, scale=self.scale)
+        mean = self.low + (self._high(sampled) - self.low) * cdf.mean()
+        # (r - rbar) / C is this many differences of the CDF: no underflow for a small C.
+        spread = (self._high(sampled) - self.low) / sampled
+        c = lookup(state, reports.ids) - spread * (cdf - cdf.mean()) / (1 + mean)
         t = int(state["t"])
-        lipschitz = sampled + 2
-        diameter = math.sqrt(math.log(reports.clients))
-        rate = diameter / (lipschitz * math.sqrt(t + 1))
+        rate = self._rate(t, reports.clients, sampled)
         following = put(state, reports.ids, c)
-        following["t"] = torch.tensor(t + 1)
+        following |= {
+            "t": torch.tensor(t + 1),
+            "sampled": torch.tensor(sampled, dtype=torch.float64),
+        }
         return Decision(torch.softmax(-rate * c, 0), following)
+
+    def _high(self, sampled: float) -> float:
+        return sampled if self.high is None else self.high
+
+    def _rate(self, t: int, clients: int, sampled: float) -> float:
+        """The step of eq. 12."""
+        return math.sqrt(math.log(clients)) / (self._lipschitz(sampled) * math.sqrt(t + 1))
+
+    def _lipschitz(self, sampled: float) -> float:
+        if self.lipschitz is not None:
+            return self.lipschitz
+        high = self._high(sampled)
+        return (high + 2 * (high - self.low) / sampled) / (1 + self.low)
 
     def response(self, losses: Tensor) -> Tensor:
         """Eq. 8 for a full cohort: in [0, 1]."""
-        return response(losses, self.cdf, 1.0)
+        return response(losses, self.cdf, self._high(1.0), self.low, self.scale)
 
     def bound(self, rounds: int, clients: int) -> float:
-        """Theorem 5.2 with a full cohort: regret <= 2 L sqrt(T log K), L = 3."""
-        return 6 * math.sqrt(rounds * math.log(clients))
+        """Theorem 5.2 with a full cohort: regret <= (L + G^2 / L) sqrt(T log K).
+
+        G = C2 / (1 + C1) is the largest gradient and L sets the step. The theorem is printed for
+        L = G, as 2 G sqrt(T log K); the step of eq. 12 has L = 3 G by default: 3.33 G.
+        """
+        gradient = self._high(1.0) / (1 + self.low)
+        lipschitz = self._lipschitz(1.0)
+        growth = math.sqrt(rounds * math.log(clients))
+        return (lipschitz + gradient**2 / lipschitz) * growth
+
+    def distribution(self, state: State, clients: int) -> Tensor:
+        """The decision over all clients, p of eq. 12."""
+        t = int(state["t"])
+        if t == 1:
+            return torch.full((clients,), 1 / clients, dtype=torch.float64)
+        c = lookup(state, torch.arange(clients))
+        rate = self._rate(t - 1, clients, float(state["sampled"]))
+        return torch.softmax(-rate * c, 0)
 
 
 ENTRIES = {"aaggff-d": AAggFFD}

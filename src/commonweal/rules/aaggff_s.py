@@ -7,15 +7,18 @@ tables are from that code: variant="reference". Lemma A.10 requires beta <= 1/2,
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from commonweal.errors import ConfigError
 from commonweal.population import Setting
 from commonweal.rules._online import (
     CDF,
+    check_range,
     decision_gradient,
     doubly_robust,
     on_cohort,
@@ -36,7 +39,10 @@ class AAggFFS(Rule):
 
     cdf: maps a loss, relative to the mean, to a response
     variant: "paper" (eq. 7) or "reference" (the authors' code)
-    beta: the curvature, by default K/4 as printed
+    low, high: the range [C1, C2] of responses, by default 0 and 1/K; L = C2 / (1 + C1)
+    scale: of the CDF; smaller values tell losses near the mean better apart
+    alpha: the ridge, by default 4 K L as printed
+    beta: the curvature, by default 1/(4 L) as printed
 
     Any client id is accepted. A client that joins late begins with p = 1 / K, the others scaled
     down in proportion, and with the mean of their past gradients, as if it had been absent.
@@ -45,12 +51,24 @@ class AAggFFS(Rule):
     cdf: CDF = "normal"
     variant: Literal["paper", "reference"] = "paper"
     beta: float | None = None
+    alpha: float | None = None
+    low: float = 0.0
+    high: float | None = None
+    scale: float = 1.0
 
     kind: ClassVar[Kind] = Kind(
         "online",
         "CDF(f / mean f) / K",
         "online Newton step (follow the regularised leader, quadratic)",
     )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
+    }
+
+    def __post_init__(self) -> None:
+        check_range("aaggff-s", self.low, self.high, self.scale)
+        if self.alpha is not None and self.alpha <= 0:
+            raise ConfigError(f"aaggff-s alpha = {self.alpha}: it must be above 0")
 
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients
@@ -69,7 +87,7 @@ class AAggFFS(Rule):
         seats, index = take_seats(state["seats"], reports.ids, reports.clients)
         state = _extended(state, len(seats))
         clients = len(seats)
-        r = self.response(reports.losses) * len(index) / clients  # in [0, 1/K] for any cohort
+        r = self._response(reports.losses, clients)
         g = decision_gradient(state["p"], doubly_robust(r, index, clients))
         curvature = state["curvature"] + torch.outer(g, g)
         following = self._decide(g, state["p"], state["linear"], curvature)
@@ -78,8 +96,8 @@ class AAggFFS(Rule):
     def _decide(self, g: Tensor, p: Tensor, linear: Tensor, curvature: Tensor) -> State:
         """Minimise eq. 7 with this round's gradient g."""
         clients = len(g)
-        lipschitz = 1 / clients  # L, the largest gradient: C2 / (1 + C1) with C1 = 0, C2 = 1/K
-        alpha = 4 * clients * lipschitz
+        lipschitz = self._lipschitz(clients)
+        alpha = 4 * clients * lipschitz if self.alpha is None else self.alpha
         beta = 1 / (4 * lipschitz) if self.beta is None else self.beta
         identity = torch.eye(clients, dtype=torch.float64)
         if self.variant == "reference":  # the quadratic is centred at 0, the ridge counted twice
@@ -93,17 +111,30 @@ class AAggFFS(Rule):
 
     def response(self, losses: Tensor) -> Tensor:
         """Eq. 8 for a full cohort: in [0, 1/K]."""
-        high = 1 / len(losses)
-        r = response(losses, self.cdf, high)
+        return self._response(losses, len(losses))
+
+    def _response(self, losses: Tensor, clients: int) -> Tensor:
+        high = self._high(clients)
+        r = response(losses, self.cdf, high, self.low, self.scale)
         if self.variant == "reference" and self.cdf == "normal":
             # The authors' code has erfc for erf in the normal CDF: it decreases with the loss, from
             # 1.5 to 0.5.
             return 1.5 * high - r
         return r
 
-    def bound(self, rounds: int, clients: int) -> float:
-        """Theorem 5.1: regret <= 2 L K (1 + log(1 + T / (16 K))), L = 1/K."""
-        return 2 * (1 + math.log1p(rounds / (16 * clients)))
+    def _high(self, clients: int) -> float:
+        return 1 / clients if self.high is None else self.high
+
+    def _lipschitz(self, clients: int) -> float:
+        """L, the largest gradient of the decision loss: C2 / (1 + C1)."""
+        return self._high(clients) / (1 + self.low)
+
+    def bound(self, rounds: int, clients: int) -> float | None:
+        """Theorem 5.1: regret <= 2 L K (1 + log(1 + T / (16 K))); none for other constants."""
+        if self.variant != "paper" or self.alpha is not None or self.beta is not None:
+            return None
+        growth = 1 + math.log1p(rounds / (16 * clients))
+        return 2 * self._lipschitz(clients) * clients * growth
 
     def distribution(self, state: State, clients: int) -> Tensor:
         return by_client(state["seats"], state["p"], clients)

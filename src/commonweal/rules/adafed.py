@@ -34,14 +34,15 @@ class AdaFed(Rule):
     """weights = scale * v / <f^gamma, v>, G v = f^gamma; may be negative, and do not sum to 1
 
     gamma: how much faster larger losses decrease; 0 gives all clients the same rate
-    scale: "largest" multiplies by max f^gamma, "theorem" by min f^gamma (as Theorem 5.1 bounds the
-    step), "mean" takes the norm of the mean update (it never settles, and amplifies noise when
-    gamma is below 1), "none" is as printed (a step that grows as 1 / f^gamma)
+    scale: "mean" takes the norm of the mean update (it amplifies noise when gamma is below 1),
+    "theorem" multiplies by min f^gamma (as Theorem 5.1 bounds the step), "largest" by max f^gamma
+    (both vanish with the direction, and hardly move where the updates of many clients conflict),
+    "none" is as printed (a step that grows as 1 / f^gamma)
     loss: "before" local training, as for all rules, or "after" it, as in the paper's Algorithm 1
     """
 
-    gamma: float = 1.0
-    scale: Literal["largest", "theorem", "mean", "none"] = "largest"
+    gamma: float = 5.0
+    scale: Literal["mean", "largest", "theorem", "none"] = "mean"
     loss: Literal["before", "after"] = "before"
 
     kind: ClassVar[Kind] = Kind(

@@ -6,7 +6,7 @@ gradients to weights are rules. PCGrad projects in a random order: `fedfv` is it
 MGDA is `fedmgda`, which is solved exactly.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -39,10 +39,6 @@ class Directions(Stateless):
     scale: Literal["mean", "none"] = "mean"
 
     kind: ClassVar[Kind] = Kind("direction", "none: updates only", "a multi-task method's own")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "alpha": (0.5, 1.0, 2.0),
-        "c": (0.2, 0.4, 0.5, 0.8),
-    }
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ a client is the loss of the received model less the loss of the model that it tr
 it took part last.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,7 +35,6 @@ class FedDGGA(Rule):
     d: float = 0.2
 
     kind: ClassVar[Kind] = Kind("online", "loss above that after own training", "a signed step")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"d": (0.05, 0.1, 0.2)}
 
     def __post_init__(self) -> None:
         if not 0 < self.d <= 1:

@@ -1,7 +1,8 @@
 """FedFA: clients with low scores and clients that participate often count more.
 
 Huang et al., Fairness and Accuracy in Federated Learning, 2020. Its double momentum is the momentum
-of the server (0.5) and of the clients (0.9).
+of the server (0.5) and of the clients (0.9). Both parts are relative to the cohort, as in public
+implementations.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ TINY = 1e-6  # keeps the logarithms of scores of 0 and 1 finite
 
 @dataclass(frozen=True)
 class FedFA(Rule):
-    """weights_i = alpha a_i + beta b_i (normalised), a_i ~ -log2(score_i),
-    b_i ~ -log2(1 - c_i / sum c)
+    """weights_i = alpha a_i + beta b_i (normalised), a_i ~ -log2(score_i / sum of scores),
+    b_i ~ -log2(1 - c_i / sum c), over the cohort
 
     alpha: the weight of the score
     beta: the weight of participation (c_i: the rounds of client i)
@@ -35,7 +36,9 @@ class FedFA(Rule):
     alpha: float = 0.5
     beta: float = 0.5
 
-    kind: ClassVar[Kind] = Kind("reweighting", "-log2 score, frequency", "convex combination")
+    kind: ClassVar[Kind] = Kind(
+        "reweighting", "-log2 (score / sum of scores), frequency", "convex combination"
+    )
 
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.beta < 0 or self.alpha + self.beta == 0:
@@ -57,9 +60,8 @@ class FedFA(Rule):
         seats, index = take_seats(state["seats"], reports.ids, reports.clients)
         counts = extend(state["counts"], len(seats), 0.0)
         counts = counts.index_add(0, index, torch.ones(len(index), dtype=torch.float64))
-        frequency = counts[index] / counts.sum()
-        a = _normalized(-_defined(reports).clamp(TINY, 1 - TINY).log2())
-        b = _normalized(-(1 - frequency).clamp(min=TINY).log2())
+        a = _normalized(-_fraction(_defined(reports)).log2())
+        b = _normalized(-(1 - _fraction(counts[index])).log2())
         weights = _normalized(self.alpha * a + self.beta * b)
         return Decision(weights, {"seats": seats, "counts": counts})
 
@@ -69,6 +71,11 @@ def _defined(reports: Reports) -> Tensor:
     scores = required(reports.scores, "scores").double()
     mean = scores.nanmean().nan_to_num(nan=0.5)
     return scores.nan_to_num(nan=float(mean))
+
+
+def _fraction(values: Tensor) -> Tensor:
+    """Divide by the sum; the result is never 0 or 1."""
+    return _normalized(values.clamp(min=TINY)).clamp(TINY, 1 - TINY)
 
 
 def _normalized(values: Tensor) -> Tensor:

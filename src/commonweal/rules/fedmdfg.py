@@ -6,7 +6,6 @@ The paper's line search over step lengths needs further exchanges, and is left o
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -37,9 +36,6 @@ class FedMDFG(Stateless):
     kind: ClassVar[Kind] = Kind(
         "direction", "angle of f to equal losses", "minimum norm in the convex hull of updates"
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "theta": (0.0, 5.625, 11.25, 22.5, 45.0)
-    }
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

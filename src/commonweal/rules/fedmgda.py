@@ -2,9 +2,12 @@
 
 Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. The direction is
 the minimum-norm point of the convex hull of the updates. FedMGDA+ first scales every update to unit
-norm and stays near the prior; the server's lr is then the length of the step.
+norm and stays near the prior; the server's lr is then the length of the step. The minimum norm is
+ruled by the shortest updates, those of clients that fit already: plain FedMGDA serves the worst
+client no better than averaging does, at any epsilon or server lr.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +37,8 @@ class FedMGDA(Stateless):
     kind: ClassVar[Kind] = Kind(
         "direction", "none: updates only", "minimum norm in the convex hull of updates"
     )
+
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1:

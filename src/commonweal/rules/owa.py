@@ -6,7 +6,6 @@ CVaR, the k worst clients and GIFAIR's ranks are ordered weights too. (The publi
 weighs by `argsort` where a rank is meant, and so favours the wrong clients.)
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,7 +32,6 @@ class OWA(Stateless):
     prior: Prior = "uniform"
 
     kind: ClassVar[Kind] = Kind("mixture", "rank of f", "ordered weights")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"delta": (1.0, 2.0, 4.0, 8.0)}
 
     def __post_init__(self) -> None:
         if self.delta < 1:

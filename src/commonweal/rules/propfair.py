@@ -1,16 +1,18 @@
 """PropFair: proportional fairness, which weights clients by 1 / (M - loss).
 
 Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, in the server-side form of
-AAggFF's Table 1. The authors transform the loss on the client, batch by batch.
+AAggFF's Table 1. The authors transform the loss on the client, batch by batch. A baseline for the
+losses themselves depends on their unit; by default it is one for losses relative to their mean.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from commonweal.errors import ConfigError
-from commonweal.rules._online import mixture
+from commonweal.rules._online import mixture, relative
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless
 
 __all__ = ["PropFair"]
@@ -18,18 +20,24 @@ __all__ = ["PropFair"]
 
 @dataclass(frozen=True)
 class PropFair(Stateless):
-    """weights_i ~ n_i / max(M - f_i, margin)
+    """weights_i ~ n_i / max(M - f_i / mean f, margin);
+    not relative: weights_i ~ n_i / max(M - f_i, margin)
 
     baseline: M, the largest acceptable loss
     margin: above M - margin the gradient is held constant, so that weights stay finite
+    relative: divide losses by the cohort's mean; false is the published form
     prior: "sizes" (n_i) or "uniform" (1)
     """
 
-    baseline: float = 5.0
+    baseline: float = 3.0
     margin: float = 0.2
+    relative: bool = True
     prior: Prior = "sizes"
 
-    kind: ClassVar[Kind] = Kind("mixture", "-log(M - f)", "one entropic step from the prior")
+    kind: ClassVar[Kind] = Kind(
+        "mixture", "-log(M - f / mean f)", "one entropic step from the prior"
+    )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     def __post_init__(self) -> None:
         if self.baseline <= 0 or self.margin <= 0:
@@ -38,6 +46,7 @@ class PropFair(Stateless):
             )
 
     def response(self, losses: Tensor) -> Tensor:
+        losses = relative(losses) if self.relative else losses
         return -(self.baseline - losses).clamp(min=self.margin).log()
 
     def weigh(self, reports: Reports) -> Tensor:
@@ -45,7 +54,7 @@ class PropFair(Stateless):
 
     def warnings(self, reports: Reports) -> tuple[str, ...]:
         limit = self.baseline - self.margin
-        if not (reports.losses > limit).any():
+        if self.relative or not (reports.losses > limit).any():
             return ()
         return (f"propfair: losses above baseline - margin = {limit:g}; raise the baseline",)
 

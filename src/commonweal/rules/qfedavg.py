@@ -2,9 +2,11 @@
 
 Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020. The published algorithm
 (`scaled`) also sets the length of the step by an estimate of the curvature of the loss,
-L = 1 / (the clients' lr); AAggFF's Table 1 normalises the weights instead.
+L = 1 / (the clients' lr). That estimate is one for a single local step: with several, steps of
+q >= 1 are far too short. By default weights are normalised instead, as in AAggFF's Table 1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,8 +26,8 @@ TINY = 1e-10  # from the authors' code: negative powers of a loss of 0 stay fini
 
 @dataclass(frozen=True)
 class QFedAvg(Rule):
-    """weights_i = L f_i^q / sum_j (q f_j^(q-1) L^2 |u_j|^2 + L f_j^q), not summing to 1;
-    unscaled: weights_i ~ f_i^q
+    """weights_i ~ f_i^q;
+    scaled: weights_i = L f_i^q / sum_j (q f_j^(q-1) L^2 |u_j|^2 + L f_j^q), not summing to 1
 
     q: 0 is plain averaging, large values give all weight to the worst client
     scaled: use the published step length
@@ -34,13 +36,16 @@ class QFedAvg(Rule):
     """
 
     q: float = 1.0
-    scaled: bool = True
+    scaled: bool = False
     lipschitz: float | None = None
     prior: Prior = "uniform"
 
     kind: ClassVar[Kind] = Kind(
-        "mixture", "q log f", "one entropic step from the prior, its length by curvature"
+        "mixture", "q log f", "one entropic step from the prior (scaled: its length by curvature)"
     )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "q": (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0)
+    }
 
     def __post_init__(self) -> None:
         if self.q < 0 or (self.lipschitz is not None and self.lipschitz <= 0):

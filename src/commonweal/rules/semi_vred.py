@@ -3,6 +3,7 @@
 Semi-Variance Reduction for Fair Federated Learning (anonymous, under review), eq. 10.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,11 +24,14 @@ class SemiVRed(Stateless):
     beta < 1 / (2 sum_j p_j (f_j - fbar)_+)
     """
 
-    beta: float = 0.1
+    beta: float = 1.0
 
     kind: ClassVar[Kind] = Kind(
         "reweighting", "(f - mean f)_+", "penalty on the upper semi-variance"
     )
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+    }
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

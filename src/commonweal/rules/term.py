@@ -1,15 +1,17 @@
 """TERM: a tilted mean, in which large losses count exponentially more.
 
 Li et al., Tilted Empirical Risk Minimization, ICLR 2021. The authors' code ignores the sizes:
-prior="uniform".
+prior="uniform". A tilt of the losses themselves depends on their unit and fades as they fall; by
+default losses are relative to their mean. FedEBA's server weights are TERM with t = 1 / tau.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.rules._online import mixture
+from commonweal.rules._online import mixture, relative
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless
 
 __all__ = ["TERM"]
@@ -17,19 +19,22 @@ __all__ = ["TERM"]
 
 @dataclass(frozen=True)
 class TERM(Stateless):
-    """weights_i ~ n_i exp(t f_i)
+    """weights_i ~ n_i exp(t f_i / mean f); not relative: weights_i ~ n_i exp(t f_i)
 
     t: the tilt; 0 gives the prior, large values give all weight to the worst client
+    relative: divide losses by the cohort's mean; false is the published form
     prior: "sizes" (n_i) or "uniform" (1)
     """
 
     t: float = 1.0
+    relative: bool = True
     prior: Prior = "sizes"
 
-    kind: ClassVar[Kind] = Kind("mixture", "t f", "one entropic step from the prior")
+    kind: ClassVar[Kind] = Kind("mixture", "t f / mean f", "one entropic step from the prior")
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"t": (0.1, 0.5, 1.0, 2.0, 5.0)}
 
     def response(self, losses: Tensor) -> Tensor:
-        return self.t * losses
+        return self.t * (relative(losses) if self.relative else losses)
 
     def weigh(self, reports: Reports) -> Tensor:
         return mixture(reports, self.response(reports.losses.double()), self.prior)

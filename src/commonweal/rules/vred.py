@@ -3,6 +3,7 @@
 Semi-Variance Reduction for Fair Federated Learning (anonymous, under review), eq. 5.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,9 +23,12 @@ class VRed(Stateless):
     beta: the penalty on variance; weights are positive while beta < 1 / (2 (fbar - min f))
     """
 
-    beta: float = 0.1
+    beta: float = 0.5
 
     kind: ClassVar[Kind] = Kind("reweighting", "f - mean f", "penalty on the variance")
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+    }
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

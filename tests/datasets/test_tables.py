@@ -101,6 +101,8 @@ def test_a_table_with_clients_can_be_dealt_again(tmp_path: Path) -> None:
     dealt = load(written(tmp_path / "t.csv", TABLE), partition=FIVE, scale=False)
     assert dealt.clients == 5 and ages(dealt) == list(range(20, 50))
     assert dealt.train.x.shape[1] == 3  # the ward is no feature
+    assert dealt.preparation is not None and dealt.class_names == ("no", "yes")
+    assert any("dealt again" in note for note in dealt.notes)
 
 
 def test_a_table_without_clients_needs_a_partition(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ def pool_clients(federation: Federation) -> Pool:
     """All rows of a federation. Its clients, groups and test split are forgotten."""
     x = torch.cat([federation.train.x, federation.test.x]).numpy()
     y = torch.cat([federation.train.y, federation.test.y]).numpy()
+    notes = federation.notes
+    if federation.preparation is not None:
+        notes = (*notes, "dealt again: columns stay as fitted on the clients' own training rows")
     return Pool(
         x,
         y,
@@ -53,7 +56,7 @@ def pool_clients(federation: Federation) -> Pool:
         outputs=federation.outputs,
         loss=federation.loss,
         score=federation.score,
-        notes=federation.notes,
+        notes=notes,
         class_names=federation.class_names,
         preparation=federation.preparation,
     )

@@ -79,7 +79,7 @@ def test_a_client_without_rows_has_nan() -> None:
     assert result.scored.tolist() == [1]
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", sorted(SCORES.keys() - {"concordance"}))  # whose labels are pairs
 def test_evaluation_without_any_rows_is_nan(score: str) -> None:
     f = Federation.from_arrays(np.zeros((4, 4)), [0, 1, 1, 0], ["a", "a", "b", "b"], test=0)
     if SCORES[score].losses == ("squared",):

@@ -7,7 +7,6 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from commonweal import scores
 from commonweal.federation import Rows
 from commonweal.task import Task
 from commonweal.tensors import Tensors, select
@@ -68,7 +67,7 @@ def evaluate_models(
 
 def _by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
     reduced = {n: task.find_score(n).reduce(values, offsets) for n, values in stats.items()}
-    return Evaluation(scores.mean_by_client(losses, offsets), reduced, offsets.diff())
+    return Evaluation(task.mean_losses(losses, offsets), reduced, offsets.diff())
 
 
 def evaluate_rows(

@@ -485,7 +485,10 @@ def _check_offsets(part: Rows, names: Sequence[str]) -> None:
 
 
 def _check_shapes(part: Rows, federation: Federation) -> None:
-    axes = 1 if federation.loss == "tokens" else 2  # tokens have a second axis
+    axes = 1 if federation.loss in ("tokens", "cox") else 2  # which have a second axis
+    if federation.loss == "cox" and tuple(part.y.shape[1:]) != (2,):
+        shape = tuple(part.y.shape)
+        raise DataError(f"labels of shape {shape}: cox needs (time, event) per row, event 0 or 1")
     if part.y.shape[:axes] != part.x.shape[:1]:
         shape = tuple(part.y.shape)
         raise DataError(f"labels of shape {shape} for {len(part.x)} rows: give one label per row")
@@ -515,6 +518,10 @@ def _check_labels(part: Rows, federation: Federation) -> None:
     limit = ""
     if federation.loss == "squared":
         wrong = ~torch.isfinite(part.y)
+    elif federation.loss == "cox":
+        time, event = part.y.unbind(1)
+        wrong = ~torch.isfinite(time) | ((event != 0) & (event != 1))
+        limit = "; labels are (time, event), with event 0 or 1"
     else:
         top = 2 if federation.loss == "binary" else federation.outputs
         least = -1 if federation.loss == "tokens" else 0  # -1 marks a token that does not count
@@ -524,7 +531,7 @@ def _check_labels(part: Rows, federation: Federation) -> None:
     if wrong.any():
         first = wrong.nonzero()[0]
         owner = _owner(part, federation.names, first[0])
-        raise DataError(f"client {owner!r} has the label {part.y[tuple(first)].item()}{limit}")
+        raise DataError(f"client {owner!r} has the label {part.y[tuple(first)].tolist()}{limit}")
 
 
 def _owner(part: Rows, names: Sequence[str], row: Tensor) -> str:

@@ -175,6 +175,34 @@ def _auprc(stats: Tensor, offsets: Tensor) -> Tensor:
     return torch.stack(values)
 
 
+def survival_stats(outputs: Tensor, y: Tensor) -> Tensor:
+    """Risk, time and event of each row, (N, 3)."""
+    return torch.cat([outputs.double(), y.double()], 1)
+
+
+def _concordance(stats: Tensor, offsets: Tensor) -> Tensor:
+    """Harrell's C: of pairs of which one has its event first, the share ranked so, ties half."""
+    values = []
+    for a, b in pairwise(offsets.tolist()):
+        risk, time, event = stats[a:b].unbind(1)
+        comparable = (time[:, None] < time[None, :]) & (event[:, None] > 0)
+        higher = (risk[:, None] > risk[None, :]).double()
+        tied = (risk[:, None] == risk[None, :]).double()
+        right = ((higher + tied / 2) * comparable).sum()
+        values.append(right / comparable.sum() + 0 * risk.sum())  # NaN where a risk is
+    return torch.stack(values)
+
+
+def _without_pairs(y: Tensor, offsets: Tensor) -> list[int]:
+    """The clients with rows of which none has its event before another's time."""
+    found = []
+    for client, (a, b) in enumerate(pairwise(offsets.tolist())):
+        time, event = y[a:b, 0], y[a:b, 1]
+        if b > a and not ((time[:, None] < time[None, :]) & (event[:, None] > 0)).any():
+            found.append(client)
+    return found
+
+
 def _sequences(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Rows with one label are sequences of one token."""
     return (outputs, y) if y.ndim > 1 else (outputs[:, None], y[:, None])
@@ -207,6 +235,7 @@ def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
 
 CLASSES = ("cross-entropy", "binary")
 VALUES = ("squared",)
+SURVIVAL = ("cox",)
 TOKENS = ("tokens", "cross-entropy")
 
 # The score of a task that names none, by its loss.
@@ -275,6 +304,12 @@ SCORES = {
         VALUES,
         in_per_cent=False,
     ),
+    "concordance": Score(
+        survival_stats,
+        _concordance,
+        "probability that of two rows the one with the earlier event has the higher risk",
+        SURVIVAL,
+    ),
     "token-accuracy": Score(_correct_tokens, _per_token, "share of tokens that are right", TOKENS),
     "likelihood": Score(
         _log_likelihoods,
@@ -320,6 +355,8 @@ def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:
     AUROC needs both classes, average precision and the F1 of two classes a positive row, R^2
     against a client's own variance two values.
     """
+    if name == "concordance":
+        return _without_pairs(y, offsets)
     binary = len(y) > 0 and int(y.max()) <= 1
     needs_positive = name == "auprc" or (name == "f1" and binary)
     if len(y) == 0 or not (needs_positive or name in ("auroc", "r2-own")):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -59,11 +60,24 @@ def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
     return (losses * valid).sum(-1) / valid.sum(-1).clamp(min=1)
 
 
+def _cox(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cox's negative log partial likelihood by row (Breslow's way with ties); 0 where censored.
+
+    y: (N, 2), the time and whether there was an event. The rows are each other's risk sets.
+    """
+    time, event = y.unbind(-1)
+    risk = outputs.squeeze(-1)
+    at_risk = time[None, :] >= time[:, None]  # (N, N): who is still there at each row's time
+    together = torch.where(at_risk, risk[None, :], -torch.inf).logsumexp(-1)
+    return (together - risk) * event
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) -> (N,)
     "cross-entropy": _cross_entropy,
     "binary": _binary,
     "squared": _squared,
     "tokens": _tokens,
+    "cox": _cox,
 }
 
 
@@ -208,7 +222,10 @@ class Task:
         buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
         counters = {name: b.clone() for name, b in self._counters.items()}
         outputs = self._call(self._training, tensors | buffers | counters, batch.x)
-        loss = (LOSSES[self.loss](outputs, self._scaled(batch.y)) * batch.weight).sum()
+        y = self._scaled(batch.y)
+        if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
+            y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
+        loss = (LOSSES[self.loss](outputs, y) * batch.weight).sum()
         if not buffers:
             return loss, w.new_empty(0)
         return loss, torch.cat([buffer.flatten() for buffer in buffers.values()])
@@ -277,10 +294,23 @@ class Task:
     def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss (N,), and its statistics (N, c) for every score by name."""
         outputs = self._call(self._inference, self.tensors(w), x)
+        if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
+            stats = {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
+            return scores.survival_stats(outputs, y), stats
         # First the losses: they say where outputs do not fit.
         losses = LOSSES[self.loss](outputs, self._scaled(y))
         outputs = self._in_units(outputs)
         return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
+
+    def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
+        """The mean loss of each client (K,), of what `evaluate_rows` gives by row."""
+        if self.loss != "cox":
+            return scores.mean_by_client(losses, offsets)
+        values = []
+        for a, b in pairwise(offsets.tolist()):
+            risk, label = losses[a:b, :1], losses[a:b, 1:]
+            values.append(LOSSES["cox"](risk, label).mean())
+        return torch.stack(values)
 
     def undefined(self, y: Tensor, offsets: Tensor) -> list[int]:
         """The clients with rows whose main score is undefined."""

@@ -308,7 +308,12 @@ class Runtime:
             return False
 
     def start_node(self, name: str) -> None:
-        """Start a SuperNode, again with the same key if it was stopped."""
+        """Start a SuperNode, again with the same key if it was stopped.
+
+        After a kill the SuperLink takes the node for connected until its heartbeat is overdue
+        (about a minute): until then it refuses it (2004), the process ends, and is to be started
+        again.
+        """
         config = " ".join(f"{key}={_quoted(value)}" for key, value in self.nodes[name].items())
         self.launch(
             name,
@@ -367,6 +372,10 @@ class Runtime:
         config = " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())
         arguments = ["run", str(app.resolve()), "tls", "--run-config", config, "--stream"]
         return self.launch("run", "flwr", *arguments)
+
+    def ended(self, name: str) -> bool:
+        """Whether a process has been ended, or has ended by itself."""
+        return name not in self.processes or self.processes[name].poll() is not None
 
     def kill(self, name: str) -> None:
         """End a process and all that it started, at once."""

@@ -893,7 +893,8 @@ class FlowerEngine(Engine):
         deadline = time.monotonic() + wait
         while True:
             connected = wait_for_nodes(grid, nodes, max(0.0, deadline - time.monotonic()))
-            self._meet(connected)
+            # The first answers take longest: apps are installed and data are read.
+            self._meet(connected, max(timeout, deadline - time.monotonic()))
             if len(self.clients) >= nodes:
                 break
             if time.monotonic() >= deadline or self.refused.keys() >= set(connected):
@@ -908,7 +909,7 @@ class FlowerEngine(Engine):
 
     # Nodes
 
-    def _meet(self, connected: Iterable[int]) -> None:
+    def _meet(self, connected: Iterable[int], timeout: float | None = None) -> None:
         """Ask nodes that are not known yet which client they are."""
         known = {*self.nodes.values(), *self.refused}
         new = [node for node in connected if node not in known]
@@ -968,7 +969,7 @@ class FlowerEngine(Engine):
             for node, content in contents.items()
         ]
         waiting = {key for key in self.grid.push_messages(sent) if key}
-        deadline = time.monotonic() + self.timeout
+        deadline = time.monotonic() + patience
         replies: list[Message] = []
         while waiting:
             arrived = list(self.grid.pull_messages(waiting))
@@ -979,7 +980,7 @@ class FlowerEngine(Engine):
                 break
             if waiting:
                 time.sleep(min(PULL, left))
-        return Answers(sent, replies, f"within {self.timeout:g} s")
+        return Answers(sent, replies, f"within {patience:g} s")
 
     def _ask(self, clients: Iterable[str], contents: Iterable[RecordDict], kind: str) -> Answers:
         """Ask clients by name. Those whose node is away are not waited for."""

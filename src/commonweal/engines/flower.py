@@ -962,12 +962,13 @@ class FlowerEngine(Engine):
 
     # Messages
 
-    def _exchange(self, contents: Mapping[int, RecordDict], kind: str) -> Answers:
+    def _exchange(
+        self, contents: Mapping[int, RecordDict], kind: str, timeout: float | None = None
+    ) -> Answers:
         """Send to several nodes at once and wait for the replies, at most `timeout` seconds."""
-        sent = [
-            Message(content, node, kind, ttl=self.timeout + 30)
-            for node, content in contents.items()
-        ]
+        patience = self.timeout if timeout is None else timeout
+        ttl = patience + 30
+        sent = [Message(content, node, kind, ttl=ttl) for node, content in contents.items()]
         waiting = {key for key in self.grid.push_messages(sent) if key}
         deadline = time.monotonic() + patience
         replies: list[Message] = []

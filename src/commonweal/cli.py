@@ -606,6 +606,15 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(help="Worker processes of one thread each; 0: one per core.", min=0)
+    ] = 1,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N", help="Only run the K-th of N parts of the runs; see docs/slurm.sbatch."
+        ),
+    ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -652,12 +661,15 @@ def compare(
     folder = to or Path("runs") / f"{stem}-compare"
     numbers = seed_list(seeds)
     plan = cells(base, chosen, numbers, vary or [], folder)
-    results, score, failures = _compare(plan, quiet)
+    if shard is not None:
+        _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
+        return
+    results, score, failures = _compare(plan, quiet, jobs=jobs)
     against: list[Result] = []
     few = _clients(plan, failures) <= MOST_BASELINES
     if few if baselines is None else baselines:
         rest = baseline_cells(base, numbers, folder)
-        against, _, more = _compare(rest, quiet, optional=True)
+        against, _, more = _compare(rest, quiet, optional=True, jobs=jobs)
         failures |= more
         plan += rest
     _print_comparison(results, against, score, form)
@@ -665,6 +677,31 @@ def compare(
         _say(line)
     if picture is not None:
         figures.draw_scores(picture, [*against[:1], *results], score)
+
+
+def _run_shard(
+    base: Mapping[str, object],
+    plan: Sequence["Cell"],
+    seeds: Sequence[int],
+    folder: Path,
+    shard: str,
+    jobs: int,
+    baselines: bool | None,
+    quiet: bool,
+) -> None:
+    """Run a part of a comparison, which is printed when all parts are there."""
+    from commonweal.analysis.compare import baseline_cells, failed_lines, shard_of
+
+    everything = [*plan, *(baseline_cells(base, seeds, folder) if baselines else [])]
+    own = shard_of(everything, shard)
+    failures = _run_plan(own, quiet, jobs)
+    for line in failed_lines(own, failures):
+        _say(line)
+    if not quiet:
+        _say(
+            f"{len(own)} of {len(everything)} runs (part {shard}) are in {folder}: when all parts "
+            "are, the same command without --shard prints the comparison"
+        )
 
 
 def _clients(plan: Sequence["Cell"], failures: Mapping[Path, str]) -> int:
@@ -687,27 +724,17 @@ def _check_mistakes(form: str, rules: Sequence[str]) -> None:
 
 
 def _compare(
-    plan: Sequence["Cell"], quiet: bool, optional: bool = False
+    plan: Sequence["Cell"], quiet: bool, optional: bool = False, jobs: int = 1
 ) -> tuple[list["Result"], str, dict[Path, str]]:
     """Run what is not finished. Returns the results, the name of the score, and the failures.
 
     optional: there may be no result at all
     """
-    from commonweal.analysis.compare import failed_lines, results, run_cells
+    from commonweal.analysis.compare import failed_lines, results
     from commonweal.errors import RunError
-    from commonweal.report.progress import comparison_bar
     from commonweal.store import Record
 
-    failures: dict[Path, str] = {}
-    try:
-        with comparison_bar(err, plan, quiet) as advance:
-            for step in run_cells(plan):
-                advance(step)
-                if step.failure:
-                    failures[step.cell.folder] = step.failure
-    except KeyboardInterrupt:
-        _say("stopped; every finished round is saved: the same command continues from there")
-        raise typer.Exit(130) from None
+    failures = _run_plan(plan, quiet, jobs)
     found = results(plan, failures)
     if not found and optional:
         return [], "", failures
@@ -715,6 +742,27 @@ def _compare(
         raise RunError("; ".join(failed_lines(plan, failures)))
     finished = next(cell for cell in plan if cell.folder not in failures)
     return found, Record.read(finished.folder).facts["score"], failures
+
+
+def _run_plan(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]:
+    """Run what is not finished. Returns why some runs have no result, by folder."""
+    from commonweal.analysis.compare import run_cells, run_cells_in_processes
+    from commonweal.analysis.tuning import cores
+    from commonweal.report.progress import comparison_bar
+
+    jobs = jobs or cores()
+    failures: dict[Path, str] = {}
+    try:
+        with comparison_bar(err, plan, quiet) as advance:
+            steps = run_cells(plan) if jobs == 1 else run_cells_in_processes(plan, jobs)
+            for step in steps:
+                advance(step)
+                if step.failure:
+                    failures[step.cell.folder] = step.failure
+    except KeyboardInterrupt:
+        _say("stopped; every finished round is saved: the same command continues from there")
+        raise typer.Exit(130) from None
+    return failures
 
 
 def _print_comparison(

@@ -1,13 +1,17 @@
 """Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from commonweal import catalog, metrics
@@ -21,7 +25,7 @@ from commonweal.store import Record
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align"]
 __all__ += ["baseline_cells", "cells", "failed_lines", "gather", "read_comparison", "results"]
-__all__ += ["run_cells", "seed_list"]
+__all__ += ["run_cells", "run_cells_in_processes", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -168,6 +172,55 @@ def run_cells(plan: Iterable[Cell]) -> Iterator[Step]:
                 yield Step(cell, job.population.names, done)
         except (ConfigError, DataError, DivergedError) as error:
             yield Step(cell, (), None, str(error))
+
+
+def run_cells_in_processes(plan: Iterable[Cell], jobs: int) -> Iterator[Step]:
+    """Run the cells that are not finished yet in worker processes of one thread each.
+
+    A worker holds the folder of its run, so that several commands may share a folder of runs.
+    """
+    plan = list(plan)
+    done = {cell.folder for cell in plan if cell.finished}
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_worker) as pool:
+        futures = {
+            cell.folder: pool.submit(_run_cell, cell.experiment.model_dump(), cell.folder)
+            for cell in plan
+            if cell.folder not in done
+        }
+        try:
+            for cell in plan:  # in order, as a bar shows it
+                failure = "" if cell.folder in done else futures[cell.folder].result()
+                yield Step(cell, (), None, failure)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word: all is saved
+
+
+def _run_cell(values: dict[str, object], folder: Path) -> str:
+    """Run one experiment. Returns why it has no result, if so."""
+    try:
+        for _ in run(job_from_experiment(Experiment(**values)), out=folder, resume=True):
+            pass
+    except (ConfigError, DataError, DivergedError) as error:
+        return str(error)
+    return ""
+
+
+def shard_of(plan: Sequence[Cell], shard: str) -> list[Cell]:
+    """The part of a plan that one of several machines runs: "3/16" is the third of sixteen.
+
+    >>> shard_of(["a", "b", "c"], "2/2")
+    ['b']
+    """
+    part, slash, parts = shard.partition("/")
+    if not slash or not part.isdigit() or not parts.isdigit() or not 1 <= int(part) <= int(parts):
+        raise ConfigError(f"--shard {shard!r}: write 3/16 for the third of sixteen parts")
+    return list(plan[int(part) - 1 :: int(parts)])
 
 
 # Results

@@ -357,7 +357,7 @@ def comparison(results: Sequence[Result], score: str) -> Comparison:
 def _paired(values: Array) -> list[Paired]:
     """The differences of all rows (labels, seeds) but the first from it."""
     first, *others = values
-    return [metrics.paired(row, first) for row in others]
+    return metrics.holm(others, first)
 
 
 def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
@@ -504,9 +504,11 @@ def _change(fraction: float, change: float, score: str) -> str:
 def _notes(numbers: Comparison) -> list[str]:
     notes = _seed_notes(numbers)
     if len(numbers.labels) > 1:
+        several = len(numbers.labels) - 1
+        corrected = f", corrected for {several} comparisons (Holm)" if several > 1 else ""
         notes.append(
             "best and second best are marked; differences are paired by seed, "
-            "with 95 % confidence intervals"
+            f"with 95 % confidence intervals{corrected}"
         )
     if numbers.against:
         notes.append(

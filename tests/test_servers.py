@@ -370,6 +370,6 @@ def test_parameters_out_of_range_are_errors(kind: Any, wrong: dict[str, float]) 
 
 
 def test_every_optimizer_is_found_by_name() -> None:
-    assert set(catalog.entries("servers")) == {*OPTIMIZERS, "polyak"}
+    assert set(catalog.entries("servers")) == {*OPTIMIZERS, "optimistic", "polyak"}
     for name in OPTIMIZERS:
         assert type(commonweal.server(name)) is type(OPTIMIZERS[name])

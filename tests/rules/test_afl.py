@@ -8,7 +8,7 @@ from torch import Tensor
 
 from commonweal.errors import ConfigError
 from commonweal.rules import AFL, FedAvg, Rule
-from commonweal.servers import SGD, Polyak
+from commonweal.servers import SGD, Optimistic, Polyak, ServerOptimizer
 from commonweal.tensors import State
 from rule_helpers import build, play, reports, uniforms, updates_of, vowel, weigh
 
@@ -279,6 +279,26 @@ def test_proposition_1_averaging_ends_at_log_4_over_root_3() -> None:
     worst = max(domain_losses(logit)[0])
     assert worst == pytest.approx(math.log(4 / math.sqrt(3)), abs=5e-3)
     assert worst - math.log(2) == pytest.approx(math.log(2 / math.sqrt(3)), abs=1e-2)
+
+
+@pytest.mark.parametrize("optimistic", [True, False])
+def test_optimistic_players_meet_where_plain_ones_go_in_circles(optimistic: bool) -> None:
+    """f = 1 + w and 1 - w: the game's value is at w = 0, lam = (1/2, 1/2)."""
+    step: ServerOptimizer = Optimistic(SGD(lr=0.1)) if optimistic else SGD(lr=0.1)
+    rule = AFL(lr=0.1, optimistic=optimistic)
+    w = torch.tensor([0.3], dtype=torch.float64)
+    moved = step.init(w)
+    state = rule.init(2)
+    distances = []
+    for _ in range(2000):
+        x = float(w)
+        told = reports([1 + x, 1 - x], updates=[[1.0], [-1.0]])
+        # Both players step from what they knew before this round.
+        weights = state["lam"]
+        _, state = play(rule, told, state)
+        w, moved = step(w, weights @ updates_of(told), moved)
+        distances.append(abs(float(w)) + abs(float(state["lam"][0]) - 0.5))
+    assert (max(distances[-100:]) < 0.01) == optimistic
 
 
 def test_an_inner_equilibrium_is_found_by_the_averages() -> None:

@@ -20,6 +20,13 @@ Hahn et al., ICML 2024 (Table 1), extended to rules that it does not cover. A *m
 current round only; an *online* rule has a memory; a *direction* depends on the geometry of the
 updates; a *reweighting* penalises differences between clients; a *combinator* wraps a rule.
 
+Some are members of one family: CVaR, the k worst clients and GIFAIR's ranks are ordered weights
+(`owa`); FedEBA's server weights are `term` with t = 1 / tau. The directions of multi-task learning
+(`directions`, `fedmgda`, `fedfv`) are rules with clients as tasks. Defaults are those that serve
+several federations (docs/results.md), with the published form by a field; `commonweal show NAME`
+prints the grid that a publication tried. With the published constants `aaggff-d` is nearly uniform
+when few of many clients report: docs/results.md says by how much, and what makes it bite.
+
 This page is generated: `python -m commonweal.report.rules_page > docs/rules.md`.
 """
 

@@ -34,7 +34,7 @@ class AFL(Rule):
     radius: keeps lam in the chi-square ball of this radius around equal weights
     concentration: of a Dirichlet prior on lam: 1 is no prior, larger values favour uniform weights;
     or a list with every client's, which says whose mixture is likelier (eq. 9)
-    optimistic: step along 2 g_t - g_(t-1)
+    optimistic: step along 2 g_t - g_(t-1); the server "optimistic" does so for the model
     lagged: use the lam before this round's losses, as Fig. 3 prints
     absent: the loss of clients that do not report: "mean" of the cohort, "last" (what they last
     reported, relative to its cohort's mean, times this cohort's mean), or "zero"

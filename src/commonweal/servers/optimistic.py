@@ -1,0 +1,43 @@
+"""optimistic: steps along 2 g_t - g_(t-1), the model's part of optimistic gradient descent-ascent.
+
+Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Fig. 3 (OPTIMISTIC-STOCHASTIC-AFL):
+with the rule `afl(optimistic=true)` both players are optimistic, and their last models converge
+where those of plain steps go in circles.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from commonweal.servers.server import ServerOptimizer
+from commonweal.tensors import State
+
+__all__ = ["Optimistic"]
+
+
+@dataclass(frozen=True)
+class Optimistic(ServerOptimizer):
+    """the steps of another server optimizer along 2 * direction - the last direction
+
+    step: the server optimizer that takes them
+    """
+
+    step: ServerOptimizer
+
+    def init(self, w: Tensor) -> State:
+        state = {"t": torch.tensor(1), "last": torch.zeros_like(w)}
+        return {**state, "inner": self.step.init(w)}
+
+    def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+        t = int(state["t"])
+        last = state["last"] if t > 1 else direction  # the first step is a plain one
+        inner = state.get("inner", {})  # an empty state is not in a checkpoint
+        w, inner = self.step(w, 2 * direction - last, inner)
+        return w, {"t": torch.tensor(t + 1), "last": direction, "inner": inner}
+
+    def output(self, w: Tensor, state: State) -> Tensor:
+        return self.step.output(w, state.get("inner", {}))
+
+
+ENTRIES = {"optimistic": Optimistic}

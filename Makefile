@@ -41,5 +41,9 @@ test: lint
 bench: setup
 	$(BIN)/python benchmarks/round.py
 
+# Kills, flips, full disks and two processes: minutes.
+campaign: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/campaign.py
+
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -31,6 +31,7 @@ from commonweal.values import Function, Value, Values
 __all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
 
 Part = Values  # {"name": ..., parameters ...}
+LARGEST = 1e30  # a number in an experiment; float32 ends at 3e38
 
 
 class Kind(NamedTuple):
@@ -310,9 +311,14 @@ def parse_value(text: str) -> Value:
     import tomllib
 
     try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text.strip()}")
+    except RecursionError:
+        raise ConfigError(f"{text[:40]!r}... is nested too deeply") from None
+    except ValueError:  # not TOML, or a number of thousands of digits
         return text.strip()
+    if len(found) > 1:
+        raise ConfigError(f"{text!r} has more than one value: write each as its own key=value")
+    return found["value"]
 
 
 def complete(kind: str, part: object) -> Part:
@@ -325,6 +331,9 @@ def complete(kind: str, part: object) -> Part:
         raise ConfigError(f"{label} = {part!r}: give a name, or a table with a name and parameters")
     entry = find(kind, part["name"])
     given = {key: _plain(value) for key, value in part.items() if key != "name"}
+    for key, value in given.items():
+        if isinstance(value, int | float) and abs(value) > LARGEST:
+            raise ConfigError(f"{label} {entry.name!r}: {key} = {value:.4g} is too large")
     for key in given:
         if key not in entry.parameters:
             known = entry.parameters
@@ -338,7 +347,7 @@ def complete(kind: str, part: object) -> Part:
         checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{label} {entry.name!r}: {explain(error)}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{label} {entry.name!r}: {error}") from None
     return {"name": entry.name, **checked.model_dump()}
 

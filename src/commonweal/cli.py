@@ -6,9 +6,10 @@ mistakes are answered at once.
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -23,7 +24,7 @@ from commonweal.commands.report import report
 from commonweal.commands.tune import tune
 from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
-from commonweal.errors import CommonwealError, ConfigError, did_you_mean
+from commonweal.errors import CommonwealError, ConfigError, ResumeWarning, did_you_mean
 from commonweal.report import FORMATS, listing
 from commonweal.text import shown
 
@@ -66,11 +67,40 @@ err = Console(stderr=True)
 
 def main() -> None:
     """Run the command. A user's mistake is one sentence and exit code 2."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except CommonwealError as error:
-        _say(f"commonweal: {error}")
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:  # a path that is too long or may not be searched, a full disk
+        where = "" if error.filename is None else f" {str(error.filename)[:200]!r}"
+        _fail(f"cannot use{where or ' the output'}: {error.strerror}")
+    except RecursionError:
+        _fail("something in the experiment is nested too deeply: make it flatter")
+    except MemoryError as error:
+        _fail(
+            f"this needs more memory than there is ({error}): make models, data or groups smaller"
+        )
+
+
+def _fail(sentence: str) -> NoReturn:
+    _say(f"commonweal: {sentence}")
+    sys.exit(2)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning for users as a sentence, and others as Python does."""
+    if issubclass(category, ResumeWarning):
+        _say(str(message))
+    else:
+        _say(f"{filename}:{lineno}: {category.__name__}: {message}")
 
 
 def _say(text: str) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "ResumeWarning",
     "RunError",
     "did_you_mean",
 ]
@@ -40,6 +41,10 @@ class RunError(CommonwealError):
 
 class DivergedError(RunError):
     """Training gave numbers that are not finite, or no longer mean anything."""
+
+
+class ResumeWarning(UserWarning):
+    """A resumed run continues with another version or on another processor than it began with."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from commonweal import catalog
 from commonweal.catalog import KINDS, Part
 from commonweal.errors import ConfigError, did_you_mean
+from commonweal.files import read_plain
 from commonweal.values import Value, Values
 
 __all__ = ["Experiment", "RunSettings", "change", "named", "read", "values"]
@@ -39,6 +40,7 @@ class RunSettings(pydantic.BaseModel):
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops
     watch: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
     unseen: float = Field(0.0, ge=0, lt=1)  # share of clients that are held out of training
+    deterministic: bool = True  # one thread: the same bytes on any number of cores
     score: Value = None  # the main score, or a list of scores; None: the dataset's own
 
     def __init__(self, **values: Value) -> None:
@@ -278,10 +280,10 @@ def values(path: str | Path) -> Values:
     """What a TOML file says, not yet checked. Its paths are relative to the file."""
     path = Path(path)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        found = tomllib.loads(read_plain(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}") from None
     return {key: _located(value, path.parent) for key, value in found.items()}
 
@@ -301,7 +303,10 @@ def _located(value: Value, folder: Path) -> Value:
 
 
 def _absolute(text: str, folder: Path) -> str:
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"the path {text!r} cannot be used: {error}") from None
     beside = folder / path
     if path.is_absolute() or (path.exists() and not beside.exists()):
         return str(path.absolute())

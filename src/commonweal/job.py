@@ -1,7 +1,9 @@
 """Building what an experiment names: the algorithm and the engine of a run."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +15,7 @@ from commonweal.channels.channel import Channel
 from commonweal.clients.client import Client
 from commonweal.datasets import build_federation
 from commonweal.engines import Engine
-from commonweal.errors import ConfigError, did_you_mean
+from commonweal.errors import CommonwealError, ConfigError, DataError, did_you_mean
 from commonweal.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.federation import Federation
 from commonweal.population import Population
@@ -30,6 +32,7 @@ __all__ += ["job_from_experiment", "job_from_parts", "job_on"]
 
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
+TRAINING_COPIES = 3  # of the weights: the model, its update and its gradient
 INTERFACES = {
     "rules": Rule,
     "clients": Client,
@@ -119,13 +122,52 @@ class Job:
 def build_dataset(experiment: Experiment) -> Federation:
     """The federation that an experiment names, with its partition and label noise."""
     dataset = experiment.dataset
-    loaded = catalog.build("datasets", dataset)
-    built = {}
-    for key, kind in (("partition", "partitions"), ("noise", "noises")):
-        part = getattr(experiment, key)
-        built[key] = None if part is None else catalog.build(kind, part)
     seed = dataset.get("seed", experiment.seed)
-    return build_federation(loaded, built["partition"], built["noise"], seed)
+    with _building("dataset", dataset, DataError):
+        loaded = catalog.build("datasets", dataset)
+        built = {}
+        for key, kind in (("partition", "partitions"), ("noise", "noises")):
+            part = getattr(experiment, key)
+            built[key] = None if part is None else catalog.build(kind, part)
+        return build_federation(loaded, built["partition"], built["noise"], seed)
+
+
+@contextmanager
+def _building(label: str, part: Values, kind: type[CommonwealError]) -> Iterator[None]:
+    """Turn what damaged files and impossible numbers lead to into a sentence.
+
+    Libraries that read files raise errors of any kind. Those of a user's own program are passed on.
+    """
+    try:
+        yield
+    except CommonwealError:
+        raise
+    except MemoryError as error:
+        raise kind(f"{label} {part['name']!r} needs more memory than there is: {error}") from error
+    except Exception as error:
+        if ":" in part["name"]:
+            raise
+        reason = str(error).split("\n")[0][:200] or type(error).__name__
+        raise kind(
+            f"{label} {part['name']!r} cannot be made from what it is given: {reason}"
+        ) from error
+
+
+def _check_memory(part: Values, facts: Values) -> None:
+    """Raise ConfigError for a model that does not fit into this machine's memory."""
+    try:
+        with torch.device("meta"):  # shapes without numbers
+            module = catalog.build("models", part, **facts)
+    except Exception:
+        return  # a model that cannot be built so; if it cannot be built at all, building says so
+    size = sum(value.numel() for value in module.parameters())
+    needed = TRAINING_COPIES * 4 * size
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
+        raise ConfigError(
+            f"model {part['name']!r} would have {size:,} parameters, and its training needs "
+            f"{needed / 1e9:,.1f} GB of memory; this machine has {available / 1e9:,.1f} GB"
+        )
 
 
 def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
@@ -169,11 +211,12 @@ def build_task(
     target: tuple[float, float] | None = None,
 ) -> Task:
     """The task of an experiment, for rows of a shape: it needs no rows."""
-    with torch.random.fork_rng(devices=[]):
+    about: Values = {"shape": shape, "labels": labels, "outputs": outputs}
+    if ":" not in experiment.model["name"]:
+        _check_memory(experiment.model, about)
+    with torch.random.fork_rng(devices=[]), _building("model", experiment.model, ConfigError):
         torch.manual_seed(experiment.seed)  # modules are initialised by torch's own generator
-        module = catalog.build(
-            "models", experiment.model, shape=shape, labels=labels, outputs=outputs
-        )
+        module = catalog.build("models", experiment.model, **about)
     main, *also = experiment.scores or (score,)
     return Task(module, loss, main, tuple(also), target)
 

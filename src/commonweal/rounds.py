@@ -2,7 +2,9 @@
 
 import platform
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -14,14 +16,14 @@ from commonweal import metrics
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.catalog import trusting
 from commonweal.engines import Engine
-from commonweal.errors import ConfigError, DivergedError, RunError
+from commonweal.errors import ConfigError, DivergedError, ResumeWarning, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, read
 from commonweal.federation import Federation
 from commonweal.job import Job, job_from_experiment, job_from_parts
 from commonweal.population import Population
 from commonweal.scores import find
-from commonweal.store import Record, RoundRecord, Store, best_round, table_of
+from commonweal.store import Record, RoundRecord, Store, best_round, read_facts, table_of
 from commonweal.task import Task
 from commonweal.tensors import State, num_bytes
 from commonweal.values import Value, Values
@@ -109,10 +111,28 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         known = _Best(job, store, last)
         if last < job.rounds and not known.gives_up(last):
             store.remove_model()
+            _warn_of_changes(store, about)
         if job.preparation is not None:
             target = about.get("target") or {}
             store.write_preparation(replace(job.preparation, target=target))
         yield from _from_round(job, store, last, saved)
+
+
+def _warn_of_changes(store: Store, about: Mapping[str, Value]) -> None:
+    """Warn where a resumed run continues on something else: its bytes may differ from there on."""
+    before = read_facts(store.folder)
+    changed = [
+        f"{key} {before.get(key)}, now {about[key]}"
+        for key in ("commonweal", "torch", "python", "threads", "processor")
+        if before.get(key) != about[key]
+    ]
+    if changed:
+        warnings.warn(
+            f"the run in {str(store.folder)!r} began with {', '.join(changed)}: the rounds from "
+            "here on may differ in their last digits",
+            ResumeWarning,
+            stacklevel=4,
+        )
 
 
 def _from_round(job: Job, store: Store | None, last: int, saved: State) -> Iterator[Round]:
@@ -125,7 +145,8 @@ def _from_round(job: Job, store: Store | None, last: int, saved: State) -> Itera
         for number in range(last + 1, job.rounds + 1):
             if best.gives_up(last):
                 break
-            done = _round(job, state, number)
+            with _threads(job):
+                done = _round(job, state, number)
             if store is not None:
                 _write(store, job, done)
             state = done.state
@@ -323,6 +344,18 @@ def converse(
         exchanges.append((request, replies))
 
 
+@contextmanager
+def _threads(job: Job) -> Iterator[None]:
+    """One thread in a deterministic run: the order in which sums are added depends on threads."""
+    before = torch.get_num_threads()
+    if job.settings.deterministic:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _round(job: Job, state: State, number: int) -> Round:
     algorithm, engine = job.algorithm, job.engine
     start = time.perf_counter()
@@ -481,6 +514,8 @@ def facts(job: Job) -> Mapping[str, Value]:
         "commonweal": commonweal.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "threads": 1 if job.settings.deterministic else torch.get_num_threads(),
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         **job.engine.facts(job.algorithm),
         "data": job.engine.digest(),
         "parameters": job.task.size,

@@ -67,6 +67,7 @@ __all__ = [
 ]
 
 FORMAT = 1  # of the folder
+FACTS = {"format": int, "score": str, "clients": int, "unscored": list, "notes": list}
 STARTED = ("run.json", LOCK)  # left by a kill at the very start
 PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
 # What is replaced as a whole.
@@ -136,7 +137,7 @@ class RoundRecord:
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in values.items()}
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 
 class _Progress:
@@ -378,6 +379,9 @@ def read_facts(folder: Path) -> Values:
     facts = json.loads(read_plain(folder / "run.json").decode())
     if not isinstance(facts, dict):
         raise ValueError("run.json is not a table")
+    for key, kind in FACTS.items():
+        if key in facts and not isinstance(facts[key], kind):
+            raise ValueError(f"run.json says {key} = {facts[key]!r}")
     return facts
 
 
@@ -386,9 +390,11 @@ def damaged_facts(folder: Path) -> list[str]:
     name = repr(str(folder / "run.json"))
     try:
         facts = read_facts(folder)
+        facts.pop("digest", None)
+        changed = read_plain(folder / "run.json") != _sealed_json(facts)
     except (OSError, ValueError, RecursionError) as error:
         return [f"{name} cannot be read ({error})"]
-    if facts.pop("digest", None) != digest(to_json(facts)):
+    if changed:
         return [f"{name} was changed after it was written: its digest differs"]
     return []
 
@@ -510,6 +516,9 @@ class Record:
             facts = read_facts(folder)
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{str(folder)!r} is not the folder of a run: {error}") from None
+        rounds = experiment.get("rounds", 0)
+        if not isinstance(rounds, int):
+            raise RunError(f"{str(folder)!r} is not the folder of a run: rounds = {rounds!r}")
         if facts.get("format", FORMAT) > FORMAT:
             raise RunError(
                 f"{str(folder)!r} was written by a newer version (format {facts['format']}): "
@@ -589,8 +598,13 @@ class Record:
         return self._client_table(self._table(round))
 
     def _client_table(self, path: Path) -> ClientTable:
-        with open(path, encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
+        try:
+            return self._parsed(path, read_plain(path).decode())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+            raise RunError(f"{str(path)!r} is damaged ({error}): run again") from None
+
+    def _parsed(self, path: Path, text: str) -> ClientTable:
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
         if not lines:
             raise RunError(f"{str(path)!r} is empty: run again")
         columns = {name: [line[name] for line in lines] for name in lines[0]}
@@ -655,16 +669,22 @@ class Record:
     def timings(self) -> list[dict[str, float]]:
         """The seconds of every round, by what they were spent on."""
         path = self.folder / "timings.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        try:
+            lines = read_plain(path).decode().split("\n") if path.exists() else []
+            return [json.loads(line) for line in lines if line.endswith("}")]
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{str(path)!r} is damaged ({error}): delete it") from None
 
     def samples(self) -> tuple[Tensor, Tensor] | None:
         """Synthetic rows and their labels, where the algorithm makes some."""
         path = self.folder / "synthetic.npz"
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as arrays:
-            return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+        except Exception as error:  # of the file system, zip, zlib or numpy
+            raise RunError(f"{str(path)!r} is damaged ({error})") from None
 
     def model(self) -> Tensors:
         """The final model's tensors, by the module's own names."""
@@ -760,9 +780,9 @@ def _read_rounds(path: Path) -> list[RoundRecord]:
     if not path.exists():
         return []
     try:
-        *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
+        *lines, _unfinished = read_plain(path).decode().split("\n")
         return [RoundRecord.parse(json.loads(line)) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{str(path)!r} is damaged ({error}): delete it and checkpoint.safetensors, and run "
             "again"

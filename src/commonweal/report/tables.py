@@ -174,7 +174,7 @@ def result(record: Record) -> Group:
     _add_column(table, "over clients")
     for model in models:
         _add_column(table, model.title, right=True)
-    for key in last.metrics:
+    for key in (key for key in last.metrics if key in METRICS):
         cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
         table.add_row(METRICS[key].title, *cells)
     table.add_section()
@@ -262,8 +262,10 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
 
 
 def _title(record: Record, last: RoundRecord) -> str:
-    total = record.experiment["rounds"]
-    return _text(f"{record.title}: round {last.number} of {total}, {record.facts['score']}")
+    total = record.experiment.get("rounds", "?")
+    return _text(
+        f"{record.title}: round {last.number} of {total}, {record.facts.get('score', 'score')}"
+    )
 
 
 def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:

@@ -1,0 +1,237 @@
+"""A campaign against run folders: kills at file operations, flips, full disks, two processes.
+
+    make campaign                 a few minutes
+    python benchmarks/campaign.py --short
+
+Prints a Markdown table of what was tried and what survived. A case survives if it ends with the
+bytes of a run that was left alone, or with a sentence and exit code 2.
+"""
+
+import argparse
+import builtins
+import errno
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from commonweal import cli, rounds
+from commonweal.analysis.verify import problems
+from commonweal.engines.client_states import ClientStates
+from commonweal.experiment import read
+from commonweal.job import job_from_experiment
+from commonweal.store import Record
+
+EXPERIMENT = """
+dataset = "vowel"
+rounds = {rounds}
+cohort = 3
+rule = "aaggff-s"
+client = "{client}"
+server = {{ name = "sgd", momentum = 0.9 }}
+"""
+
+Step = Callable[[str], None]  # called with a name before a file operation
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.name != "timings.jsonl"}
+
+
+def command(file: Path, folder: Path) -> None:
+    """The command, in this process."""
+    rounds.SAVE_EVERY = -1.0
+    sys.argv = ["commonweal", "run", str(file), "--out", str(folder), "--resume", "--quiet"]
+    cli.main()
+
+
+def forked(work: Callable[[], None], log: Path) -> int:
+    """The id of a child process that does this, with its standard error in a file."""
+    child = os.fork()
+    if child:
+        return child
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 2)
+    try:
+        work()
+    except SystemExit as done:
+        os._exit(int(done.code or 0))
+    except BaseException as error:
+        os.write(2, f"Traceback: {type(error).__name__}: {error}\n".encode())
+        os._exit(70)
+    os._exit(0)
+
+
+def ended(child: int) -> int:
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def at_steps(step: Step) -> None:
+    """Call `step` before every write, rename, deletion and fsync of this process."""
+    plain_open = builtins.open
+
+    def opening(path: object, mode: str = "r", *args: object, **more: object) -> object:
+        if mode in ("wb", "ab"):
+            step(f"open {Path(str(path)).name}")
+        return plain_open(path, mode, *args, **more)  # type: ignore[call-overload]
+
+    def before(name: str) -> None:
+        plain = getattr(os, name)
+
+        def called(*args: object, **more: object) -> object:
+            step(name)
+            return plain(*args, **more)
+
+        setattr(os, name, called)
+
+    builtins.open = opening  # type: ignore[assignment]
+    for name in ("replace", "fsync", "unlink", "mkdir"):
+        before(name)
+
+
+def at_number(number: int, act: Callable[[], None]) -> Step:
+    """Act at the operation of that number, and at all later ones."""
+    count = 0
+
+    def step(what: str) -> None:
+        nonlocal count
+        count += 1
+        if count >= number:
+            act()
+
+    return step
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Campaign:
+    """Cases of one kind of run, each in a folder of its own."""
+
+    def __init__(self, work: Path, client: str, seed: int) -> None:
+        self.work = work
+        self.file = work / "e.toml"
+        self.file.write_text(EXPERIMENT.format(rounds=3, client=client))
+        self.draw = random.Random(seed)
+        self.log = work / "log"
+        assert ended(forked(lambda: command(self.file, work / "whole"), self.log)) == 0
+        self.whole = contents(work / "whole")
+
+    def resumed(self, folder: Path) -> bool:
+        """Whether resuming ends with the bytes of a run that was left alone."""
+        code = ended(forked(lambda: command(self.file, folder), self.log))
+        return code == 0 and contents(folder) == self.whole
+
+    def interrupted(self, number: int, act: Callable[[], None], folder: Path) -> int:
+        def work() -> None:
+            at_steps(at_number(number, act))
+            command(self.file, folder)
+
+        return ended(forked(work, self.log))
+
+    def operations(self, act: Callable[[], None], every: int) -> tuple[int, int]:
+        """Interrupt runs at every `every`-th operation: how many were tried, how many survived."""
+        tried = survived = 0
+        number = 1
+        while True:
+            folder = self.work / f"at-{number}"
+            code = self.interrupted(number, act, folder)
+            if code == 0:
+                return tried, survived
+            tried += 1
+            said = code == -signal.SIGKILL or (code == 2 and "Traceback" not in self._said())
+            survived += said and self.resumed(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            number += every
+
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def flips(self, name: str, count: int) -> tuple[int, int]:
+        """Flip single bits of a file of a run that was stopped: how many were noticed."""
+        half = self.work / "half"
+        if not half.exists():
+            job = job_from_experiment(read(self.file))
+            going = rounds.run(job, out=half)
+            next(going)
+            next(going)
+            going.close()  # type: ignore[attr-defined]
+        paths = sorted(half.rglob(name))
+        noticed = 0
+        for _ in range(count):
+            path = self.draw.choice(paths)
+            data = path.read_bytes()
+            changed = bytearray(data)
+            changed[self.draw.randrange(len(data))] ^= 1 << self.draw.randrange(8)
+            path.write_bytes(bytes(changed))
+            noticed += bool(problems(half))
+            path.write_bytes(data)
+        return count, noticed
+
+    def doubles(self, count: int) -> tuple[int, int]:
+        """Start two processes on one folder: how often the record is whole, and the second told."""
+        good = 0
+        for k in range(count):
+            folder = self.work / f"double-{k}"
+            logs = [self.work / "one", self.work / "two"]
+            both = [forked(lambda: command(self.file, folder), log) for log in logs]  # noqa: B023
+            codes = [ended(child) for child in both]
+            refused = [log.read_text() for log, code in zip(logs, codes, strict=True) if code]
+            told = all("is being written by another process" in text for text in refused)
+            numbers = [each.number for each in Record.read(folder).rounds]
+            whole = numbers == [1, 2, 3] and contents(folder) == self.whole
+            good += 0 in codes and told and whole
+        return count, good
+
+
+FLIPPED = (
+    "checkpoint.safetensors",
+    "rounds.jsonl",
+    "run.json",
+    "experiment.toml",
+    "*.csv",
+    "0*.safetensors",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a part of the cases")
+    short = parser.parse_args().short
+    ClientStates.__init__.__defaults__ = (0, 0)  # states in files
+    rows: list[tuple[str, int, int]] = []
+    for client in ("sgd",) if short else ("sgd", "ditto"):
+        with tempfile.TemporaryDirectory() as folder:
+            campaign = Campaign(Path(folder), client, seed=0)
+            every = 5 if short else 1
+            rows.append(
+                (f"killed at a file operation, {client}", *campaign.operations(kill, every))
+            )
+            rows.append(
+                (f"disk full from an operation on, {client}", *campaign.operations(full, every))
+            )
+            rows.append(
+                (f"two processes on one folder, {client}", *campaign.doubles(5 if short else 25))
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        campaign = Campaign(Path(folder), "ditto", seed=1)
+        for name in FLIPPED:
+            rows.append((f"a bit of {name} flipped", *campaign.flips(name, 20 if short else 100)))
+    print("| what | tried | survived or noticed |\n|---|--:|--:|")
+    for what, tried, good in rows:
+        print(f"| {what} | {tried} | {good} |")
+
+
+if __name__ == "__main__":
+    main()

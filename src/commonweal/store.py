@@ -131,7 +131,12 @@ class RoundRecord:
         for name in ("metrics", "personal", "validation", "unseen"):
             values[name] = _numbers(line.get(name) or {})
         values["more"] = {name: _numbers(each) for name, each in (line.get("more") or {}).items()}
-        values["clients"] = tuple(line["clients"])
+        if type(line["round"]) is not int:
+            raise ValueError(f"round = {line['round']!r}")
+        values["weights"] = _numbers(line["weights"])
+        for name in ("dropped", "capped", "bytes"):
+            values[name] = dict(line.get(name) or {})
+        values["clients"] = tuple(map(str, line["clients"]))
         values["warnings"] = tuple(line.get("warnings", ()))
         return cls(number=line["round"], **values)
 

@@ -407,7 +407,7 @@ def test_show_of_an_unknown_name_is_one_sentence(command: Command) -> None:
 
 def test_show_of_a_folder_without_a_run_is_one_sentence(command: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "is not the folder of a run" in mistake(command("show", tmp_path / "empty"))
+    assert "is neither a run nor a comparison" in mistake(command("show", tmp_path / "empty"))
 
 
 def test_demo_draws_and_says_who_was_helped(command: Command, tmp_path: Path) -> None:

@@ -244,3 +244,10 @@ def test_runs_alone_and_pooled_say_for_whom_it_is_worth_it(tmp_path: Path) -> No
     for name in alone:
         assert (name, f"{100 * (fedavg[name] - alone[name]):+.2f}") in pairwise(page.text)
     assert not any("Weights over rounds: alone" in text for text in page.text)
+
+
+def test_equal_scores_in_all_seeds_can_be_drawn() -> None:
+    scores = np.full((3, 2), 0.1)  # whose mean is not 0.1
+    assert scores.mean(0)[0] != 0.1
+    result = Result("fedavg", ("a", "b"), scores, [{}, {}, {}])
+    assert plots.draw(plots.clients([result], "accuracy").figure, "png")

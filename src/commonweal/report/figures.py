@@ -115,7 +115,7 @@ def _draw_result(
     x = np.array([position[name] for name in common]) + offset
     scores = factor * scores
     mean = scores.mean(0)
-    span = np.stack([mean - scores.min(0), scores.max(0) - mean])
+    span = np.stack([mean - scores.min(0), scores.max(0) - mean]).clip(min=0)  # rounding
     # The worst of each seed, and its mean, as in the table: the worst of the means is milder.
     worst = float(np.mean((scores.max if each.lower_is_better else scores.min)(1)))
     label = f"{shown(each.label)}: worst {worst:.3g}, mean {mean.mean():.3g}"

@@ -163,7 +163,7 @@ def _by_name(results: Sequence[Result], names: Sequence[str], score: str) -> "Fi
         y = np.array([position[each.clients[k]] for k in known]) + spread * i
         values = scale(score) * each.scores[:, known]
         mean = values.mean(0)
-        span = np.stack([mean - values.min(0), values.max(0) - mean])
+        span = np.stack([mean - values.min(0), values.max(0) - mean]).clip(min=0)  # rounding
         axes.errorbar(
             mean,
             y,

@@ -3,8 +3,8 @@
 Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. The direction is
 the minimum-norm point of the convex hull of the updates. FedMGDA+ first scales every update to unit
 norm and stays near the prior; the server's lr is then the length of the step. The minimum norm is
-ruled by the shortest updates, those of clients that fit already: plain FedMGDA serves the worst
-client no better than averaging does, at any epsilon or server lr.
+ruled by the shortest updates, those of clients that fit already: on the vowels plain FedMGDA
+serves the worst client less well than averaging does, at any epsilon or server lr.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,131 @@
+"""Robust tests of what a cohort reports: medians and median deviations, which liars cannot move.
+
+They hold as long as more than half of the reporters are honest. With fewer than FEW reporters there
+is no spread to speak of, and only gross differences count.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from commonweal.rules.rule import BLOCK, Reports, required
+
+__all__ = ["CLEAR", "FEW", "excess", "median", "norms_for_sizes", "opposition", "size_excess"]
+
+FEW = 5
+FEW_FACTOR = 5.0  # with few reporters, the limit is this many times as high
+SCALE = 1.4826  # the standard deviation of a normal distribution, in median deviations
+CLEAR = 4.0  # in standard deviations: what is farther out does not belong to the others
+CLEAR_SIZE = 6.0  # the same for sizes
+LEAST = 4.0  # a smaller multiple of the median is never implausible
+LEAST_COSINE = 0.06  # the smallest standard deviation of cosines
+REFERENCES = 64  # each client's update is compared with at most so many others
+APART = 0.1  # the least difference of two log sizes that says something about the norms
+
+
+def median(values: Tensor) -> Tensor:
+    """The lower one of two middle values: a single false report of two is found."""
+    return values.median()
+
+
+def deviation(values: Tensor) -> Tensor:
+    """The standard deviation of most of the values."""
+    return SCALE * median((values - median(values)).abs())
+
+
+def excess(values: Tensor, limit: float) -> Tensor:
+    """How far values (S,) are above what is plausible beside the others: 1 is just at it.
+
+    A multiple of the median is plausible up to CLEAR standard deviations of the logarithms, but any
+    up to LEAST, and none above the limit.
+    """
+    least = min(LEAST, limit)
+    return _excess(values, limit, lambda spread: min(max(math.exp(CLEAR * spread), least), limit))
+
+
+def size_excess(sizes: Tensor, limit: float) -> Tensor:
+    """The same for sizes, which differ more: all up to the limit are plausible, and more if most
+    clients differ much."""
+    return _excess(sizes, limit, lambda spread: max(math.exp(min(CLEAR_SIZE * spread, 700)), limit))
+
+
+def _excess(values: Tensor, limit: float, plausible: Callable[[float], float]) -> Tensor:
+    values = values.double().nan_to_num(nan=torch.inf)
+    middle = median(values)
+    if not middle > 0 or middle.isinf():  # nothing to compare with
+        return torch.where(values.isinf(), torch.inf, 0.0)
+    ratio = values / middle
+    if len(ratio) < FEW:
+        return ratio / (FEW_FACTOR * limit)
+    return ratio / plausible(float(deviation(ratio.clamp(1e-30, 1e30).log())))
+
+
+def norms_for_sizes(reports: Reports) -> Tensor:
+    """The norms (S,) of the updates, divided by what is usual for clients of that size.
+
+    Clients with more rows take more steps. The exponent is the median slope between pairs of
+    clients (Theil and Sen) on a log scale, which a minority cannot choose.
+    """
+    norms = reports.norms
+    usable = norms.isfinite() & (norms > 0)
+    sizes = reports.sizes.double().clamp(min=1).log()
+    place = _references(reports.ids[usable])
+    x = sizes[usable][place]
+    y = norms[usable][place].log()
+    apart = x[:, None] - x > APART
+    if len(reports.ids) < FEW or not apart.any():
+        return norms
+    slope = median((y[:, None] - y)[apart] / (x[:, None] - x)[apart]).clamp(0, 1)
+    return norms / (slope * (sizes - median(sizes))).exp()
+
+
+def _references(ids: Tensor) -> Tensor:
+    """Positions of at most REFERENCES clients, the same ones in any order of the reports."""
+    size = len(ids)
+    if size <= REFERENCES:
+        return torch.arange(size)
+    return ids.argsort()[torch.linspace(0, size - 1, REFERENCES).long()]
+
+
+def cosines_to_others(reports: Reports) -> Tensor:
+    """The median cosine (S,) of each update with the others', from updates that are not zero."""
+    size = len(reports.ids)
+    chosen = _references(reports.ids)
+    if len(chosen) == size:
+        products = reports.gram
+    else:
+        products = _products(required(reports.updates, "updates"), chosen)
+    norms = reports.norms
+    cosines = products / norms[:, None] / norms[chosen]
+    own = torch.arange(size)[:, None] == chosen
+    return cosines.masked_fill(own, torch.nan).nanmedian(1).values
+
+
+def _products(updates: Tensor, chosen: Tensor) -> Tensor:
+    """The inner products (S, R) with the chosen updates, in float64."""
+    products = torch.zeros(len(updates), len(chosen), dtype=torch.float64)
+    for block in torch.split(updates, BLOCK, dim=1):
+        wide = block.double()
+        products = products + wide @ wide[chosen].T
+    return products
+
+
+def opposition(reports: Reports, usable: Tensor) -> Tensor:
+    """How much each update (S,) points against the others': positive, in standard deviations.
+
+    0 for updates that agree with most others, for those that are zero or not usable, and if there
+    are few. Cosines of few coordinates with few others are uncertain, and count less.
+    """
+    usable = usable & (reports.norms > 0)
+    against = torch.zeros(len(usable), dtype=torch.float64)
+    size = int(usable.sum())
+    if size < FEW:
+        return against
+    reports = reports.subset(usable)
+    cosines = cosines_to_others(reports)
+    width = required(reports.updates, "updates").shape[1]
+    spread = deviation(cosines).clamp(min=max(LEAST_COSINE, 1.5 / math.sqrt(width * (size - 1))))
+    below = torch.where(cosines < 0, (median(cosines) - cosines) / spread, 0.0)
+    return against.masked_scatter(usable, below.clamp(0, 2 * CLEAR))

@@ -380,11 +380,15 @@ class Runtime:
     def kill(self, name: str) -> None:
         """End a process and all that it started, at once."""
         process = self.processes.pop(name)
+        started = _descendants([process.pid])
         _signal(process, signal.SIGKILL)
+        _end(started)
         process.wait()
 
     def stop(self) -> None:
         """End everything that this runtime started."""
+        # Flower starts apps in sessions of their own: they are found before their parents end.
+        started = _descendants([process.pid for process in self.processes.values()])
         for kind in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes.values():
                 _signal(process, kind)
@@ -395,7 +399,29 @@ class Runtime:
                     time.sleep(0.05)
         for process in self.processes.values():
             process.wait()
+        _end(started)
         self.processes.clear()
+
+
+def _descendants(pids: Sequence[int]) -> list[int]:
+    """The processes that these have started, directly or not."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+    pairs = [line.split() for line in listed.stdout.splitlines()]
+    parents = {int(pid): int(parent) for pid, parent in pairs}
+    found: list[int] = []
+    wanted = set(pids)
+    while wanted:
+        wanted = {pid for pid, parent in parents.items() if parent in wanted}
+        found += sorted(wanted)
+    return found
+
+
+def _end(pids: Sequence[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
 
 
 def _signal(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:

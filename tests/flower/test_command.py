@@ -66,3 +66,27 @@ def test_more_nodes_than_clients_are_refused(tmp_path: Path) -> None:
     arguments = ["flower", "run", "examples/vowel.toml", "--nodes", "99"]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, ConfigError) and "15 clients" in str(done.exception)
+
+
+def test_what_a_process_starts_in_another_session_ends_with_it(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+    import time
+
+    from commonweal._flower_runtime import Runtime
+
+    code = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60'], "
+    code += "start_new_session=True); open('pid', 'w').write(str(p.pid)); time.sleep(60)"
+    with Runtime(tmp_path, {"a": {}}) as runtime:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, start_new_session=True
+        )
+        runtime.processes["parent"] = process
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    pid = (tmp_path / "pid").read_text()
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True)
+    assert listed.stdout.strip()[:1] in ("", "Z")
+    assert process.returncode is not None

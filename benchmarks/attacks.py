@@ -2,7 +2,7 @@
 
 Twenty clients of the synthetic data, 20 rounds. One or four of them lie in every round; the figures
 are the mean accuracy in % over the honest clients, averaged over seeds. "update" is the received
-model minus the client's.
+model minus the client's. A run that diverges counts as 0.
 
     nice -n 10 python benchmarks/attacks.py [--seeds N] [--rules fedavg,afl] [--honest]
 """
@@ -20,6 +20,7 @@ import commonweal
 from commonweal import catalog
 from commonweal.algorithms.algorithm import Outcome, Replies
 from commonweal.algorithms.averaging import Averaging
+from commonweal.errors import DivergedError
 from commonweal.job import Job, job_from_experiment
 from commonweal.rules import Rule
 from commonweal.tensors import State, Tensors
@@ -125,7 +126,11 @@ def scores(rule: str, seed: int, attack: str | None, liars: tuple[int, ...]) -> 
     experiment = commonweal.Experiment(
         dataset=DATA | {"seed": seed}, rule=rule, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS
     )
-    *_, last = commonweal.run(attacked(job_from_experiment(experiment), attack, liars))
+    job = attacked(job_from_experiment(experiment), attack, liars)
+    try:
+        *_, last = commonweal.run(job)
+    except DivergedError:  # a model that is no longer a number serves nobody
+        return torch.zeros(job.population.clients)
     assert last.evaluation is not None
     return 100 * last.evaluation.score
 

@@ -26,6 +26,15 @@ from commonweal.servers.sgd import SGD
 from commonweal.task import Task
 
 FOLDER = Path(commonweal.__file__).parent
+AAGGFFS = {
+    "cdf": "normal",
+    "variant": "paper",
+    "beta": None,
+    "alpha": None,
+    "low": 0.0,
+    "high": None,
+    "scale": 1.0,
+}
 OUTSIDE = '''
 """Parts of a user's own."""
 
@@ -186,7 +195,7 @@ def test_the_paper_of_an_entry() -> None:
 def test_parameters_and_defaults_come_from_the_signature() -> None:
     parameters = catalog.find("rules", "aaggff-s").parameters
     defaults = {n: p.default for n, p in parameters.items()}
-    assert defaults == {"cdf": "normal", "variant": "paper", "beta": None}
+    assert defaults == AAGGFFS
     assert list(catalog.find("clients", "sgd").parameters)[:4] == ["epochs", "steps", "batch", "lr"]
     assert catalog.find("rules", "fedavg").parameters == {}
 
@@ -199,12 +208,7 @@ def test_what_the_experiment_supplies_is_no_parameter() -> None:
 
 
 def test_complete_adds_the_defaults() -> None:
-    assert catalog.complete("rules", "aaggff-s") == {
-        "name": "aaggff-s",
-        "cdf": "normal",
-        "variant": "paper",
-        "beta": None,
-    }
+    assert catalog.complete("rules", "aaggff-s") == {"name": "aaggff-s"} | AAGGFFS
     assert catalog.complete("servers", {"name": "sgd", "lr": 0.5})["lr"] == 0.5
     assert catalog.complete("servers", {"name": "sgd", "lr": 0.5})["momentum"] == 0.0
 
@@ -363,9 +367,8 @@ def test_build_gives_a_sampler_and_a_channel() -> None:
 
 
 def test_a_part_within_a_part_is_completed_and_built() -> None:
-    inner = {"name": "aaggff-s", "cdf": "normal", "variant": "paper", "beta": None}
     done = catalog.complete("rules", {"name": "guarded", "rule": "aaggff-s"})
-    assert done["rule"] == inner
+    assert done["rule"] == {"name": "aaggff-s"} | AAGGFFS
     assert catalog.complete("rules", done) == done
     built = catalog.build("rules", {"name": "grouped", "rule": done, "domains": ["a", "b"]})
     assert isinstance(built, Grouped) and built.domains == ("a", "b")

@@ -33,7 +33,16 @@ lr = 0.2
 
 SERVER = {"name": "sgd", "lr": 1.0, "momentum": 0.0, "growth": 1.0, "growth_every": 1}
 VOWEL = {"name": "vowel", "test": 0.2, "seed": 0, "clients": None}
-AAGGFF = {"name": "aaggff-s", "cdf": "normal", "variant": "paper", "beta": None}
+AAGGFF = {
+    "name": "aaggff-s",
+    "cdf": "normal",
+    "variant": "paper",
+    "beta": None,
+    "alpha": None,
+    "low": 0.0,
+    "high": None,
+    "scale": 1.0,
+}
 
 
 @pytest.fixture

@@ -185,7 +185,8 @@ def test_the_folder_of_ones_own_task_reads_back(tmp_path: Path) -> None:
     record = Record.read(tmp_path / "own")
     e = record.experiment
     assert (e["rounds"], e["cohort"]) == (2, 0.5)
-    assert e["rule"] == {"name": "aaggff-s", "cdf": "gumbel", "variant": "paper"}
+    constants = {"low": 0.0, "scale": 1.0}
+    assert e["rule"] == {"name": "aaggff-s", "cdf": "gumbel", "variant": "paper", **constants}
     assert (e["client"]["name"], e["client"]["lr"]) == ("sgd", 0.3)
     assert e["server"]["name"] == "sgd"
     assert e["algorithm"] == {"name": "averaging"}

@@ -392,7 +392,8 @@ def test_arguments_are_left_alone() -> None:
 
 
 def test_public_names() -> None:
-    assert set(simplex.__all__) == {"best_fixed", "project", "project_inside", "quadratic", "solve"}
+    projections = {"project", "project_ball", "project_inside"}
+    assert set(simplex.__all__) == projections | {"best_fixed", "quadratic", "solve"}
 
 
 @pytest.mark.parametrize(("k", "pull"), [(2, 0.1), (5, 0.01), (40, 1e-4), (3, 10.0)])

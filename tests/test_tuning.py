@@ -1,6 +1,7 @@
 """Tuning: whole grids, on rows that are no test rows, continued where it was stopped."""
 
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -18,12 +19,12 @@ from commonweal.values import Value, Values
 from run_helpers import federation
 
 BASE: Values = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
-RULE = "owa"
+RULE = "term"
 GRID = tuning.grid_of(RULE)
 
 
 class Fake:
-    """Stands for runs: notes the settings, and gives better values to larger deltas."""
+    """Stands for runs: notes the settings, and gives better values to larger tilts."""
 
     def __init__(self) -> None:
         self.seen: list[Values] = []
@@ -33,10 +34,10 @@ class Fake:
         if len(self.seen) == self.stop_after:
             raise KeyboardInterrupt
         self.seen.append(values["rule"])
-        delta = values["rule"].get("delta", 0.0)
-        if delta == 2.0:
+        t = values["rule"].get("t", 0.0)
+        if t == 2.0:
             raise DivergedError("too far")
-        return 1 / (1 + delta), delta / 10
+        return 1 / (1 + t), t / 10
 
 
 @pytest.fixture
@@ -86,8 +87,8 @@ def test_the_whole_grid_is_tried_once_and_diverging_settings_are_skipped(
     fake: Fake, tmp_path: Path
 ) -> None:
     found = tuning.tune(BASE, [RULE], tmp_path)
-    assert Counter(each["delta"] for each in fake.seen) == Counter(GRID["delta"])
-    assert {each.values["delta"] for each in found} == set(GRID["delta"]) - {2.0}
+    assert Counter(each["t"] for each in fake.seen) == Counter(GRID["t"])
+    assert {each.values["t"] for each in found} == set(GRID["t"]) - {2.0}
     assert len(found) == tuning.total_of(RULE, 0) - 1
 
 
@@ -97,7 +98,7 @@ def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
         tuning.tune(BASE, [RULE], tmp_path)
     fake.stop_after = None
     first = tuning.tune(BASE, [RULE], tmp_path)
-    assert {each["delta"] for each in fake.seen} == set(GRID["delta"])
+    assert {each["t"] for each in fake.seen} == set(GRID["t"])
     tried = len(fake.seen)
     again = tuning.tune(BASE, [RULE], tmp_path)
     assert len(fake.seen) == tried
@@ -105,16 +106,16 @@ def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
 
 
 def test_rules_without_a_grid_and_fixed_parameters(fake: Fake, tmp_path: Path) -> None:
-    found = tuning.tune(BASE, ["fedavg", f"{RULE}(delta=4.0)"], tmp_path)
+    found = tuning.tune(BASE, ["fedavg", f"{RULE}(t=4.0)"], tmp_path)
     assert [each.values for each in found] == [{}, {}]
-    assert [each.get("delta") for each in fake.seen] == [None, 4.0]
+    assert [each.get("t") for each in fake.seen] == [None, 4.0]
 
 
 def test_trials_lie_within_the_published_values(fake: Fake, tmp_path: Path) -> None:
     found = tuning.tune(BASE, [RULE], tmp_path, trials=8)
-    deltas = [each.values["delta"] for each in found]
-    assert len(set(deltas)) == 8
-    assert min(GRID["delta"]) <= min(deltas) <= max(deltas) <= max(GRID["delta"])
+    tilts = [each.values["t"] for each in found]
+    assert len(set(tilts)) == 8
+    assert min(GRID["t"]) <= min(tilts) <= max(tilts) <= max(GRID["t"])
 
 
 def test_another_experiment_in_the_same_folder_is_refused(fake: Fake, tmp_path: Path) -> None:
@@ -169,10 +170,10 @@ def test_tune_and_compare_as_commands(
 
     rules = f"fedavg,{RULE}"
     told = call("tune", "v.toml", "--rules", rules, "--out", "tuned", "--jobs", "1")
-    assert f"{RULE}(delta=8.0)" in told
+    assert f"{RULE}(t=5.0)" in told
     assert Path("tuned/front.svg").read_text().count("<svg") == 1
     call("compare", "v.toml", "--tuned", "tuned", "--seeds", "1", "--out", "c", "-q")
     text = next(Path("c").glob(f"{RULE}*/seed-0/experiment.toml")).read_text()
-    assert "delta = 8.0" in text
+    assert tomllib.loads(text)["rule"]["t"] == 5.0
     with pytest.raises(ConfigError, match="holds no tuned rules"):
         tuning.tuned_rules(tmp_path, None)

@@ -42,7 +42,8 @@ def write_keys(folder: Path, nodes: Sequence[str], hosts: Sequence[str] = ()) ->
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise ConfigError(
-            "keys need the package cryptography: pip install 'commonweal[flower]'"
+            f"writing keys to {str(folder)!r} needs the package cryptography: "
+            "pip install 'commonweal[flower]'"
         ) from None
     from cryptography.hazmat.primitives import serialization as s
 

@@ -616,7 +616,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="The rules, with parameters in brackets: 'fedavg,aaggff-s(cdf=frechet)'. "
+            help="The rules, with parameters in brackets: 'fedavg,afl(lr=0.5)'. "
             f"Default: {RULES}, or those of --tuned.",
         ),
     ] = None,
@@ -637,7 +637,10 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(help="Worker processes of one thread each; 0: one per core.", min=0)
+        int,
+        typer.Option(
+            metavar="N", help="Worker processes of one thread each; 0: one per core.", min=0
+        ),
     ] = 1,
     shard: Annotated[
         str | None,

@@ -42,7 +42,8 @@ def _engine() -> Any:
         if (error.name or "").partition(".")[0] != "flwr":
             raise
         raise ConfigError(
-            "Flower is not installed: install it with pip install 'commonweal[flower]'"
+            f"Flower is not installed (no module {error.name!r}): install it with pip install "
+            "'commonweal[flower]'"
         ) from None
     return flower
 

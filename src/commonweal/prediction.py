@@ -52,7 +52,10 @@ def predictor(record: Record, client: str | None = None, trust: bool = False) ->
     """
     loss = record.loss
     if loss == "tokens":
-        raise ConfigError("predictions are for models of rows, but this run's predicts tokens")
+        raise ConfigError(
+            f"predictions are for models of rows, but that of {str(record.folder)!r} "
+            "predicts tokens"
+        )
     module = record.raw_module(trust)
     if client is not None:
         module.load_state_dict(_personal(record, client, trust), strict=False)

@@ -78,7 +78,10 @@ class Preparation:
     def parse(cls, values: Mapping[str, Value]) -> "Preparation":
         """Invert `values`."""
         if values.get("format", FORMAT) > FORMAT:
-            raise DataError("the preparation was written by a newer version: update commonweal")
+            raise DataError(
+                f"the preparation was written by a newer version (format {values['format']}): "
+                "update commonweal"
+            )
         known = {name: value for name, value in values.items() if name != "format"}
         known["columns"] = tuple(Column(**each) for each in values["columns"])
         known["class_names"] = tuple(values["class_names"])

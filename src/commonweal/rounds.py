@@ -248,6 +248,8 @@ def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int
     state = _matching(initial, saved["server"], job.population.clients)
     if "round" in initial and int(state["round"]) != last + 1:
         _refuse(f"it is of round {last}, but the server would continue with {state['round']}")
+    if "w" in initial and state["w"].shape != initial["w"].shape:  # also with as many clients
+        _refuse("server/w")
     expected = job.algorithm.init_client(0)
     for client, own in saved.get("client_states", {}).items():
         if not 0 <= int(client) < job.population.clients:
@@ -281,9 +283,12 @@ def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
     """Whether a saved tensor can be what this one became."""
     if saved.dtype != initial.dtype or saved.ndim != initial.ndim:
         return False
-    if saved.ndim and len(initial) in (0, clients):  # per client: grows with the population
-        return saved.shape[1:] == initial.shape[1:] and len(saved) >= len(initial)
-    return saved.shape == initial.shape
+    # A dimension over clients has the population's size of when it was saved, which may be smaller
+    # or larger than today's; one that begins empty has any.
+    return all(
+        now == then or then == 0 or (then == clients and now > 0)
+        for now, then in zip(saved.shape, initial.shape, strict=True)
+    )
 
 
 def reopen(

@@ -135,7 +135,7 @@ def test_its_state_is_of_groups() -> None:
 
 
 def test_warnings_are_the_inner_rules_on_groups() -> None:
-    rule = Grouped(PropFair(baseline=2.0), ("a", "a", "b"))
+    rule = Grouped(PropFair(baseline=2.0, relative=False), ("a", "a", "b"))
     told = reports([0.0, 3.0, 1.0], sizes=[3, 1, 1])  # the group's mean, 0.75, is acceptable
     assert warnings(rule, told) == ()
     assert len(warnings(rule, replace(told, losses=torch.tensor([3.0, 3.0, 1.0])))) == 1
@@ -186,7 +186,7 @@ def test_mixing_is_the_inner_rules() -> None:
 
 
 def test_the_setting_reaches_the_inner_rule() -> None:
-    state = Grouped(QFedAvg(), tuple("ab")).init(Setting(clients=2, lr=0.5))
+    state = Grouped(QFedAvg(scaled=True), tuple("ab")).init(Setting(clients=2, lr=0.5))
     assert state["rule"]["lipschitz"].item() == 2.0
 
 

@@ -32,8 +32,8 @@ class Pooled(Averaging):
         super().__post_init__()
         if self.client.personalizes:
             raise ConfigError(
-                "pooled trains one model for all: take a client method without own models, "
-                "such as 'sgd'"
+                f"pooled trains one model for all, but {type(self.client).__name__} gives clients "
+                "their own: take a client method without own models, such as 'sgd'"
             )
 
     def round(self, state: State, sample: Sample) -> Conversation:

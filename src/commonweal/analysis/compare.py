@@ -76,7 +76,7 @@ def seed_list(text: str) -> list[int]:
     if len(numbers) > 1:
         return numbers
     if numbers[0] < 1:
-        raise ConfigError("seeds = 0: give at least one")
+        raise ConfigError(f"seeds = {text!r}: give at least one")
     return list(range(numbers[0]))
 
 

@@ -157,7 +157,7 @@ def load_table(
             )
         )
     if clients is not None:
-        raise _no_clients(clients)
+        raise ConfigError(_no_clients(clients))
     return Pool(
         numbers,
         y,
@@ -172,8 +172,8 @@ def load_table(
     )
 
 
-def _no_clients(clients: int) -> ConfigError:
-    return ConfigError(
+def _no_clients(clients: int) -> str:
+    return (
         f"clients = {clients}: the table has no column 'client' to choose from; "
         "name the column, or give a partition"
     )
@@ -277,7 +277,7 @@ def _from_npz(
     owners = arrays.get(client or CLIENT)
     if owners is None:
         if clients is not None:
-            raise _no_clients(clients)
+            raise ConfigError(_no_clients(clients))
         official = np.zeros(len(y), dtype=bool)
         prepare = partial(standardize_columns, columns=numeric)
         return Pool(x, y, official, test, seed, partition=None, prepare=prepare)

@@ -102,7 +102,10 @@ class ClientStates(Mapping[int, Tensors]):
             self._hold(int(client), state)
         named = saved.get("client_rounds", torch.empty(0, 2))
         if named.ndim != 2 or named.shape[1] != 2:
-            raise RunError("checkpoint.safetensors is damaged (client_rounds): delete it")
+            shape = tuple(named.shape)
+            raise RunError(
+                f"checkpoint.safetensors is damaged (client_rounds of shape {shape}): delete it"
+            )
         for client, round in named.tolist():
             path = self._path(client, round)
             if not path.exists():

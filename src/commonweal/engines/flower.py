@@ -516,7 +516,7 @@ class FairStrategy(Strategy):
 
     def _opened(self) -> "_Model":
         if self._model is None:
-            raise ConfigError("configure_train must be called before aggregate_train")
+            raise ConfigError("FairStrategy needs a model: call configure_train before the rest")
         return self._model
 
     def _text(self) -> str:
@@ -772,16 +772,21 @@ class _Model:
         initial |= {"w": w, "server": strategy.server.init(w[: self.layout.task.num_trainable])}
         self.state = initial | self.state
         if self.algorithm.init_client(0):
+            kept = [each for each in strategy.channels if each.init(self.layout.task)]
+            listed = ", ".join(repr(catalog.describe(each)["name"]) for each in kept)
             raise ConfigError(
-                "a channel keeps a memory at the client, which FairStrategy cannot give it: run a "
-                "Commonweal experiment on Flower instead"
+                f"the channels {listed} keep a memory at the client, which FairStrategy cannot "
+                "give them: run a Commonweal experiment on Flower instead"
             )
 
     def restore(self, saved: State) -> None:
         """Continue from a checkpoint."""
         server: State = saved["server"]
         if server["w"].shape != self.w.shape:
-            raise RunError("checkpoint.safetensors is of another model: choose another folder")
+            raise RunError(
+                f"checkpoint.safetensors is of another model, with {server['w'].numel()} numbers "
+                f"instead of {self.w.numel()}: choose another folder"
+            )
         self.state = {"server": {}, "rule": {}, "shared": {}} | server
         strategy = self.strategy
         for node, values in saved["nodes"].items():

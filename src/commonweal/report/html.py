@@ -74,8 +74,7 @@ def _svg(picture: Picture, name: str) -> Html:
     drawn = draw(picture.figure, "svg", salt=name).decode()
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     start = re.search(r"<svg\b[^>]*>", drawn)
-    if start is None:
-        raise AssertionError("matplotlib wrote no SVG")
+    assert start is not None, "matplotlib wrote no SVG"
     box = re.search(r'viewBox="[^"]*"', start[0])
     labels = join(
         [

@@ -121,7 +121,9 @@ def read_small(folder: Path) -> tuple[Values, Values]:
     except ValueError as error:
         raise RunError(f"experiment.toml or run.json is damaged: {error}") from None
     if not isinstance(facts, Mapping) or int(facts.get("format", FORMAT)) > FORMAT:
-        raise RunError("run.json is not of this version of commonweal: update it")
+        raise RunError(
+            f"run.json of {folder.name!r} is not of this version of commonweal: update it"
+        )
     return experiment, dict(facts)
 
 
@@ -201,7 +203,11 @@ def _round(line: bytes) -> Values:
     start = line.rfind(METRICS)
     metrics = _value(line[start + len(METRICS) :]) if start >= 0 else None
     if number is None or not isinstance(metrics, dict):
-        raise RunError("rounds.jsonl is damaged: delete it and checkpoint.safetensors, run again")
+        start_of_line = line[:40].decode(errors="replace")
+        raise RunError(
+            f"rounds.jsonl is damaged at the line {start_of_line!r}: delete it and "
+            "checkpoint.safetensors, run again"
+        )
     return {"round": int(number[1]), "metrics": metrics}
 
 

@@ -179,7 +179,7 @@ def _compare(root: Path, request: Request) -> Values:
     records = [runs.light(_folder(root, name)) for name in names]
     evaluated = [record for record in records if record.evaluated]
     if not evaluated:
-        raise RunError("none of these runs has been evaluated yet")
+        raise RunError(f"none of these {len(names)} runs has been evaluated yet")
     labels = by_label(evaluated)
     common = set.intersection(*({seed_of(r) for r in group} for group in labels.values()))
     if not common:

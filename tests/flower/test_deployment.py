@@ -10,9 +10,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
-from commonweal import _flower_local
+from commonweal import _flower_local, rounds
 from commonweal._flower_runtime import Runtime, export
+from commonweal.errors import RunError
 from commonweal.experiment import Experiment
+from commonweal.job import job_from_experiment
+from commonweal.store import Record
+from helpers import close
 
 PATIENCE = 300.0  # seconds for each step; a quiet machine needs far less
 TIMEOUT = 25.0
@@ -84,3 +88,28 @@ def test_a_killed_node_is_named_and_comes_back_with_its_state(tmp_path: Path) ->
     after = sorted((tmp_path / "states" / name).rglob("*.safetensors"))
     assert before and len({path.parent for path in [*before, *after]}) == 1
     assert int(after[-1].name[:8]) >= last["round"]
+
+
+@pytest.mark.slow
+def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
+    """Everything is killed after two rounds; --resume ends with the simulator's numbers."""
+    given = experiment(rounds=4)
+    list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
+    folder = tmp_path / "run"
+    configs = _flower_local.node_configs(given, 3, tmp_path / "run.flower" / "states")
+    export(given.toml(), tmp_path / "run.flower" / "app", 3)
+    with Runtime(tmp_path / "run.flower", configs) as runtime:
+        runtime.start()
+        runtime.submit(runtime.folder / "app", out=str(folder), nodes=3, timeout=60.0)
+        wait_until(lambda: len(written(folder)) >= 2, runtime)
+        runtime.kill("superlink")
+    with pytest.raises(RunError, match="--resume"):
+        _flower_local.run(given, folder, 3, False, 60.0, print)
+    _flower_local.run(given, folder, 3, True, 60.0, print)
+    flower, simulator = Record.read(folder), Record.read(tmp_path / "simulator")
+    assert len(flower.rounds) == 4 and flower.finished
+    for a, b in zip(flower.rounds, simulator.rounds, strict=True):
+        assert a.weights == pytest.approx(b.weights, rel=1e-3) and a.dropped == {}
+        assert a.personal == pytest.approx(b.personal, rel=1e-3, abs=1e-5)
+    for name, value in simulator.model().items():
+        close(flower.model()[name], value, rtol=1e-3, atol=1e-5)

@@ -68,6 +68,7 @@ __all__ = ["FairStrategy", "FlowerEngine", "client_app", "loss_before_training",
 logger = logging.getLogger("flwr")
 
 POLL = 0.5  # seconds between two looks at who is connected
+UNAVAILABLE = "(Flower's error 5)"  # the node's heartbeat is overdue
 PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 Loss = Callable[[Message, Context], float]
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -932,7 +933,7 @@ class FlowerEngine(Engine):
                 self._refuse(node, str(error))
 
     def _refuse(self, node: int, why: str) -> None:
-        if not why.startswith("no reply"):  # that one is asked again
+        if not why.startswith("no reply") and UNAVAILABLE not in why:  # those are asked again
             self.refused[node] = why
         if node not in self._silent:
             logger.warning("node %d cannot take part: %s", node, why)

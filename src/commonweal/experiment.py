@@ -40,7 +40,7 @@ class RunSettings(pydantic.BaseModel):
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops
     watch: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
     unseen: float = Field(0.0, ge=0, lt=1)  # share of clients that are held out of training
-    deterministic: bool = True  # one thread: the same bytes on any number of cores
+    deterministic: bool = False  # one thread: the same bytes on any number of cores
     score: Value = None  # the main score, or a list of scores; None: the dataset's own
 
     def __init__(self, **values: Value) -> None:

@@ -233,8 +233,8 @@ NAMED = "give a name, or a table with a name and parameters"
         (
             {"learning_rate": 5},
             "an experiment has no key 'learning_rate': known: algorithm, channels, client, cohort, "
-            "dataset, engine, evaluate_every, model, noise, partition, patience, rounds, rule, "
-            "sampler, score, seed, server, unseen, validation, vectorize, watch",
+            "dataset, deterministic, engine, evaluate_every, model, noise, partition, patience, "
+            "rounds, rule, sampler, score, seed, server, unseen, validation, vectorize, watch",
         ),
     ],
 )
@@ -340,7 +340,7 @@ AAGGFFS = st.fixed_dictionaries(
     {
         "name": st.just("aaggff-s"),
         "cdf": st.sampled_from(["weibull", "normal"]),
-        "beta": st.none() | st.floats(1e-300, 1e300),
+        "beta": st.none() | st.floats(1e-300, 1e30),
     }
 )
 SPLIT_VOWEL = st.fixed_dictionaries(
@@ -349,13 +349,13 @@ SPLIT_VOWEL = st.fixed_dictionaries(
 HEART = st.fixed_dictionaries(
     {"name": st.just("heart"), "dir": st.text(st.characters(codec="utf-8"))}
 )
-CLIP = st.fixed_dictionaries({"name": st.just("clip"), "norm": st.floats(1e-300, 1e300)})
+CLIP = st.fixed_dictionaries({"name": st.just("clip"), "norm": st.floats(1e-300, 1e30)})
 SGD = st.fixed_dictionaries(
     {
         "name": st.just("sgd"),
-        "lr": st.floats(1e-300, 1e300),
+        "lr": st.floats(1e-300, 1e30),
         "steps": st.none() | st.integers(1, 2**62),
-        "clip": st.none() | st.floats(1e-300, 1e300),
+        "clip": st.none() | st.floats(1e-300, 1e30),
     }
 )
 MLP = st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.lists(st.integers(1, 9))})
@@ -411,7 +411,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_for_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^cannot read '.*': Is a directory$"):
+    with pytest.raises(ConfigError, match=r"^cannot read '.*': it is a folder$"):
         read(tmp_path)
 
 

@@ -293,7 +293,7 @@ def test_a_missing_file_is_one_sentence(command: Command) -> None:
 
 
 def test_a_folder_or_a_picture_for_a_file_is_one_sentence(command: Command, tmp_path: Path) -> None:
-    assert mistake(command("run", tmp_path)).endswith("Is a directory")
+    assert mistake(command("run", tmp_path)).endswith("it is a folder")
     (tmp_path / "x.toml").write_bytes(b"\x89PNG\r\n")
     assert "is not valid TOML" in mistake(command("run", tmp_path / "x.toml"))
 

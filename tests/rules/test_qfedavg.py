@@ -211,7 +211,7 @@ def test_an_experiment_sets_lipschitz_and_runs() -> None:
 
 def test_inside_a_combinator_lipschitz_is_set_too() -> None:
     state = Guarded(QFedAvg(scaled=True)).init(Setting(clients=2, lr=0.5))
-    assert state["lipschitz"].item() == 2.0
+    assert state["rule"]["lipschitz"].item() == 2.0
 
 
 @pytest.mark.parametrize("wrong", [{"q": -1.0}, {"lipschitz": 0.0}, {"lipschitz": -2.0}])

@@ -26,7 +26,17 @@ from commonweal.servers.sgd import SGD
 from commonweal.task import Task
 from commonweal.tensors import State, Tensors
 from commonweal.training import single
-from helpers import SHAPES, averaging, close, collected, federation, module
+from helpers import (
+    SHAPES,
+    averaging,
+    batches_of,
+    close,
+    collected,
+    federation,
+    loaded,
+    module,
+    planned,
+)
 from run_helpers import Lossy, job
 
 UNEQUAL = {"five": 5, "twenty": 20, "fifty-seven": 57, "three hundred": 300}
@@ -609,3 +619,59 @@ def test_groups_are_what_an_engine_makes_of_them() -> None:
     replies, states = algorithm.answer(request, group)
     whole = Simulator(f).collect(algorithm, request).values
     assert states == {} and all(torch.equal(replies[n], whole[n]) for n in whole)
+
+
+# Losses of the first batch
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
+@pytest.mark.parametrize("method", ["sgd", "fedper", "superfed-mm"])
+def test_the_loss_of_the_first_batch_by_torch(method: str, mode: str) -> None:
+    """The received model on the rows of each client's first step, before that step."""
+    f, t = federation(SIZES), Task(module("mlp"))
+    client: Client = catalog.build("clients", {"name": method, "batch": 8, "lr": 0.2})
+    values = reported(f, averaging(t, client, loss="batch"), mode)
+    for k in range(len(SIZES)):
+        rows = batches_of(planned(client, t, f, [k]))[0]
+        outputs = loaded(t, t.initial)(f.train.x[rows])
+        expected = torch.nn.functional.cross_entropy(outputs, f.train.y[rows])
+        right = (outputs.argmax(1) == f.train.y[rows]).double().mean()
+        close(values["loss"][k], expected)
+        close(values["score"][k], right)
+    full = reported(f, averaging(t, client), mode)
+    assert torch.equal(values["update"], full["update"])  # the batches are the same
+    assert torch.equal(values["size"], full["size"])
+    assert not torch.allclose(values["loss"], full["loss"])
+
+
+def reported(f: Federation, algorithm: Averaging, mode: str = "loop", number: int = 1) -> Tensors:
+    state = algorithm.init(f.population) | {"round": torch.tensor(number)}
+    everyone = Request(torch.arange(f.clients), algorithm.ask(state))
+    return Simulator(f, vectorize=mode).collect(algorithm, everyone).values
+
+
+def test_the_loss_of_a_batch_is_unbiased() -> None:
+    """Every row is as likely in the first batch: AFL's Lemma 6."""
+    f, t = federation({"a": 13, "b": 40}), Task(module("mlp"))
+    client = Client(batch=4, steps=1)
+    drawn = [reported(f, averaging(t, client, loss="batch"), "vmap", n) for n in range(1, 601)]
+    losses = torch.stack([values["loss"] for values in drawn])
+    full = reported(f, averaging(t, client))["loss"]
+    error = losses.std(0) / math.sqrt(len(losses))
+    assert ((losses.mean(0) - full).abs() < 4 * error).all() and (error > 0).all()
+
+
+@pytest.mark.parametrize("algorithm", ["averaging", "two-phase"])
+def test_a_batch_of_all_rows_is_the_full_loss(algorithm: str) -> None:
+    parts: dict[str, Any] = {"client": Client(batch=0), "rule": "afl"}
+    full = final("mlp", algorithm=algorithm, **parts)
+    batch = final("mlp", algorithm={"name": algorithm, "loss": "batch"}, **parts)
+    torch.testing.assert_close(batch.state["w"], full.state["w"], rtol=0, atol=1e-6)
+    assert batch.losses == pytest.approx(full.losses, abs=1e-5)
+
+
+def test_the_loss_after_training_is_of_the_same_batch() -> None:
+    f, t = federation(SIZES), Task(module("mlp"))
+    rule = catalog.build("rules", {"name": "adafed", "loss": "after"})
+    values = reported(f, averaging(t, Client(batch=8, steps=1), rule, loss="batch"))
+    assert (values["loss_after"] < values["loss"]).all()  # one step down on these rows

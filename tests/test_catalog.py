@@ -203,7 +203,7 @@ def test_parameters_and_defaults_come_from_the_signature() -> None:
 def test_what_the_experiment_supplies_is_no_parameter() -> None:
     assert list(catalog.find("models", "mlp").parameters) == ["hidden"]
     assert catalog.find("models", "logistic").parameters == {}
-    assert catalog.find("algorithms", "averaging").parameters == {}
+    assert list(catalog.find("algorithms", "averaging").parameters) == ["loss"]
     assert list(catalog.find("algorithms", "drfa").parameters) == ["ascent", "steps"]
 
 

@@ -189,7 +189,7 @@ def test_the_folder_of_ones_own_task_reads_back(tmp_path: Path) -> None:
     assert e["rule"] == {"name": "aaggff-s", "cdf": "gumbel", "variant": "paper", **constants}
     assert (e["client"]["name"], e["client"]["lr"]) == ("sgd", 0.3)
     assert e["server"]["name"] == "sgd"
-    assert e["algorithm"] == {"name": "averaging"}
+    assert e["algorithm"] == {"name": "averaging", "loss": "full"}
     assert e["sampler"] == {"name": "uniform"}
     assert e["channels"] == [{"name": "clip", "norm": 1.0}]
     assert e["dataset"]["name"] == e["model"]["name"] == "given"

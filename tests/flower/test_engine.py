@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "superfed-mm": {"client": client("superfed-mm"), "rule": "term"},
     "fedevg": {"algorithm": {"name": "fedevg", "spc": 2, "classifier_epochs": 2}, "client": "sgd"},
     "two-phase": {"algorithm": "two-phase", "rule": "aaggff-s"},
+    "batch losses": {"algorithm": {"name": "averaging", "loss": "batch"}, "rule": "afl"},
 }
 
 

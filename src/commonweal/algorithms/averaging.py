@@ -5,6 +5,7 @@ McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +26,13 @@ from commonweal.channels.private import PrivateMask
 from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
 from commonweal.evaluation import Evaluation, evaluate, evaluate_models
+from commonweal.federation import Rows
 from commonweal.population import Population, Setting
 from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.task import Task
 from commonweal.tensors import State, Tensors
-from commonweal.training import Trained, schedule, train_locally
+from commonweal.training import BatchSchedule, Trained, schedule, train_locally
 
 __all__ = ["Averaging"]
 
@@ -39,7 +41,11 @@ MEMORY = "channel-"  # prefix of a channel's memory in a client's state
 
 @dataclass(frozen=True, eq=False)
 class Averaging(Algorithm):
-    """w <- server optimizer's step along sum_i weights_i (w - w_i), w_i trained by client i"""
+    """w <- server optimizer's step along sum_i weights_i (w - w_i), w_i trained by client i
+
+    loss: the rows on which clients evaluate the received model for the rule: "full", all training
+        rows, or "batch", those of the first batch, as in the sampled algorithm of AFL (Fig. 4)
+    """
 
     task: Task
     rule: Rule
@@ -48,6 +54,7 @@ class Averaging(Algorithm):
     channels: tuple[Channel, ...] = ()
     rounds: int = 100
     seed: int = 0
+    loss: Literal["full", "batch"] = "full"
 
     def __post_init__(self) -> None:
         self.client.check(self.task, self.rounds)
@@ -195,18 +202,30 @@ class Averaging(Algorithm):
         if request.purpose == "describe":
             return {"labels": label_counts(group, int(request.message["classes"]))}, group.states
         if request.purpose == "train":
-            reported = self.evaluate_received(request.message, group)
-            trained = self.train(request, group)
+            plan = self.plan(group)
+            reporting = self.reporting(group, plan)
+            reported = self.evaluate_received(request.message, reporting)
+            trained = self.train(request, group, plan)
             replies = trained.replies | {"loss": reported.losses, "score": reported.score}
             replies["size"] = group.rows.sizes[group.ids]
             if "loss_after" in self.rule.needs:
-                replies["loss_after"] = self.evaluate_trained(trained, group)
+                replies["loss_after"] = self.evaluate_trained(trained, reporting)
             return self.encode(replies, trained.states, group)
         raise ConfigError(f"averaging has no answer to a request for {request.purpose!r}")
 
-    def train(self, request: Request, group: Group) -> Trained:
+    def plan(self, group: Group) -> BatchSchedule:
+        """Draw the batches of a group."""
+        return schedule(self.client, self.task, group.rows, group.ids, group.streams)
+
+    def reporting(self, group: Group, plan: BatchSchedule) -> Group:
+        """The group with the rows on which it evaluates the models for the rule."""
+        if self.loss == "full":
+            return group
+        ids = torch.arange(len(group.ids))
+        return group._replace(ids=ids, rows=first_batches(group.rows, plan))
+
+    def train(self, request: Request, group: Group, plan: BatchSchedule) -> Trained:
         """Local training of a group; clients that diverge keep their states."""
-        plan = schedule(self.client, self.task, group.rows, group.ids, group.streams)
         states = {n: v for n, v in group.states.items() if not n.startswith(MEMORY)}
         trained = train_locally(
             self.client, self.task, request.message, states, group.rows, plan, group.vectorize
@@ -231,7 +250,7 @@ class Averaging(Algorithm):
         return evaluate_models(self._reporting, models, group.rows, group.ids, group.vectorize)
 
     def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
-        """The losses (S,) after local training, on the training rows."""
+        """The losses (S,) after local training, on the same rows."""
         rows, ids = group.rows, group.ids
         return evaluate_models(self._reporting, trained.models, rows, ids, group.vectorize).losses
 
@@ -254,6 +273,16 @@ def buffer_weights(weights: Tensor) -> Tensor:
     if not (positive > 0).any():
         positive = torch.ones_like(weights)
     return positive / positive.sum()
+
+
+def first_batches(rows: Rows, plan: BatchSchedule) -> Rows:
+    """The rows that each client of a schedule takes at its first step."""
+    index, weight, _ = plan.at(0, len(plan.sizes))
+    taken = weight > 0
+    zero = torch.zeros(1, dtype=torch.int64)
+    offsets = torch.cat([zero, taken.sum(1).cumsum(0)])
+    chosen = index[taken]
+    return Rows(rows.x[chosen], rows.y[chosen], offsets)
 
 
 def label_counts(group: Group, classes: int) -> Tensor:

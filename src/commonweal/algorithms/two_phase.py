@@ -80,13 +80,14 @@ class TwoPhase(Averaging):
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
         if request.purpose == "loss":
-            reported = self.evaluate_received(request.message, group)
+            reporting = group if self.loss == "full" else self.reporting(group, self.plan(group))
+            reported = self.evaluate_received(request.message, reporting)
             sizes = group.rows.sizes[group.ids]
             replies = {"loss": reported.losses, "score": reported.score, "size": sizes}
             return replies, group.states
         if request.purpose != "train":
             return super().answer(request, group)
-        trained = self.train(request, group)
+        trained = self.train(request, group, self.plan(group))
         # Channels come first: a client clips what it computed, and then weighs it.
         replies, states = self.encode({"update": trained.replies["update"]}, trained.states, group)
         return {"update": replies["update"] * self._factors(group)}, states

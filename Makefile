@@ -38,8 +38,9 @@ endif
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# Minutes; with --peers the other libraries are installed first, each into an environment of its own.
 bench: setup
-	$(BIN)/python benchmarks/round.py
+	$(BIN)/python -m benchmarks.speed $(BENCH)
 
 # Kills, flips, full disks and two processes: minutes.
 campaign: setup

@@ -1,0 +1,185 @@
+"""What else takes time: personal methods, the Gram matrix, evaluation, Heart, the command."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from commonweal import catalog, run
+from commonweal.datasets.heart import heart
+from commonweal.errors import CommonwealError
+from commonweal.evaluation import evaluate
+from commonweal.experiment import read
+from commonweal.federation import Rows
+from commonweal.rules.rule import Reports
+from commonweal.task import Batch, Task
+
+from .contenders import ours
+from .report import Target, compared, table
+from .timing import Contender, InProcess, Timed, in_turns, ratio, spread
+from .work import MLP, Work
+
+__all__ = ["command", "evaluation", "gram", "heart_run", "personal"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+# FedRep's steps on the head need no gradient of the body, whose outputs can be computed once: by
+# the issue that asked for speed, twice the work of sgd.
+GRADIENTS = {"fedrep": 2.0}
+
+# Client methods
+
+
+def personal(turns: int, work: Work = MLP) -> list[Target]:
+    """Every client method beside sgd, and how many gradients of a batch it takes."""
+    names = list(catalog.entries("clients"))
+    data = work.federation()
+    ways: list[Contender] = []
+    for name in names:
+        client = {"name": name, "batch": work.batch, "lr": 0.01}
+        ways.append(InProcess(name, ours(work, work.task(), data, client=client)))
+    times = in_turns(ways, turns)
+    gradients = {name: count_gradients(name) for name in names}
+    rows = []
+    targets = []
+    for name in names:
+        measured = ratio(times[name], times["sgd"], processor=True)
+        theory = GRADIENTS.get(name, gradients[name] / gradients["sgd"])
+        rows.append((name, measured.text(), f"{theory:.1f}", f"{measured.median / theory:.2f}"))
+        targets.append(Target(f"{name}: of its gradients", 1.3, measured.median / theory))
+    print("\n### Client methods, processor time of a round beside sgd (mlp)\n")
+    print(table(("", "of sgd", "gradients, of sgd", "per gradient"), rows), flush=True)
+    return targets
+
+
+def count_gradients(name: str) -> int:
+    """How often a client's round evaluates the loss of a batch to train on."""
+    work = Work("", "mlp", clients=1, rows=20, cohort=1, batch=10, features=8, hidden=4)
+    count = 0
+    original = Task.batch_loss
+
+    def counting(task: Task, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        nonlocal count
+        count += 1
+        return original(task, w, batch)
+
+    client = {"name": name, "batch": work.batch, "lr": 0.01}
+    with mock.patch.object(Task, "batch_loss", counting):
+        one_round = ours(work, work.task(), work.federation(), client=client, vectorize="loop")
+        one_round()
+    return count
+
+
+# Parts of a round
+
+
+def gram(turns: int, clients: int = 100, parameters: int = 1_663_370) -> list[Target]:
+    """The inner products of a cohort's updates beside one float32 product."""
+    updates = torch.randn(clients, parameters)
+    ones = torch.ones(clients)
+
+    def decided() -> Tensor:
+        ids = torch.arange(clients)
+        reports = Reports(ids=ids, sizes=ones, losses=ones, clients=clients, updates=updates)
+        return reports.gram
+
+    times = in_turns(
+        [
+            InProcess("commonweal", decided),
+            InProcess("float32 product", lambda: updates @ updates.T),
+        ],
+        turns,
+    )
+    print(f"\n### Gram matrix of {clients} updates of {parameters:,} parameters\n")
+    print(compared(times, "commonweal"), flush=True)
+    return []
+
+
+def evaluation(turns: int, clients: int = 10_000) -> list[Target]:
+    """The evaluation of many clients beside one forward pass over their pooled rows."""
+    work = replace(MLP, clients=clients, rows=1)
+    data = work.federation()
+    rows = Rows(data.train.x, data.train.y, torch.arange(clients + 1))
+    task = work.task()
+
+    def forward() -> None:
+        with torch.no_grad():
+            for part in torch.split(torch.arange(clients), 4096):
+                task.outputs(task.initial, rows.x[part])
+
+    times = in_turns(
+        [
+            InProcess("commonweal", lambda: evaluate(task, task.initial, rows)),
+            InProcess("forward pass", forward),
+        ],
+        turns,
+    )
+    print(f"\n### Evaluation of {clients:,} clients\n")
+    print(compared(times, "commonweal"), flush=True)
+    measured = ratio(times["commonweal"], times["forward pass"]).median
+    return [Target("evaluation: of a forward pass", 1.1, measured)]
+
+
+def heart_run(turns: int, rounds: int = 200) -> list[Target]:
+    """Heart with an evaluation after every round, as a user runs it."""
+    try:
+        heart()
+    except CommonwealError as error:
+        print(f"\nHeart is skipped: {error}")
+        return []
+    experiment = read(EXAMPLES / "heart.toml", ["evaluate_every=1", f"rounds={rounds}"])
+
+    name = f"{rounds} rounds"
+
+    def whole() -> None:
+        for _ in run(experiment):
+            pass
+
+    times = in_turns([InProcess(name, whole)], turns)
+    print("\n### Heart, evaluated after every round\n")
+    print(compared(times, name), flush=True)
+    return [Target(f"Heart, {name}, seconds", 2.0, _seconds(times[name]))]
+
+
+def command(turns: int, only_help: bool = False) -> list[Target]:
+    """The first round of the command, and its help, from a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = ("run", str(EXAMPLES / "vowel.toml"), "rounds=1", "--out")
+        ways = {
+            "first round": lambda: _commonweal(*first, f"{folder}/{time.monotonic_ns()}"),
+            "--help": lambda: _commonweal("--help"),
+        }
+        if only_help:
+            del ways["first round"]
+        times = in_turns([InProcess(name, way) for name, way in ways.items()], turns)
+    print("\n### The command\n")
+    print(compared(times, "--help"), flush=True)
+    limits = {"first round": 4.0, "--help": 0.5}
+    return [
+        Target(f"commonweal, {name}, seconds", most, _seconds(times[name]))
+        for name, most in limits.items()
+        if name in times
+    ]
+
+
+def _seconds(turns: list[Timed]) -> float:
+    return spread(turn.wall for turn in turns).median
+
+
+def _commonweal(*arguments: str) -> None:
+    source = Path(__file__).parents[2] / "src"
+    path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "commonweal", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"commonweal {' '.join(arguments)}: {done.stderr.strip()}")

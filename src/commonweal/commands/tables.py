@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from commonweal import trackers
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.text import shown
 
 __all__ = ["export", "init", "predict"]
 
 FORMS = ("torch", "onnx", "card")
+TRACKERS = trackers.NAMES
 
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
@@ -26,7 +28,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 
 
 def _complete_form(incomplete: str) -> list[str]:
-    return [form for form in FORMS if form.startswith(incomplete)]
+    return [form for form in (*FORMS, *TRACKERS) if form.startswith(incomplete)]
 
 
 def init(
@@ -96,27 +98,57 @@ def predict(
 
 
 def export(
-    run: Run,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="The folder of a run; for trackers also a folder with runs below it.",
+            show_default=False,
+        ),
+    ],
     form: Annotated[
         str,
-        typer.Option("--to", help=f"One of {', '.join(FORMS)}.", autocompletion=_complete_form),
+        typer.Option(
+            "--to",
+            help=f"A model: {', '.join(FORMS)}; a tracker: {', '.join(TRACKERS)}.",
+            autocompletion=_complete_form,
+        ),
     ],
     to: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A folder, or the card's file; by default in the run."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="A folder, or the card's file; by default in the run, or where "
+            "the tracker writes by itself.",
+        ),
     ] = None,
     client: Client = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Tracker: go on until the run is finished.")
+    ] = False,
+    project: Annotated[
+        str, typer.Option(help="Tracker: the project or experiment there.")
+    ] = "commonweal",
     trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run's model for others: torch or onnx with a script, or a model card.
+    """Write a run's model for others (torch, onnx, a model card), or its rounds to a tracker.
 
     For example: commonweal export runs/patients-fedavg-0 --to torch -o model
 
-    The folder needs no Commonweal: python model/predict.py new.csv
+    The folder needs no Commonweal: python model/predict.py new.csv. A tracker gets what the record
+    says, also of old runs; the same command continues with the rounds that are new.
     """
+    if form in TRACKERS:
+        if client is not None:
+            raise ConfigError(f"--client is for models ({', '.join(FORMS)}), not for {form}")
+        _track(run, form, project, to, follow, quiet)
+        return
     if form not in FORMS:
-        raise ConfigError(f"there is no export {form!r}: {did_you_mean(form, FORMS)}")
+        raise ConfigError(f"there is no export {form!r}: {did_you_mean(form, (*FORMS, *TRACKERS))}")
+    if follow:
+        raise ConfigError(f"--follow is for trackers ({', '.join(TRACKERS)}), not for {form}")
     from commonweal import export as exports
     from commonweal.store import Record
 
@@ -124,3 +156,26 @@ def export(
     path = exports.export(Record.read(run), chosen, to, client, trust)
     if not quiet:
         typer.echo(f"written to {path}")
+
+
+def _track(
+    folder: Path, form: str, project: str, to: Path | None, follow: bool, quiet: bool
+) -> None:
+    """Write the rounds of a run, or of all runs below a folder, to a tracker."""
+    from commonweal.analysis.labels import find_runs
+    from commonweal.trackers.exporting import export, name_of
+
+    records = find_runs([folder])
+    if follow and len(records) > 1:
+        raise ConfigError(f"--follow takes one run, and {str(folder)!r} has {len(records)}")
+    place = ""
+    for record in records:
+        try:
+            rounds, place = export(record, form, project, to, follow)
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command continues with the rounds that are new", err=True)
+            raise typer.Exit(130) from None
+        if not quiet:
+            typer.echo(f"{shown(name_of(record.folder))}: {rounds} new rounds")
+    if not quiet:
+        typer.echo(f"look at them: {place}")

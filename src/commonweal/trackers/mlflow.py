@@ -1,0 +1,104 @@
+"""MLflow: metrics by step and parameters; the table of clients is an artifact."""
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
+from commonweal.values import Value
+
+__all__ = ["MLflow"]
+
+MOST_METRICS = 1000  # that MLflow takes at once
+MOST_PARAMETERS = 100
+LENGTH = 500  # of a parameter's value
+
+
+class MLflow(Tracker):
+    def __init__(self, destination: Destination) -> None:
+        with _quiet():
+            self.library = library("mlflow", "mlflow")
+        self.destination = destination
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+        self.folder: Path | None = None if "MLFLOW_TRACKING_URI" in os.environ else Path()
+        if destination.to is not None:
+            self.folder = destination.to
+            self.uri = f"sqlite:///{(destination.to / 'mlflow.db').absolute().as_posix()}"
+        if self.uri.startswith("sqlite:"):
+            library("alembic", "mlflow")
+
+    @property
+    def place(self) -> str:
+        return f"mlflow ui --backend-store-uri {self.uri}"
+
+    def open(self, known: str | None, settings: Mapping[str, Value], toml: str) -> str:
+        with _quiet():
+            self.client = self.library.MlflowClient(tracking_uri=self.uri)
+            if known is None or not self._is_there(known):
+                known = self._create(settings, toml)
+            self.client.update_run(known, status="RUNNING")
+        self.id = known
+        return known
+
+    def _is_there(self, known: str) -> bool:
+        try:
+            return str(self.client.get_run(known).info.lifecycle_stage) == "active"
+        except self.library.exceptions.MlflowException:
+            return False
+
+    def _create(self, settings: Mapping[str, Value], toml: str) -> str:
+        found = self.client.get_experiment_by_name(self.destination.project)
+        if found is None:
+            place = None
+            if self.folder is not None:
+                place = (self.folder.absolute() / "mlartifacts").as_uri()
+            experiment = self.client.create_experiment(self.destination.project, place)
+        else:
+            experiment = found.experiment_id
+        run: str = self.client.create_run(experiment, run_name=self.destination.name).info.run_id
+        entities = self.library.entities
+        given = [entities.Param(k, str(v)[:LENGTH]) for k, v in plain(settings).items()]
+        for start in range(0, len(given), MOST_PARAMETERS):
+            self.client.log_batch(run, params=given[start : start + MOST_PARAMETERS])
+        self.client.log_text(run, toml, "experiment.toml")
+        return run
+
+    def log(self, moments: Sequence[Moment]) -> None:
+        now = int(1000 * time.time())
+        metric = self.library.entities.Metric
+        found = [
+            metric(name, value, now, moment.round)
+            for moment in moments
+            for name, value in moment.numbers.items()
+        ]
+        with _quiet():
+            for start in range(0, len(found), MOST_METRICS):
+                self.client.log_batch(self.id, metrics=found[start : start + MOST_METRICS])
+
+    def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
+        path = self.destination.run / "clients" / f"{round:06d}.csv"
+        with _quiet():
+            self.client.log_artifact(self.id, str(path), "clients")
+
+    def close(self, finished: bool) -> None:
+        with _quiet():
+            if finished:
+                self.client.set_terminated(self.id)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without MLflow's own news: about its database, and about what will change."""
+    logger = logging.getLogger("mlflow")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,77 @@
+"""TensorBoard: an event file, with per-client values as histograms."""
+
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+import numpy as np
+
+from commonweal.text import shown
+from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
+from commonweal.values import Value
+
+__all__ = ["TensorBoard"]
+
+EVENTS = "events.out.tfevents.*"
+MOST_LINES = 200  # of the table of clients: the page shows it whole
+
+
+class TensorBoard(Tracker):
+    def __init__(self, destination: Destination) -> None:
+        self.library = library("torch.utils.tensorboard", "tensorboard")
+        self.folder = destination.run / "tensorboard"
+        if destination.to is not None:
+            self.folder = destination.to / destination.name
+        self.last: dict[str, float] = {}  # of test scores
+        self.settings: Mapping[str, Value] = {}
+        self.opened: Value = None
+
+    @property
+    def writer(self) -> Value:
+        """Made when something is written: every one is a file of its own."""
+        if self.opened is None:
+            self.opened = self.library.SummaryWriter(str(self.folder), flush_secs=5)
+        return self.opened
+
+    @property
+    def place(self) -> str:
+        return f"tensorboard --logdir {self.folder}"
+
+    def open(self, known: str | None, settings: Mapping[str, Value], toml: str) -> str:
+        continued = known is not None and any(self.folder.glob(EVENTS))
+        if not continued:
+            for path in self.folder.glob(EVENTS):  # of rounds that are no longer in the record
+                path.unlink()
+        self.settings = settings
+        if not continued:
+            self.writer.add_text("experiment", f"```\n{toml}\n```")
+        return str(known) if continued else uuid4().hex
+
+    def log(self, moments: Sequence[Moment]) -> None:
+        for moment in moments:
+            for name, value in moment.numbers.items():
+                self.writer.add_scalar(name, value, moment.round)
+            for name, values in moment.clients.items():
+                self.writer.add_histogram(name, np.array(values), moment.round)
+            self.last |= {k: v for k, v in moment.numbers.items() if k.startswith("test/")}
+        self.writer.flush()
+
+    def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
+        rows = [
+            [shown(str(cell), "markdown") for cell in row]
+            for row in zip(*columns.values(), strict=True)
+        ]
+        half = MOST_LINES // 2
+        kept = rows if len(rows) <= MOST_LINES else [*rows[:half], *rows[-half:]]
+        lines = [list(columns), ["---"] * len(columns), *kept]
+        text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        if len(kept) < len(rows):
+            text = f"The first and last {half} of {len(rows)} clients.\n\n{text}"
+        self.writer.add_text("clients", text, round)
+
+    def close(self, finished: bool) -> None:
+        if finished and self.last:  # a line of the HParams page
+            make = library("torch.utils.tensorboard.summary", "tensorboard").hparams
+            for summary in make(plain(self.settings), self.last):
+                self.writer.file_writer.add_summary(summary)
+        if self.opened is not None:
+            self.opened.close()

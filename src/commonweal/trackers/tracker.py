@@ -1,0 +1,79 @@
+"""The interface of trackers: numbers by round, per-client values as distributions and one table."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from commonweal.errors import ConfigError
+from commonweal.values import Value, Values
+
+__all__ = ["Destination", "Moment", "Tracker", "library"]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """What a run is called at a tracker, and where it goes."""
+
+    run: Path  # the run's folder
+    name: str
+    project: str
+    to: Path | None = None  # None: where the tracker itself writes by default
+
+
+class Moment(NamedTuple):
+    """What is known of a round."""
+
+    round: int
+    numbers: dict[str, float]  # by name, such as test/mean; all finite
+    clients: dict[str, list[float]]  # one value per client, shown as a distribution
+
+
+class Tracker(ABC):
+    """One run at a tracker."""
+
+    @abstractmethod
+    def __init__(self, destination: Destination) -> None:
+        """Raise ConfigError where the tracker's library is missing."""
+
+    @abstractmethod
+    def open(self, known: str | None, settings: Mapping[str, Value], toml: str) -> str:
+        """Begin a run, or continue the one with a known id if it is still there; returns the id.
+
+        settings: the experiment's keys, joined by dots; toml: the same as a text
+        """
+
+    @abstractmethod
+    def log(self, moments: Sequence[Moment]) -> None:
+        """Write rounds."""
+
+    @abstractmethod
+    def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
+        """Write every client's values after a round."""
+
+    @abstractmethod
+    def close(self, finished: bool) -> None:
+        """Write what is left. finished: the run has all its rounds."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where a person finds it."""
+
+
+def library(name: str, extra: str) -> Value:
+    """A module of a tracker's library."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        missing = error.name or name
+        raise ConfigError(
+            f"--to {extra} needs {missing}: install it with pip install 'commonweal[{extra}]'"
+        ) from None
+
+
+def plain(settings: Mapping[str, Value]) -> Values:
+    """Settings as numbers and texts: trackers take no lists."""
+    return {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}

@@ -21,6 +21,7 @@ from commonweal.catalog import KINDS, Entry
 from commonweal.commands import tables as table_commands
 from commonweal.commands.flower import flower
 from commonweal.commands.report import report
+from commonweal.commands.reproduce import reproduce
 from commonweal.commands.tune import tune
 from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
@@ -60,6 +61,7 @@ app.command()(table_commands.init)
 app.command()(table_commands.predict)
 app.command()(table_commands.export)
 app.command()(tune)
+app.command()(reproduce)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)

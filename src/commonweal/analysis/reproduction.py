@@ -1,0 +1,335 @@
+"""Published tables beside our runs: what a paper printed, what we got, and whether they agree.
+
+A table is a file `experiments/<paper>/<name>.toml`: every published cell, what is wrong with them,
+and, where it can be run here, the experiment and what each row changes in it. Beside it stands what
+we measured, `<name>.json`, which `docs/ledger.md` shows.
+"""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from commonweal.analysis import interpolation, tuning
+from commonweal.analysis.compare import Cell
+from commonweal.errors import ConfigError, did_you_mean
+from commonweal.experiment import Experiment, change
+from commonweal.files import write_file
+from commonweal.rounds import reopen
+from commonweal.store import Record, to_json
+from commonweal.values import Value, Values
+
+__all__ = ["Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure", "find"]
+__all__ += ["measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]
+
+Floats: TypeAlias = tuple[float, ...]
+Chosen: TypeAlias = Mapping[str, Mapping[str, Value]]  # row -> key -> value
+
+NOT_SCALED = ("gini", "angle", "kl")  # metrics that are not shares
+LINES = ("apfl", "superfed-mm", "superfed-lm")  # whose authors report the best point of a line
+NEAR = 1.0  # points by which a reproduced cell may be off
+ROUNDING = 0.005  # of published figures
+VALIDATION = 0.25  # share of the training rows by which parameters are chosen
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: a method and its cells."""
+
+    name: str
+    published: Floats = ()  # empty: our own row; nan: cannot be read
+    spreads: Floats = ()
+    code: Floats = ()  # what the authors' code gives when it is run again
+    set: tuple[str, ...] | None = None  # changes of the experiment; None: not run here
+    grid: Mapping[str, tuple[Value, ...]] | None = None  # key -> the values that the paper tried
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """How a table is run here."""
+
+    seeds: tuple[int, ...]
+    columns: tuple[str, ...]  # the metric of each column; client:NAME is one client's score
+    experiment: Values
+    tune: int | None = None  # the seed on whose validation rows grids are searched
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of a paper."""
+
+    name: str
+    paper: str
+    table: str
+    data: str
+    unit: str
+    columns: tuple[str, ...]
+    status: str  # "as published", "shortened", "cannot", ...
+    rows: tuple[Row, ...]
+    why: str = ""
+    errors: tuple[str, ...] = ()
+    runs: int = 0  # over which the paper averages; 0: it does not say
+    spread: str = ""  # what the numbers in brackets are over: "seeds" or "clients"
+    ours: Ours | None = None
+
+    @property
+    def cells(self) -> int:
+        """How many cells are published."""
+        return sum(not math.isnan(value) for row in self.rows for value in row.published)
+
+
+# Reading
+
+
+def names() -> list[str]:
+    """All tables, as paper/name."""
+    found = []
+    for paper in files("commonweal.experiments").iterdir():
+        if paper.is_dir():
+            stems = [file.name for file in paper.iterdir() if file.name.endswith(".toml")]
+            found += [f"{paper.name}/{stem.removesuffix('.toml')}" for stem in stems]
+    return sorted(found)
+
+
+def find(name: str) -> PublishedTable:
+    """A table by name."""
+    if name not in names():
+        raise ConfigError(f"there is no published table {name!r}: {did_you_mean(name, names())}")
+    read = tomllib.loads(_file(name, "toml"))
+    rows = tuple(Row(**_with_tuples(row)) for row in read.pop("rows"))
+    ours = read.pop("ours", None)
+    return PublishedTable(
+        name=name,
+        rows=rows,
+        ours=None if ours is None else Ours(**_with_tuples(ours)),
+        **_with_tuples(read),
+    )
+
+
+def _with_tuples(values: Mapping[str, Value]) -> Values:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
+def _file(name: str, suffix: str) -> str:
+    paper, _, stem = name.partition("/")
+    return (files("commonweal.experiments") / paper / f"{stem}.{suffix}").read_text("utf-8")
+
+
+# Running
+
+
+def choose(
+    table: PublishedTable,
+    folder: Path,
+    jobs: int = 1,
+    told: Callable[[str], None] = lambda row: None,
+) -> Chosen:
+    """The values of every row's grid that are best for the worst tenth, on validation rows.
+
+    What was chosen before is kept. told: is called with each row that is chosen
+    """
+    file = folder / table.name / "chosen.json"
+    known: dict[str, Values] = json.loads(file.read_text()) if file.exists() else {}
+    if table.ours is None or table.ours.tune is None:
+        return {}
+    with _pool(jobs) as pool:
+        for row in table.rows:
+            if row.grid is None or row.name in known:
+                continue
+            settings = [
+                dict(zip(row.grid, each, strict=True)) for each in product(*row.grid.values())
+            ]
+            values = [_values(table.ours, row, setting) for setting in settings]
+            seeds = [[table.ours.tune]] * len(values)
+            shares = [VALIDATION] * len(values)
+            found = list(pool.map(_worst_first, values, seeds, shares))
+            known[row.name] = settings[found.index(max(found))]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, to_json(known))
+            told(row.name)
+    return known
+
+
+def _worst_first(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
+    try:
+        mean, worst = tuning.evaluate(values, seeds, share)
+    except tuning.FAILURES:
+        return -math.inf, -math.inf
+    return worst, mean
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    context = get_context("spawn")
+    return ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,))
+
+
+def _values(ours: Ours, row: Row, setting: Mapping[str, Value]) -> Values:
+    changes = [*(row.set or ()), *(f"{key}={value}" for key, value in setting.items())]
+    return Experiment(**change(ours.experiment, changes)).model_dump()
+
+
+def plan(table: PublishedTable, chosen: Chosen, folder: Path) -> list[Cell]:
+    """The runs of a table, a cell per row and seed."""
+    if table.ours is None:
+        raise ConfigError(f"{table.name} cannot be run here: {table.why}")
+    found = []
+    for row in table.rows:
+        if row.set is None:
+            continue
+        values = _values(table.ours, row, chosen.get(row.name, {}))
+        for seed in table.ours.seeds:
+            experiment = Experiment(**values).change(seed=seed)
+            found.append(Cell(row.name, experiment, folder / table.name / _slug(row.name, seed)))
+    return found
+
+
+def _slug(name: str, seed: int) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name) + f"/seed-{seed}"
+
+
+# Figures
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What we got: a row's figures by seed, (seeds, columns)."""
+
+    seeds: tuple[int, ...]
+    chosen: Chosen
+    figures: Mapping[str, tuple[Floats, ...]]
+    version: str
+
+    def of(self, row: str, column: int) -> Floats:
+        """A cell by seed."""
+        return tuple(seed[column] for seed in self.figures.get(row, ()))
+
+
+def measure(table: PublishedTable, cells: Sequence[Cell], chosen: Chosen) -> Measured:
+    """The figures of finished runs. Rows whose runs are not all finished are left out."""
+    from commonweal import __version__
+
+    assert table.ours is not None
+    figures: dict[str, list[Floats]] = {}
+    for cell in cells:
+        if cell.finished:
+            figures.setdefault(cell.label, []).append(_figures(cell.folder, table.ours.columns))
+    seeds = table.ours.seeds
+    whole = {row: tuple(found) for row, found in figures.items() if len(found) == len(seeds)}
+    return Measured(seeds, chosen, whole, __version__)
+
+
+def _figures(folder: Path, columns: Sequence[str]) -> Floats:
+    record = Record.read(folder)
+    return tuple(_figure(record, column) for column in columns)
+
+
+def _figure(record: Record, column: str) -> float:
+    last = record.evaluated[-1]
+    if column == "own":
+        return 100 * _own(record)
+    if column.startswith("client:"):
+        table = record.clients()
+        position = table.names.index(column.removeprefix("client:"))
+        return 100 * float(table.evaluation.score[position])
+    value = last.metrics[column]
+    return value if column in NOT_SCALED else 100 * value
+
+
+def _own(record: Record) -> float:
+    """The mean score of the models that clients use; on a line, at each client's best point."""
+    last = record.evaluated[-1]
+    if record.experiment["client"]["name"] in LINES:
+        job, state = reopen(record.folder)
+        oracle = interpolation.curve(job, state).adaptive()["m by oracle"]
+        return float(oracle.mean())
+    return last.personal.get("mean", last.metrics["mean"])
+
+
+def save(table: PublishedTable, measured: Measured, folder: Path) -> Path:
+    """Write what was measured as `<folder>/<paper>/<name>.json`."""
+    file = folder / f"{table.name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, to_json(vars(measured)))
+    return file
+
+
+def measured_by_us(name: str) -> Measured | None:
+    """What stands in the ledger for a table, if it was run."""
+    try:
+        read = json.loads(_file(name, "json"))
+    except FileNotFoundError:
+        return None
+    figures = {row: tuple(map(tuple, seeds)) for row, seeds in read["figures"].items()}
+    return Measured(tuple(read["seeds"]), read["chosen"], figures, read["version"])
+
+
+# Agreement
+
+
+def verdict(table: PublishedTable, row: Row, column: int, ours: Floats) -> str:
+    """Whether a published cell lies within two standard errors of ours, and within one point.
+
+    Spreads over seeds are often so large that many points are within noise: that is said. Where
+    only one of the two spreads is known, the other one is taken to be the same; where none is,
+    the difference is given without a verdict.
+    """
+    if not row.published or not ours or math.isnan(row.published[column]):
+        return ""
+    difference = float(np.mean(ours)) - row.published[column]
+    error = _standard_error(table, row, column, ours)
+    if error is None:
+        return f"{difference:+.2f}"
+    if abs(difference) > 2 * error + ROUNDING:
+        return f"differs ({difference:+.2f})"
+    return "reproduced" if abs(difference) <= NEAR else f"within noise ({difference:+.2f})"
+
+
+def _standard_error(table: PublishedTable, row: Row, column: int, ours: Floats) -> float | None:
+    """Of the difference of two means over seeds."""
+    theirs = row.spreads[column] if row.spreads and table.spread == "seeds" else math.nan
+    own = float(np.std(ours, ddof=1)) if len(ours) > 1 else math.nan
+    known = [spread for spread in (theirs, own) if not math.isnan(spread)]
+    if not known:
+        return None
+    theirs = known[0] if math.isnan(theirs) else theirs
+    own = known[0] if math.isnan(own) else own
+    return math.sqrt(theirs**2 / max(1, table.runs) + own**2 / len(ours))
+
+
+def cells_of(
+    table: PublishedTable, measured: Measured | None
+) -> Iterator[tuple[Row, int, Floats, str]]:
+    """Every cell of a table: its row, its column, ours by seed, and the verdict."""
+    for row in table.rows:
+        for column in range(len(table.columns)):
+            ours = () if measured is None else measured.of(row.name, column)
+            yield row, column, ours, verdict(table, row, column, ours)
+
+
+def figure(values: Floats, spreads: Floats, column: int) -> str:
+    """A published cell as text: 84.42 (2.45)."""
+    if not values or math.isnan(values[column]):
+        return ""
+    text = f"{values[column]:.2f}"
+    known = bool(spreads) and not math.isnan(spreads[column])
+    return f"{text} ({spreads[column]:.2f})" if known else text
+
+
+def spread(ours: Floats) -> str:
+    """Our cell as text: the mean and, of several seeds, the population standard deviation."""
+    if not ours:
+        return ""
+    mean = f"{np.mean(ours):.2f}"
+    return f"{mean} ({np.std(ours):.2f})" if len(ours) > 1 else mean

@@ -1,0 +1,1 @@
+"""Published tables, and the experiments that repeat them: <paper>/<table>.toml."""

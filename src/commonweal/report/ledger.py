@@ -1,0 +1,136 @@
+"""The page of published tables: `python -m commonweal.report.ledger > docs/ledger.md`."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from commonweal.analysis import reproduction
+from commonweal.analysis.reproduction import Measured, PublishedTable
+
+__all__ = ["main", "page"]
+
+KINDS = ("reproduced", "within noise", "differs", "beside", "not run", "cannot")
+PAGE = """# Ledger: every published cell
+
+You get here: each table of results of the five papers, cell by cell, with what Commonweal gives
+and, where nothing is given, why. `commonweal reproduce NAME` repeats a table;
+`commonweal reproduce` lists them.
+
+*Reproduced*: the published figure is within one point of ours and within two standard errors of the
+difference of both means over seeds. *Within noise*: within two standard errors, but more than a
+point away: the seeds' spread is too large to tell. *Differs*: more than that; the difference is
+ours minus theirs. *Beside*: run on other data or with another model, or without a known spread over
+seeds, so that the figures stand side by side and no verdict is given. *Not run*: it could be run
+here, and was not. *Cannot*: data or computing time are missing.
+
+{counts}
+Numbers in brackets are population standard deviations over seeds, unless a table says otherwise.
+Ours were measured with the version that is named; "code" is the authors' code, run again.
+
+{tables}
+This page is generated: `python -m commonweal.report.ledger > docs/ledger.md`. The published cells
+are in `src/commonweal/experiments`. Tables 3.6 to 3.10 of the thesis repeat Tables 2, 3, 5, 6 and 7
+of AAggFF and are counted there.
+"""
+
+
+def page() -> str:
+    """docs/ledger.md."""
+    tables = [reproduction.find(name) for name in reproduction.names()]
+    papers = dict.fromkeys(table.paper for table in tables)
+    sections = [_section(paper, [t for t in tables if t.paper == paper]) for paper in papers]
+    return PAGE.format(counts=_counts(tables), tables="\n".join(sections))
+
+
+def kinds_of(table: PublishedTable, measured: Measured | None) -> Counter[str]:
+    """How many cells of a table are reproduced, differ, and so on."""
+    found: Counter[str] = Counter()
+    for row, column, ours, verdict in reproduction.cells_of(table, measured):
+        if reproduction.figure(row.published, (), column):
+            found[_kind(table, bool(ours), verdict)] += 1
+    return found
+
+
+def _kind(table: PublishedTable, measured: bool, verdict: str) -> str:
+    if not measured:
+        return "cannot" if table.status == "cannot" else "not run"
+    if table.status.startswith("other") or verdict.startswith(("+", "-")):
+        return "beside"
+    return verdict.partition(" (")[0]
+
+
+def _counts(tables: Iterable[PublishedTable]) -> str:
+    by_paper: dict[str, Counter[str]] = {}
+    for table in tables:
+        found = kinds_of(table, reproduction.measured_by_us(table.name))
+        by_paper.setdefault(table.paper, Counter()).update(found)
+    lines = ["| paper | cells | " + " | ".join(KINDS) + " |", "|---|" + "--:|" * (1 + len(KINDS))]
+    for paper, found in by_paper.items():
+        lines.append(_line([paper, found.total(), *(found[kind] for kind in KINDS)]))
+    total = sum(by_paper.values(), Counter[str]())
+    lines.append(_line(["all", total.total(), *(total[kind] for kind in KINDS)]))
+    return "\n".join(lines) + "\n"
+
+
+def _section(paper: str, tables: Iterable[PublishedTable]) -> str:
+    return f"## {paper}\n\n" + "\n".join(_table(table) for table in tables)
+
+
+def _table(table: PublishedTable) -> str:
+    measured = reproduction.measured_by_us(table.name)
+    lines = [f"### {table.table}: {table.data}", "", _sentence(table, measured), ""]
+    if table.errors:
+        lines += [*(f"- {sentence}" for sentence in table.errors), ""]
+    if measured is not None:
+        lines += [*_rows(table, measured), ""]
+    return "\n".join(lines)
+
+
+def _sentence(table: PublishedTable, measured: Measured | None) -> str:
+    cells = f"{table.cells} cells, " if table.cells else ""
+    why = f": {table.why}" if table.why else ""
+    text = f"`{table.name}`, {cells}{table.unit}. {table.status.capitalize()}{why}."
+    if measured is None:
+        return text
+    seeds = ", ".join(map(str, measured.seeds))
+    return f"{text} Seeds {seeds}, version {measured.version}."
+
+
+def _rows(table: PublishedTable, measured: Measured) -> list[str]:
+    has_code = any(row.code for row in table.rows)
+    header = ["method", "figure", "published", *(["code"] if has_code else []), "ours", ""]
+    lines = [_line(header), "|---|---|" + "--:|" * (len(header) - 3) + "---|"]
+    for row, column, ours, verdict in reproduction.cells_of(table, measured):
+        if not ours:
+            continue
+        code = [reproduction.figure(row.code, (), column)] if has_code else []
+        lines.append(
+            _line(
+                [
+                    row.name + _chosen(measured, row.name) if column == 0 else "",
+                    table.columns[column],
+                    reproduction.figure(row.published, row.spreads, column),
+                    *code,
+                    reproduction.spread(ours),
+                    "" if table.status.startswith("other") else verdict,
+                ]
+            )
+        )
+    return lines
+
+
+def _chosen(measured: Measured, row: str) -> str:
+    chosen = measured.chosen.get(row, {})
+    values = [f"{key.partition('.')[2]} {value}" for key, value in chosen.items()]
+    return f" ({', '.join(values)})" if values else ""
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def main() -> None:
+    print(page(), end="")
+
+
+if __name__ == "__main__":
+    main()

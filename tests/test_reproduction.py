@@ -1,0 +1,176 @@
+"""Published tables: their files are whole, their experiments valid, and verdicts can fail."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from commonweal.analysis import reproduction
+from commonweal.analysis.reproduction import Measured, Ours, PublishedTable, Row
+from commonweal.cli import app
+from commonweal.errors import ConfigError
+from commonweal.experiment import Experiment, change
+from commonweal.report import ledger
+
+NAMES = reproduction.names()
+
+
+def small() -> PublishedTable:
+    """A table that runs in seconds."""
+    experiment = {
+        "dataset": "vowel",
+        "model": "logistic",
+        "rounds": 2,
+        "evaluate_every": 2,
+        "client": {"name": "sgd", "lr": 0.1},
+    }
+    return PublishedTable(
+        name="test/vowel",
+        paper="Test",
+        table="Table 1",
+        data="vowels",
+        unit="accuracy in %",
+        columns=("mean", "Gini", "Ann"),
+        status="as published",
+        rows=(
+            Row("FedAvg", (50.0, 10.0, 40.0), set=("rule=fedavg",)),
+            Row("TERM", (50.0, 10.0, 40.0), set=("rule=term",), grid={"rule.t": (0.1, 1.0)}),
+            Row("not run", (1.0, 2.0, 3.0)),
+        ),
+        runs=3,
+        ours=Ours((0, 1), ("mean", "gini", "client:Andrew"), experiment, tune=5),
+    )
+
+
+def test_every_paper_has_tables() -> None:
+    papers = {name.partition("/")[0] for name in NAMES}
+    assert papers == {"aaggff", "adafed", "afl", "semi-vred", "thesis"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_is_whole(name: str) -> None:
+    table = reproduction.find(name)
+    for row in table.rows:
+        for cells in (row.published, row.spreads, row.code):
+            assert len(cells) in (0, len(table.columns)), row.name
+    if table.ours is not None:
+        assert len(table.ours.columns) == len(table.columns)
+        assert table.ours.seeds
+    assert len({row.name for row in table.rows}) == len(table.rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_experiments_are_valid(name: str) -> None:
+    table = reproduction.find(name)
+    if table.ours is None:
+        assert all(row.set is None for row in table.rows)
+        return
+    for row in table.rows:
+        for key, values in (row.grid or {}).items():
+            for value in values:
+                changes = [*(row.set or ()), f"{key}={value}"]
+                Experiment(**change(table.ours.experiment, changes))
+        if row.set is not None:
+            Experiment(**change(table.ours.experiment, row.set))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_measured_belongs_to_its_table(name: str) -> None:
+    table = reproduction.find(name)
+    measured = reproduction.measured_by_us(name)
+    if measured is None:
+        return
+    known = {row.name for row in table.rows if row.set is not None}
+    assert set(measured.figures) <= known
+    for seeds in measured.figures.values():
+        assert np.shape(seeds) == (len(measured.seeds), len(table.columns))
+        assert np.isfinite(seeds).all()
+
+
+def test_published_heart_is_as_printed() -> None:
+    rows = {row.name: row for row in reproduction.find("aaggff/heart").rows}
+    assert rows["FedAdam + AAggFF"].published == (84.84, 67.0)
+    assert rows["FedAdam + AAggFF"].spreads == (2.85, 10.61)
+    assert rows["FedAvg"].code == (84.38, 65.0)
+
+
+def test_unknown_table_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="aaggff/heart"):
+        reproduction.find("aaggff/hart")
+
+
+def test_a_table_that_cannot_be_run_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the images are not here"):
+        reproduction.plan(reproduction.find("aaggff/isic"), {}, tmp_path)
+
+
+def test_runs_give_figures(tmp_path: Path) -> None:
+    from commonweal.analysis.compare import run_cells
+
+    table = small()
+    chosen = reproduction.choose(table, tmp_path)
+    assert chosen["TERM"]["rule.t"] in (0.1, 1.0)
+    assert reproduction.choose(table, tmp_path) == chosen  # read back
+    cells = reproduction.plan(table, chosen, tmp_path)
+    assert [cell.label for cell in cells] == ["FedAvg"] * 2 + ["TERM"] * 2
+    assert cells[2].experiment.rule["t"] == chosen["TERM"]["rule.t"]
+    assert not reproduction.measure(table, cells, chosen).figures  # nothing has run yet
+    for _ in run_cells(cells):
+        pass
+    measured = reproduction.measure(table, cells, chosen)
+    mean, gini, andrew = measured.figures["FedAvg"][1]
+    from commonweal.store import Record
+
+    record = Record.read(cells[1].folder)
+    scores = dict(
+        zip(record.clients().names, record.clients().evaluation.score.tolist(), strict=True)
+    )
+    assert mean == pytest.approx(100 * np.mean(list(scores.values())))
+    assert gini == record.evaluated[-1].metrics["gini"]
+    assert andrew == pytest.approx(100 * scores["Andrew"])
+
+
+def cell(ours: tuple[float, ...], spreads: tuple[float, ...] = (), runs: int = 4) -> str:
+    row = Row("FedAvg", (50.0,), spreads)
+    table = replace(small(), rows=(row,), columns=("mean",), runs=runs, spread="seeds")
+    return reproduction.verdict(table, row, 0, ours)
+
+
+def test_verdicts() -> None:
+    # Both spreads known: the standard error is sqrt(2^2 / 4 + 2^2 / 2), twice it is 3.46.
+    assert cell((50.0 - math.sqrt(2), 50.0 + math.sqrt(2)), (2.0,)) == "reproduced"
+    assert cell((53.4 - math.sqrt(2), 53.4 + math.sqrt(2)), (2.0,)) == "within noise (+3.40)"
+    assert cell((53.5 - math.sqrt(2), 53.5 + math.sqrt(2)), (2.0,)) == "differs (+3.50)"
+    assert cell((52.0,)) == "+2.00"  # no spread is known
+    assert (
+        cell((52.0,), (2.0,)) == "within noise (+2.00)"
+    )  # theirs stands for ours: 2 sqrt(1 + 4) = 4.47
+    assert cell(()) == ""
+
+
+def test_cells_are_counted_once() -> None:
+    table = small()
+    measured = Measured((0,), {}, {"FedAvg": ((50.0, 10.0, 40.0),)}, "0")
+    counts = ledger.kinds_of(table, measured)
+    assert counts == {"beside": 3, "not run": 6}
+    assert counts.total() == table.cells
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = Path(__file__).parents[1] / "docs" / "ledger.md"
+    assert page.read_text(encoding="utf-8") == ledger.page()
+
+
+def test_command_lists_and_shows() -> None:
+    listed = CliRunner().invoke(app, ["reproduce"])
+    assert listed.exit_code == 0 and "aaggff/heart" in listed.output
+    shown = CliRunner().invoke(app, ["reproduce", "aaggff/heart", "--recorded"])
+    assert shown.exit_code == 0 and "84.42 (2.45)" in shown.output
+
+
+def test_other_rows_and_seeds(tmp_path: Path) -> None:
+    unknown = CliRunner().invoke(app, ["reproduce", "aaggff/heart", "--rows", "FedAvh"])
+    assert isinstance(unknown.exception, ConfigError) and "FedAvg" in str(unknown.exception)

@@ -16,6 +16,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -272,8 +274,10 @@ class Runtime:
         self.start_superlink()
         registered = self.folder / "registered"
         if not registered.exists():
-            for name in self.nodes:
-                self.call("flwr", "supernode", "register", str(self.keys / f"{name}.pub"), "tls")
+            register = partial(self.call, "flwr", "supernode", "register")
+            with ThreadPoolExecutor(4) as pool:  # each is a process, which mostly imports
+                files = [str(self.keys / f"{name}.pub") for name in self.nodes]
+                list(pool.map(lambda file: register(file, "tls"), files))
             registered.touch()
         for name in self.nodes:
             self.start_node(name)

@@ -70,6 +70,9 @@ logger = logging.getLogger("flwr")
 POLL = 0.5  # seconds between two looks at who is connected
 UNAVAILABLE = "(Flower's error 5)"  # the node's heartbeat is overdue
 PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
+# Seconds for which a message lives longer than its sender waits. A node works off one message after
+# the other: older ones that nobody waits for any more would keep it late for ever.
+SLACK = 1.0
 Loss = Callable[[Message, Context], float]
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
@@ -269,6 +272,7 @@ class FairStrategy(Strategy):
         self._sent: list[Message] = []
         self._offset = 0
         self._rounds = 0
+        self._patience = 3600.0 if timeout is None else timeout
         self._waited = "in time"
         self._began = 0.0
         self._model: _Model | None = None
@@ -294,6 +298,7 @@ class FairStrategy(Strategy):
     ) -> Result:
         """Run all rounds, or those that a resumed run still has to do."""
         patience = timeout if self.timeout is None else self.timeout
+        self._patience = patience
         self._waited = f"within {patience:g} s"
         self._rounds = num_rounds
         lr = None if train_config is None else train_config.get("lr")
@@ -459,7 +464,7 @@ class FairStrategy(Strategy):
         self._sent = []
         for node in nodes:
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            self._sent.append(Message(content, node, kind))
+            self._sent.append(Message(content, node, kind, ttl=self._patience + SLACK))
         return list(self._sent)
 
     def _meet(self, nodes: Iterable[int]) -> None:
@@ -877,6 +882,11 @@ def _config(content: RecordDict) -> Values:
     return found
 
 
+def _who() -> RecordDict:
+    """The query by which a node says which client it is."""
+    return RecordDict({"query": ConfigRecord({"purpose": "population"})})
+
+
 class FlowerEngine(Engine):
     """Carries requests to nodes of Flower; the clients' rows and states stay with them.
 
@@ -895,6 +905,7 @@ class FlowerEngine(Engine):
         self.round = -1
         self.step = 0
         self._silent: set[int] = set()
+        self._asked: dict[str, tuple[int, Message, float]] = {}  # who is asked, and until when
         self.reset()
         deadline = time.monotonic() + wait
         while True:
@@ -915,22 +926,23 @@ class FlowerEngine(Engine):
 
     # Nodes
 
-    def _meet(self, connected: Iterable[int], timeout: float | None = None) -> None:
+    def _meet(self, connected: Iterable[int], timeout: float) -> None:
         """Ask nodes that are not known yet which client they are."""
         known = {*self.nodes.values(), *self.refused}
         new = [node for node in connected if node not in known]
-        if not new:
-            return
-        query = RecordDict({"query": ConfigRecord({"purpose": "population"})})
-        answers = self._exchange(dict.fromkeys(new, query), MessageType.QUERY)
+        answers = self._exchange(dict.fromkeys(new, _who()), MessageType.QUERY, timeout)
         for node in new:
-            if node not in answers.contents:
-                self._refuse(node, answers.failed[node])
-                continue
-            try:
-                self._admit(node, About.read(_config(answers.contents[node])))
-            except DataError as error:
-                self._refuse(node, str(error))
+            self._hear(node, answers)
+
+    def _hear(self, node: int, answers: Answers) -> None:
+        """Admit a node that has said which client it is, or say why not."""
+        if node not in answers.contents:
+            self._refuse(node, answers.failed[node])
+            return
+        try:
+            self._admit(node, About.read(_config(answers.contents[node])))
+        except DataError as error:
+            self._refuse(node, str(error))
 
     def _refuse(self, node: int, why: str) -> None:
         if not why.startswith("no reply") and UNAVAILABLE not in why:  # those are asked again
@@ -973,7 +985,7 @@ class FlowerEngine(Engine):
     ) -> Answers:
         """Send to several nodes at once and wait for the replies, at most `timeout` seconds."""
         patience = self.timeout if timeout is None else timeout
-        ttl = patience + 30
+        ttl = patience + SLACK
         sent = [Message(content, node, kind, ttl=ttl) for node, content in contents.items()]
         waiting = {key for key in self.grid.push_messages(sent) if key}
         deadline = time.monotonic() + patience
@@ -1073,9 +1085,29 @@ class FlowerEngine(Engine):
         return values
 
     def _look(self) -> None:
-        """Let nodes in that have come since the last request."""
+        """Let nodes in that have come since the last request. Nobody is waited for."""
         before = len(self.clients)
-        self._meet(sorted(self.grid.get_node_ids()))
+        connected = sorted(self.grid.get_node_ids())
+        for node in self.refused.keys() - set(connected):
+            del self.refused[node]  # it may come back with its fault corrected
+        asked = {node for node, _, _ in self._asked.values()}
+        new = [node for node in connected if node not in {*self.nodes.values(), *self.refused}]
+        queries = [
+            Message(_who(), node, MessageType.QUERY, ttl=self.timeout + SLACK)
+            for node in new
+            if node not in asked
+        ]
+        keys = self.grid.push_messages(queries) if queries else []
+        for key, query in zip(keys, queries, strict=True):
+            limit = time.monotonic() + self.timeout
+            self._asked[key] = (query.metadata.dst_node_id, query, limit)
+        arrived = list(self.grid.pull_messages(set(self._asked))) if self._asked else []
+        for reply in arrived:
+            node, query, _ = self._asked.pop(reply.metadata.reply_to_message_id)
+            self._hear(node, Answers([query], [reply], ""))
+        for key, (_, _, limit) in list(self._asked.items()):
+            if time.monotonic() > limit:
+                del self._asked[key]  # it is asked again
         if len(self.clients) > before:
             self._know()
 

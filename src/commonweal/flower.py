@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from commonweal.algorithms.algorithm import Algorithm
-    from commonweal.engines._flower_node import About, Node
+    from commonweal.engines._flower_node import About, Member, Node
     from commonweal.engines.flower import FairStrategy, FlowerEngine, loss_before_training
     from commonweal.experiment import Experiment
     from commonweal.federation import Federation
@@ -72,26 +72,62 @@ def make_client_app(experiment: "Experiment | str | Path") -> "ClientApp":
     return app
 
 
-def _builder(
-    experiment: "Experiment | str | Path",
-) -> "Callable[[Values], tuple[Node, Callable[[About], Algorithm]]]":
-    def build(config: Values) -> "tuple[Node, Callable[[About], Algorithm]]":
-        from commonweal.engines._flower_node import Node
+def _builder(experiment: "Experiment | str | Path") -> "Callable[[Values], Member]":
+    def build(config: Values) -> "Member":
+        from commonweal.engines._flower_node import Member
         from commonweal.job import build_algorithm
 
         opened = _read(experiment)
-        federation = _rows(opened, config)
-        name = _client(federation, config)
-        node = Node.of(federation, name, opened.seed, _states(config))
+        _check(opened)
+        if "data" in config:
+            about, node = _own(opened, config)
+        else:
+            node = _dealt(opened, config)
+            about = node("").about
 
         @cache
         def algorithm(about: "About") -> "Algorithm":
-            population = node.population(about.outputs)
-            return build_algorithm(opened, _task(opened, about), population)
+            return build_algorithm(opened, _task(opened, about), about.population)
 
-        return node, algorithm
+        return Member(about, node, algorithm)
 
     return build
+
+
+def _dealt(experiment: "Experiment", config: Values) -> "Callable[[str], Node]":
+    """A client of the experiment's dataset."""
+    from commonweal.engines._flower_node import Node
+    from commonweal.job import build_dataset, with_validation
+
+    federation = with_validation(build_dataset(experiment), experiment)
+    name = _client(federation, config)
+    node = Node.of(federation, name, experiment.seed, _states(config))
+    return lambda agreement: node
+
+
+def _own(experiment: "Experiment", config: Values) -> "tuple[About, Callable[[str], Node]]":
+    """A client with a file of its own."""
+    from commonweal.datasets._own import Agreement, OwnTable
+    from commonweal.engines._flower_node import Node, described
+    from commonweal.job import with_validation
+
+    if "client" not in config:
+        raise ConfigError("a node with data of its own needs client=NAME in its --node-config")
+    if experiment.dataset["name"] != "table":
+        raise ConfigError(
+            f"data = {config['data']!r}: only the dataset 'table' reads a node's own file, not "
+            f"{experiment.dataset['name']!r}"
+        )
+    values = {key: value for key, value in experiment.dataset.items() if key != "name"}
+    table = OwnTable(str(config["client"]), values | {"path": str(config["data"])})
+
+    @cache
+    def node(agreement: str) -> "Node":
+        federation = with_validation(table.prepared(Agreement.read(agreement)), experiment)
+        return Node.of(federation, table.name, experiment.seed, _states(config))
+
+    rows = int(with_validation(table.split, experiment).train.sizes[0])
+    return described(table, rows), node
 
 
 def _task(experiment: "Experiment", about: "About") -> "Task":
@@ -106,25 +142,6 @@ def _task(experiment: "Experiment", about: "About") -> "Task":
         score=about.score,
         target=about.target,
     )
-
-
-def _rows(experiment: "Experiment", config: Values) -> "Federation":
-    """The client's own file where the node names one, else the experiment's dataset."""
-    from commonweal.job import build_dataset
-
-    if "data" not in config:
-        return build_dataset(experiment)
-    if "client" not in config:
-        raise ConfigError("a node with data of its own needs client=NAME in its --node-config")
-    if experiment.dataset["name"] != "table":
-        raise ConfigError(
-            f"data = {config['data']!r}: only the dataset 'table' reads a node's own file, not "
-            f"{experiment.dataset['name']!r}"
-        )
-    from commonweal.datasets._own import own_table
-
-    values = {key: value for key, value in experiment.dataset.items() if key != "name"}
-    return own_table(str(config["client"]), values | {"path": str(config["data"])})
 
 
 def _client(federation: "Federation", config: Values) -> str:
@@ -170,6 +187,14 @@ def make_server_app(experiment: "Experiment | str | Path", **settings: Value) ->
 KEYS = ("out", "resume", "nodes", "wait", "timeout")
 
 
+def _check(experiment: "Experiment") -> None:
+    if experiment.unseen:
+        raise ConfigError(
+            f"unseen = {experiment.unseen}: on Flower every connected client trains; hold clients "
+            "out in the simulator, or leave it out"
+        )
+
+
 def job_of(experiment: "Experiment", engine: "FlowerEngine") -> "Job":
     """The job of an experiment on the nodes of an engine."""
     from commonweal.job import job_on
@@ -188,10 +213,14 @@ def run_on(
 ) -> None:
     """Run an experiment on a grid and write it to a folder."""
     from commonweal import rounds
+    from commonweal.store import Record
 
-    engine = _engine().FlowerEngine(grid, nodes=nodes, wait=wait, timeout=timeout)
-    job = job_of(experiment, engine)
+    _check(experiment)
     folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
+    begun = resume and (folder / "rounds.jsonl").exists()
+    preparation = Record.read(folder).preparation() if begun else None
+    engine = _engine().FlowerEngine(grid, nodes, wait, timeout, preparation)
+    job = job_of(experiment, engine)
     for done in rounds.run(job, out=folder, resume=resume):
         shown = {name: round(value, 4) for name, value in list(done.metrics.items())[:3]}
         print(f"round {done.number} of {job.rounds}: {shown}", flush=True)

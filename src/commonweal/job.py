@@ -28,7 +28,7 @@ from commonweal.tensors import State
 from commonweal.values import Value, Values
 
 __all__ = ["Job", "build_algorithm", "build_dataset", "build_task"]
-__all__ += ["job_from_experiment", "job_from_parts", "job_on"]
+__all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_validation"]
 
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
@@ -84,14 +84,15 @@ class Job:
     @property
     def preparation(self) -> Preparation | None:
         """How a table's columns became the rows, where this engine knows them."""
-        rows = self.engine.federation
-        return None if rows is None else rows.preparation
+        return self.engine.preparation
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The labels' own words; empty: they are numbers, or unknown here."""
         rows = self.engine.federation
-        return () if rows is None else rows.class_names
+        if rows is not None:
+            return rows.class_names
+        return () if self.preparation is None else self.preparation.class_names
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -195,8 +196,13 @@ def _divided(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with its validation rows, and with clients held out."""
     if settings.unseen:
         federation = federation.hold_out(settings.unseen, settings.seed)
+    return with_validation(federation, settings)
+
+
+def with_validation(federation: Federation, settings: RunSettings) -> Federation:
+    """The federation with its validation rows, where a run has some."""
     if settings.validation:
-        federation = federation.with_validation(settings.validation, settings.seed)
+        return federation.with_validation(settings.validation, settings.seed)
     return federation
 
 

@@ -15,7 +15,8 @@ from commonweal import _plain
 from commonweal.errors import DataError
 from commonweal.values import Value, Values
 
-__all__ = ["Column", "Preparation", "Statistics", "Summary", "fit_numbers", "fit_text"]
+__all__ = ["Column", "Preparation", "Statistics", "Summary"]
+__all__ += ["fit_numbers", "fit_sums", "fit_text"]
 
 Statistics = Literal["pooled", "federated"]
 FORMAT = 1
@@ -188,6 +189,12 @@ def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> C
     Where it is constant in them, it is left out. scale: numbers get mean 0 and deviation 1
     """
     whole = sum((Summary.of(values) for values in clients), Summary(0, 0, 0.0, 0.0))
+    median = _median(clients, whole.count) if whole.count else 0.0
+    return fit_sums(column, whole, median, scale)
+
+
+def fit_sums(column: Column, whole: Summary, median: float, scale: bool) -> Column:
+    """The column with the statistics of its training rows, where only their sums are known."""
     if whole.count == 0:
         return Column(column.name, "nothing", why="no training row has a value")
     constant = whole.deviation <= 1e-9 * max(abs(whole.mean), 1e-300)
@@ -198,7 +205,7 @@ def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> C
         column,
         mean=whole.mean if scaled else 0.0,
         deviation=whole.deviation if scaled and not constant else 1.0,
-        median=_median(clients, whole.count),
+        median=median,
         indicator=whole.gaps > 0,
     )
 

@@ -93,53 +93,6 @@ def test_label_counts_and_groups_are_asked_for(tmp_path: Path) -> None:
     same_record(Record.read(tmp_path / "flower"), Record.read(tmp_path / "simulator"))
 
 
-# Clients' own files
-
-
-def test_nodes_with_a_file_of_their_own_give_the_numbers_of_one_table(tmp_path: Path) -> None:
-    """Each has seen other classes; unscaled, the numbers are those of all rows in one place."""
-    rng = np.random.default_rng(0)
-    names = ["clinic a", "clinic/b", "c"]
-    files = [tmp_path / f"{k}.csv" for k in range(3)]
-    every = tmp_path / "all.csv"
-    lines = []
-    for k, (name, file) in enumerate(zip(names, files, strict=True)):
-        y = rng.integers(0, 2, 30) * (k + 1)  # 0 and 1, 0 and 2, 0 and 3
-        x = rng.normal(size=(30, 4)).astype(np.float32) + y[:, None]
-        header = [*(f"x{j}" for j in range(4)), "label"]
-        rows = [[*map(str, row), str(label)] for row, label in zip(x.tolist(), y, strict=True)]
-        text = "\n".join(",".join(row) for row in [header, *rows])
-        file.write_text(text + "\n")
-        lines += [",".join([*row, name]) for row in rows]
-    every.write_text("\n".join(["x0,x1,x2,x3,label,client", *lines]) + "\n")
-    table = {"name": "table", "path": str(every), "scale": False}
-    whole = experiment(dataset=table, partition=None, rule="aaggff-s", client=client("ditto"))
-    list(rounds.run(job_from_experiment(whole), out=tmp_path / "simulator"))
-    given = experiment(
-        dataset=table | {"path": "unknown to the server.csv"},
-        partition=None,
-        rule="aaggff-s",
-        client=client("ditto"),
-    )
-    configs = [
-        {"client": name, "data": str(file), "state-dir": str(tmp_path / f"states-{name[-1]}")}
-        for name, file in zip(names, files, strict=True)
-    ]
-    run_on(LocalGrid(make_client_app(given), configs), given, tmp_path / "flower", nodes=3)
-    same_record(Record.read(tmp_path / "flower"), Record.read(tmp_path / "simulator"))
-    kept = {path.parent.parent.name for path in tmp_path.glob("states-*/*/*/*.safetensors")}
-    assert kept == {"clinic%20a", "clinic%2Fb", "c"}
-
-
-def test_labels_that_are_texts_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "own.csv"
-    file.write_text("x,label\n1,ill\n2,well\n")
-    given = experiment(dataset={"name": "table", "path": "nowhere.csv"}, partition=None)
-    grid = LocalGrid(make_client_app(given), [{"client": "a", "data": str(file)}])
-    with pytest.raises(RunError, match="labels are texts"):
-        FlowerEngine(grid, wait=0.2)
-
-
 # Faults
 
 

@@ -21,7 +21,7 @@ from commonweal.preparation import (
 )
 from commonweal.values import Value
 
-__all__ = ["Columns", "Options", "fit"]
+__all__ = ["Columns", "Options", "fit", "with_features"]
 
 CHUNK = 1 << 16  # rows that are prepared at once
 SHOWN = 8  # names in a sentence
@@ -126,14 +126,15 @@ def fit(
     notes = [_about(column, columns, federation) for column in fitted]
     return replace(
         federation,
-        train=_with_features(federation.train, columns, used),
-        test=_with_features(federation.test, columns, used),
+        train=with_features(federation.train, columns, used),
+        test=with_features(federation.test, columns, used),
         notes=(*federation.notes, *[note for note in notes if note]),
         preparation=preparation,
     )
 
 
-def _with_features(part: Rows, columns: Columns, used: Sequence[Column]) -> Rows:
+def with_features(part: Rows, columns: Columns, used: Sequence[Column]) -> Rows:
+    """Rows with their features, where they are numbers of rows of the table."""
     numbers = part.x[:, 0].numpy()
     described = [asdict(column) for column in used]
     x = np.empty((len(numbers), sum(map(_plain.width, described))), np.float32)

@@ -25,7 +25,8 @@ from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation, number_clients
 from commonweal.preparation import Column, Statistics
 
-__all__ = ["Contents", "Task", "load_table", "names_in", "read_table", "table"]
+__all__ = ["CLASSES", "Contents", "Task", "labels_of", "load_table", "names_in"]
+__all__ += ["open_table", "read_table", "table"]
 
 Task = Literal["auto", "classes", "values"]
 Names = str | tuple[str, ...]
@@ -64,9 +65,7 @@ def table(
     file = Path(path).expanduser()
     if file.suffix == ".npz":
         return _from_npz(file, client, scale, clients, test, seed)
-    batches = partial(read_batches, file, separator, encoding)
-    names = (names_in(drop), names_in(keep))
-    contents = read_table(file, batches, label, client, *names, f"{separator} {encoding}")
+    contents = open_table(file, label, client, drop, keep, separator, encoding)
     if separator == "auto":
         separator = separator_in(file, encoding)
     options = Options(scale, levels, statistics, separator, encoding)
@@ -74,6 +73,21 @@ def table(
 
 
 ENTRIES = {"table": table}
+
+
+def open_table(
+    file: Path,
+    label: str,
+    client: str | None,
+    drop: Names,
+    keep: Names,
+    separator: str,
+    encoding: str,
+) -> "Contents":
+    """The contents of a CSV or Parquet file; the parameters are those of `table`."""
+    batches = partial(read_batches, file, separator, encoding)
+    names = (names_in(drop), names_in(keep))
+    return read_table(file, batches, label, client, *names, f"{separator} {encoding}")
 
 
 def names_in(names: Names) -> tuple[str, ...]:
@@ -133,7 +147,7 @@ def load_table(
     rows = contents.complete
     if len(rows) == 0:
         raise DataError(f"no row has a label in column {contents.label!r}: check the file")
-    y, class_names, notes = _labels(contents, task, rows)
+    y, class_names, notes = labels_of(contents, task, rows)
     lost = int(str(contents.facts["rows"])) - len(rows)
     if lost:
         notes.append(f"{lost} rows without a label or client are left out")
@@ -203,7 +217,7 @@ def read_table(
 # Labels
 
 
-def _labels(
+def labels_of(
     contents: Contents, task: Task, rows: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
     """Labels as classes 0, 1, ... with their names, or as values without; and what to note."""

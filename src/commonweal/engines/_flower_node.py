@@ -3,8 +3,9 @@
 Nothing here imports flwr.
 """
 
+import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +15,7 @@ import torch
 
 from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import Algorithm, Group, Request
+from commonweal.datasets._own import Agreement, OwnTable, agree, check_fits
 from commonweal.errors import DataError
 from commonweal.evaluation import evaluate, evaluate_models
 from commonweal.federation import Federation, Rows
@@ -23,7 +25,7 @@ from commonweal.tensors import Tensors
 from commonweal.training import single
 from commonweal.values import Values
 
-__all__ = ["About", "Node", "When", "joined"]
+__all__ = ["About", "Member", "Node", "When", "agreed", "described", "fits", "joined"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class About:
     group: str = ""
     position: int = -1  # among all clients, where the data has an order
     target: tuple[float, float] | None = None  # mean and deviation of a regression's labels
+    table: str = ""  # JSON: what a file of its own holds; all before follows from the agreement
 
     @classmethod
     def read(cls, values: Values) -> "About":
@@ -47,18 +50,54 @@ class About:
         try:
             lists = {key: tuple(int(n) for n in values[key]) for key in ("shape", "labels")}
             numbers = {key: int(values[key]) for key in ("rows", "outputs", "position")}
-            texts = {key: str(values[key]) for key in ("name", "loss", "score", "group")}
+            texts = {key: str(values[key]) for key in ("name", "loss", "score", "group", "table")}
             target = tuple(float(number) for number in values["target"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"it does not describe its data as Commonweal does ({error})") from None
         about = cls(**lists, **numbers, **texts, target=target or None)  # type: ignore[arg-type]
-        if about.rows < 1 or about.outputs < 1:
+        if about.rows < 1 or (about.outputs < 1 and not about.table):
             raise DataError(f"it has {about.rows} rows and {about.outputs} outputs")
         return about
+
+    @property
+    def population(self) -> Population:
+        """What this client knows of the population: itself, and the outputs of the model."""
+        return Population(
+            (self.name,), torch.tensor([self.rows]), self.shape, self.outputs, self.loss
+        )
 
     def values(self) -> Values:
         lists = {"shape": list(self.shape), "labels": list(self.labels)}
         return vars(self) | lists | {"target": list(self.target or ())}
+
+
+def agreed(clients: Sequence[About]) -> Agreement | None:
+    """How clients with files of their own prepare them; None where they have none."""
+    with_table = [client for client in clients if client.table]
+    if not with_table:
+        return None
+    if len(with_table) < len(clients):
+        without = next(client.name for client in clients if not client.table)
+        raise DataError(
+            f"{with_table[0].name!r} has a file of its own, but {without!r} has not: give each "
+            "node data= in its --node-config, or none"
+        )
+    return agree({client.name: json.loads(client.table) for client in clients})
+
+
+def fits(client: About, agreement: Agreement | None) -> About:
+    """A client with what follows from the agreement. Raises DataError where it does not fit."""
+    if agreement is None or not client.table:
+        return client
+    check_fits(agreement, json.loads(client.table))
+    return replace(
+        client,
+        shape=agreement.shape,
+        outputs=agreement.outputs,
+        loss=agreement.loss,
+        score=agreement.score,
+        target=agreement.target,
+    )
 
 
 def joined(clients: Sequence[About]) -> tuple[Population, About]:
@@ -107,6 +146,20 @@ class When:
 
 
 @dataclass(frozen=True, eq=False)
+class Member:
+    """A client before the clients have agreed on how tables are prepared."""
+
+    about: About
+    node: "Callable[[str], Node]"  # from the agreement's text, empty where there is none
+    algorithm: Callable[[About], Algorithm]
+
+
+def described(own: OwnTable, rows: int) -> About:
+    """What a client with a file of its own tells; rows: those that it trains on."""
+    return About(own.name, rows, (), (), 0, "", "", table=json.dumps(own.describe()))
+
+
+@dataclass(frozen=True, eq=False)
 class Node:
     """A client: its name, its rows, and a folder for its states."""
 
@@ -115,6 +168,7 @@ class Node:
     test: Rows
     seed: int
     folder: Path
+    validation: Rows | None = None
 
     @classmethod
     def of(cls, federation: Federation, name: str, seed: int, folder: Path) -> "Node":
@@ -137,17 +191,13 @@ class Node:
             position=k if federation.clients > 1 else -1,
             target=federation.target,
         )
-        return cls(about, federation.train.client(k), federation.test.client(k), seed, folder)
+        validation = None if federation.validation is None else federation.validation.client(k)
+        train, test = federation.train.client(k), federation.test.client(k)
+        return cls(about, train, test, seed, folder, validation)
 
     @property
     def key(self) -> int:
         return randomness.key(self.about.name)
-
-    def population(self, outputs: int) -> Population:
-        """What this client knows of the population: itself, and the outputs of the model."""
-        about = self.about
-        sizes = torch.tensor([about.rows])
-        return Population((about.name,), sizes, about.shape, outputs, about.loss)
 
     # Requests
 
@@ -169,7 +219,9 @@ class Node:
 
     def evaluate(self, algorithm: Algorithm, message: Tensors, when: When, part: str) -> Tensors:
         """The loss and the scores of the global model, and of this client's own."""
-        rows = {"train": self.train, "test": self.test}[part]
+        rows = {"train": self.train, "test": self.test, "validation": self.validation}[part]
+        if rows is None:
+            raise DataError(f"there are no {part} rows here")
         task = algorithm.task
         shared = evaluate(task, message["w"], rows)
         undefined = len(scores.undefined(task.score, rows.y, rows.offsets)) > 0

@@ -9,6 +9,7 @@ from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.evaluation import Evaluation
 from commonweal.federation import Federation
 from commonweal.population import Population
+from commonweal.preparation import Preparation
 from commonweal.tensors import State, Tensors
 from commonweal.values import Values
 
@@ -60,6 +61,11 @@ class Engine:
     def federation(self) -> Federation | None:
         """All clients' rows, where this process has them."""
         return None
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How a table's columns became the rows, where this process knows it."""
+        return None if self.federation is None else self.federation.preparation
 
     def client_states(self) -> dict[int, Tensors]:
         """The states of the clients that have taken part, where this process has them."""

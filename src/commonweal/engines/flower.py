@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from commonweal.algorithms.algorithm import Algorithm, Group, Outcome, Replies, 
 from commonweal.algorithms.averaging import Averaging
 from commonweal.channels.channel import Channel
 from commonweal.clients.client import Client
+from commonweal.datasets._own import Agreement
 from commonweal.engines._flower_arrays import (
     LOSS_NAMES,
     SCORE_NAMES,
@@ -47,7 +49,15 @@ from commonweal.engines._flower_arrays import (
     positive,
     to_id,
 )
-from commonweal.engines._flower_node import About, Node, When, joined
+from commonweal.engines._flower_node import (
+    About,
+    Member,
+    Node,
+    When,
+    agreed,
+    fits,
+    joined,
+)
 from commonweal.engines._flower_replies import evaluated, gathered, unusual
 from commonweal.engines.engine import Engine
 from commonweal.errors import ConfigError, DataError, RunError
@@ -55,6 +65,7 @@ from commonweal.evaluation import Evaluation
 from commonweal.experiment import to_toml
 from commonweal.federation import Rows
 from commonweal.population import Population
+from commonweal.preparation import Preparation
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
@@ -892,12 +903,19 @@ class FlowerEngine(Engine):
 
     nodes: how many must be connected at the start, within `wait` seconds
     timeout: seconds to wait for replies; who has not answered by then is left out of the round
+    preparation: of a run that is resumed; without it, clients with files of their own agree on one
     """
 
     def __init__(
-        self, grid: Grid, nodes: int = 1, wait: float = 120.0, timeout: float = 120.0
+        self,
+        grid: Grid,
+        nodes: int = 1,
+        wait: float = 120.0,
+        timeout: float = 120.0,
+        preparation: Preparation | None = None,
     ) -> None:
         self.grid = grid
+        self._agreement = None if preparation is None else Agreement.of(preparation)
         self.timeout = timeout
         self.clients: dict[str, About] = {}
         self.nodes: dict[str, int] = {}  # by client
@@ -921,7 +939,9 @@ class FlowerEngine(Engine):
                     f"{nodes} are needed ({reasons or 'the others did not answer'})"
                 )
         known = sorted(self.clients.values(), key=lambda each: (each.position, each.name))
-        self.clients = {about.name: about for about in known}
+        if self._agreement is None:
+            self._agreement = agreed(known)
+        self.clients = {about.name: fits(about, self._agreement) for about in known}
         self._know()
 
     # Nodes
@@ -956,7 +976,8 @@ class FlowerEngine(Engine):
         other = self.nodes.get(about.name)
         if other is not None and other in set(self.grid.get_node_ids()):
             raise DataError(f"its client {about.name!r} is already at node {other}")
-        if self.clients:
+        if self._started:
+            about = fits(about, self._agreement)
             joined([next(iter(self.clients.values())), about])  # raises where data do not fit
         before = self.clients.get(about.name)
         if before is not None and before.rows != about.rows:
@@ -977,6 +998,15 @@ class FlowerEngine(Engine):
         self._started = True
 
     _started = False
+
+    @property
+    def preparation(self) -> Preparation | None:
+        return None if self._agreement is None else self._agreement.preparation
+
+    @cached_property
+    def _text(self) -> str:
+        """The agreement, as messages carry it."""
+        return "" if self._agreement is None else self._agreement.text()
 
     # Messages
 
@@ -1027,6 +1057,7 @@ class FlowerEngine(Engine):
                 "outputs": self.about.outputs,
                 "score": self.about.score,
                 "target": list(self.about.target or ()),
+                "preparation": self._text,
                 **more,
             }
         )
@@ -1139,7 +1170,11 @@ class FlowerEngine(Engine):
             "engine": "flower",
             "clients": self.population.clients,
             "train_rows": int(self.population.sizes.sum()),
-            "notes": [],
+            "notes": [
+                f"column {column.name!r} is left out: {column.why}"
+                for column in (() if self.preparation is None else self.preparation.columns)
+                if column.becomes == "nothing"
+            ],
         }
 
     # Clients' states are with the clients; the server says which run they belong to
@@ -1164,26 +1199,23 @@ class FlowerEngine(Engine):
             self.saved = int(saved["server"]["round"]) - 1
 
 
-Build = Callable[[Values], "tuple[Node, Callable[[About], Algorithm]]"]
-
-
-def client_app(build: Build) -> ClientApp:
+def client_app(build: Callable[[Values], Member]) -> ClientApp:
     """A ClientApp whose functions call `Algorithm.answer` for the node's own rows.
 
-    build: from the node's and the run's configuration to the client, and to a function that gives
-    its algorithm when the server has said what the model's outputs are
+    build: from the node's and the run's configuration to the client
     """
     app = ClientApp()
-    built: dict[int, tuple[Node, Callable[[About], Algorithm]]] = {}
+    built: dict[int, Member] = {}
 
-    def opened(context: Context) -> "tuple[Node, Callable[[About], Algorithm]]":
+    def opened(context: Context) -> Member:
         if context.node_id not in built:
             built[context.node_id] = build({**context.run_config, **context.node_config})
         return built[context.node_id]
 
     def read(message: Message, context: Context) -> "tuple[Node, Algorithm, When, Values]":
-        node, algorithm_for = opened(context)
         config = _config(message.content)
+        member = opened(context)
+        node = member.node(str(config["preparation"]))
         numbers = {key: int(config[key]) for key in ("round", "step", "saved")}
         when = When(int(config["run"], 16), **numbers)
         told = replace(
@@ -1192,12 +1224,12 @@ def client_app(build: Build) -> ClientApp:
             score=str(config["score"]),
             target=tuple(config["target"]) or None,
         )
-        return node, algorithm_for(told), when, config
+        return node, member.algorithm(told), when, config
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        node, _ = opened(context)
-        return Message(RecordDict({"about": ConfigRecord(node.about.values())}), reply_to=message)
+        about = ConfigRecord(opened(context).about.values())
+        return Message(RecordDict({"about": about}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

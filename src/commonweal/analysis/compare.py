@@ -1,20 +1,17 @@
 """Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
 
 import re
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from commonweal import catalog, metrics
+from commonweal.analysis.workers import worker_pool
 from commonweal.errors import ConfigError, DataError, DivergedError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, change
@@ -181,8 +178,7 @@ def run_cells_in_processes(plan: Iterable[Cell], jobs: int) -> Iterator[Step]:
     """
     plan = list(plan)
     done = {cell.folder for cell in plan if cell.finished}
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_worker) as pool:
+    with worker_pool(jobs) as pool:
         futures = {
             cell.folder: pool.submit(_run_cell, cell.experiment.model_dump(), cell.folder)
             for cell in plan
@@ -194,11 +190,6 @@ def run_cells_in_processes(plan: Iterable[Cell], jobs: int) -> Iterator[Step]:
                 yield Step(cell, (), None, failure)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _prepare_worker() -> None:
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word: all is saved
 
 
 def _run_cell(values: dict[str, object], folder: Path) -> str:

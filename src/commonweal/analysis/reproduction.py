@@ -10,19 +10,17 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import torch
 
 from commonweal.analysis import interpolation, tuning
 from commonweal.analysis.compare import Cell
+from commonweal.analysis.workers import worker_pool
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.experiment import Experiment, change
 from commonweal.files import write_file
@@ -144,7 +142,7 @@ def choose(
     known: dict[str, Values] = json.loads(file.read_text()) if file.exists() else {}
     if table.ours is None or table.ours.tune is None:
         return {}
-    with _pool(jobs) as pool:
+    with worker_pool(jobs) as pool:
         for row in table.rows:
             if row.grid is None or row.name in known:
                 continue
@@ -168,11 +166,6 @@ def _worst_first(values: Values, seeds: Sequence[int], share: float) -> tuple[fl
     except tuning.FAILURES:
         return -math.inf, -math.inf
     return worst, mean
-
-
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    context = get_context("spawn")
-    return ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,))
 
 
 def _values(ours: Ours, row: Row, setting: Mapping[str, Value]) -> Values:

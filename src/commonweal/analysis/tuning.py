@@ -11,7 +11,6 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,6 +19,7 @@ import torch
 
 from commonweal import catalog, scores
 from commonweal.analysis.compare import cells
+from commonweal.analysis.workers import worker_pool
 from commonweal.errors import ConfigError, DataError, DivergedError
 from commonweal.experiment import Experiment
 from commonweal.federation import Federation, Rows
@@ -337,9 +337,7 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
     if jobs == 1:
         yield None
         return
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with worker_pool(jobs) as pool:
         yield pool
 
 

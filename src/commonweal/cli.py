@@ -19,6 +19,8 @@ from rich.table import Table
 from commonweal import __version__, catalog
 from commonweal.catalog import KINDS, Entry
 from commonweal.commands import tables as table_commands
+from commonweal.commands.card import card
+from commonweal.commands.doctor import doctor
 from commonweal.commands.flower import flower
 from commonweal.commands.report import report
 from commonweal.commands.reproduce import reproduce
@@ -62,6 +64,8 @@ app.command()(table_commands.predict)
 app.command()(table_commands.export)
 app.command()(tune)
 app.command()(reproduce)
+app.command()(card)
+app.command()(doctor)
 
 out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 err = Console(stderr=True)

@@ -5,6 +5,7 @@ import logging
 import warnings
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import torch
 
@@ -13,11 +14,13 @@ from commonweal import _plain
 from commonweal.errors import ConfigError, RunError
 from commonweal.files import write_file
 from commonweal.prediction import Predictor, class_names, predictor
+from commonweal.report.badge import badge, sentence
 from commonweal.scores import find
 from commonweal.store import Record, to_json
 from commonweal.text import shown
+from commonweal.values import Values
 
-__all__ = ["FORMS", "Form", "export"]
+__all__ = ["FORMS", "Form", "card", "export", "write_card"]
 
 Form = Literal["torch", "onnx", "card"]
 FORMS: tuple[Form, ...] = ("torch", "onnx", "card")
@@ -96,14 +99,13 @@ def export(
     """Write a run's model, or a client's personal one, and return where it is.
 
     "torch" and "onnx" are folders: the model from features to probabilities or values, how a
-    table's rows become features, and a script that predicts. "card" is a Markdown file.
+    table's rows become features, and a script that predicts. "card" is a Markdown file with a
+    badge beside it.
 
     trust: import the programs that the run names
     """
     if form == "card":
-        path = to or record.folder / "card.md"
-        write_file(path, card(record).encode())
-        return path
+        return write_card(record, to)
     folder = to or record.folder / f"{form}-model"
     if folder.is_file():
         raise ConfigError(f"{str(folder)!r} is a file: name a folder for the model's files")
@@ -169,34 +171,59 @@ def _write_script(record: Record, form: str, folder: Path) -> None:
 # The model card
 
 
-def card(record: Record) -> str:
-    """A model card in Markdown: what it is, its data, and who is served how well."""
-    parts = [_about(record), _data(record), _served(record), _limits(record)]
+def write_card(record: Record, to: Path | None = None) -> Path:
+    """Write a run's model card and, beside it and of the same name, its badge (.svg)."""
+    if not record.evaluated:
+        raise RunError(f"{record.folder}: no round has been evaluated yet: finish the run first")
+    path = to or record.folder / "card.md"
+    picture = path.with_suffix(".svg")
+    if picture == path:
+        raise ConfigError(f"{str(path)!r} is the badge's name: name the card's file, as card.md")
+    write_file(picture, badge(record).encode())
+    write_file(path, card(record, picture.name).encode())
+    return path
+
+
+def card(record: Record, picture: str = "card.svg") -> str:
+    """A model card in Markdown: what it is, its data, and who is served how well.
+
+    picture: the badge's file, beside the card
+    """
+    parts = [_about(record, picture), _data(record), _served(record), _limits(record)]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _about(record: Record) -> list[str]:
+def _about(record: Record, picture: str) -> list[str]:
     e = record.experiment
     facts = record.facts
+    clients = len(record.clients().names)
+    torch_version = f", torch {facts['torch']}" if "torch" in facts else ""
     return [
-        f"# Model card: {_name(record.folder.name)}",
+        f"# Model card: {_name(record.folder.resolve().name)}",
         "",
-        f"A `{e['model']['name']}` model of {facts['parameters']} parameters, trained by federated "
-        f"learning over {facts['clients']} clients in {len(record.rounds)} rounds: the server's "
-        f"rule is `{record.title}`, the clients' method `{e['client']['name']}`, seed "
-        f"{e.get('seed', 0)}. Commonweal {facts['commonweal']}, torch {facts['torch']}. "
+        f"![{_name(sentence(record))}]({quote(picture)})",
+        "",
+        f"A model ({_part(e, 'model')}) of {facts['parameters']} parameters, trained by federated "
+        f"learning over {clients} clients in {len(record.rounds)} rounds: the server's "
+        f"rule is `{record.title}`, the clients' method {_part(e, 'client')}, the seed "
+        f"{e.get('seed', 0)}. Commonweal {facts['commonweal']}{torch_version}. "
         "`experiment.toml` says everything that determines it.",
     ]
 
 
+def _part(experiment: Values, key: str) -> str:
+    """The name of a part; that of a run of one's own task or Flower app has none."""
+    name = str((experiment.get(key) or {}).get("name", "given"))
+    return "its author's own" if name == "given" else f"`{_name(name)}`"
+
+
 def _data(record: Record) -> list[str]:
     facts = record.facts
-    dataset = record.experiment["dataset"]
     lines = [
         "## Data",
         "",
-        f"- Dataset `{dataset['name']}`: {facts['train_rows']} training rows and "
-        f"{facts['test_rows']} test rows.",
+        f"- Dataset: {_part(record.experiment, 'dataset')}, {facts.get('train_rows', 'unknown')} "
+        f"training rows and {facts.get('test_rows', 'unknown')} test rows.",
     ]
     preparation = record.preparation()
     if preparation is not None:
@@ -260,8 +287,10 @@ def _limits(record: Record) -> list[str]:
             f"- {small} clients have fewer than 30 test rows: their scores move by more than 3 "
             "points with each row."
         )
+    simulated = record.facts.get("engine", "simulator") == "simulator"
+    where = "simulated in one process" if simulated else "processes or machines of their own"
     return [
         *lines,
-        "- The clients were simulated in one process. In the protocol only updates leave a client; "
-        "without a private channel this gives no formal guarantee of privacy.",
+        f"- The clients were {where}. In the protocol only updates leave a client; without a "
+        "private channel this gives no formal guarantee of privacy.",
     ]

@@ -1,0 +1,32 @@
+"""`commonweal card`: a model card and a badge."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["card"]
+
+
+def card(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False),
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The card; by default RUN/card.md.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Write a model card: what the model is, on what data, and how well each client is served.
+
+    For example: commonweal card runs/vowel-aaggff-s-0 -o card.md
+
+    Beside it is a badge, a small picture (card.svg): the mean and the worst client.
+    """
+    from commonweal.export import write_card
+    from commonweal.store import Record
+
+    path = write_card(Record.read(run), to)
+    if not quiet:
+        typer.echo(f"written to {path} and {path.with_suffix('.svg')}")

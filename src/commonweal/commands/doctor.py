@@ -1,0 +1,215 @@
+"""`commonweal doctor`: what is installed, what is missing, and how to get it."""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+from packaging.requirements import InvalidRequirement, Requirement
+
+from commonweal import __version__
+
+__all__ = ["doctor"]
+
+State = Literal["ok", "optional", "problem"]
+MARKS: dict[State, str] = {"ok": "ok     ", "optional": "-      ", "problem": "PROBLEM"}
+
+# What each extra is for. Those of developers are not for users.
+EXTRAS = {
+    "flower": "train across machines, or a fair rule in a Flower app",
+    "flower-sim": "Flower's own simulation, by Ray",
+    "tune": "commonweal tune",
+    "ui": "commonweal ui",
+    "tensorboard": "runs in TensorBoard",
+    "mlflow": "runs in MLflow",
+    "wandb": "runs in Weights & Biases",
+    "trackio": "runs in Trackio",
+    "directions": "the rule directions",
+    "onnx": "commonweal export --to onnx",
+    "h5": "the dataset stackoverflow",
+    "text": "the model distilbert",
+}
+
+
+class Finding(NamedTuple):
+    topic: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON value.")
+    ] = False,
+) -> None:
+    """Say what is installed, what is missing and how to get it; exit code 2 if nothing can run.
+
+    Paste what it prints into a report of a problem.
+    """
+    found = list(findings())
+    if as_json:
+        typer.echo(json.dumps([finding._asdict() for finding in found], ensure_ascii=False))
+    else:
+        _print(found)
+    if any(finding.state == "problem" for finding in found):
+        raise typer.Exit(2)
+
+
+def _print(found: Sequence[Finding]) -> None:
+    width = max(len(finding.topic) for finding in found)
+    for finding in found:
+        remedy = f": {finding.remedy}" if finding.remedy else ""
+        typer.echo(f"{MARKS[finding.state]} {finding.topic:{width}}  {finding.text}{remedy}")
+    problems = sum(finding.state == "problem" for finding in found)
+    if problems:
+        typer.echo(f"{problems} of these must be repaired before experiments can run")
+    else:
+        typer.echo("all that experiments need is there; lines with - are optional")
+
+
+def findings() -> Iterator[Finding]:
+    """All that can be said about this installation."""
+    yield Finding("commonweal", "ok", f"{__version__} in {Path(__file__).parents[1]}")
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield from _packages()
+    yield from _torch()
+    yield _data_directory()
+    yield _datasets()
+    yield _working_folder()
+    yield from _extras()
+
+
+# Packages
+
+
+def requirements(package: str = "commonweal") -> list[Requirement]:
+    """What an installed package declares; nothing where it runs from its source alone."""
+    try:
+        declared = metadata.requires(package) or []
+        return [Requirement(text) for text in declared]
+    except (metadata.PackageNotFoundError, InvalidRequirement):
+        return []
+
+
+def _faults(needs: Sequence[Requirement]) -> list[str]:
+    """What is wrong with the packages of requirements here, and with those of their extras."""
+    found = []
+    for need in needs:
+        fault = _fault(need)
+        if fault:
+            found.append(fault)
+        else:
+            found += [fault for extra in need.extras for fault in _faults(added(need.name, extra))]
+    return found
+
+
+def _fault(requirement: Requirement) -> str:
+    """What is wrong with a requirement's package here, or nothing."""
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return f"{requirement.name} is missing"
+    if requirement.specifier.contains(version, prereleases=True):
+        return ""
+    return f"{requirement.name} is {version}, and must be {requirement.specifier}"
+
+
+def added(package: str, extra: str) -> list[Requirement]:
+    """The requirements that an extra of a package adds."""
+    needs = []
+    for need in requirements(package):
+        marker = need.marker
+        if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            needs.append(need)
+    return needs
+
+
+def _packages() -> Iterator[Finding]:
+    core = [need for need in requirements() if not need.marker or need.marker.evaluate()]
+    if not core:
+        text = "commonweal runs from its source: what it needs is not known"
+        yield Finding("packages", "optional", text, "pip install -e . in its folder")
+    faults = _faults(core)
+    for fault in faults:
+        yield Finding("packages", "problem", fault, "pip install --upgrade commonweal")
+    if core and not faults:
+        versions = [f"{need.name} {metadata.version(need.name)}" for need in core]
+        yield Finding("packages", "ok", ", ".join(versions))
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library that does not load
+        yield Finding("torch", "problem", f"cannot be imported ({error})", "docs/install.md")
+        return
+    cuda = torch.version.cuda
+    build = "CPU build" if cuda is None else f"build for CUDA {cuda}; graphics cards are not used"
+    yield Finding("torch", "ok", f"{torch.__version__}, {build}")
+    asked = os.environ.get("OMP_NUM_THREADS")
+    by = f" (OMP_NUM_THREADS={asked})" if asked else ""
+    yield Finding("threads", "ok", f"{torch.get_num_threads()} of {_cores()} cores{by}")
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _extras() -> Iterator[Finding]:
+    if not requirements():
+        return
+    for extra, purpose in EXTRAS.items():
+        faults = _faults(added("commonweal", extra))
+        if faults:
+            text = f"{purpose} ({'; '.join(faults)})"
+            yield Finding(f"[{extra}]", "optional", text, f"pip install 'commonweal[{extra}]'")
+        else:
+            yield Finding(f"[{extra}]", "ok", purpose)
+
+
+# Files
+
+
+def _data_directory() -> Finding:
+    from commonweal.datasets._files import data_root
+
+    named = "COMMONWEAL_DATA" in os.environ
+    root = data_root()
+    origin = "COMMONWEAL_DATA" if named else "the default; COMMONWEAL_DATA names another"
+    text = f"{root} ({origin})"
+    if root.is_dir():
+        return Finding("data", "ok", text)
+    if named:
+        return Finding("data", "problem", f"{text} is not a folder", "create it, or name another")
+    return Finding("data", "ok", f"{text}; the first download creates it")
+
+
+def _datasets() -> Finding:
+    """Which of the datasets that can be downloaded are there."""
+    from commonweal.datasets._files import find
+    from commonweal.datasets._sources import downloads, names
+
+    there: list[str] = []
+    missing: list[str] = []
+    for name in names():
+        files = downloads(name)
+        whole = all(find(file.folder, file.name, None) is not None for file in files)
+        (there if whole else missing).append(name)
+    text = f"with the package: vowel, digits, synthetic; here: {', '.join(there) or 'no others'}"
+    if not missing:
+        return Finding("datasets", "ok", text)
+    more = f"{text}; not here: {', '.join(missing)}"
+    return Finding("datasets", "optional", more, "commonweal data get NAME")
+
+
+def _working_folder() -> Finding:
+    folder = Path.cwd()
+    if os.access(folder, os.W_OK):
+        return Finding("folder", "ok", f"{folder} can be written to; runs go to {folder / 'runs'}")
+    remedy = "go to another one, or name one with --out"
+    return Finding("folder", "optional", f"{folder} cannot be written to", remedy)

@@ -12,7 +12,7 @@ from commonweal.algorithms.algorithm import Algorithm, Replies, Request, Sample
 from commonweal.algorithms.drfa import DRFA
 from commonweal.clients import Client, Ditto
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError
+from commonweal.errors import ConfigError, RunError
 from commonweal.federation import Federation
 from commonweal.rounds import converse, run
 from commonweal.samplers import Uniform
@@ -187,3 +187,24 @@ def test_momentum_and_unequal_clients_agree_between_modes() -> None:
         states.append(outcome.state)
     close(states[0]["w"], states[1]["w"])
     close(states[0]["lam"], states[1]["lam"])
+
+
+def test_fewer_clients_than_the_mixture_has_is_a_sentence() -> None:
+    f = federation({"a": 12, "b": 12, "c": 12})
+    algorithm = drfa(Task(module("logistic")))
+    state = algorithm.init(f.population)
+    fewer = federation({"a": 12, "b": 12})
+    with pytest.raises(RunError, match="a mixture of 3 clients, but there are only 2 now"):
+        converse(algorithm, Simulator(fewer, seed=3), state, sample(fewer, 2))
+
+
+def test_the_mixture_that_is_reported_is_the_mean_of_those_that_drew() -> None:
+    f = federation({"a": 12, "b": 9, "c": 15})
+    drew = [torch.full((3,), 1 / 3, dtype=torch.float64)]
+    for done in run(
+        Task(module("logistic")), f, rounds=4, algorithm={"name": "drfa", "ascent": 0.05}, cohort=2
+    ):
+        reported = torch.tensor(list(done.mixture.values()), dtype=torch.float64)
+        torch.testing.assert_close(reported, torch.stack(drew).mean(0))
+        assert list(done.mixture) == ["a", "b", "c"]
+        drew.append(done.state["lam"])

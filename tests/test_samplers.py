@@ -19,7 +19,7 @@ from commonweal.experiment import Experiment, read
 from commonweal.job import job_from_experiment
 from commonweal.population import Population
 from commonweal.rounds import run
-from commonweal.samplers import BySize, ByWeight, Poisson, Sampler, Trace, Uniform
+from commonweal.samplers import BySize, ByWeight, Only, Poisson, Sampler, Trace, Uniform
 from commonweal.task import Task
 from run_helpers import Growing, federation, job, task
 
@@ -129,6 +129,32 @@ def test_by_weight_never_asks_a_client_of_weight_0() -> None:
     assert draw(ByWeight(), 3, weights=negative) == [0, 2]
 
 
+def test_only_asks_the_named_clients() -> None:
+    assert draw(Only(("c3", "c1")), size=5) == [1, 3]
+    pairs = {(0, 1): 1 / 3, (0, 4): 1 / 3, (1, 4): 1 / 3}
+    agrees(counts(Only(("c0", "c1", "c4")), size=2), pairs)
+
+
+def test_only_knows_groups() -> None:
+    grouped = replace(population(), groups=("x", "y", "x", "y", "z"))
+    assert draw(Only(("x", "c4")), size=5, among=grouped) == [0, 2, 4]
+
+
+def test_only_refuses_names_that_are_not_there() -> None:
+    with pytest.raises(ConfigError, match="at least one client"):
+        Only(())
+    with pytest.raises(DataError, match="'c9', which is not in the data"):
+        Only(("c9",)).check(population())
+
+
+def test_a_model_trained_on_one_client_is_evaluated_on_all() -> None:
+    names = federation().population.names
+    last = list(run(task(), federation(), sampler=Only((names[0],)), rounds=2))[-1]
+    assert last.clients == (names[0],)
+    assert last.evaluation is not None
+    assert len(last.evaluation.scored) == len(names)
+
+
 def test_by_weight_needs_a_rule_with_a_mixture() -> None:
     with pytest.raises(ConfigError, match="needs a rule with a mixture over all clients"):
         draw(ByWeight(), weights=None)
@@ -178,12 +204,12 @@ def everywhere(tmp_path: Path) -> str:
 
 
 def sampler(name: str, trace: str) -> Sampler:
-    part = {"name": name, "path": trace} if name == "trace" else {"name": name}
-    built: Sampler = catalog.build("samplers", part)
+    more = {"trace": {"path": trace}, "only": {"names": ["c0", "c1", "c2", "c3", "c4"]}}
+    built: Sampler = catalog.build("samplers", {"name": name, **more.get(name, {})})
     return built
 
 
-NAMES = ["poisson", "size", "trace", "uniform", "weight"]
+NAMES = ["only", "poisson", "size", "trace", "uniform", "weight"]
 
 
 def test_all_samplers_are_listed() -> None:
@@ -214,7 +240,7 @@ def test_the_same_seed_draws_the_same_and_rounds_differ(name: str, everywhere: s
     assert len({tuple(cohort) for cohort in rounds(0)}) > 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "only"])
 def test_a_population_that_grew_is_drawn_from_as_a_whole(name: str, tmp_path: Path) -> None:
     path = tmp_path / "late.csv"
     path.write_text("round,client\n1,c0\n1,c1\n1,late\n")

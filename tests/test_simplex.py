@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import fmin_slsqp, nnls
+from scipy.optimize import fmin_slsqp, minimize, nnls
 from torch import Tensor
 
 from commonweal.errors import CommonwealError, ConfigError, DataError
@@ -392,7 +392,7 @@ def test_arguments_are_left_alone() -> None:
 
 
 def test_public_names() -> None:
-    projections = {"project", "project_ball", "project_inside"}
+    projections = {"project", "project_ball", "project_hull", "project_inside"}
     assert set(simplex.__all__) == projections | {"best_fixed", "quadratic", "solve"}
 
 
@@ -403,3 +403,48 @@ def test_project_inside_is_optimal(k: int, pull: float) -> None:
     gradient = p - v - pull / p  # equal for all entries at the minimiser: none is on the boundary
     assert p.min() > 0 and p.sum().item() == pytest.approx(1, abs=1e-12)
     assert (gradient - gradient.mean()).abs().max() < 1e-6 * max(1.0, gradient.abs().max().item())
+
+
+def slsqp(v: Tensor, centre: Tensor, radius: float) -> Tensor:
+    """The nearest point of the simplex in the chi-square ball, by a general solver."""
+    c = centre.numpy()
+    inside = {"type": "ineq", "fun": lambda p: radius - ((p - c) ** 2 / c).sum()}
+    total = {"type": "eq", "fun": lambda p: p.sum() - 1}
+    found = minimize(
+        lambda p: 0.5 * ((p - v.numpy()) ** 2).sum(),
+        c,
+        jac=lambda p: p - v.numpy(),
+        bounds=[(0, 1)] * len(c),
+        constraints=[inside, total],
+        method="SLSQP",
+        options={"maxiter": 500, "ftol": 1e-14},
+    )
+    return torch.from_numpy(found.x)
+
+
+@pytest.mark.parametrize("radius", [1e-3, 0.1, 1.0, 50.0])
+@pytest.mark.parametrize("k", [2, 5, 12])
+def test_project_ball_is_what_a_general_solver_finds(k: int, radius: float) -> None:
+    v = 2 * normal(k, k)
+    centre = uniform(7 * k, k) + 0.1
+    centre = centre / centre.sum()
+    p = simplex.project_ball(v, centre, radius)
+    assert float(p.sum()) == pytest.approx(1, abs=1e-12)
+    assert float(p.min()) >= 0
+    assert float(((p - centre) ** 2 / centre).sum()) <= radius + 1e-9
+    torch.testing.assert_close(p, slsqp(v, centre, radius), rtol=0, atol=2e-5)
+
+
+def test_project_ball_of_a_wide_ball_is_the_projection_on_the_simplex() -> None:
+    v = normal(3, 9)
+    centre = torch.full((9,), 1 / 9, dtype=torch.float64)
+    torch.testing.assert_close(simplex.project_ball(v, centre, 8.0), simplex.project(v))
+    assert float((simplex.project_ball(v, centre, 1e-12) - centre).abs().max()) < 1e-6
+
+
+def test_project_hull_keeps_points_inside_and_finds_corners() -> None:
+    points = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    v = normal(5, 3)
+    torch.testing.assert_close(simplex.project_hull(v, points), simplex.project(v), rtol=0, atol=1e-8)
+    inside = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(simplex.project_hull(inside, points), inside, rtol=0, atol=1e-7)

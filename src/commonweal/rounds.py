@@ -376,6 +376,7 @@ def _round(job: Job, state: State, number: int) -> Round:
     held_out = None
     if evaluation is not None:
         further, held_out = _further(job, new_state)
+        further["mixture"] = _mixture(job, new_state)
     evaluated = time.perf_counter()
     return Round(
         number=number,
@@ -411,6 +412,13 @@ def _further(job: Job, state: State) -> tuple[Values, Evaluation | None]:
         scores = unseen.score[unseen.scored]
         found["unseen"] = metrics.summary(scores, sizes, lower_is_better=lower)
     return found, unseen
+
+
+def _mixture(job: Job, state: State) -> dict[str, float]:
+    """The mixture of clients that was learnt, by name; empty where there is none."""
+    names = job.population.names
+    found = job.algorithm.mixture(state, len(names))
+    return {} if found is None else dict(zip(names, found.tolist(), strict=True))
 
 
 def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:

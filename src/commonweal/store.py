@@ -111,12 +111,13 @@ class RoundRecord:
     more: dict[str, dict[str, float]] = field(default_factory=dict)  # metrics of further scores
     validation: dict[str, float] = field(default_factory=dict)  # of the models that clients use
     unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
+    mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
 
     def line(self) -> Values:
         """The round as a JSON object. Empty optional fields are left out."""
         values = {each.name: getattr(self, each.name) for each in fields(RoundRecord)}
         del values["number"]
-        for name in ("capped", "personal", "more", "validation", "unseen"):
+        for name in ("capped", "personal", "more", "validation", "unseen", "mixture"):
             if not values[name]:
                 del values[name]
         return {"round": self.number, **values}
@@ -128,7 +129,7 @@ class RoundRecord:
         values = {name: value for name, value in line.items() if name in known}
         for name in ("losses", "scores"):
             values[name] = tuple(math.nan if v is None else float(v) for v in line[name])
-        for name in ("metrics", "personal", "validation", "unseen"):
+        for name in ("metrics", "personal", "validation", "unseen", "mixture"):
             values[name] = _numbers(line.get(name) or {})
         values["more"] = {name: _numbers(each) for name, each in (line.get("more") or {}).items()}
         if type(line["round"]) is not int:

@@ -26,7 +26,7 @@ def bisected(v: Tensor) -> Tensor:
 def lam(*values: float) -> State:
     """The state of clients 0..K-1 that have all reported before."""
     p = torch.tensor(values, dtype=torch.float64)
-    return {"seats": torch.arange(len(p)), "lam": p}
+    return {"seats": torch.arange(len(p)), "lam": p, "t": torch.tensor(0), "mean": 0 * p}
 
 
 @pytest.mark.parametrize("clients", [2, 5, 40])
@@ -145,7 +145,7 @@ def test_a_prior_for_other_clients_is_an_error() -> None:
 
 
 def test_a_radius_and_a_prior_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="give one of radius"):
         AFL(radius=0.1, concentration=2.0)
 
 
@@ -364,3 +364,85 @@ def test_an_experiment_runs_with_every_option() -> None:
 def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
         build("afl", **wrong)
+
+
+def nearest_in_hull(v: Tensor, points: Tensor) -> Tensor:
+    """By Frank-Wolfe steps towards the best corner, with the exact step length."""
+    p = points[0]
+    for _ in range(20_000):
+        corner = points[int((points @ (p - v)).argmin())]
+        step = corner - p
+        length = float(step @ step)
+        if length == 0:
+            break
+        p = p + min(1.0, max(0.0, float(step @ (v - p)) / length)) * step
+    return p
+
+
+def test_lam_stays_in_the_hull_of_given_mixtures() -> None:
+    mixtures = ((0.5, 0.5, 0.0, 0.0), (0.0, 0.2, 0.8, 0.0), (0.1, 0.1, 0.1, 0.7))
+    points = torch.tensor(mixtures, dtype=torch.float64)
+    rule = AFL(lr=0.2, mixtures=mixtures)
+    state = rule.init(4)
+    expected = points.mean(0)
+    torch.testing.assert_close(state["lam"], expected)
+    for t in range(6):
+        losses = 3 * uniforms(t, 4)
+        _, state = play(rule, reports(losses), state)
+        expected = nearest_in_hull(expected + 0.2 * losses, points)
+        torch.testing.assert_close(state["lam"], expected, rtol=0, atol=2e-4)
+
+
+def test_the_worst_given_mixture_is_found_not_the_worst_client() -> None:
+    """Client 2 is worst, but only in a mixture whose mean loss, 1.9, is not the largest."""
+    rule = AFL(mixtures=((0.0, 1.0, 0.0), (0.7, 0.0, 0.3)))
+    state = rule.init(3)
+    for _ in range(300):
+        weights, state = play(rule, reports([1.0, 2.0, 4.0]), state)
+    torch.testing.assert_close(weights, torch.tensor([0.0, 1.0, 0.0]).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mixtures", "match"),
+    [
+        (((0.5, 0.4),), "sums to 0.9"),
+        (((0.5, 0.5), (1.0,)), "is not a mixture of 2 clients"),
+        (((1.5, -0.5),), "is not a mixture of 2 clients"),
+        ((), "give at least one"),
+    ],
+)
+def test_mixtures_that_are_none(mixtures: tuple[tuple[float, ...], ...], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        AFL(mixtures=mixtures)
+
+
+def test_mixtures_are_of_all_clients() -> None:
+    with pytest.raises(ConfigError, match="mixtures of 2 clients, but there are 3"):
+        AFL(mixtures=((0.5, 0.5),)).init(3)
+    with pytest.raises(ConfigError, match="give one of radius, mixtures"):
+        AFL(mixtures=((0.5, 0.5),), radius=0.1)
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+def test_the_averaged_mixture_is_the_mean_of_all_rounds(lagged: bool) -> None:
+    rule = AFL(lagged=lagged)
+    state = rule.init(5)
+    assert rule.averaged(state, 5) is None
+    seen = []
+    for t in range(7):
+        weights, state = play(rule, reports(uniforms(t, 5)), state)
+        seen.append(weights)
+    averaged = rule.averaged(state, 5)
+    assert averaged is not None
+    torch.testing.assert_close(averaged, torch.stack(seen).mean(0))
+
+
+def test_a_cohort_of_one_that_moves_nothing_is_warned_of() -> None:
+    alone = reports([2.0], ids=[1], clients=3)
+    for absent in ("mean", "last"):
+        rule = build("afl", absent=absent)
+        decision = rule(alone, rule.init(3))
+        torch.testing.assert_close(decision.state["lam"], rule.init(3)["lam"])
+        assert "a single reporter says nothing" in decision.warnings[0]
+    assert AFL()(reports([2.0, 1.0], ids=[1, 2], clients=3), AFL().init(3)).warnings == ()
+    assert AFL()(reports([2.0]), AFL().init(1)).warnings == ()

@@ -162,6 +162,10 @@ class Algorithm:
         """The server's model (d,). An accessor: it trains nothing."""
         raise NotImplementedError
 
+    def mixture(self, state: State, clients: int) -> Tensor | None:
+        """The mixture of clients (K,) that was learnt, as a mean over the rounds so far."""
+        return None
+
     def before_evaluation(self, state: State) -> State:
         """The state with whatever `model` needs that rounds do not make."""
         return state

@@ -189,6 +189,9 @@ class Averaging(Algorithm):
         w: Tensor = state["w"]
         return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
 
+    def mixture(self, state: State, clients: int) -> Tensor | None:
+        return self.rule.averaged(state["rule"], clients)
+
     # The clients
 
     def init_client(self, seed: int) -> Tensors:

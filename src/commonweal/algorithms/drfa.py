@@ -24,7 +24,7 @@ from commonweal.algorithms.algorithm import (
 )
 from commonweal.algorithms.averaging import buffer_weights
 from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
+from commonweal.errors import ConfigError, RunError
 from commonweal.evaluation import evaluate
 from commonweal.population import Population
 from commonweal.rules._simplex import project
@@ -111,6 +111,7 @@ class DRFA(Algorithm):
             "w": w,
             "server": self.server.init(self.task.trainable(w)),
             "lam": torch.full((clients,), 1 / clients, dtype=torch.float64),
+            "mean": torch.zeros(clients, dtype=torch.float64),  # of lam over the rounds
         }
 
     def round(self, state: State, sample: Sample) -> Conversation:
@@ -124,6 +125,7 @@ class DRFA(Algorithm):
         trained = (yield Request(cohort, message)).finite()
         if len(trained.clients) == 0:
             following = state | {"round": state["round"] + 1, "lam": lam}
+            following["mean"] = _averaged(state, lam)
             return Outcome(following, trained.clients, torch.empty(0).double(), trained.failed)
         weights = counts[torch.isin(cohort, trained.clients)].double()
         weights = weights / weights.sum()
@@ -131,7 +133,8 @@ class DRFA(Algorithm):
         message = {"w": middle, "round": state["round"]}
         asked = sample(sampler=Uniform())
         judged = (yield Request(asked, message, "loss")).finite()
-        following = self._move(state, trained, weights) | {"lam": self._ascend(lam, judged)}
+        following = self._move(state, trained, weights)
+        following |= {"lam": self._ascend(lam, judged), "mean": _averaged(state, lam)}
         return Outcome(following, trained.clients, weights, trained.failed | judged.failed)
 
     def _move(self, state: State, trained: Replies, weights: Tensor) -> State:
@@ -149,6 +152,9 @@ class DRFA(Algorithm):
         v = torch.zeros_like(lam)
         v[judged.clients] = len(lam) / len(judged.clients) * judged.values["loss"].double()
         return project(lam + self.tau * self.ascent * v)
+
+    def mixture(self, state: State, clients: int) -> Tensor | None:
+        return _grown(state["mean"], clients) if int(state["round"]) > 1 else None
 
     def model(self, state: State) -> Tensor:
         n = self.task.num_trainable
@@ -172,10 +178,22 @@ class DRFA(Algorithm):
 def _grown(lam: Tensor, clients: int) -> Tensor:
     """The mixture with clients that joined late: each begins with an equal share."""
     new = clients - len(lam)
-    if new <= 0:
+    if new < 0:
+        raise RunError(
+            f"drfa has a mixture of {len(lam)} clients, but there are only {clients} now: bring "
+            "the others back, or start the run again in another folder"
+        )
+    if new == 0:
         return lam
     share = torch.full((new,), 1 / clients, dtype=lam.dtype)
     return torch.cat([lam * (len(lam) / clients), share])
+
+
+def _averaged(state: State, lam: Tensor) -> Tensor:
+    """The mean of the mixtures by which clients were drawn so far."""
+    mean = _grown(state["mean"], len(lam))
+    averaged: Tensor = mean + (lam - mean) / int(state["round"])
+    return averaged
 
 
 ENTRIES = {"drfa": DRFA}

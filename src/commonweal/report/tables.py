@@ -131,6 +131,8 @@ def run_summary(record: Record) -> dict[str, object]:
         facts["personal"] = last.personal
     if last.more:
         facts["more"] = last.more
+    if last.mixture:
+        facts["mixture"] = last.mixture
     return facts | {"clients": _client_values(record)}
 
 
@@ -174,6 +176,8 @@ def result(record: Record) -> Group:
     _add_column(table, "over clients")
     for model in models:
         _add_column(table, model.title, right=True)
+    if last.mixture:
+        _add_column(table, "mixture", right=True)
     for key in (key for key in last.metrics if key in METRICS):
         cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
         table.add_row(METRICS[key].title, *cells)
@@ -181,6 +185,8 @@ def result(record: Record) -> Group:
     for k in _ends(models[0]):
         rows = int(evaluation.sizes[k])
         cells = [_show_client(model, k, rows) for model in models]
+        if last.mixture:
+            cells.append(f"{last.mixture.get(clients.names[k], math.nan):.3f}")
         table.add_row(_text(clients.names[k]), *cells)
     return Group(table, *[_text(note) for note in _run_notes(record, clients, models[0])])
 
@@ -212,6 +218,8 @@ def _run_notes(record: Record, clients: ClientTable, model: "_Model") -> list[st
     if unscored:
         some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
         notes.append(f"without a score (no test rows, or it is undefined for them): {some}")
+    if record.evaluated[-1].mixture:
+        notes.append("mixture: the clients' weights that the rule learnt, a mean over all rounds")
     notes += _chosen_notes(record, model.score)
     few = small_test_sets(clients, model.score)
     return [*notes, few] if few else notes

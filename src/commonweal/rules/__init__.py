@@ -12,7 +12,8 @@ from commonweal.rules.feddg_ga import FedDGGA
 from commonweal.rules.fedfa import FedFA
 from commonweal.rules.fedfv import FedFV
 from commonweal.rules.fedmdfg import FedMDFG
-from commonweal.rules.fedmgda import FedMGDA, FedMGDAPlus
+from commonweal.rules.fedmgda import FedMGDA
+from commonweal.rules.fedmgda_plus import FedMGDAPlus
 from commonweal.rules.gifair import GIFAIR
 from commonweal.rules.grouped import Grouped
 from commonweal.rules.guarded import Guarded

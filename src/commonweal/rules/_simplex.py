@@ -11,7 +11,15 @@ from torch import Tensor
 
 from commonweal.errors import CommonwealError, ConfigError, DataError
 
-__all__ = ["best_fixed", "project", "project_ball", "project_inside", "quadratic", "solve"]
+__all__ = [
+    "best_fixed",
+    "project",
+    "project_ball",
+    "project_hull",
+    "project_inside",
+    "quadratic",
+    "solve",
+]
 
 Array = npt.NDArray[np.float64]
 
@@ -112,6 +120,16 @@ def _pulled(v: Tensor, centre: Tensor, nu: float) -> Tensor:
     support = int((v[order] > thresholds).sum())
     p = (slope * (v - thresholds[support - 1])).clamp(min=0)
     return p / p.sum()
+
+
+def project_hull(v: Tensor, points: Tensor) -> Tensor:
+    """Return the point nearest to v (K,) in the convex hull of the rows of `points` (P, K).
+
+    >>> project_hull(torch.tensor([2.0, 0.0]), torch.tensor([[0.5, 0.5], [0.25, 0.75]]))
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    points = points.double()
+    return quadratic(points @ points.T, -points @ v.double()) @ points
 
 
 def quadratic(

@@ -18,11 +18,16 @@ from commonweal.errors import ConfigError
 from commonweal.population import Setting
 from commonweal.rules._online import on_cohort, relative
 from commonweal.rules._seats import by_client, empty_seats, extend, extend_mixture, take_seats
-from commonweal.rules._simplex import project, project_ball, project_inside
+from commonweal.rules._simplex import project, project_ball, project_hull, project_inside
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.tensors import State
 
 __all__ = ["AFL"]
+
+ALONE = (
+    "afl: a single reporter says nothing about the others, so that the mixture does not move: ask "
+    "at least 2 clients per round, or set absent = 'zero'"
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class AFL(Rule):
     lr: the step of the ascent
     mu: pulls lam towards the clients' sizes (the skewness term of eq. 6)
     radius: keeps lam in the chi-square ball of this radius around equal weights
+    mixtures: keeps lam a mixture of these mixtures of clients: the set Lambda of the paper is their
+    convex hull, [[1, 0, 0], [0, 0.5, 0.5]] for "the first client, or the other two"
     concentration: of a Dirichlet prior on lam: 1 is no prior, larger values favour uniform weights;
     or a list with every client's, which says whose mixture is likelier (eq. 9)
     optimistic: step along 2 g_t - g_(t-1); the server "optimistic" does so for the model
@@ -40,12 +47,14 @@ class AFL(Rule):
     reported, relative to its cohort's mean, times this cohort's mean), or "zero"
 
     Any client id is accepted. A client that joins late begins with lam = 1 / K, and the others are
-    scaled down in proportion.
+    scaled down in proportion; it has no part in mixtures that are given. The mean of lam over all
+    rounds is in the record of evaluated rounds ("mixture").
     """
 
     lr: float = 0.1
     mu: float = 0.0
     radius: float | None = None
+    mixtures: tuple[tuple[float, ...], ...] | None = None
     concentration: float | tuple[float, ...] | None = None
     optimistic: bool = False
     lagged: bool = False
@@ -63,8 +72,11 @@ class AFL(Rule):
                 f"afl {self}: lr and radius must be above 0, mu at least 0, concentration at "
                 "least 1"
             )
-        if self.radius is not None and max(prior) > 1:
-            raise ConfigError(f"afl {self}: give a radius or a concentration, not both")
+        sets = (self.radius is not None, self.mixtures is not None, max(prior) > 1)
+        if sum(sets) > 1:
+            raise ConfigError(f"afl {self}: give one of radius, mixtures and concentration")
+        if self.mixtures is not None:
+            _check_mixtures(self.mixtures)
 
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients
@@ -74,7 +86,16 @@ class AFL(Rule):
                 f"afl: {len(prior)} concentrations for {clients} clients; give every client's"
             )
         ones = torch.ones(clients, dtype=torch.float64)
-        state = {"seats": empty_seats(clients), "lam": ones / clients}
+        start = ones / clients
+        if self.mixtures is not None:
+            if len(self.mixtures[0]) != clients:
+                raise ConfigError(
+                    f"afl: mixtures of {len(self.mixtures[0])} clients, but there are {clients}; "
+                    "give every client's part"
+                )
+            start = torch.tensor(self.mixtures, dtype=torch.float64).mean(0)
+        state = {"seats": empty_seats(clients), "lam": start}
+        state |= {"t": torch.tensor(0), "mean": torch.zeros_like(start)}
         if self.absent == "last":
             state["relative"] = ones  # each client's loss over the mean of its cohort
         if self.optimistic:
@@ -100,12 +121,19 @@ class AFL(Rule):
         if self.optimistic:
             following["last"] = gradient
         following["lam"] = self._project(lam + self.lr * step)
-        return Decision(on_cohort(lam if self.lagged else following["lam"], index), following)
+        used = lam if self.lagged else following["lam"]
+        following |= _averaged(used, state)
+        moves = len(index) > 1 or len(lam) == 1 or self.absent == "zero" or self.mu
+        return Decision(on_cohort(used, index), following, () if moves else (ALONE,))
 
     def _project(self, lam: Tensor) -> Tensor:
         if self.radius is not None:
             equal = torch.full_like(lam, 1 / len(lam))
             return project_ball(lam, equal, self.radius)
+        if self.mixtures is not None:
+            given = torch.tensor(self.mixtures, dtype=torch.float64)
+            late = torch.zeros(len(given), len(lam) - given.shape[1], dtype=torch.float64)
+            return project_hull(lam, torch.cat([given, late], 1))
         pull = self.lr * (self._concentrations(len(lam)) - 1)
         if not pull.any():
             return project(lam)
@@ -133,6 +161,34 @@ class AFL(Rule):
 
     def distribution(self, state: State, clients: int) -> Tensor:
         return by_client(state["seats"], state["lam"], clients)
+
+    def averaged(self, state: State, clients: int) -> Tensor | None:
+        if int(state["t"]) == 0:
+            return None
+        return by_client(state["seats"], state["mean"], clients)
+
+
+def _averaged(lam: Tensor, state: State) -> State:
+    """The mean (K,) of the mixtures so far: lam^A of Fig. 3."""
+    t = int(state["t"]) + 1
+    mean = extend_mixture(state["mean"], len(lam))
+    return {"t": torch.tensor(t), "mean": mean + (lam - mean) / t}
+
+
+def _check_mixtures(mixtures: tuple[tuple[float, ...], ...]) -> None:
+    """Raise ConfigError unless each is a point of the simplex over the same clients."""
+    for mixture in mixtures:
+        if len(mixture) != len(mixtures[0]) or min(mixture, default=-1.0) < 0:
+            raise ConfigError(
+                f"afl mixtures: {list(mixture)} is not a mixture of {len(mixtures[0])} clients; "
+                "give a number of at least 0 for each"
+            )
+        if abs(sum(mixture) - 1) > 1e-6:
+            raise ConfigError(
+                f"afl mixtures: {list(mixture)} sums to {sum(mixture):g}; a mixture sums to 1"
+            )
+    if not mixtures:
+        raise ConfigError("afl mixtures = []: give at least one mixture of clients")
 
 
 ENTRIES = {"afl": AFL}

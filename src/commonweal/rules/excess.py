@@ -77,5 +77,8 @@ class Excess(Rule):
     def distribution(self, state: State, clients: int) -> Tensor | None:
         return self.rule.distribution(state.get("rule", {}), clients)
 
+    def averaged(self, state: State, clients: int) -> Tensor | None:
+        return self.rule.averaged(state.get("rule", {}), clients)
+
 
 ENTRIES = {"excess": Excess}

@@ -1,10 +1,9 @@
 """FedMGDA: the common descent direction, along which no reporter's loss increases.
 
 Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. The direction is
-the minimum-norm point of the convex hull of the updates. FedMGDA+ first scales every update to unit
-norm and stays near the prior; the server's lr is then the length of the step. The minimum norm is
-ruled by the shortest updates, those of clients that fit already: on the vowels plain FedMGDA
-serves the worst client less well than averaging does, at any epsilon or server lr.
+the minimum-norm point of the convex hull of the updates. It is ruled by the shortest updates, those
+of clients that fit already: where clients differ, plain FedMGDA serves the worst one less well than
+averaging does, at any epsilon or server lr (docs/results.md). `fedmgda+` is the cure of its authors.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from commonweal.errors import ConfigError
 from commonweal.rules._simplex import quadratic
 from commonweal.rules.rule import Kind, Need, Prior, Reports, Stateless, prior_weights
 
-__all__ = ["FedMGDA", "FedMGDAPlus"]
+__all__ = ["FedMGDA"]
 
 
 @dataclass(frozen=True)
@@ -66,18 +65,4 @@ class FedMGDA(Stateless):
         return quadratic(gram, torch.zeros_like(prior), lower, upper) / scale
 
 
-@dataclass(frozen=True)
-class FedMGDAPlus(FedMGDA):
-    """weights_i = lam_i / |u_i|, lam = argmin lam' G lam of unit updates,
-    |lam_i - prior_i| <= epsilon; do not sum to 1
-
-    epsilon: 1 is plain MGDA, 0 gives the prior (averaging)
-    normalise: scale updates to unit norm
-    prior: "uniform" (as in the published code) or "sizes" (n_i)
-    """
-
-    epsilon: float = 0.1
-    normalise: bool = True
-
-
-ENTRIES = {"fedmgda": FedMGDA, "fedmgda+": FedMGDAPlus}
+ENTRIES = {"fedmgda": FedMGDA}

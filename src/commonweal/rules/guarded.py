@@ -152,6 +152,9 @@ class Guarded(Rule):
     def distribution(self, state: State, clients: int) -> Tensor | None:
         return self.rule.distribution(state.get("rule", {}), clients)
 
+    def averaged(self, state: State, clients: int) -> Tensor | None:
+        return self.rule.averaged(state.get("rule", {}), clients)
+
     def __call__(self, reports: Reports, state: State) -> Decision:
         start = torch.maximum(state["start"], _typical(reports.losses))
         lies, shrunk, sizes = self._check_sizes(reports, state["sizes"])

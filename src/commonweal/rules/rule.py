@@ -141,6 +141,10 @@ class Rule:
         """Return the mixture over all clients (K,), for sampling by weight, if there is one."""
         return None
 
+    def averaged(self, state: State, clients: int) -> Tensor | None:
+        """Return the mean (K,) of the rounds' mixtures, if it is a result of the rule."""
+        return None
+
 
 class Stateless(Rule):
     """A rule without state: a subclass defines `weigh`."""

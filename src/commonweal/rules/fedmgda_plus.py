@@ -1,0 +1,35 @@
+"""FedMGDA+: the common descent direction of updates of unit length, near the mean of them.
+
+Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. Every update is
+scaled to unit norm first, so that short ones do not rule the minimum norm, and the weights stay
+within epsilon of the prior.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from commonweal.rules.fedmgda import FedMGDA
+from commonweal.rules.rule import Kind
+
+__all__ = ["FedMGDAPlus"]
+
+
+@dataclass(frozen=True)
+class FedMGDAPlus(FedMGDA):
+    """weights_i = lam_i / |u_i|, lam = argmin lam' G lam of unit updates,
+    |lam_i - prior_i| <= epsilon; do not sum to 1
+
+    epsilon: 1 is plain MGDA, 0 gives the prior (averaging)
+    normalise: scale updates to unit norm
+    prior: "uniform" (as in the published code) or "sizes" (n_i)
+    """
+
+    epsilon: float = 0.1
+    normalise: bool = True
+
+    kind: ClassVar[Kind] = Kind(
+        "direction", "none: updates only", "minimum norm in the convex hull of unit updates"
+    )
+
+
+ENTRIES = {"fedmgda+": FedMGDAPlus}

@@ -445,6 +445,7 @@ def test_project_ball_of_a_wide_ball_is_the_projection_on_the_simplex() -> None:
 def test_project_hull_keeps_points_inside_and_finds_corners() -> None:
     points = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     v = normal(5, 3)
-    torch.testing.assert_close(simplex.project_hull(v, points), simplex.project(v), rtol=0, atol=1e-8)
+    nearest = simplex.project_hull(v, points)
+    torch.testing.assert_close(nearest, simplex.project(v), rtol=0, atol=1e-8)
     inside = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     torch.testing.assert_close(simplex.project_hull(inside, points), inside, rtol=0, atol=1e-7)

@@ -3,7 +3,7 @@
 Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. The direction is
 the minimum-norm point of the convex hull of the updates. It is ruled by the shortest updates, those
 of clients that fit already: where clients differ, plain FedMGDA serves the worst one less well than
-averaging does, at any epsilon or server lr (docs/results.md). `fedmgda+` is the cure of its authors.
+averaging does, at any epsilon or server lr (docs/results.md). `fedmgda+` is its authors' cure.
 """
 
 from collections.abc import Mapping

@@ -131,7 +131,7 @@ def test_by_weight_never_asks_a_client_of_weight_0() -> None:
 
 def test_only_asks_the_named_clients() -> None:
     assert draw(Only(("c3", "c1")), size=5) == [1, 3]
-    pairs = {(0, 1): 1 / 3, (0, 4): 1 / 3, (1, 4): 1 / 3}
+    pairs: dict[tuple[int, ...], float] = {(0, 1): 1 / 3, (0, 4): 1 / 3, (1, 4): 1 / 3}
     agrees(counts(Only(("c0", "c1", "c4")), size=2), pairs)
 
 
@@ -204,7 +204,10 @@ def everywhere(tmp_path: Path) -> str:
 
 
 def sampler(name: str, trace: str) -> Sampler:
-    more = {"trace": {"path": trace}, "only": {"names": ["c0", "c1", "c2", "c3", "c4"]}}
+    more: dict[str, Any] = {
+        "trace": {"path": trace},
+        "only": {"names": ["c0", "c1", "c2", "c3", "c4"]},
+    }
     built: Sampler = catalog.build("samplers", {"name": name, **more.get(name, {})})
     return built
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import fmin_slsqp, minimize, nnls
+from scipy.optimize import fmin_slsqp, nnls
 from torch import Tensor
 
 from commonweal.errors import CommonwealError, ConfigError, DataError
@@ -408,18 +408,18 @@ def test_project_inside_is_optimal(k: int, pull: float) -> None:
 def slsqp(v: Tensor, centre: Tensor, radius: float) -> Tensor:
     """The nearest point of the simplex in the chi-square ball, by a general solver."""
     c = centre.numpy()
-    inside = {"type": "ineq", "fun": lambda p: radius - ((p - c) ** 2 / c).sum()}
-    total = {"type": "eq", "fun": lambda p: p.sum() - 1}
-    found = minimize(
+    found = fmin_slsqp(
         lambda p: 0.5 * ((p - v.numpy()) ** 2).sum(),
         c,
-        jac=lambda p: p - v.numpy(),
+        fprime=lambda p: p - v.numpy(),
         bounds=[(0, 1)] * len(c),
-        constraints=[inside, total],
-        method="SLSQP",
-        options={"maxiter": 500, "ftol": 1e-14},
+        f_eqcons=lambda p: np.array([p.sum() - 1]),
+        f_ieqcons=lambda p: np.array([radius - ((p - c) ** 2 / c).sum()]),
+        iter=500,
+        acc=1e-14,
+        iprint=0,
     )
-    return torch.from_numpy(found.x)
+    return torch.as_tensor(found)
 
 
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 1.0, 50.0])

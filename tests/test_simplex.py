@@ -15,6 +15,8 @@ from torch import Tensor
 from commonweal.errors import CommonwealError, ConfigError, DataError
 from commonweal.rules import _simplex as simplex
 
+Array = npt.NDArray[np.float64]
+
 seeds = st.integers(0, 10_000)
 repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -408,18 +410,29 @@ def test_project_inside_is_optimal(k: int, pull: float) -> None:
 def slsqp(v: Tensor, centre: Tensor, radius: float) -> Tensor:
     """The nearest point of the simplex in the chi-square ball, by a general solver."""
     c = centre.numpy()
+    target = v.numpy()
+
+    def inside(p: Array) -> Array:
+        return np.array([radius - ((p - c) ** 2 / c).sum()])
+
+    def distance(p: Array) -> float:
+        return float(0.5 * ((p - target) ** 2).sum())
+
+    def total(p: Array) -> Array:
+        return np.array([p.sum() - 1])
+
+    bounds = [(0.0, 1.0)] * len(c)
     found = fmin_slsqp(
-        lambda p: 0.5 * ((p - v.numpy()) ** 2).sum(),
+        distance,
         c,
-        fprime=lambda p: p - v.numpy(),
-        bounds=[(0, 1)] * len(c),
-        f_eqcons=lambda p: np.array([p.sum() - 1]),
-        f_ieqcons=lambda p: np.array([radius - ((p - c) ** 2 / c).sum()]),
+        bounds=bounds,
+        f_eqcons=total,
+        f_ieqcons=inside,
         iter=500,
         acc=1e-14,
         iprint=0,
     )
-    return torch.as_tensor(found)
+    return torch.as_tensor(np.asarray(found))
 
 
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 1.0, 50.0])

@@ -20,7 +20,9 @@ ROUNDS = 4
 
 # SuPerFed's own models join in the second round.
 FAST: dict[str, dict[str, Any]] = {
+    "fedbn": {"layers": ["0"]},
     "fedrep": {"head_epochs": 2},
+    "fine-tune": {"tune_epochs": 1},
     "superfed-mm": {"begin": 1.0},
     "superfed-lm": {"begin": 1.0},
     "pfedme": {"inner": 2, "inner_lr": 0.05},

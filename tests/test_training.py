@@ -483,7 +483,7 @@ def test_memory_can_be_kept_for_reuse() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("epochs", 0, "at least 1"),
+        ("epochs", 0, "above 0"),
         ("batch", -1, "at least 0"),
         ("decay_every", 0, "at least 1"),
         ("momentum", -0.1, "at least 0"),

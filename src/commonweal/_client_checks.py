@@ -94,7 +94,7 @@ def find_problem(check: ClientCheck, bench: Bench) -> str | None:
 def _task() -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Task(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+        return Task(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)))
 
 
 def _frozen(bench: Bench) -> str | None:

@@ -217,6 +217,11 @@ class Task:
 
     def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's loss in training mode, and the buffers after it (empty without buffers)."""
+        losses, buffers = self.row_losses(w, batch)
+        return (losses * batch.weight).sum(), buffers
+
+    def row_losses(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The losses (B,) of the rows in training mode, and the buffers after them."""
         tensors = self.tensors(w)
         # BatchNorm writes its statistics in place: give it copies.
         buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
@@ -225,10 +230,10 @@ class Task:
         y = self._scaled(batch.y)
         if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
             y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
-        loss = (LOSSES[self.loss](outputs, y) * batch.weight).sum()
+        losses = LOSSES[self.loss](outputs, y)
         if not buffers:
-            return loss, w.new_empty(0)
-        return loss, torch.cat([buffer.flatten() for buffer in buffers.values()])
+            return losses, w.new_empty(0)
+        return losses, torch.cat([buffer.flatten() for buffer in buffers.values()])
 
     @cached_property
     def _counters(self) -> dict[str, Tensor]:

@@ -113,7 +113,7 @@ def schedule(
     n = rows.sizes[ids].numpy()
     batch = np.minimum(n, client.batch or n)
     per_epoch = _steps_per_epoch(task, n, batch)
-    steps = client.total_epochs * per_epoch
+    steps = np.ceil(client.total_epochs * per_epoch).astype(np.int64)
     if client.steps is not None:
         steps = np.full(len(n), client.steps)
     epochs = -(-steps // per_epoch)

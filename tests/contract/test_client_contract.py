@@ -138,7 +138,8 @@ def test_a_client_that_diverges_keeps_its_state(name: str) -> None:
     state = algorithm.init(f.population)
     request = Request(torch.tensor([0, 1]), algorithm.ask(state))
     replies = simulator.collect(algorithm, request)
-    if name != "alone":  # which sends nothing that could be dropped
+    # alone sends nothing that could be dropped; the units of fedbabu die before they overflow.
+    if name not in ("alone", "fedbabu"):
         assert not replies.values["update"].isfinite().all()
         outcome = algorithm.tell(state, replies, 5)
         assert sorted(outcome.dropped) == [0, 1] and "diverged" in outcome.dropped[0]

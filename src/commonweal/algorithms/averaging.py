@@ -3,6 +3,7 @@
 McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and channels.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -99,7 +100,14 @@ class Averaging(Algorithm):
 
     def round(self, state: State, sample: Sample) -> Conversation:
         replies = yield Request(self.cohort(state, sample), self.ask(state))
-        return self.tell(state, replies, sample.population.clients)
+        outcome = self.tell(state, replies, sample.population.clients)
+        yield from self.fine_tuning(outcome.state, sample)
+        return outcome
+
+    def fine_tuning(self, state: State, sample: Sample) -> Generator[Request, Replies, None]:
+        """After the last round: let all clients train the final model on, for those who do."""
+        if self.client.tuner is not None and int(state["round"]) > self.rounds:
+            yield Request(torch.arange(sample.population.clients), self.message(state), "tune")
 
     def cohort(self, state: State, sample: Sample) -> Tensor:
         """The clients to ask. One that is drawn twice is asked once."""
@@ -214,6 +222,8 @@ class Averaging(Algorithm):
             if "loss_after" in self.rule.needs:
                 replies["loss_after"] = self.evaluate_trained(trained, reporting)
             return self.encode(replies, trained.states, group)
+        if request.purpose == "tune":
+            return {"size": group.rows.sizes[group.ids]}, self.tune(request, group)
         raise ConfigError(f"averaging has no answer to a request for {request.purpose!r}")
 
     def plan(self, group: Group) -> BatchSchedule:
@@ -236,6 +246,18 @@ class Averaging(Algorithm):
         kept = keep_finite(states, trained.states, trained.replies["update"])
         memory = {n: v for n, v in group.states.items() if n.startswith(MEMORY)}
         return trained._replace(states=kept | memory)
+
+    def tune(self, request: Request, group: Group) -> Tensors:
+        """The states of clients that train the received model on for their own use."""
+        tuner = self.client.tuner
+        if tuner is None:
+            return group.states
+        rows = group.rows
+        plan = schedule(tuner, self.task, rows, group.ids, group.streams)
+        tuned = train_locally(tuner, self.task, request.message, {}, rows, plan, group.vectorize)
+        keep = group.vectorize(self.client.keep_tuned, (0, 0))
+        states = group.states | keep(group.states, tuned.models)
+        return keep_finite(group.states, states, tuned.models)
 
     @cached_property
     def _reporting(self) -> Task:

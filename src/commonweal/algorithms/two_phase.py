@@ -40,6 +40,12 @@ class TwoPhase(Averaging):
             )
 
     def round(self, state: State, sample: Sample) -> Conversation:
+        outcome = yield from self.exchange(state, sample)
+        yield from self.fine_tuning(outcome.state, sample)
+        return outcome
+
+    def exchange(self, state: State, sample: Sample) -> Conversation:
+        """Losses first, then weighted updates."""
         clients = sample.population.clients
         cohort = self.cohort(state, sample)
         reports = (yield Request(cohort, self.ask(state), "loss")).finite()

@@ -4,25 +4,35 @@ from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
 from commonweal.clients.client import Client
 from commonweal.clients.ditto import Ditto
+from commonweal.clients.fedbabu import FedBABU
+from commonweal.clients.fedbn import FedBN
 from commonweal.clients.fedper import FedPer
 from commonweal.clients.fedprox import FedProx
 from commonweal.clients.fedrep import FedRep
+from commonweal.clients.fine_tune import FineTune
 from commonweal.clients.lg_fedavg import LGFedAvg
 from commonweal.clients.pfedme import PFedMe
+from commonweal.clients.propfair import PropFairClient
 from commonweal.clients.scaffold import Scaffold
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
+from commonweal.clients.term import TERMClient
 
 __all__ = [
     "APFL",
     "Alone",
     "Client",
     "Ditto",
+    "FedBABU",
+    "FedBN",
     "FedPer",
     "FedProx",
     "FedRep",
+    "FineTune",
     "LGFedAvg",
     "PFedMe",
+    "PropFairClient",
     "Scaffold",
     "SuPerFedLM",
     "SuPerFedMM",
+    "TERMClient",
 ]

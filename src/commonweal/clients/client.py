@@ -22,13 +22,14 @@ __all__ = ["Client", "at_least", "squared_distance"]
 class Client:
     """Local SGD from the received model, over the client's own rows.
 
-    epochs: passes over the rows; steps: a number of batches instead, the same for every client
+    epochs: passes over the rows, or a part of one (0.25: a quarter of its batches, rounded up)
+    steps: a number of batches instead, the same for every client
     batch: rows per step (0: all of them); lr, momentum, weight_decay: as in torch.optim
     clip: the largest norm of a gradient; decay: lr is multiplied by it every `decay_every` rounds
     optimizer: "sgd", "adam" or "adamw"; beta1, beta2: of Adam
     """
 
-    epochs: int = 1
+    epochs: int | float = 1
     steps: int | None = None
     batch: int = 20
     lr: float = 0.1
@@ -44,7 +45,7 @@ class Client:
     personalizes: ClassVar[bool] = False  # whether clients use a model of their own
 
     def __post_init__(self) -> None:
-        at_least(self, epochs=1, batch=0, decay_every=1, momentum=0, weight_decay=0)
+        at_least(self, batch=0, decay_every=1, momentum=0, weight_decay=0)
         if self.momentum >= 1:
             raise ConfigError(f"client momentum = {self.momentum}: it must be below 1")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
@@ -55,8 +56,8 @@ class Client:
                 f"client momentum = {self.momentum}: {self.optimizer} has beta1 instead; "
                 "leave it at 0"
             )
-        positive = {"lr": self.lr, "decay": self.decay, "clip": self.clip, "steps": self.steps}
-        for name, value in positive.items():
+        for name in ("epochs", "lr", "decay", "clip", "steps"):
+            value = vars(self)[name]
             if value is not None and not value > 0:
                 raise ConfigError(f"client {name} = {value}: it must be above 0")
 
@@ -70,7 +71,7 @@ class Client:
         return step_decay(self.lr, self.decay, self.decay_every, round)
 
     @property
-    def total_epochs(self) -> int:
+    def total_epochs(self) -> float:
         """Passes over the rows per round, where `steps` is not set."""
         return self.epochs
 
@@ -162,6 +163,15 @@ class Client:
         return {"update": message["w"] - params["w"]}, state
 
     # Using the models
+
+    @property
+    def tuner(self) -> "Client | None":
+        """How clients train the final model before they use it; None: they do not."""
+        return None
+
+    def keep_tuned(self, state: Tensors, w: Tensor) -> Tensors:
+        """The client's state with the model (d,) that `tuner` trained."""
+        return state
 
     def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
         """The model (d,) that the client uses: the received one, with its private coordinates."""

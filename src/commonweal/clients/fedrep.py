@@ -7,10 +7,9 @@ fedper, but in turns, so that the body is not trained under a head that does not
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from commonweal.clients._masks import head_layer, layer_mask
+from commonweal.clients._masks import descend_in, head_layer, layer_mask
 from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
 from commonweal.task import Task
@@ -38,11 +37,11 @@ class FedRep(Client):
         if self.steps is not None or self.head_epochs < 1:
             raise ConfigError(
                 f"fedrep steps = {self.steps}, head_epochs = {self.head_epochs}: it counts in "
-                "epochs; give epochs and head_epochs of 1 or more, and no steps"
+                "epochs; give a head_epochs of 1 or more, and no steps"
             )
 
     @property
-    def total_epochs(self) -> int:
+    def total_epochs(self) -> float:
         return self.head_epochs + self.epochs
 
     def private_mask(self, task: Task) -> Tensor:
@@ -63,11 +62,8 @@ class FedRep(Client):
         if opt_state:
             # The body starts with an optimizer of its own.
             opt_state = _scaled(opt_state["inner"], opt_state["head_turn"] == head_turn)
-        grad = grads["w"] * active
-        moved, opt_state = self.descend(params, {"w": grad}, opt_state, lr)
-        # Momentum and weight decay must not move the other part.
-        w = torch.where(active, moved["w"], params["w"])
-        return {"w": w}, {"inner": opt_state, "head_turn": head_turn}
+        moved, opt_state = descend_in(active, self, params, grads, opt_state, lr)
+        return moved, {"inner": opt_state, "head_turn": head_turn}
 
 
 def _scaled(state: State, factor: Tensor) -> State:

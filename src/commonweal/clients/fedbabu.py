@@ -1,0 +1,77 @@
+"""fedbabu: rounds train the body under a head that stays as it began; clients tune the head last.
+
+Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR
+2022. All clients share the random head, so that their bodies fit each other.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from commonweal.clients._masks import descend_in, head_layer, layer_mask
+from commonweal.clients.client import Client
+from commonweal.clients.fine_tune import FineTune
+from commonweal.task import Task
+from commonweal.tensors import State, Tensors
+
+__all__ = ["FedBABU"]
+
+
+@dataclass(frozen=True)
+class FedBABU(FineTune):
+    """loss(body, head) in the body in every round; after the last one in the head, which is kept
+
+    head: the names of the head's layers (none: the last linear layer)
+    tune: what clients train after the last round, "head" or "all"
+    The others are those of fine-tune (tune_epochs, tune_lr, ...)
+    """
+
+    head: tuple[str, ...] = ()
+    tune: Literal["head", "all"] = "head"
+
+    def check(self, task: Task, rounds: int) -> None:
+        self.head_mask(task)
+
+    def head_mask(self, task: Task) -> Tensor:
+        """The head's coordinates (d,)."""
+        return layer_mask(task, self.head or head_layer(task), "head")
+
+    def step(
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        return descend_in(~self.head_mask(task), self, params, grads, opt_state, lr)
+
+    @property
+    def tuner(self) -> Client:
+        return super().tuner if self.tune == "all" else _HeadOnly(**self.tuning(), head=self.head)
+
+
+@dataclass(frozen=True)
+class _HeadOnly(Client):
+    """Local SGD in the head."""
+
+    head: tuple[str, ...] = ()
+
+    def step(
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        head = layer_mask(task, self.head or head_layer(task), "head")
+        return descend_in(head, self, params, grads, opt_state, lr)
+
+
+ENTRIES = {"fedbabu": FedBABU}

@@ -4,7 +4,7 @@ Needs the extra [flower]: pip install 'commonweal[flower]'.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,30 +68,28 @@ def make_client_app(experiment: "Experiment | str | Path") -> "ClientApp":
 
     Without `client`, `partition-id` (a number) chooses one of the dataset's clients.
     """
-    app: ClientApp = _engine().client_app(_builder(experiment))
+    app: ClientApp = _engine().client_app(partial(member, experiment))
     return app
 
 
-def _builder(experiment: "Experiment | str | Path") -> "Callable[[Values], Member]":
-    def build(config: Values) -> "Member":
-        from commonweal.engines._flower_node import Member
-        from commonweal.job import build_algorithm
+def member(experiment: "Experiment | str | Path", config: Values) -> "Member":
+    """The client that a node's configuration names."""
+    from commonweal.engines._flower_node import Member
+    from commonweal.job import build_algorithm
 
-        opened = _read(experiment)
-        _check(opened)
-        if "data" in config:
-            about, node = _own(opened, config)
-        else:
-            node = _dealt(opened, config)
-            about = node("").about
+    opened = _read(experiment)
+    _check(opened)
+    if "data" in config:
+        about, node = _own(opened, config)
+    else:
+        node = _dealt(opened, config)
+        about = node("").about
 
-        @cache
-        def algorithm(about: "About") -> "Algorithm":
-            return build_algorithm(opened, _task(opened, about), about.population)
+    @cache
+    def algorithm(about: "About") -> "Algorithm":
+        return build_algorithm(opened, _task(opened, about), about.population)
 
-        return Member(about, node, algorithm)
-
-    return build
+    return Member(about, node, algorithm)
 
 
 def _dealt(experiment: "Experiment", config: Values) -> "Callable[[str], Node]":

@@ -132,15 +132,53 @@ def test_faulty_clients_are_dropped_and_named(tmp_path: Path) -> None:
     assert set(done.weights) == {names[0]} and sum(done.weights.values()) == pytest.approx(1)
     said = [
         "update is not finite",
-        "update has type torch.float32 and shape (1, 7)",
+        "update has shape (1, 7), which does not fit a model of 650",
         "rows, but said that it has",
         "no score, size, update",
-        "the model 650 numbers",
+        "update has shape (1, 1000000)",
         "no reply within 0.3 s",
         "Node unavailable",
     ]
     for name, words in zip(names[1:], said, strict=True):
         assert words in done.dropped[name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v | {"update": v["update"][:, :7]},
+        lambda v: v | {"update": v["update"][0]},
+        lambda v: {"update": v["update"]},
+        lambda v: v | {"loss": np.zeros(3)},
+    ],
+)
+def test_a_faulty_client_alone_does_not_end_the_run(tmp_path: Path, change: Any) -> None:
+    """Where all others are silent, nobody shows what a reply should look like."""
+    given = experiment(rule="aaggff-s")
+    configs = [{"partition-id": k, "state-dir": str(tmp_path / "states")} for k in range(5)]
+    grid = Tampering(make_client_app(given), configs)
+    nodes = list(grid.nodes)
+    grid.change = {nodes[0]: change}
+    engine = FlowerEngine(grid, nodes=5, timeout=0.1)
+    grid.silent = set(nodes[1:])
+    done = next(iter(rounds.run(job_of(given, engine))))
+    assert done.weights == {} and len(done.dropped) == 5
+
+
+def test_nobody_waits_for_messages_that_are_too_old(tmp_path: Path) -> None:
+    """A node works off one message after the other, and would be late for ever."""
+    given = experiment(rounds=1)
+    grid = grid_of(given, tmp_path)
+    lives: set[float] = set()
+    answer = grid.answer
+
+    def noting(message: Message) -> Message | None:
+        lives.add(message.metadata.ttl)
+        return answer(message)
+
+    grid.answer = noting  # type: ignore[method-assign]
+    run_on(grid, given, tmp_path / "run", nodes=5, timeout=7.0, wait=7.0)
+    assert max(lives) <= 8.0
 
 
 def test_a_client_that_comes_back_at_another_node_has_its_state(tmp_path: Path) -> None:

@@ -226,6 +226,143 @@ def test_too_few_nodes_are_waited_for_and_named() -> None:
         start(strategy, LocalGrid(mean_app(), configs(4)))
 
 
+# As an engineer who knows Flower would try it
+
+
+def test_functions_that_aggregate_metrics_are_called_as_fedavg_calls_them() -> None:
+    def largest(records: list[RecordDict], key: str) -> MetricRecord:
+        sizes = [record.metric_records["metrics"][key] for record in records]
+        return MetricRecord({"largest": max(sizes), "replies": len(records)})
+
+    results = []
+    for strategy in (
+        FedAvg(train_metrics_aggr_fn=largest, evaluate_metrics_aggr_fn=largest),
+        FairStrategy(
+            "fedavg", out=None, train_metrics_aggr_fn=largest, evaluate_metrics_aggr_fn=largest
+        ),
+    ):
+        grid = LocalGrid(mean_app(), configs(4))
+        results.append(strategy.start(grid=grid, initial_arrays=START, num_rounds=2))
+    theirs, ours = results
+    assert ours.train_metrics_clientapp == theirs.train_metrics_clientapp
+    assert ours.evaluate_metrics_clientapp == theirs.evaluate_metrics_clientapp
+    assert dict(ours.train_metrics_clientapp[1]) == {"largest": 40, "replies": 4}
+
+
+def test_metrics_that_are_lists_are_averaged_as_by_fedavg() -> None:
+    def report(k: int, w: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
+        return {"by-class": [float(k), 1.0]}
+
+    grid = LocalGrid(mean_app(report), configs(3))
+    theirs = FedAvg().start(grid=grid, initial_arrays=START, num_rounds=1)
+    ours = start(FairStrategy("fedavg", out=None), LocalGrid(mean_app(report), configs(3)), 1)
+    for name, value in theirs.train_metrics_clientapp[1].items():
+        assert ours.train_metrics_clientapp[1][name] == pytest.approx(value)
+
+
+def test_a_dropped_client_is_in_no_mean() -> None:
+    def report(k: int, w: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
+        return before(k, w, mine) | ({"num-examples": -1, "train_loss": 1e9} if k == 1 else {})
+
+    result = start(FairStrategy("fedavg", out=None), LocalGrid(mean_app(report), configs(3)), 1)
+    assert result.train_metrics_clientapp[1]["train_loss"] == pytest.approx(0.1)
+
+
+def test_the_same_strategy_starts_again_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FedAvg does; the second record has a folder of its own, and so has another run."""
+    monkeypatch.chdir(tmp_path)
+    strategy = FairStrategy("aaggff-s")
+    first = start(strategy, LocalGrid(mean_app(before), configs(4)))
+    second = start(strategy, LocalGrid(mean_app(before), configs(4)))
+    np.testing.assert_array_equal(model(first), model(second))
+    assert len(strategy.history) == 3
+    start(FairStrategy("aaggff-s"), LocalGrid(mean_app(before), configs(4)), 1)
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["flower", "flower-2", "flower-3"]
+    assert Record.read("runs/flower-2").finished
+    start(FairStrategy("aaggff-s", resume=True), LocalGrid(mean_app(before), configs(4)), 1)
+    assert len(list(Path("runs").iterdir())) == 3
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "runs" / "flower")
+    with pytest.raises(RunError, match="holds this run already"):
+        start(strategy, LocalGrid(mean_app(before), configs(4)))
+
+
+def test_arguments_that_cannot_work_are_refused_with_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"0\.5 is no rule.*keywords"):
+        FairStrategy(0.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"fraction_train = 1\.5"):
+        FairStrategy("term", fraction_train=1.5)
+    with pytest.raises(ConfigError, match="aaggff-s"):
+        FairStrategy("aagff-s")
+
+
+def test_a_wrong_loss_key_is_said_with_what_clients_send(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = FairStrategy("aaggff-s", out=None, loss_key="lossbefore")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(strategy, LocalGrid(mean_app(before), configs(3)), 3)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "no client has reported 'lossbefore' (but client, loss-before, num-examples" in said
+    assert "do not report 'lossbefore', but client, loss-before, num-examples, train_loss" in said
+
+
+def test_fractions_and_central_evaluation_are_those_of_fedavg() -> None:
+    numbers = []
+
+    def central(number: int, arrays: ArrayRecord) -> MetricRecord:
+        numbers.append(number)
+        return MetricRecord({"first": float(arrays.to_numpy_ndarrays()[0][0])})
+
+    strategy = FairStrategy(
+        "fedavg", out=None, fraction_train=0.5, min_train_nodes=1, fraction_evaluate=0.25
+    )
+    grid = LocalGrid(mean_app(before), configs(8))
+    result = strategy.start(
+        grid=grid, initial_arrays=START, num_rounds=3, evaluate_fn=central, timeout=5
+    )
+    assert numbers == [0, 1, 2, 3] and sorted(result.evaluate_metrics_serverapp) == numbers
+    assert [len(line.clients) for line in strategy.history] == [4, 4, 4]
+    assert len({line.clients for line in strategy.history}) > 1
+    assert grid.sent == 3 * (4 + 2)
+
+
+def test_nodes_may_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other nodes in every round: weights are of those who are there, and sum to 1."""
+    grid = LocalGrid(mean_app(before), configs(6))
+    every = dict(grid.nodes)
+    strategy = FairStrategy("aaggff-s", out=None, name_key="client")
+    recorded = strategy._record
+
+    def changes(number: int, *more: Any) -> None:
+        recorded(number, *more)
+        there = [node for k, node in enumerate(every) if (k + number) % 3]
+        grid.nodes = {node: every[node] for node in there}
+
+    monkeypatch.setattr(strategy, "_record", changes)
+    start(strategy, grid, 4)
+    assert [len(line.weights) for line in strategy.history] == [6, 4, 4, 4]
+    assert len({tuple(sorted(line.weights)) for line in strategy.history[1:]}) == 3
+    for line in strategy.history:
+        assert sum(line.weights.values()) == pytest.approx(1) and not line.dropped
+
+
+def test_a_client_app_without_evaluation_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        w = message.content.array_records["arrays"].to_numpy_ndarrays()[0]
+        metrics = MetricRecord({"num-examples": 4, "loss-before": float(w.sum() ** 2)})
+        content = RecordDict({"arrays": ArrayRecord([w + 1]), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = FairStrategy("term", out=None)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        result = start(strategy, LocalGrid(app, configs(2)), 2)
+    np.testing.assert_allclose(model(result), 2)
+    assert any("evaluation: client" in record.getMessage() for record in caplog.records)
+
+
 # The record and the checkpoint
 
 

@@ -6,6 +6,7 @@ optimizer and the channels are those of `Averaging`: the clients' part is the ap
 `FlowerEngine` runs experiments of Commonweal, with all that clients do, on Flower's nodes.
 """
 
+import itertools
 import logging
 import math
 import secrets
@@ -80,11 +81,14 @@ logger = logging.getLogger("flwr")
 
 POLL = 0.5  # seconds between two looks at who is connected
 UNAVAILABLE = "(Flower's error 5)"  # the node's heartbeat is overdue
+EXPIRED = (3, 4)  # Flower's errors where a message or its reply has outlived its sender's patience
 PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 # Seconds for which a message lives longer than its sender waits. A node works off one message after
 # the other: older ones that nobody waits for any more would keep it late for ever.
 SLACK = 1.0
+RECORDS = "runs/flower"  # where records are written by default
 Loss = Callable[[Message, Context], float]
+Summarize = Callable[[list[RecordDict], str], MetricRecord | None]
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
@@ -122,6 +126,8 @@ class Answers:
             source = reply.metadata.src_node_id
             node = asked.get(reply.metadata.reply_to_message_id, source)
             if node not in asked.values() or node in self.contents or node in self.failed:
+                continue
+            if reply.has_error() and reply.error.code in EXPIRED:
                 continue
             if reply.has_error():
                 self.failed[node] = _reason(reply.error.code, reply.error.reason)
@@ -213,7 +219,8 @@ class FairStrategy(Strategy):
     that does not is taken to have the loss of its last evaluation
     evaluate_loss_key, score_key: of evaluations; by default the first that looks like one
     name_key: a metric by which clients are named in the record; by default a node's id is its name
-    out: the folder of the run's record (None: none is written); resume: continue the run in it
+    out: the folder of the run's record (None: none is written); by default runs/flower, or
+    runs/flower-2 and so on where it exists; resume: continue the run in it, by default the last one
     wait: seconds to wait for `min_available_nodes`; timeout: seconds to wait for replies, by
     default that of `start`
     max_examples: clients that report more rows are dropped
@@ -232,7 +239,7 @@ class FairStrategy(Strategy):
         evaluate_loss_key: str | None = None,
         score_key: str | None = None,
         name_key: str | None = None,
-        out: str | Path | None = "runs/flower",
+        out: str | Path | None = RECORDS,
         resume: bool = False,
         wait: float = 120.0,
         timeout: float | None = None,
@@ -247,10 +254,18 @@ class FairStrategy(Strategy):
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
+        train_metrics_aggr_fn: Summarize | None = None,
+        evaluate_metrics_aggr_fn: Summarize | None = None,
     ) -> None:
-        self.rule: Rule = _built("rules", rule)
-        self.server: ServerOptimizer = _built("servers", server)
-        self.channels: tuple[Channel, ...] = tuple(_built("channels", each) for each in channels)
+        self.rule: Rule = _built("rules", rule, Rule)
+        self.server: ServerOptimizer = _built("servers", server, ServerOptimizer)
+        listed = [channels] if isinstance(channels, str | Mapping) else channels
+        self.channels: tuple[Channel, ...] = tuple(
+            _built("channels", each, Channel) for each in listed
+        )
+        for key, share in (("train", fraction_train), ("evaluate", fraction_evaluate)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"fraction_{key} = {share}: give a share from 0 to 1")
         if "labels" in self.rule.needs:
             raise ConfigError(
                 "this rule needs the clients' label counts, which Flower apps do not send: run a "
@@ -261,7 +276,8 @@ class FairStrategy(Strategy):
         self.score_names = SCORE_NAMES if score_key is None else (score_key,)
         self.score_name = score_key or "accuracy"
         self.name_key = name_key
-        self.store = None if out is None else Store(Path(out))
+        self.out = out
+        self.store: Store | None = None
         self.resume = resume
         self.wait = wait
         self.timeout = timeout
@@ -276,6 +292,13 @@ class FairStrategy(Strategy):
         self.weighted_by_key = weighted_by_key
         self.arrayrecord_key = arrayrecord_key
         self.configrecord_key = configrecord_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or _weighted_mean
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or _weighted_mean
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget an earlier run of this strategy."""
+        self.store = None if self.out is None else Store(_folder(Path(self.out), self.resume))
         self.history: list[RoundRecord] = []
         self.known: dict[int, _Known] = {}  # by node
         self._remembered: dict[int, _Known] = {}  # of a resumed run, by node
@@ -283,7 +306,7 @@ class FairStrategy(Strategy):
         self._sent: list[Message] = []
         self._offset = 0
         self._rounds = 0
-        self._patience = 3600.0 if timeout is None else timeout
+        self._patience = 3600.0 if self.timeout is None else self.timeout
         self._waited = "in time"
         self._began = 0.0
         self._model: _Model | None = None
@@ -308,6 +331,8 @@ class FairStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run all rounds, or those that a resumed run still has to do."""
+        if self._model is not None:
+            self._begin()
         patience = timeout if self.timeout is None else self.timeout
         self._patience = patience
         self._waited = f"within {patience:g} s"
@@ -399,7 +424,8 @@ class FairStrategy(Strategy):
         if len(outcome.clients) == 0:
             logger.warning("round %d: no reply can be used; the model stays", number)
             return None, None
-        return model.arrays(), _weighted_mean(answers.contents, self.weighted_by_key)
+        used = [each for node, each in answers.contents.items() if node not in failed]
+        return model.arrays(), self.train_metrics_aggr_fn(used, self.weighted_by_key)
 
     def _id(self, node: int) -> int:
         """The id by which rules know a client."""
@@ -451,7 +477,8 @@ class FairStrategy(Strategy):
         for node, why in answers.failed.items():
             logger.warning("evaluation: client %s: %s", self.known[node].name, why)
         self._record(server_round + self._offset, rows, losses, scores)
-        return _weighted_mean(answers.contents, self.weighted_by_key)
+        used = [each for node, each in answers.contents.items() if node in rows]
+        return self.evaluate_metrics_aggr_fn(used, self.weighted_by_key) if used else None
 
     # Nodes
 
@@ -597,8 +624,27 @@ class FairStrategy(Strategy):
         self.store.checkpoint(number, self._opened().saved())
 
 
-def _built(kind: str, part: Value) -> Value:
-    return catalog.build(kind, part) if isinstance(part, str | Mapping) else part
+def _built(kind: str, part: Value, interface: type) -> Value:
+    built = catalog.build(kind, part) if isinstance(part, str | Mapping) else part
+    if not isinstance(built, interface):
+        raise ConfigError(
+            f"FairStrategy: {part!r} is no {catalog.KINDS[kind].label}: give a name of commonweal "
+            f"list, a table with a name, or a {interface.__name__}; FedAvg's arguments are keywords"
+        )
+    return built
+
+
+def _folder(folder: Path, resume: bool) -> Path:
+    """The folder of a run: the one that is named, or by default a free one, or the last one."""
+    if folder != Path(RECORDS):
+        return folder
+    last = folder
+    for number in itertools.count(2):
+        if not folder.exists():
+            break
+        last = folder
+        folder = Path(f"{RECORDS}-{number}")
+    return last if resume else folder
 
 
 def _size(content: RecordDict) -> int:
@@ -609,19 +655,25 @@ def _bytes(sent: Iterable[Message]) -> int:
     return sum(_size(message.content) for message in sent if message.has_content())
 
 
-def _weighted_mean(contents: Mapping[int, RecordDict], by: str) -> MetricRecord | None:
+def _weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
     """The mean of each metric over clients, weighted by their rows: what Flower's log shows."""
-    total: dict[str, float] = {}
+    total: dict[str, np.ndarray] = {}
     weights: dict[str, float] = {}
-    for content in contents.values():
+    for content in contents:
         values = _metrics(content)
         size = values.get(by)
         weight = float(size) if isinstance(size, int | float) and positive(size) else 1.0
         for name, value in values.items():
-            if name != by and isinstance(value, int | float) and math.isfinite(value):
-                total[name] = total.get(name, 0.0) + weight * value
+            if name == by or not isinstance(value, int | float | list):
+                continue
+            numbers = np.asarray(value)
+            known = total.get(name, np.zeros(numbers.shape))
+            usable = numbers.dtype.kind in "if" and np.isfinite(numbers).all()
+            if usable and known.shape == numbers.shape:
+                total[name] = known + weight * numbers
                 weights[name] = weights.get(name, 0.0) + weight
-    return MetricRecord({name: total[name] / weights[name] for name in total}) if total else None
+    means = {name: (total[name] / weights[name]).tolist() for name in total}
+    return MetricRecord(means) if means else None
 
 
 def _evaluation(
@@ -668,7 +720,8 @@ def _read(strategy: FairStrategy, answers: Answers, model: "_Model") -> _Reports
             failed[node] = str(error)
             columns.pop(node, None)
     before = {node for node, column in columns.items() if "loss" in column}
-    warnings = _fill_losses(strategy, columns)
+    sent = sorted({name for each in answers.contents.values() for name in _metrics(each)})
+    warnings = _fill_losses(strategy, columns, sent)
     losses = {node: column["loss"] for node, column in columns.items() if "loss" in column}
     scores = {node: column["score"] for node, column in columns.items() if "score" in column}
     blind = bool(columns) and not any(math.isfinite(loss) for loss in losses.values())
@@ -720,8 +773,13 @@ def _columns(strategy: FairStrategy, values: Mapping[str, object]) -> dict[str, 
     return columns
 
 
-def _fill_losses(strategy: FairStrategy, columns: dict[int, dict[str, float]]) -> tuple[str, ...]:
-    """Take losses and scores that were not reported from each client's last evaluation."""
+def _fill_losses(
+    strategy: FairStrategy, columns: dict[int, dict[str, float]], sent: list[str]
+) -> tuple[str, ...]:
+    """Take losses and scores that were not reported from each client's last evaluation.
+
+    sent: the names of what clients report
+    """
     unknown = []
     for node, column in columns.items():
         known = strategy.known[node]
@@ -730,23 +788,25 @@ def _fill_losses(strategy: FairStrategy, columns: dict[int, dict[str, float]]) -
         if "loss" in column:
             continue
         if math.isfinite(known.loss):
+            some = "" if strategy.fraction_evaluate == 1 else " (of some, of an earlier model)"
             strategy._say_once(
-                f"clients do not report {strategy.loss_key!r}: the rule uses the loss of the "
-                "received model on each node's evaluation rows, from the last evaluation"
+                f"clients do not report {strategy.loss_key!r}, but {', '.join(sent) or 'nothing'}: "
+                "the rule uses the loss of the received model on each node's evaluation rows, from "
+                f"the last evaluation{some}"
             )
             column["loss"] = known.loss
         else:
             unknown.append(known.name)
     if not unknown or len(unknown) == len(columns):
         blind = bool(unknown)
-        return (_no_losses(strategy),) if blind else ()
+        return (_no_losses(strategy, sent),) if blind else ()
     return (f"no loss is known of {', '.join(sorted(unknown)[:5])}: the others' mean is used",)
 
 
-def _no_losses(strategy: FairStrategy) -> str:
+def _no_losses(strategy: FairStrategy, sent: list[str]) -> str:
     return (
-        f"no client has reported {strategy.loss_key!r} or was evaluated before: this round's "
-        "weights are those of FedAvg"
+        f"no client has reported {strategy.loss_key!r} (but {', '.join(sent) or 'nothing'}) or was "
+        "evaluated before: this round's weights are those of FedAvg"
     )
 
 
@@ -891,6 +951,26 @@ def _config(content: RecordDict) -> Values:
     for record in content.config_records.values():
         found |= dict(record)
     return found
+
+
+def _check_reply(algorithm: Algorithm, purpose: str, values: Tensors) -> None:
+    """Raise DataError where a single reply cannot be used, whatever the others are."""
+    if not isinstance(algorithm, Averaging) or purpose != "train":
+        return
+    needed = ("loss", "score", "size", "update") if type(algorithm) is Averaging else ()
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise DataError(f"its reply has no {', '.join(missing)}")
+    if "update" not in values:
+        return
+    shape = tuple(values["update"].shape)
+    try:
+        whole = algorithm.decode(Replies(torch.tensor([0]), values)).values["update"]
+    except (RuntimeError, IndexError, ValueError, KeyError):
+        whole = values["update"].new_empty(0)
+    if tuple(whole.shape) != (1, algorithm.task.size):
+        size = algorithm.task.size
+        raise DataError(f"its update has shape {shape}, which does not fit a model of {size}")
 
 
 def _who() -> RecordDict:
@@ -1093,7 +1173,9 @@ class FlowerEngine(Engine):
                 failed[client] = answers.failed[node]
                 continue
             try:
-                arrived[client] = self._checked(name, answers.contents[node])
+                values = self._checked(name, answers.contents[node])
+                _check_reply(algorithm, request.purpose, values)
+                arrived[client] = values
             except DataError as error:
                 failed[client] = str(error)
         wrong = unusual(arrived, algorithm.task.size)

@@ -30,6 +30,16 @@ def test_a_stream_differs_by_each_of_seed_round_who_and_purpose(
     assert first(3, 5, 7, TRAIN) != first(*other)
 
 
+@pytest.mark.parametrize("seed", [0, 7, -3, 2**63])
+def test_a_stream_is_numpys_philox_with_this_key_and_counter(seed: int) -> None:
+    who = key("a")
+    expected = np.random.Philox(
+        key=np.array([seed % 2**64, who], dtype=np.uint64),
+        counter=np.array([0, 0, 5, TRAIN], dtype=np.uint64),
+    )
+    assert first(seed, 5, who, TRAIN) == tuple(expected.random_raw(4).tolist())
+
+
 def test_all_streams_of_a_grid_are_different_and_share_no_number() -> None:
     purposes = [SPLIT, COHORT, TRAIN, INIT_CLIENT]
     grid = list(product([0, 1, 2**40], [0, 1, 2], [0, 1, key("a")], purposes))

@@ -31,7 +31,7 @@ for _name in ("nms", "qnms"):
 
 def read_work() -> Work:
     """The work that the benchmark asks for, with the number of threads set."""
-    work: Work = json.loads(sys.argv[1])
+    work: Work = json.loads(os.environ["WORK"])
     torch.set_num_threads(work["threads"])
     torch.manual_seed(0)
     return work

@@ -91,7 +91,9 @@ class PeerProcess:
 
     def __init__(self, name: str, peer: Peer, spec: dict[str, object], processes: int) -> None:
         self.name = name
-        command = [str(peer.python), str(ADAPTERS / peer.adapter), json.dumps(spec)]
+        self._rounds = int(str(spec["rounds_per_turn"]))
+        command = [str(peer.python), str(ADAPTERS / peer.adapter)]
+        told = _environment(int(str(spec["threads"]))) | {"WORK": json.dumps(spec)}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the peer)
         environments = _ranks(processes) if peer.name == "pfl" else [{}]
         self._processes = [
@@ -101,11 +103,12 @@ class PeerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=_environment(int(str(spec["threads"]))) | each,
+                env=told | each,
             )
             for each in environments
         ]
-        self._counts_all = processes == 1 and peer.name != "flower"
+        self._alone = processes == 1
+        self._has_workers = peer.name == "flower"  # of Ray, which are not counted
         self._answer()  # ready
 
     def turn(self) -> Timed:
@@ -113,9 +116,21 @@ class PeerProcess:
         assert first.stdin is not None
         first.stdin.write("go\n")
         first.stdin.flush()
+        before = self._processor_seconds()
         seconds = self._answer()
-        processor = float(seconds["processor"]) if self._counts_all else 0.0
-        return Timed(float(seconds["wall"]), processor)
+        if self._has_workers:
+            return Timed(seconds["wall"], 0.0)
+        if self._alone:
+            return Timed(seconds["wall"], seconds["processor"])
+        return Timed(seconds["wall"], (self._processor_seconds() - before) / self._rounds)
+
+    def _processor_seconds(self) -> float:
+        """Of all processes, in steps of a hundredth."""
+        ticks = 0
+        for process in self._processes:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime, stime
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def _answer(self) -> dict[str, float]:
         first = self._processes[0]

@@ -13,18 +13,14 @@ from commonweal.algorithms.algorithm import Algorithm, Request
 from commonweal.algorithms.two_phase import TwoPhase
 from commonweal.clients.client import Client
 from commonweal.clients.ditto import Ditto
-from commonweal.engines.simulator import (
-    COPIES_PER_ROW,
-    MODES,
-    VECTORS_PER_CLIENT,
-    Simulator,
-)
+from commonweal.engines.simulator import MODES, VECTORS_PER_CLIENT, Simulator
 from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation, Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers.sgd import SGD
 from commonweal.task import Task
 from commonweal.tensors import Tensors
+from commonweal.training import chunks
 from helpers import (
     SHAPES,
     Visitor,
@@ -65,8 +61,8 @@ def same(a: Tensors, b: Tensors) -> None:
 
 
 def cost(task: Task, f: Federation, rows: int) -> int:
-    """What the simulator counts for a client with that many rows per step."""
-    return VECTORS_PER_CLIENT * task.size + COPIES_PER_ROW * rows * task.width(f.train.x)
+    """The numbers of a client in training with that many rows per step."""
+    return task.size + rows * task.width(f.train.x)
 
 
 # The modes
@@ -79,11 +75,13 @@ def test_the_modes_agree(kind: str, name: str, sizes: dict[str, int]) -> None:
     loop = collected(task, f, "loop", client)
     assert loop["update"].shape == (len(sizes), task.size)
     assert loop["update"].abs().max(1).values.min() > 1e-4  # every client learnt something
-    # With this budget chunks of one and of several clients occur.
-    budget = 2 * cost(task, f, 20)
+    # In this way chunks of one and of several clients occur, and several groups.
+    chunk = 2 * cost(task, f, 20)
     same(collected(task, f, "vmap", client), loop)
+    same(collected(task, f, "chunked", client, chunk=chunk), loop)
+    same(collected(task, f, "chunked", client, chunk=1), loop)
+    budget = 2 * VECTORS_PER_CLIENT * task.size
     same(collected(task, f, "chunked", client, budget=budget), loop)
-    same(collected(task, f, "chunked", client, budget=1), loop)
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
@@ -351,29 +349,16 @@ def test_the_modes_agree_for_other_layers(m: nn.Module) -> None:
 # Groups
 
 
-class Watching(Simulator):
-    """A simulator that notes which clients are run together."""
-
-    def __init__(self, f: Federation, **options: Any) -> None:
-        super().__init__(f, **options)
-        self.together: list[list[int]] = []
-
-    def _answers(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Tensors:
-        self.together.append(request.clients[positions].tolist())
-        return super()._answers(algorithm, request, positions)
-
-
 def groups(
-    f: Federation, client: Client, mode: str = "vmap", kind: str = "mlp", **options: int
+    f: Federation, client: Client, at_once: int | None = None, kind: str = "mlp"
 ) -> list[list[int]]:
-    """The sizes of the clients that are run together."""
-    algorithm = averaging(Task(module(kind)), client)
-    simulator = Watching(f, vectorize=mode, **options)
-    message = algorithm.ask(algorithm.init(f.population))
-    simulator.collect(algorithm, Request(torch.arange(f.clients), message))
+    """The sizes of the clients that are trained together."""
+    task = Task(module(kind))
+    plan = planned(client, task, f, list(range(f.clients)))
+    parts = chunks(task, f.train, plan, at_once)
     order = torch.argsort(f.train.sizes, descending=True, stable=True)
-    assert list(chain(*simulator.together)) == order.tolist()
-    return [f.train.sizes[group].tolist() for group in simulator.together]
+    assert list(chain(*parts)) == order.tolist()
+    return [f.train.sizes[part].tolist() for part in parts]
 
 
 def test_a_small_client_is_never_padded_to_a_large_one() -> None:
@@ -399,18 +384,44 @@ def test_clients_with_batchnorm_are_run_together_when_equal() -> None:
     assert groups(federation(MIXED), Client(), kind="norm") == [[41], [24, 24], [9, 9]]
 
 
-def test_the_loop_is_groups_of_one() -> None:
-    assert groups(federation(MIXED), Client(), "loop") == [[41], [24], [24], [9], [9]]
+class Watching(Simulator):
+    """Remembers which clients answered together."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.together: list[list[int]] = []
+
+    def _answers(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Tensors:
+        self.together.append(request.clients[positions].tolist())
+        return super()._answers(algorithm, request, positions)
 
 
-def test_chunks_keep_to_the_budget() -> None:
+@pytest.mark.parametrize(
+    ("mode", "budget", "want"),
+    [
+        ("loop", 1 << 28, [[4], [0], [2]]),
+        ("vmap", 1, [[4, 0, 2]]),
+        ("chunked", 1 << 28, [[4, 0, 2]]),
+        ("chunked", 1, [[4], [0], [2]]),
+        ("chunked", 2 * VECTORS_PER_CLIENT * 67, [[4, 0], [2]]),
+    ],
+)
+def test_groups_keep_to_the_budget(mode: str, budget: int, want: list[list[int]]) -> None:
+    f, algorithm = federation(MIXED), averaging(Task(module("mlp")))
+    simulator = Watching(f, vectorize=mode, budget=budget)
+    message = algorithm.ask(algorithm.init(f.population))
+    simulator.collect(algorithm, Request(torch.tensor([4, 0, 2]), message))
+    assert simulator.together == want
+
+
+def test_chunks_keep_to_their_numbers() -> None:
     f = federation({str(k): 20 for k in range(10)})
     task = Task(module("mlp"))
     one = cost(task, f, 20)
     for most in (1, 3, 4, 10):
-        cut = groups(f, Client(), "chunked", budget=most * one)
+        cut = groups(f, Client(), most * one)
         assert [len(g) for g in cut] == [most] * (10 // most) + [10 % most] * (10 % most > 0)
-    assert [len(g) for g in groups(f, Client(), "chunked", budget=1)] == [1] * 10
+    assert [len(g) for g in groups(f, Client(), 1)] == [1] * 10
 
 
 @pytest.mark.parametrize("mode", ["vmap", "chunked"])

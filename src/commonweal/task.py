@@ -266,10 +266,10 @@ class Task:
         return scores.find(name, None if self.target is None else self.target[1] ** 2)
 
     def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        result: Tensor = functional_call(module, tensors, (self._ready(x),), tie_weights=self._tied)
+        result: Tensor = functional_call(module, tensors, (self.ready(x),), tie_weights=self._tied)
         return result
 
-    def _ready(self, x: Tensor) -> Tensor:
+    def ready(self, x: Tensor) -> Tensor:
         """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
         if x.dtype == torch.uint8:
             return x.to(torch.float32) / 255
@@ -331,7 +331,7 @@ class Task:
         shape = x.shape[1:]
         if shape not in self._widths:
             row = x.new_zeros((1, *shape))
-            activations = _count_activations(deepcopy(self._inference), self._ready(row))
+            activations = _count_activations(deepcopy(self._inference), self.ready(row))
             self._widths[shape] = activations + row.numel()
         return self._widths[shape]
 

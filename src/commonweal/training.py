@@ -8,8 +8,7 @@ give the same numbers.
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from commonweal.clients.client import Client
+from commonweal.dense import DenseTask, dense_task
 from commonweal.errors import DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
@@ -27,6 +27,7 @@ __all__ = [
     "BatchSchedule",
     "Trained",
     "Vectorize",
+    "chunks",
     "keep_freed_memory",
     "schedule",
     "single",
@@ -75,7 +76,21 @@ class BatchSchedule:
     steps_per_epoch: np.ndarray  # (S,)
     steps: np.ndarray  # (S,)
     noise: np.ndarray  # (sum of steps, draws), client after client
+    first_noise: np.ndarray  # (S,) where in `noise` a client's draws begin
     seeds: tuple[int, ...]  # for modules that draw inside (dropout)
+
+    def of(self, positions: np.ndarray) -> "BatchSchedule":
+        """The schedule of some of the clients, in this order."""
+        return replace(
+            self,
+            base=self.base[positions],
+            sizes=self.sizes[positions],
+            batch=self.batch[positions],
+            steps_per_epoch=self.steps_per_epoch[positions],
+            steps=self.steps[positions],
+            first_noise=self.first_noise[positions],
+            seeds=tuple(self.seeds[k] for k in positions),
+        )
 
     def at(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
         """Row numbers (k, B), loss weights (k, B) and noise (k, draws) of the first k clients."""
@@ -85,7 +100,7 @@ class BatchSchedule:
         # Padding repeats the first row of the batch, with weight 0.
         rows = self.order[begin[:, None] + np.where(real, column, 0)]
         weight = (real / length[:, None]).astype(np.float32)
-        noise = self.noise[self._first_noise[:clients] + step]
+        noise = self.noise[self.first_noise[:clients] + step]
         return torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise)
 
     def _batches_at(self, step: int, clients: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,11 +110,6 @@ class BatchSchedule:
         taken = position * self.batch[:k]  # rows of this epoch that were taken before
         length = np.minimum(self.batch[:k], self.sizes[:k] - taken)
         return self.base[:k] + epoch * self.sizes[:k] + taken, length
-
-    @cached_property
-    def _first_noise(self) -> np.ndarray:  # (S,) where in `noise` a client's draws begin
-        first: np.ndarray = np.cumsum(self.steps) - self.steps
-        return first
 
 
 def schedule(
@@ -132,6 +142,7 @@ def schedule(
         steps_per_epoch=per_epoch,
         steps=steps,
         noise=np.concatenate(noise),
+        first_noise=np.cumsum(steps) - steps,
         seeds=tuple(seeds),
     )
 
@@ -152,7 +163,7 @@ class Trained(NamedTuple):
 
     replies: Tensors
     states: Tensors
-    models: Tensor  # (S, d) the trained w
+    models: Tensor  # (S, d) the trained w; (S, 0) where nobody asked for them
 
 
 def train_locally(
@@ -163,22 +174,181 @@ def train_locally(
     rows: Rows,
     plan: BatchSchedule,
     vectorize: Vectorize,
+    at_once: int | None = None,
+    models: bool = True,
 ) -> Trained:
     """Train a group of clients from the message and their states.
 
-    The clients come by falling number of steps: those that are done leave at the end of the group,
-    and only the others are computed.
+    at_once: the numbers that clients who are trained together may hold (None: any)
+    models: whether the trained models are returned beside what the clients reply
+    """
+    parts = chunks(task, rows, plan, at_once)
+    dense = dense_task(task) if vectorize is vmap_clients else None
+    if dense is not None and not models and _plain_sgd(client) and _base_model(client, task):
+        update = _plain_updates(client, dense, message, rows, plan, parts)
+        return Trained({"update": update}, states, update[:, :0])
+    in_order = len(parts) == 1 and bool((np.diff(parts[0]) > 0).all())
+    gathered = _Gathered(len(plan.sizes))
+    for part in parts:
+        own = states if in_order else select(states, torch.from_numpy(part))
+        schedule = plan if in_order else plan.of(part)
+        trained = _train_together(client, task, message, own, rows, schedule, vectorize)
+        if not models:
+            trained = trained._replace(models=trained.models.new_empty(len(part), 0))
+        if in_order:
+            return trained
+        gathered.put(torch.from_numpy(part), trained)
+    return gathered.trained()
+
+
+def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> list[np.ndarray]:
+    """Positions of the clients that are trained together, by falling size.
+
+    Batches of very different lengths are never padded to each other; with normalisation layers
+    none are, as padding would enter their buffers.
+    """
+    order = np.argsort(-plan.sizes, kind="stable")
+    sizes = plan.sizes[order]
+    widths = plan.batch[order]
+    most = len(order)
+    if at_once is not None:
+        most = max(1, at_once // (task.size + int(widths[0]) * task.width(rows.x)))
+    exact = task.size > task.num_trainable
+    parts = []
+    start = 0
+    for i in range(1, len(order) + 1):
+        if i < len(order) and i - start < most:
+            alike = sizes[i] == sizes[start] if exact else 2 * widths[i] >= widths[start]
+            if alike:
+                continue
+        parts.append(order[start:i])
+        start = i
+    return parts
+
+
+class _Gathered:
+    """The results of chunks, written to the places of their clients as they come."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self.parts: tuple[Tensors, Tensors, Tensors] = ({}, {}, {})
+
+    def put(self, positions: Tensor, part: Trained) -> None:
+        values = (part.replies, part.states, {"w": part.models})
+        for mine, new in zip(self.parts, values, strict=True):
+            for name, value in new.items():
+                if name not in mine:
+                    mine[name] = value.new_empty(self.clients, *value.shape[1:])
+                mine[name].index_copy_(0, positions, value)
+
+    def trained(self) -> Trained:
+        replies, states, models = self.parts
+        return Trained(replies, states, models["w"])
+
+
+def _train_together(
+    client: Client,
+    task: Task,
+    message: Tensors,
+    states: Tensors,
+    rows: Rows,
+    plan: BatchSchedule,
+    vectorize: Vectorize,
+) -> Trained:
+    """Train clients step by step together.
+
+    They come by falling number of steps: those that are done leave at the end of the group, and
+    only the others are computed.
     """
     steps = torch.from_numpy(plan.steps)
     # `steps` gives vmap the size of the group where clients have no state.
     start = vectorize(lambda state, _: client.start(task, message, state), (0, 0))
     params: Tensors = start(states, steps)
-    train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
-    with _seeded(plan.seeds):
-        params = _all_steps(params, states, plan, train_on_batch)
+    dense = dense_task(task) if vectorize is vmap_clients else None
+    if dense is not None and _plain_sgd(client):
+        w = params["w"].clone(memory_format=torch.contiguous_format)
+        _plain_steps(client, dense, message, w, rows, plan)
+        params = {"w": w}
+    else:
+        train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
+        with _seeded(plan.seeds):
+            params = _all_steps(params, states, plan, train_on_batch)
     reply = vectorize(lambda p, s, n: client.reply(task, p, message, s, n), (0, 0, 0))
     replies, new_states = reply(params, states, steps)
     return Trained(replies, new_states, params["w"])
+
+
+def _base_model(client: Client, task: Task) -> bool:
+    """Whether a client trains the received model as a whole and replies with its update only."""
+    method = type(client)
+    base = method.start is Client.start and method.reply is Client.reply
+    return base and client.private_mask(task) is None
+
+
+def _plain_sgd(client: Client) -> bool:
+    """Whether a client takes plain steps of SGD on the loss of its rows."""
+    method = type(client)
+    plain = method.loss is Client.loss and _base_step(client) and client.steps_per_batch == 1
+    return plain and client.optimizer == "sgd" and client.clip is None
+
+
+def _plain_updates(
+    client: Client,
+    task: DenseTask,
+    message: Tensors,
+    rows: Rows,
+    plan: BatchSchedule,
+    parts: list[np.ndarray],
+) -> Tensor:
+    """The updates (S, d) of clients that train the received model by plain SGD.
+
+    They are trained in the place of their replies: to write (S, d) once more takes as long as a
+    step.
+    """
+    received = message["w"]
+    update = received.new_empty(len(plan.sizes), len(received))
+    for part in parts:
+        first, size = int(part[0]), len(part)
+        adjacent = bool((np.diff(part) == 1).all())
+        w = update[first : first + size] if adjacent else received.new_empty(size, len(received))
+        w.copy_(received)
+        _plain_steps(client, task, message, w, rows, plan.of(part))
+        torch.sub(received, w, out=w)
+        if not adjacent:
+            update.index_copy_(0, torch.from_numpy(part), w)
+    return update
+
+
+def _plain_steps(
+    client: Client,
+    task: DenseTask,
+    message: Tensors,
+    models: Tensor,
+    rows: Rows,
+    plan: BatchSchedule,
+) -> None:
+    """Take all steps of plain SGD, which change the models (S, d) in place."""
+    lr = client.rate(int(message["round"]))
+    velocity = torch.zeros_like(models) if client.momentum else models
+    active = 0
+    with torch.no_grad():
+        for step in range(plan.steps[0]):
+            now = int((plan.steps > step).sum())
+            if now != active:
+                active = now
+                w = models[:active]
+                v = velocity[:active]
+                layers = task.affine(w)
+                moved = task.affine(v) if client.momentum else layers
+            index, weight, _ = plan.at(step, active)
+            batch = Batch(rows.x[index], rows.y[index], weight)
+            if not client.momentum:
+                task.descend(layers, moved, batch, 1 - lr * client.weight_decay, -lr)
+                continue
+            task.descend(layers, moved, batch, client.momentum, 1.0)
+            if client.weight_decay:
+                v.add_(w, alpha=client.weight_decay)
+            w.sub_(v, alpha=lr)
 
 
 # (number of the step, params, opt_state, client states) -> params, opt_state

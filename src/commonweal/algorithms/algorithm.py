@@ -97,6 +97,7 @@ class Group(NamedTuple):
     streams: Sequence[np.random.Generator]
     vectorize: Vectorize
     each: Tensors = NONE  # (S, ...) their rows of `Request.each`
+    at_once: int | None = None  # numbers that clients who are trained together may hold
 
 
 @dataclass(frozen=True, eq=False)

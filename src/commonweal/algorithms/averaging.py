@@ -241,7 +241,15 @@ class Averaging(Algorithm):
         """Local training of a group; clients that diverge keep their states."""
         states = {n: v for n, v in group.states.items() if not n.startswith(MEMORY)}
         trained = train_locally(
-            self.client, self.task, request.message, states, group.rows, plan, group.vectorize
+            self.client,
+            self.task,
+            request.message,
+            states,
+            group.rows,
+            plan,
+            group.vectorize,
+            group.at_once,
+            models="loss_after" in self.rule.needs,
         )
         kept = keep_finite(states, trained.states, trained.replies["update"])
         memory = {n: v for n, v in group.states.items() if n.startswith(MEMORY)}

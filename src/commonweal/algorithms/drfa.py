@@ -169,7 +169,15 @@ class DRFA(Algorithm):
             return replies, group.states
         plan = schedule(self._trainer, self.task, rows, ids, group.streams)
         trained = train_locally(
-            self._trainer, self.task, request.message, group.states, rows, plan, group.vectorize
+            self._trainer,
+            self.task,
+            request.message,
+            group.states,
+            rows,
+            plan,
+            group.vectorize,
+            group.at_once,
+            models=False,
         )
         kept = keep_finite(group.states, trained.states, trained.replies["update"])
         return replies | trained.replies, kept

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
-from commonweal.clients.client import Client
 from commonweal.engines.client_states import ClientStates
 from commonweal.engines.engine import Engine
 from commonweal.errors import ConfigError, DataError, did_you_mean
@@ -30,13 +29,11 @@ from commonweal.values import Values
 __all__ = ["MODES", "Simulator"]
 
 MODES = ("auto", "vmap", "chunked", "loop")
-BUDGET = 1 << 28  # numbers that a chunk of clients may hold at once: 1 GB
+BUDGET = 1 << 28  # numbers that a group of clients may hold at once: 1 GB
+CHUNK = 1 << 21  # numbers that clients who are trained together may hold: 8 MB, of a cache
 LARGE = 1 << 19  # parameters from which one client keeps the cores busy
 
-# A client in training holds its vectors w, gradient, momentum and temporaries, and per row about
-# three times the activations.
-VECTORS_PER_CLIENT = 6
-COPIES_PER_ROW = 3
+VECTORS_PER_CLIENT = 6  # its reply, states before and after
 MODELS_PER_CHUNK = 16  # copies of a model while personal models are evaluated
 
 
@@ -49,6 +46,7 @@ class Simulator(Engine):
         seed: int = 0,
         vectorize: str = "auto",
         budget: int = BUDGET,
+        chunk: int = CHUNK,
     ) -> None:
         if vectorize not in MODES:
             hint = did_you_mean(vectorize, MODES)
@@ -62,6 +60,7 @@ class Simulator(Engine):
         self.seed = seed
         self.vectorize = vectorize
         self.budget = budget
+        self.chunk = chunk
         self.states = ClientStates(federation.clients)
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
@@ -108,7 +107,7 @@ class Simulator(Engine):
         return "chunked", f"{task.size} parameters in layers that are faster together"
 
     def _vectorizer(self, algorithm: Algorithm) -> Vectorize:
-        """How personal models are evaluated."""
+        """How the functions of one client are run for a group."""
         loop = self.decision(algorithm)[0] == "loop"
         return single if loop else vmap_clients
 
@@ -117,19 +116,16 @@ class Simulator(Engine):
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         if len(request.clients) == 0:
             return Replies(request.clients, {})
-        sizes = self.rows.train.sizes[request.clients]
-        order = torch.argsort(sizes, descending=True, stable=True)
-        parts = [
-            self._answers(algorithm, request, positions)
-            for positions in self._groups(algorithm, request.clients, order)
-        ]
-        if len(parts) == 1:
-            values = parts[0]
-        else:
-            values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        back = torch.argsort(order)
-        if not torch.equal(back, torch.arange(len(back))):
-            values = select(values, back)
+        values: Tensors = {}
+        for positions in self._groups(algorithm, request.clients):
+            part = self._answers(algorithm, request, positions)
+            if len(positions) == len(request.clients):
+                values = part
+                continue
+            for name, value in part.items():
+                if name not in values:
+                    values[name] = value.new_empty(len(request.clients), *value.shape[1:])
+                values[name].index_copy_(0, positions, value)
         return Replies(request.clients, values)
 
     def _answers(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Tensors:
@@ -143,8 +139,9 @@ class Simulator(Engine):
             rows=self.rows.train,
             states=self._states(algorithm, ids),
             streams=[randomness.stream(self.seed, round, key, purpose) for key in keys],
-            vectorize=single if len(ids) == 1 else vmap_clients,
+            vectorize=self._vectorizer(algorithm),
             each=select(request.each, positions),
+            at_once=None if self.vectorize == "vmap" else self.chunk,
         )
         replies, states = algorithm.answer(request, group)
         if states and states is not group.states:
@@ -164,38 +161,15 @@ class Simulator(Engine):
             each.append(state)
         return stack(each)
 
-    def _groups(self, algorithm: Algorithm, clients: Tensor, order: Tensor) -> Iterator[Tensor]:
-        """Split a cohort, by falling size, into groups of clients that are run together.
-
-        Yields positions in the request. Batches of very different lengths are never padded to
-        each other.
-        """
-        client = algorithm.client
+    def _groups(self, algorithm: Algorithm, clients: Tensor) -> Iterator[Tensor]:
+        """Split a cohort into groups that answer together; yields positions in the request."""
         mode, _ = self.decision(algorithm)
-        if mode == "loop" or client is None:
-            yield from torch.split(order, 1)
-            return
-        sizes = self.rows.train.sizes[clients[order]].tolist()
-        most = len(order)
-        if mode == "chunked":
-            most = max(1, self.budget // self._cost(algorithm, client, sizes[0]))
-        widths = [min(n, client.batch or n) for n in sizes]
-        task = algorithm.client_task
-        exact = task.size > task.num_trainable  # padding would enter the buffers of normalisation
-        start = 0
-        for i in range(1, len(order) + 1):
-            if i < len(order) and i - start < most:
-                same = sizes[i] == sizes[start] if exact else 2 * widths[i] >= widths[start]
-                if same:
-                    continue
-            yield order[start:i]
-            start = i
-
-    def _cost(self, algorithm: Algorithm, client: Client, rows: int) -> int:
-        """Numbers that a client holds in a step: its vectors, and the activations of its rows."""
-        width = algorithm.task.width(self.rows.train.x)
-        batch = min(client.batch or rows, rows)
-        return VECTORS_PER_CLIENT * algorithm.client_task.size + COPIES_PER_ROW * batch * width
+        most = len(clients)
+        if mode == "loop" or algorithm.client is None:
+            most = 1
+        elif mode == "chunked":
+            most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
+        return iter(torch.split(torch.arange(len(clients)), most))
 
     # Evaluation
 

@@ -1,0 +1,199 @@
+"""Dense stacks: losses and gradients of linear layers in closed form, for a group of clients.
+
+Speed lives here: a group is a few batched products, without autograd and vmap, and a step of plain
+SGD changes the models in place. The numbers are those of autograd up to rounding. Which tasks are
+dense stacks is decided by their modules and their loss alone.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from commonweal.task import LOSSES, Batch, Task
+
+__all__ = ["DenseTask", "Layer", "dense_task"]
+
+CLOSED = ("cross-entropy", "binary", "squared")  # losses whose derivative is written down here
+
+
+class Layer(NamedTuple):
+    """A linear layer, where its tensors begin in the model's vector, and whether a ReLU follows."""
+
+    outputs: int
+    inputs: int
+    weight: int
+    bias: int | None
+    relu: bool
+
+
+class Affine(NamedTuple):
+    """The tensors of a layer of a group, as views of the models (S, d)."""
+
+    weight: Tensor  # (S, outputs, inputs)
+    bias: Tensor | None  # (S, 1, outputs)
+    relu: bool
+
+
+@lru_cache(maxsize=16)
+def dense_task(task: Task) -> "DenseTask | None":
+    """The task as one of groups, if its module is a stack of linear layers; None: it is not."""
+    layers = _layers(task)
+    if layers is None or task.loss not in CLOSED:
+        return None
+    return DenseTask(task.module, task.loss, task.score, task.also, task.target, layers)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseTask(Task):
+    """A task whose `batch_loss` takes the models of a group (S, d) and a batch of each, (S, B)."""
+
+    stack: tuple[Layer, ...] = ()
+
+    def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        losses: Tensor = _Loss.apply(w, self, batch)  # type: ignore[no-untyped-call]
+        return losses, w.new_empty(len(w), 0)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The inputs of the first layer (S, B, inputs)."""
+        return self.ready(x).flatten(2)
+
+    def affine(self, w: Tensor) -> list[Affine]:
+        """The layers of the models (S, d): views, so that a change of them changes the models."""
+        return [_affine(w, layer) for layer in self.stack]
+
+    def losses_and_gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The clients' losses (S,) and their gradients (S, d)."""
+        layers = self.affine(w)
+        inputs, outputs = _forward(layers, self.rows(batch.x))
+        y = self._scaled(batch.y)
+        losses = LOSSES[self.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
+        slope = self._slope(outputs, y, batch.weight)
+        grads = torch.empty_like(w)
+        _backward(layers, self.affine(grads), inputs, slope, beta=0.0, alpha=1.0)
+        return (losses * batch.weight).sum(-1), grads
+
+    def descend(
+        self, layers: list[Affine], moved: list[Affine], batch: Batch, beta: float, alpha: float
+    ) -> None:
+        """Set `moved` to beta times itself plus alpha times the gradients at `layers`, in place."""
+        inputs, outputs = _forward(layers, self.rows(batch.x))
+        slope = self._slope(outputs, self._scaled(batch.y), batch.weight)
+        _backward(layers, moved, inputs, slope, beta, alpha)
+
+    def _slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
+        if self.loss == "cross-entropy":
+            slope = outputs.softmax(-1)
+            slope.scatter_add_(-1, y[..., None], slope.new_full((), -1.0).expand(*y.shape, 1))
+        elif self.loss == "binary":
+            slope = outputs.sigmoid() - y[..., None]
+        else:
+            slope = 2 * (outputs - y[..., None])
+        return slope.mul_(weight[..., None])
+
+
+class _Loss(torch.autograd.Function):
+    """The losses (S,) of a group. Their gradients are computed along with them."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, w: Tensor, task: DenseTask, batch: Batch) -> Tensor:
+        losses, grads = task.losses_and_gradients(w, batch)
+        ctx.save_for_backward(grads)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor, None, None]:
+        (grads,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        if bool((slope == 1).all()):  # as of a sum: no multiplication of (S, d)
+            return grads, None, None
+        return slope[:, None] * grads, None, None
+
+
+def _layers(task: Task) -> tuple[Layer, ...] | None:
+    """The layers of a stack of Flatten, Linear and ReLU that ends in Linear; None: another one."""
+    parts = _parts(task.module, "")
+    begin = dict(zip(task.names, _begins(task.sizes), strict=True))
+    layers: list[Layer] = []
+    for number, (name, part) in enumerate(parts):
+        if type(part) is nn.Flatten and number == 0 and (part.start_dim, part.end_dim) == (1, -1):
+            continue
+        if type(part) is nn.ReLU and layers and not layers[-1].relu:
+            layers[-1] = layers[-1]._replace(relu=True)
+        elif type(part) is nn.Linear and f"{name}weight" in begin:
+            weight = begin.pop(f"{name}weight")
+            bias = None if part.bias is None else begin.pop(f"{name}bias", -1)
+            layers.append(Layer(part.out_features, part.in_features, weight, bias, relu=False))
+        else:
+            return None
+    # What is left in `begin` is not of a linear layer; a bias at -1 is not trained.
+    if not layers or layers[-1].relu or begin or any(layer.bias == -1 for layer in layers):
+        return None
+    return tuple(layers)
+
+
+def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    """The parts of nested nn.Sequential in order, with the prefix of their parameters' names."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return [(name, nn.Identity())]  # a hook may change what the layer computes
+    if type(module) is not nn.Sequential:
+        return [(name, module)]
+    children = [_parts(child, f"{name}{key}.") for key, child in module.named_children()]
+    return [part for parts in children for part in parts]
+
+
+def _begins(sizes: list[int]) -> list[int]:
+    return [sum(sizes[:k]) for k in range(len(sizes))]
+
+
+def _affine(w: Tensor, layer: Layer) -> Affine:
+    size = layer.outputs * layer.inputs
+    weight = w[:, layer.weight : layer.weight + size].view(-1, layer.outputs, layer.inputs)
+    if layer.bias is None:
+        return Affine(weight, None, layer.relu)
+    return Affine(weight, w[:, None, layer.bias : layer.bias + layer.outputs], layer.relu)
+
+
+def _forward(layers: list[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The inputs of every layer, and the outputs of the last one."""
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        if layer.bias is None:
+            x = torch.bmm(x, layer.weight.mT)
+        else:
+            x = torch.baddbmm(layer.bias, x, layer.weight.mT)
+        if layer.relu:
+            x = x.relu_()
+    return inputs, x
+
+
+def _backward(
+    layers: list[Affine],
+    moved: list[Affine],
+    inputs: list[Tensor],
+    slope: Tensor,
+    beta: float,
+    alpha: float,
+) -> None:
+    """Set `moved` to beta times itself plus alpha times the gradients; `moved` may be `layers`."""
+    for k in reversed(range(len(layers))):
+        below = None
+        if k:  # before the layer itself may move
+            below = torch.bmm(slope, layers[k].weight)
+            if layers[k - 1].relu:
+                below.mul_(inputs[k] > 0)
+        target = moved[k]
+        target.weight.baddbmm_(slope.mT, inputs[k], beta=beta, alpha=alpha)
+        if target.bias is not None:
+            total = slope.sum(1, keepdim=True)
+            if beta:
+                target.bias.mul_(beta).add_(total, alpha=alpha)
+            else:  # the bias may not be set yet
+                torch.mul(total, alpha, out=target.bias)
+        if below is not None:
+            slope = below

@@ -10,9 +10,10 @@ from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import Experiment
 from commonweal.job import build_dataset
 
-__all__ = ["run"]
+__all__ = ["TIMEOUT", "run"]
 
 Say = Callable[[str], object]
+TIMEOUT = 120.0  # seconds to wait for replies
 
 
 def run(
@@ -25,6 +26,9 @@ def run(
 ) -> None:
     """Run an experiment with a SuperNode per client, and end everything that was started."""
     runtime = folder.with_name(f"{folder.name}.flower").resolve()
+    if resume and (folder / "model.safetensors").exists():
+        say(f"{folder} was finished already")
+        return
     if not resume and runtime.exists():
         if folder.exists():
             raise RunError(

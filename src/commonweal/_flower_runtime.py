@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -245,6 +246,7 @@ class Runtime:
         self.keys = self.folder / "keys"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = 0
+        self._before: dict[signal.Signals, Value] = {}  # how signals were handled
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.keys / "ca.crt").exists():
             write_keys(self.keys, list(self.nodes))
@@ -259,6 +261,9 @@ class Runtime:
         }
 
     def __enter__(self) -> "Runtime":
+        if threading.current_thread() is threading.main_thread():
+            for kind in (signal.SIGTERM, signal.SIGHUP):
+                self._before[kind] = signal.signal(kind, _leave)
         return self
 
     def __exit__(
@@ -268,6 +273,9 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
 
     def start(self) -> None:
         """Start the SuperLink, register the nodes' keys, and start the SuperNodes."""
@@ -341,6 +349,7 @@ class Runtime:
                 env=self.environment,
                 cwd=self.folder,
                 start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         self.processes[name] = process
         return process
@@ -406,6 +415,18 @@ class Runtime:
             process.wait()
         _end(started)
         self.processes.clear()
+
+
+def _leave(number: int, frame: object) -> None:
+    """Turn a signal into an exception, so that what was started is ended."""
+    raise SystemExit(128 + number)
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when the one that started it ends, even by SIGKILL."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _descendants(pids: Sequence[int]) -> list[int]:

@@ -226,10 +226,19 @@ def run(
     experiment = Experiment(**base)
     folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
 
-    from commonweal.job import job_from_experiment
     from commonweal.store import Record
 
     silent = quiet or as_json
+    if experiment.engine == "flower":
+        from commonweal import _flower_local
+
+        say = (lambda text: None) if silent else _say
+        _flower_local.run(experiment, folder, None, resume, _flower_local.TIMEOUT, say)
+        _show_run(Record.read(folder), quiet, as_json)
+        return
+
+    from commonweal.job import job_from_experiment
+
     job = job_from_experiment(experiment)
     last = _run_job(job, experiment.title, folder, resume, silent)
     if not silent:

@@ -33,7 +33,7 @@ class RunSettings(pydantic.BaseModel):
     rounds: int = Field(100, ge=1)
     cohort: Value = "all"  # clients per round: a number, or a share of them
     seed: int = Field(0, ge=0, lt=2**64)
-    engine: Literal["simulator"] = "simulator"  # who carries the messages
+    engine: Literal["simulator", "flower"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
     evaluate_every: int = Field(1, ge=1)
     validation: float = Field(0.0, ge=0, lt=1)  # share of training rows to choose the best round by
@@ -53,7 +53,7 @@ class RunSettings(pydantic.BaseModel):
             old = values["engine"]
             raise ConfigError(
                 f'engine = "{old}" is now written vectorize = "{old}": engine says who carries the '
-                "messages, and is 'simulator' here"
+                "messages, 'simulator' or 'flower'"
             )
         try:
             super().__init__(**values)

@@ -176,6 +176,7 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
 
     federation: other rows than those of the experiment's dataset, as for tuning
     """
+    _check_engine(experiment)
     if federation is None:
         federation = _divided(build_dataset(experiment), experiment)
     task = build_task(
@@ -190,6 +191,14 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
     e = experiment
     engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize)
     return job_on(experiment, task, engine)
+
+
+def _check_engine(settings: RunSettings) -> None:
+    if settings.engine != "simulator":
+        raise ConfigError(
+            f"engine = {settings.engine!r} is for commonweal run and commonweal flower run FILE, "
+            "which start Flower's processes: leave it out here"
+        )
 
 
 def _divided(federation: Federation, settings: RunSettings) -> Federation:
@@ -253,6 +262,7 @@ def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
+    _check_engine(settings)
     federation = _divided(federation, settings)
     if settings.scores:
         score, *also = settings.scores

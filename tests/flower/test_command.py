@@ -1,9 +1,15 @@
 """`commonweal flower`: what it writes, and what it refuses."""
 
+import signal
 import ssl
 import stat
+import subprocess
+import sys
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,10 +75,6 @@ def test_more_nodes_than_clients_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_process_starts_in_another_session_ends_with_it(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-    import time
-
     from commonweal._flower_runtime import Runtime
 
     code = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60'], "
@@ -90,3 +92,54 @@ def test_what_a_process_starts_in_another_session_ends_with_it(tmp_path: Path) -
     listed = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True)
     assert listed.stdout.strip()[:1] in ("", "Z")
     assert process.returncode is not None
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_command(tmp_path: Path, kind: signal.Signals) -> None:
+    """SuperLink and SuperNodes, here a sleep, end with it however it ends."""
+    (tmp_path / "sleeping").write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
+    (tmp_path / "sleeping").chmod(0o700)
+    code = "import time; from pathlib import Path; from commonweal import _flower_runtime as r\n"
+    code += f"r.command = lambda name: {str(tmp_path / 'sleeping')!r}\n"
+    code += "with r.Runtime(Path('.'), {'a': {}}) as runtime:\n"
+    code += "    runtime.launch('superlink', 'flower-superlink')\n    time.sleep(60)\n"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip() != "")
+    pid = (tmp_path / "pid").read_text().strip()
+    process.send_signal(kind)
+    process.wait(30)
+
+    def ended() -> bool:
+        listed = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True)
+        return listed.stdout.strip()[:1] in ("", "Z")
+
+    wait_for(ended)
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_engine_flower_of_an_experiment_starts_flower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`commonweal run` does what `commonweal flower run` does; Python says where to turn."""
+    import commonweal
+    from commonweal import _flower_local
+    from commonweal.experiment import Experiment
+
+    asked: list[Any] = []
+    monkeypatch.setattr(_flower_local, "run", lambda *values: asked.append(values))
+    monkeypatch.setattr("commonweal.cli._show_run", lambda *values: None)
+    monkeypatch.setattr("commonweal.store.Record.read", lambda folder: None)
+    arguments = ["run", "examples/vowel.toml", "engine=flower", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    ((given, folder, nodes, resume, _, _),) = asked
+    assert isinstance(given, Experiment) and given.engine == "flower"
+    assert (folder, nodes, resume) == (tmp_path / "run", None, False)
+    with pytest.raises(ConfigError, match="commonweal flower run FILE"):
+        next(iter(commonweal.run(given)))

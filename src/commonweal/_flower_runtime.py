@@ -29,7 +29,7 @@ from commonweal.values import Value
 __all__ = ["Runtime", "export", "write_keys"]
 
 HOST = "127.0.0.1"
-PATIENCE = 90.0  # seconds until a process that does not start is given up
+PATIENCE = 180.0  # seconds until a process that does not start is given up
 
 
 # Certificates and keys
@@ -367,15 +367,21 @@ class Runtime:
 
     def call(self, program: str, *arguments: str) -> str:
         """Run a command of Flower to its end. Raises RunError where it fails."""
-        done = subprocess.run(
-            [command(program), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            cwd=self.folder,
-            timeout=PATIENCE,
-        )
+        try:
+            done = subprocess.run(
+                [command(program), *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=self.environment,
+                cwd=self.folder,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(
+                f"{program} {' '.join(arguments[:2])} did not end within {PATIENCE:g} s: is this "
+                "machine very busy?"
+            ) from None
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
             raise RunError(f"{program} {' '.join(arguments[:2])} failed: {said[-600:]}")
@@ -419,7 +425,7 @@ class Runtime:
 
 def _leave(number: int, frame: object) -> None:
     """Turn a signal into an exception, so that what was started is ended."""
-    raise SystemExit(128 + number)
+    sys.exit(128 + number)
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,83 @@
+"""Simulation by Ray (`pip install 'commonweal[flower-sim]'`): FairStrategy works there too.
+
+In a process of its own, since Ray starts others, which end with it.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
+
+from commonweal.store import Record
+from flower_helpers import LocalGrid, configs
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None,
+        reason="Ray is not installed: pip install 'commonweal[flower-sim]'",
+    ),
+]
+
+PROGRAM = """
+import sys
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from commonweal.flower import FairStrategy
+from flower_helpers import distance, mean_app
+
+def before(k, w, mine):
+    return {"loss-before": distance(w, mine), "client": k}
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    strategy = FairStrategy("aaggff-s", out=sys.argv[1], name_key="client", min_available_nodes=4)
+    start = ArrayRecord([np.zeros(3, np.float32)])
+    strategy.start(grid=grid, initial_arrays=start, num_rounds=3)
+
+resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+run_simulation(app, mean_app(before), 4, backend_config=resources)
+"""
+
+
+def test_ray_gives_the_numbers_of_the_grid_in_this_process(tmp_path: Path) -> None:
+    """Two runs on Ray, whose node ids differ, and one on the in-process Grid."""
+    import numpy as np
+    from flwr.app import ArrayRecord
+
+    from commonweal.flower import FairStrategy
+    from flower_helpers import distance, mean_app
+
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    for name in ("one", "two"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / name)],
+            env=os.environ | quiet | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=540,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "here", name_key="client")
+    app = mean_app(lambda k, w, mine: {"loss-before": distance(w, mine), "client": k})
+    start = ArrayRecord([np.zeros(3, np.float32)])
+    strategy.start(grid=LocalGrid(app, configs(4)), initial_arrays=start, num_rounds=3)
+    one, two, here = (Record.read(tmp_path / name) for name in ("one", "two", "here"))
+    for record in (one, two):
+        assert record.finished and all(not line.dropped for line in record.rounds)
+        for line, other in zip(record.rounds, here.rounds, strict=True):
+            assert line.weights == pytest.approx(other.weights, rel=1e-6)
+    models = [(record.folder / "model.safetensors").read_bytes() for record in (one, two, here)]
+    assert models[0] == models[1] == models[2]
+    facts = json.loads((one.folder / "run.json").read_text())
+    assert facts["engine"] == "flower" and facts["clients"] == 4

@@ -200,7 +200,7 @@ FLIPPED = (
     "rounds.jsonl",
     "run.json",
     "experiment.toml",
-    "*.csv",
+    "clients.chunks",
     "0*.safetensors",
 )
 

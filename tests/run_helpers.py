@@ -1,11 +1,13 @@
 """What the tests of runs share: small data, engines that lose replies, the bytes of a folder."""
 
+import json
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import torch
 from torch import nn
 
@@ -31,6 +33,32 @@ def contents(folder: Path) -> dict[str, bytes]:
 def lines(record: Record) -> list[dict[str, Any]]:
     """The rounds of a record as they are written."""
     return [each.line() for each in record.rounds]
+
+
+def as_documented(folder: Path) -> list[dict[str, Any]]:
+    """The lines of rounds.jsonl with the values of their clients, read as docs/reading.md says."""
+    data = (folder / "clients.chunks").read_bytes()
+    names: list[str] = []
+    found = []
+    for text in (folder / "rounds.jsonl").read_text(encoding="utf-8").split("\n")[:-1]:
+        line = json.loads(text)
+        names += line["new"]
+        at, size, _ = line["chunk"]
+        columns = safetensors.numpy.load(data[at : at + size])
+        for name in [each for each in columns if each.endswith(".values")]:
+            values = columns.pop(name)
+            codes = name.removesuffix(".values")
+            columns[codes] = values[columns[codes]]
+        found.append(line | {name: column.tolist() for name, column in columns.items()})
+        for name in ("client", "weighted", "mixed", "test.client", "unseen.client"):
+            if name in found[-1]:
+                found[-1][name] = [names[k] for k in found[-1][name]]
+    return found
+
+
+def weights_of(line: dict[str, Any]) -> dict[str, float]:
+    """The weights of a line that was read as documented."""
+    return dict(zip(line.get("weighted", line["client"]), line["weight"], strict=True))
 
 
 def stop(rounds: Iterator[Round]) -> None:

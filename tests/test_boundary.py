@@ -147,7 +147,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=3,
 )
-FILES = ["run.json", "rounds.jsonl", "timings.jsonl", "clients/000002.csv", "experiment.toml"]
+FILES = ["run.json", "rounds.jsonl", "timings.jsonl", "clients.chunks", "experiment.toml"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -274,6 +274,6 @@ def test_settings_that_use_all_threads_say_so(tmp_path: Path) -> None:
 
 def test_a_damaged_table_of_a_record_is_a_sentence(finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "run")
-    (folder / "clients" / "000002.csv").write_bytes(b"client,rows\n\xff,3\n")
-    with pytest.raises(RunError, match=r"000002\.csv' is damaged"):
+    (folder / "clients.chunks").write_bytes((folder / "clients.chunks").read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"clients\.chunks' cannot be read \(it is shorter"):
         Record.read(folder).clients()

@@ -107,7 +107,7 @@ def test_a_comparison_that_was_stopped_continues_to_the_same_bytes(tmp_path: Pat
     straight = cells(BASE, ["aaggff-s"], 2, [], tmp_path / "straight")
     list(run_cells(straight))
     for a, b in zip(plan, straight, strict=True):
-        for name in ("rounds.jsonl", "model.safetensors", "clients/000003.csv"):
+        for name in ("rounds.jsonl", "model.safetensors", "clients.chunks", "clients.csv"):
             assert (a.folder / name).read_bytes() == (b.folder / name).read_bytes()
 
 

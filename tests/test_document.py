@@ -21,6 +21,7 @@ from commonweal.report import document, plots
 from commonweal.store import Record
 from commonweal.text import shown
 from page_helpers import IMAGE, NAMES, make_runs
+from run_helpers import as_documented, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,9 @@ def test_a_screen_reader_finds_title_description_and_numbers_of_each_figure(page
 
 
 def test_it_says_what_the_folders_hold(runs: Path, page: str) -> None:
-    with open(runs / "fedavg" / "seed-0" / "clients" / "000004.csv", encoding="utf-8") as file:
+    with open(runs / "fedavg" / "seed-0" / "clients.csv", encoding="utf-8") as file:
         first = {line["client"]: float(line["score"]) for line in csv.DictReader(file)}
-    with open(runs / "fedavg" / "seed-1" / "clients" / "000004.csv", encoding="utf-8") as file:
+    with open(runs / "fedavg" / "seed-1" / "clients.csv", encoding="utf-8") as file:
         second = {line["client"]: float(line["score"]) for line in csv.DictReader(file)}
     text = Outline(page).text
     for name in first:
@@ -187,9 +188,8 @@ def test_records_do_not_import_matplotlib() -> None:
 def test_relative_weights_are_one_where_all_are_equal(runs: Path) -> None:
     record = Record.read(runs / "aaggff-s" / "seed-0")
     found = plots.relative_weights(record)
-    lines = (runs / "aaggff-s" / "seed-0" / "rounds.jsonl").read_text().splitlines()
-    for j, line in enumerate(lines):
-        weights = json.loads(line)["weights"]
+    for j, line in enumerate(as_documented(runs / "aaggff-s" / "seed-0")):
+        weights = weights_of(line)
         assert found.table[:, j] == pytest.approx([5 * weights[name] for name in found.names])
     means = found.table.mean(1)
     assert (np.diff(means) >= 0).all()  # the most favoured last
@@ -236,7 +236,7 @@ def test_runs_alone_and_pooled_say_for_whom_it_is_worth_it(tmp_path: Path) -> No
     page = Outline(document.render(report, "worth"))
 
     def score(label: str, column: str) -> dict[str, float]:
-        with open(tmp_path / label / "seed-0" / "clients" / "000002.csv") as file:
+        with open(tmp_path / label / "seed-0" / "clients.csv") as file:
             return {line["client"]: float(line[column]) for line in csv.DictReader(file)}
 
     alone = score("alone", "personal_score")

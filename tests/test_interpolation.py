@@ -404,7 +404,7 @@ def test_a_plain_run_has_no_personal_columns(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--json"])
     assert set(json.loads(result.stdout)["clients"][0]) == {"client", "score", "loss"}
     assert Record.read(tmp_path / "run").clients().evaluation.personal is None
-    head = (tmp_path / "run" / "clients" / "000001.csv").read_text().splitlines()[0]
+    head = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0]
     assert head == "client,rows,score,loss"
 
 

@@ -123,7 +123,7 @@ def test_every_flipped_bit_of_every_file_is_noticed(half: Path, copy: Path) -> N
     """By `verify`, and by a resumed run; what is not noticed would give the same bytes."""
     draw = random.Random(0)
     files = [path.relative_to(half) for path in tracked(half)]
-    assert {"client_states", "clients"} <= {file.parts[0] for file in files}
+    assert {"client_states", "clients.chunks"} <= {file.parts[0] for file in files}
     for file in files:
         data = (half / file).read_bytes()
         for _ in range(8):
@@ -140,7 +140,7 @@ def test_every_flipped_bit_of_every_file_is_noticed(half: Path, copy: Path) -> N
     assert problems(copy) == []
 
 
-@pytest.mark.parametrize("name", ["run.json", "clients/000002.csv"])
+@pytest.mark.parametrize("name", ["run.json", "clients.chunks"])
 def test_a_missing_file_is_noticed(copy: Path, name: str) -> None:
     (copy / name).unlink()
     assert name in problems(copy)[0]
@@ -231,7 +231,7 @@ def test_data_that_changed_since_the_kill_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["thesis.part", "client_states/mine.safetensors", "clients/1.part", "lock.txt"]
+    "name", ["thesis.part", "client_states/mine.safetensors", "clients.part", "clients.txt"]
 )
 def test_users_files_in_a_run_folder_stay(copy: Path, name: str) -> None:
     (copy / name).write_text("years of work")
@@ -243,7 +243,7 @@ def test_users_files_in_a_run_folder_stay(copy: Path, name: str) -> None:
 def test_leftovers_of_a_killed_process_are_deleted(copy: Path) -> None:
     left = [
         "checkpoint.safetensors.123.part",
-        "clients/000002.csv.123.part",
+        "clients.csv.123.part",
         "client_states/000001-000003.safetensors.77.part",
     ]
     for name in left:

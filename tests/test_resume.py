@@ -258,7 +258,8 @@ def traces(work: Path, begun: bool, client: str = "sgd", states: str = "checkpoi
 NAMES = [
     "rounds.jsonl",
     "timings.jsonl",
-    "000002.csv.part",
+    "clients.chunks",
+    "clients.csv.part",
     "checkpoint.safetensors.part",
     "model.safetensors.part",
 ]
@@ -411,13 +412,21 @@ def test_a_torn_last_line_is_survived(tmp_path: Path, whole: Path, torn: bytes) 
     assert contents(tmp_path / "run") == contents(whole)
 
 
+def test_a_torn_last_chunk_is_survived(tmp_path: Path, whole: Path) -> None:
+    stopped(tmp_path / "run", 3)
+    with open(tmp_path / "run" / "clients.chunks", "ab") as file:
+        file.write(b"half of a chunk")
+    assert resumed(tmp_path / "run") == [4, 5, 6]
+    assert contents(tmp_path / "run") == contents(whole)
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "checkpoint.safetensors",
         "model.safetensors",
-        "clients/000003.csv",
-        "clients/000004.csv",
+        "clients.csv",
+        "unseen.csv",
         "rounds.jsonl",
     ],
 )

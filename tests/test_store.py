@@ -5,11 +5,12 @@ import json
 import math
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -24,7 +25,7 @@ from commonweal.experiment import Experiment
 from commonweal.rounds import run
 from commonweal.store import FORMAT, Record, RoundRecord, Store
 from commonweal.tensors import flatten, unflatten
-from run_helpers import a_round, contents, lines, stop_after
+from run_helpers import a_round, as_documented, contents, lines, stop_after, weights_of
 
 SMALL: dict[str, Any] = {
     "dataset": "vowel",
@@ -40,6 +41,8 @@ FILES = {
     "run.json",
     "rounds.jsonl",
     "timings.jsonl",
+    "clients.chunks",
+    "clients.csv",
     "model.safetensors",
     "checkpoint.safetensors",
 }
@@ -71,9 +74,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 def test_files_are_those_that_the_module_lists(finished: Record) -> None:
-    assert {f.name for f in finished.folder.iterdir()} == FILES | {"clients"}
-    tables = {f.name for f in (finished.folder / "clients").iterdir()}
-    assert tables == {"000002.csv", "000004.csv", "000006.csv"}
+    assert {f.name for f in finished.folder.iterdir()} == FILES
     assert all(name in (store.__doc__ or "") for name in FILES)
 
 
@@ -101,25 +102,46 @@ def test_a_rounds_line(finished: Record) -> None:
 
 def test_a_rounds_line_has_the_keys_that_other_tools_read(finished: Record) -> None:
     first, second, *_ = (finished.folder / "rounds.jsonl").read_text().splitlines()
-    keys = [
-        "round",
-        "clients",
-        "losses",
-        "scores",
-        "weights",
-        "dropped",
-        "warnings",
-        "bytes",
-        "metrics",
-    ]
-    assert list(json.loads(first)) == keys
-    assert list(json.loads(second)) == [*keys, "table"]
+    keys = ["round", "chunk", "new", "dropped", "warnings", "bytes", "metrics"]
+    assert list(json.loads(first)) == list(json.loads(second)) == keys
+
+
+def test_the_values_of_clients_are_where_the_documents_say(finished: Record) -> None:
+    for line, each in zip(as_documented(finished.folder), run(small()), strict=True):
+        assert tuple(line["client"]) == each.clients
+        assert tuple(line["loss"]) == each.losses
+        assert tuple(line["score"]) == each.scores
+        assert weights_of(line) == each.weights
+        assert ("test.score" in line) == (each.evaluation is not None)
+        if each.evaluation is not None:
+            assert tuple(line["test.client"]) == each.job.population.names
+            assert line["test.score"] == each.evaluation.score.tolist()
+            assert line["test.loss"] == each.evaluation.losses.tolist()
+            assert line["test.rows"] == each.evaluation.sizes.tolist()
+
+
+def test_a_clients_history_is_its_part_of_every_round(finished: Record) -> None:
+    for name in commonweal.dataset("vowel").names[:3]:
+        found = finished.history(name)
+        for k, line in enumerate(as_documented(finished.folder)):
+            weight = weights_of(line).get(name, math.nan)
+            loss = dict(zip(line["client"], line["loss"], strict=True)).get(name, math.nan)
+            assert [found["weight"][k], found["loss"][k]] == pytest.approx(
+                [weight, loss], abs=0, rel=0, nan_ok=True
+            )
+            if "test.client" in line:
+                at = line["test.client"].index(name)
+                assert found["test.score"][k] == line["test.score"][at]
+            else:
+                assert math.isnan(found["test.score"][k])
+    with pytest.raises(RunError, match="no client of this run is called 'nobody'"):
+        finished.history("nobody")
 
 
 def test_run_json_says_what_it_ran_on(finished: Record) -> None:
     facts = json.loads((finished.folder / "run.json").read_text())
     assert facts == finished.facts
-    assert facts["format"] == FORMAT == 1
+    assert facts["format"] == FORMAT == 2
     assert facts["commonweal"] == commonweal.__version__
     assert facts["torch"] == torch.__version__
     sizes = [facts[key] for key in ("clients", "train_rows", "test_rows", "parameters")]
@@ -133,15 +155,16 @@ def test_experiment_toml_is_the_experiment(finished: Record) -> None:
     assert Experiment(**finished.experiment) == small()
 
 
-@pytest.mark.parametrize("round", [2, 4, 6])
-def test_the_client_table_has_every_client(finished: Record, round: int) -> None:
-    path = finished.folder / "clients" / f"{round:06d}.csv"
+def test_the_client_table_has_every_client(finished: Record) -> None:
+    path = finished.folder / "clients.csv"
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["client", "rows", "score", "loss"]
     assert [row[0] for row in rows[1:]] == list(commonweal.dataset("vowel").names)
     assert [row[1] for row in rows[1:]] == ["13"] * 15
-    assert all(math.isfinite(float(v)) for row in rows[1:] for v in row[1:])
+    last = as_documented(finished.folder)[-1]
+    assert [float(row[2]) for row in rows[1:]] == last["test.score"]
+    assert [float(row[3]) for row in rows[1:]] == last["test.loss"]
 
 
 def test_the_table_agrees_with_the_metrics(finished: Record) -> None:
@@ -465,13 +488,13 @@ def test_a_record_shorter_than_its_checkpoint_is_not_continued_with_a_hole(tmp_p
     assert [each.number for each in Record.read(folder).rounds] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("name", [".DS_Store", "notes.csv", "000002 copy.csv"])
-def test_a_foreign_file_among_the_tables_is_left_alone(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [".DS_Store", "notes.csv", "clients copy.csv"])
+def test_a_foreign_file_is_left_alone(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
     stop_after(3, run(small(), out=folder))
-    (folder / "clients" / name).write_text("mine")
+    (folder / name).write_text("mine")
     finish(small(), folder, resume=True)
-    assert (folder / "clients" / name).read_text() == "mine"
+    assert (folder / name).read_text() == "mine"
 
 
 def test_a_damaged_experiment_file_is_a_sentence(tmp_path: Path) -> None:
@@ -506,7 +529,7 @@ def test_a_round_reads_back_as_it_was_written(tmp_path: Path) -> None:
     )
     Store(tmp_path).append(full, {"train": 0.5})
     read = written(tmp_path)
-    assert vars(read) == vars(full)
+    assert [getattr(read, each) for each in vars(full)] == list(vars(full).values())
     assert json.loads((tmp_path / "timings.jsonl").read_text()) == {"round": 7, "train": 0.5}
     assert Record.read(tmp_path).timings() == [{"round": 7, "train": 0.5}]
 
@@ -516,16 +539,16 @@ def test_numbers_that_json_does_not_know_become_null_and_read_back_as_nan(tmp_pa
     wild = a_round(1, losses=(nan, 2.0), scores=(0.5, -inf), metrics={"gini": nan, "mean": inf})
     Store(tmp_path).append(wild, {})
     line = json.loads((tmp_path / "rounds.jsonl").read_text())
-    assert (line["losses"], line["scores"]) == ([None, 2.0], [0.5, None])
     assert line["metrics"] == {"gini": None, "mean": None}
     read = written(tmp_path)
     assert math.isnan(read.losses[0]) and read.losses[1] == 2.0
-    assert read.scores[0] == 0.5 and math.isnan(read.scores[1])
+    assert read.scores == (0.5, -inf)
     assert all(math.isnan(value) for value in read.metrics.values())
 
 
 def test_what_later_versions_may_write_is_not_an_obstacle(tmp_path: Path) -> None:
-    line = a_round(1).line() | {"epsilon": 3.0}
+    Store(tmp_path).append(a_round(1), {})
+    line = json.loads((tmp_path / "rounds.jsonl").read_text()) | {"epsilon": 3.0}
     (tmp_path / "rounds.jsonl").write_bytes(store.to_json(line, indent=None))
     assert written(tmp_path).line() == a_round(1).line()
 
@@ -541,11 +564,12 @@ def test_names_in_any_script_stay_readable(tmp_path: Path) -> None:
 
 
 def write_table(folder: Path, names: tuple[str, ...], values: Evaluation) -> None:
-    Store(folder).append(a_round(1), {}, store.table_of(names, values))
+    Store(folder).append(a_round(1), {}, test=store.ClientTable(names, values))
 
 
 def table_of(folder: Path) -> store.ClientTable:
-    return Record(folder, {}, FACTS, []).clients(1)
+    written(folder)
+    return Record.read(folder).clients(1)
 
 
 def test_names_with_commas_and_lines_survive_the_table(tmp_path: Path) -> None:
@@ -556,7 +580,7 @@ def test_names_with_commas_and_lines_survive_the_table(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     assert table.names == names
     assert table.evaluation.score.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert table.evaluation.losses.isnan().tolist() == [False, True, False, True, False]
+    assert table.evaluation.losses.tolist() == pytest.approx(losses, abs=0, rel=0, nan_ok=True)
 
 
 def test_tables_keep_every_digit(tmp_path: Path) -> None:
@@ -571,7 +595,7 @@ def test_a_table_holds_further_scores_and_those_of_own_models(tmp_path: Path) ->
     scores = shared.scores | {"top-5": torch.tensor([1.0, 0.875]).double()}
     own = evaluation([0.625, 1.0], [0.5, 0.25])
     write_table(tmp_path, ("a", "b"), replace(shared, scores=scores, personal=own))
-    header = (tmp_path / "clients" / "000001.csv").read_text().splitlines()[0]
+    header = table_of(tmp_path).csv().decode().splitlines()[0]
     assert header == "client,rows,score,loss,top-5,personal_score,personal_loss"
     read = table_of(tmp_path).evaluation
     assert {name: value.tolist() for name, value in read.scores.items()} == {
@@ -594,11 +618,88 @@ def test_a_client_without_rows_and_one_without_a_score_are_told_apart(tmp_path: 
     assert read.scored.tolist() == [0]
 
 
-def test_an_empty_table_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "000001.csv").write_text("client,rows,score,loss\n")
-    with pytest.raises(RunError, match=r"000001\.csv' is empty"):
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda data: data[:-1], "it is shorter than it was written"),
+        (lambda data: data[:-1] + b"x", "was changed after it was written"),
+        (lambda data: b"", "it is shorter than it was written"),
+    ],
+)
+def test_damaged_values_of_clients_are_a_sentence(
+    tmp_path: Path, change: Callable[[bytes], bytes], sentence: str
+) -> None:
+    write_table(tmp_path, ("a", "b"), evaluation([0.5, 0.75]))
+    path = tmp_path / "clients.chunks"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(RunError, match=rf"clients\.chunks' .*{sentence}"):
         table_of(tmp_path)
+
+
+ODD = [0.0, -0.0, math.nan, math.inf, -math.inf, 1 / 3, 5e-324, 1e300, 0.5, float(np.float32(0.1))]
+
+
+@pytest.mark.parametrize("values", [ODD, ODD * 20, [0.5] * 9, [0.1] * 9, [], [1 / 3]], ids=len)
+def test_no_number_of_a_client_is_rounded(tmp_path: Path, values: list[float]) -> None:
+    names = tuple(f"c{k}" for k in range(len(values)))
+    given = a_round(
+        1,
+        clients=names,
+        losses=tuple(values),
+        scores=tuple(values[::-1]),
+        weights=dict(zip(names, values, strict=True)),
+    )
+    Store(tmp_path).append(given, {})
+    read = written(tmp_path)
+    assert list(map(repr, read.losses)) == list(map(repr, values))
+    assert list(map(repr, read.scores)) == list(map(repr, values[::-1]))
+    assert repr(read.weights) == repr(given.weights)
+
+
+def test_clients_get_numbers_when_they_are_first_named(tmp_path: Path) -> None:
+    """Also those that join late, and are used without having been asked first."""
+    s = Store(tmp_path)
+    one = {"losses": (1.0,), "scores": (1.0,)}
+    s.append(a_round(1, clients=("b",), weights={"b": 1.0}, **one), {})
+    s.append(a_round(2), {}, test=store.ClientTable(("z", "a", "b"), evaluation([1.0, 2.0, 3.0])))
+    s.append(a_round(3, clients=("a",), weights={"z": 0.5, "b": 0.5}, **one), {})
+    assert [line["new"] for line in as_documented(tmp_path)] == [["b"], ["a", "z"], []]
+    (tmp_path / "experiment.toml").write_text("rounds = 3\n")
+    (tmp_path / "run.json").write_text(json.dumps(FACTS))
+    record = Record.read(tmp_path)
+    assert [each.clients for each in record.rounds] == [("b",), ("a", "b"), ("a",)]
+    assert record.rounds[2].weights == {"z": 0.5, "b": 0.5}
+    assert record.clients(2).names == ("z", "a", "b")
+    assert record.history("b")["test.score"][1] == 3.0
+    assert record.history("z")["weight"][2] == 0.5 and math.isnan(record.history("a")["weight"][2])
+
+
+def test_many_clients_take_few_bytes_and_a_record_is_read_lazily(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = tuple(f"client-{k}" for k in range(10_000))
+    sizes = rng.integers(5, 60, len(names))
+    s = Store(tmp_path)
+    for number in (1, 2, 3):
+        scores = rng.integers(0, 30, len(names)) / sizes
+        given = a_round(
+            number,
+            clients=names,
+            losses=tuple(rng.exponential(size=len(names))),
+            scores=tuple(scores),
+            weights=dict(zip(names, sizes / sizes.sum(), strict=True)),
+        )
+        s.append(given, {})
+    assert (tmp_path / "clients.chunks").stat().st_size < 3 * 200_000
+    *_, last = (tmp_path / "rounds.jsonl").read_bytes().splitlines()
+    assert len(last) < 300
+    chunks = tmp_path / "clients.chunks"
+    chunks.rename(tmp_path / "away")
+    (tmp_path / "experiment.toml").write_text("rounds = 3\n")
+    (tmp_path / "run.json").write_text(json.dumps(FACTS))
+    record = Record.read(tmp_path)  # needs no value of a client
+    assert [each.number for each in record.evaluated] == [1, 2, 3]
+    (tmp_path / "away").rename(chunks)
+    assert record.rounds[2].losses == given.losses
 
 
 def test_synthetic_rows_read_back_and_equal_rows_are_equal_bytes(tmp_path: Path) -> None:
@@ -677,8 +778,18 @@ def test_a_folder_of_a_newer_version_is_a_sentence(finished: Record, tmp_path: P
     folder = copy(finished, tmp_path)
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"format": FORMAT + 1}))
-    with pytest.raises(RunError, match=r"newer version \(format 2\): update commonweal"):
+    with pytest.raises(RunError, match=r"newer version \(format 3, .*: update commonweal"):
         Record.read(folder)
+
+
+def test_a_folder_of_an_older_version_is_a_sentence(finished: Record, tmp_path: Path) -> None:
+    folder = copy(finished, tmp_path)
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(facts | {"format": FORMAT - 1}))
+    with pytest.raises(RunError, match=r"older version \(format 1, .*: run again"):
+        Record.read(folder)
+    with pytest.raises(RunError, match=r"older version \(format 1, .*: run again"):
+        list(run(small(), out=folder, resume=True))
 
 
 def test_a_record_says_what_it_is(finished: Record) -> None:
@@ -714,6 +825,9 @@ def test_appending_makes_one_write_per_line(
 
         def __exit__(self, *_: object) -> None: ...
 
+        def tell(self) -> int:
+            return 0
+
         def write(self, data: bytes) -> int:
             writes.append(data)
             return len(data)
@@ -721,6 +835,8 @@ def test_appending_makes_one_write_per_line(
     monkeypatch.setattr("builtins.open", lambda *_, **__: File())
     Store(tmp_path).append(a_round(1), {"train": 1.0})
     monkeypatch.undo()
+    values, *writes = writes
+    assert json.loads(writes[0])["chunk"][:2] == [0, len(values)]
     assert [json.loads(data)["round"] for data in writes] == [1, 1]
     assert [data.count(b"\n") for data in writes] == [1, 1]
     assert all(data.endswith(b"}\n") for data in writes)
@@ -802,18 +918,20 @@ def test_what_was_written_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
     s = Store(tmp_path / "run")
     s.open(TEXT, FACTS, resume=False)
     for number in (1, 2, 3):
-        s.append(a_round(number), {}, store.table_of(("a",), evaluation([1.0])))
+        s.append(a_round(number), {}, test=store.ClientTable(("a",), evaluation([1.0])))
         if number == 2:
             s.checkpoint(2, {"server": {"w": torch.ones(1)}})
     with open(s.folder / "rounds.jsonl", "ab") as file:
         file.write(b'{"round": 4, "torn')
-    (s.folder / "clients" / "000004.csv.part").write_text("half")
+    with open(s.folder / "clients.chunks", "ab") as file:
+        file.write(b"torn")
     assert s.open(TEXT, FACTS, resume=True)[0] == 2
     for name in ("rounds.jsonl", "timings.jsonl"):
         left = (s.folder / name).read_text().splitlines()
         assert [json.loads(line)["round"] for line in left] == [1, 2]
-    tables = sorted(f.name for f in (s.folder / "clients").iterdir())
-    assert tables == ["000001.csv", "000002.csv"]
+        assert [json.loads(line)["new"] for line in left if "new" in line] in ([], [["a", "b"], []])
+    at, size, _ = as_documented(s.folder)[-1]["chunk"]
+    assert (s.folder / "clients.chunks").stat().st_size == at + size
 
 
 def test_checkpoints_hold_scalars_views_and_shared_memory(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from commonweal.report import document
 from commonweal.ui import runs
 from commonweal.ui.server import application
 from page_helpers import IMAGE, NAMES, make_runs
+from run_helpers import as_documented, weights_of
 
 
 @dataclass
@@ -218,10 +219,10 @@ def test_a_clients_history_is_what_the_files_hold(page: Page) -> None:
     folder = page.root / "aaggff-s" / "seed-0"
     for name in NAMES:
         found = page.get("/api/client", id="aaggff-s/seed-0", name=name).json()
-        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-        weights = [5 * line["weights"][name] for line in lines]
+        lines = as_documented(folder)
+        weights = [5 * weights_of(line)[name] for line in lines]
         assert found["weights"]["weight"] == pytest.approx(weights)
-        losses = [dict(zip(x["clients"], x["losses"], strict=True)) for x in lines]
+        losses = [dict(zip(x["client"], x["loss"], strict=True)) for x in lines]
         relative = [each[name] * 5 / sum(each.values()) for each in losses]
         assert found["weights"]["loss"] == pytest.approx(relative)
         assert found["scores"]["round"] == [2, 4]

@@ -11,7 +11,17 @@ from pathlib import Path
 
 from commonweal.errors import RunError
 
-__all__ = ["LOCK", "digest", "locked", "read_plain", "sync", "write_file", "writing"]
+__all__ = [
+    "LOCK",
+    "append",
+    "digest",
+    "check_plain",
+    "locked",
+    "read_plain",
+    "sync",
+    "write_file",
+    "writing",
+]
 
 LOCK = "lock"  # a file in a folder that is being written, with the process's id
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems that have no locks
@@ -58,6 +68,15 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> None:
             sync(path.parent.parent)
 
 
+def append(path: Path, data: bytes) -> int:
+    """Add bytes to the end of a file with a single write: where they begin."""
+    with writing(path), open(path, "ab", buffering=0) as file:
+        at = file.tell()
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, "no space left on device")
+    return at
+
+
 def sync(path: Path) -> None:
     """Make a file's bytes, or the names in a folder, survive a power cut."""
     if sys.platform == "win32" and path.is_dir():
@@ -72,13 +91,18 @@ def sync(path: Path) -> None:
 # Reading
 
 
-def read_plain(path: Path) -> bytes:
-    """The bytes of a plain file. Raises OSError for pipes, devices and folders."""
+def check_plain(path: Path) -> None:
+    """Raise OSError for pipes, devices and folders: reading them may never end."""
     kind = os.stat(path).st_mode
     if stat.S_ISDIR(kind):
         raise OSError(errno.EISDIR, "it is a folder", str(path))
     if not stat.S_ISREG(kind):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def read_plain(path: Path) -> bytes:
+    """The bytes of a plain file. Raises OSError for pipes, devices and folders."""
+    check_plain(path)
     return path.read_bytes()
 
 

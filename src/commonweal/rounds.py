@@ -23,7 +23,7 @@ from commonweal.federation import Federation
 from commonweal.job import Job, job_from_experiment, job_from_parts
 from commonweal.population import Population
 from commonweal.scores import find
-from commonweal.store import Record, RoundRecord, Store, best_round, read_facts, table_of
+from commonweal.store import ClientTable, Record, RoundRecord, Store, best_round, read_facts
 from commonweal.task import Task
 from commonweal.tensors import State, num_bytes
 from commonweal.values import Value, Values
@@ -500,15 +500,19 @@ def _metrics(evaluation: Evaluation | None, population: Population) -> Values:
 
 def _write(store: Store, job: Job, done: Round) -> None:
     names = job.engine.population.names
-    table = None if done.evaluation is None else table_of(names, done.evaluation)
-    store.append(done, done.seconds, table)
+    test = None if done.evaluation is None else ClientTable(names, done.evaluation)
+    store.append(done, done.seconds, test=test, unseen=_held_out_table(job, done))
     if done.evaluation is not None:
-        federation = job.engine.federation
-        if done.held_out is not None and federation is not None and federation.held_out is not None:
-            store.write_unseen(table_of(federation.held_out.names, done.held_out))
         samples = job.algorithm.samples(done.state)
         if samples is not None:
             store.write_samples(*samples)
+
+
+def _held_out_table(job: Job, done: Round) -> ClientTable | None:
+    federation = job.engine.federation
+    if done.held_out is None or federation is None or federation.held_out is None:
+        return None
+    return ClientTable(federation.held_out.names, done.held_out)
 
 
 def _target(task: Task) -> Values:

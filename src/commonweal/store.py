@@ -2,13 +2,14 @@
 
     experiment.toml         what determines the run, defaults included
     run.json                what it ran on: format, versions, clients, parameters, engine
-    rounds.jsonl            one line per round: cohort, losses, scores, weights, dropped, metrics
-    clients/000010.csv      every client's rows, loss and scores, per evaluated round
+    rounds.jsonl            one line per round: metrics, who was dropped and why, bytes, warnings
+    clients.chunks          the values of clients by round: cohort, losses, weights, test scores
+    clients.csv             every client's rows, loss and scores at the end of the run
     synthetic.npz           synthetic rows (images, labels), where the algorithm makes some
     preparation.json        how a table's columns became features, where the rows are a table's
     model.safetensors       the final model, by the module's own names
     best.safetensors        that of the best round by validation rows, where there are any
-    unseen.csv              the last evaluation of clients that were held out, where there are any
+    unseen.csv              the same of clients that were held out, where there are any
     checkpoint.safetensors  the server's state after some round: where a resumed run continues
     client_states/          clients' states, where they are too large for the checkpoint
     timings.jsonl           seconds per round; the only file that differs between two equal runs
@@ -16,7 +17,17 @@
 
 Files are replaced as a whole, or appended to with a single write; a resumed run first cuts them
 back to its checkpoint. The tensor files hold digests of themselves, the checkpoint one of the
-rounds that it stands for, a round's line one of its table, and run.json one of itself.
+rounds that it stands for, a round's line one of its clients' values, and run.json one of itself.
+
+A line of rounds.jsonl has the place of its values in clients.chunks (`chunk`: first byte, length,
+digest; a safetensors file, see chunks.py) and the names of clients that were not named before
+(`new`): a client's number is its position among all of them.
+
+    client, loss, score     (S,) the cohort, and what it reported
+    weighted, weight        (W,) whose replies were used; `weighted` only if it is not `client`
+    mixed, mixture          (K,) the mixture that was learnt, in evaluated rounds of some algorithms
+    test.client, test.rows, test.score, test.loss, test.NAME, test.personal_score, ...  (K,)
+    unseen.client, ...      the same of clients that are held out
 """
 
 import csv
@@ -28,7 +39,7 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -40,16 +51,17 @@ import torch
 from torch import Tensor, nn
 
 from commonweal import catalog
+from commonweal.chunks import Chunks, Columns, Place
 from commonweal.errors import RunError
 from commonweal.evaluation import Evaluation
-from commonweal.files import LOCK, digest, locked, read_plain, sync, write_file, writing
+from commonweal.files import LOCK, append, digest, locked, read_plain, write_file, writing
 from commonweal.frames import frame
 from commonweal.preparation import Preparation
 from commonweal.scores import find
 from commonweal.sealed import pack, unpack
 from commonweal.task import InUnits
 from commonweal.tensors import State, Tensors, flatten, unflatten
-from commonweal.text import quoted, unquoted
+from commonweal.text import quoted
 from commonweal.values import Value, Values
 
 if TYPE_CHECKING:
@@ -62,16 +74,20 @@ __all__ = [
     "Record",
     "RoundRecord",
     "Store",
-    "table_of",
+    "StoredRound",
     "to_json",
 ]
 
-FORMAT = 1  # of the folder
+FORMAT = 2  # of the folder
 FACTS = {"format": int, "score": str, "clients": int, "unscored": list, "notes": list}
+PER_CLIENT = ("clients", "losses", "scores", "weights", "mixture")  # of a round, in clients.chunks
 STARTED = ("run.json", LOCK)  # left by a kill at the very start
 PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
 # What is replaced as a whole.
-WHOLE = r"(run|experiment|rounds|timings|model|checkpoint|synthetic|preparation)\.[a-z]+"
+WHOLE = (
+    r"(run|experiment|rounds|timings|model|best|checkpoint|synthetic|preparation|clients|unseen)"
+    r"\.[a-z]+"
+)
 START_AGAIN = "restore it, or delete checkpoint.safetensors to start the run again"
 
 
@@ -122,24 +138,85 @@ class RoundRecord:
                 del values[name]
         return {"round": self.number, **values}
 
-    @classmethod
-    def parse(cls, line: Mapping[str, Value]) -> "RoundRecord":
-        """Invert `line`."""
-        known = {each.name for each in fields(RoundRecord)}
-        values = {name: value for name, value in line.items() if name in known}
-        for name in ("losses", "scores"):
-            values[name] = tuple(math.nan if v is None else float(v) for v in line[name])
-        for name in ("metrics", "personal", "validation", "unseen", "mixture"):
-            values[name] = _numbers(line.get(name) or {})
-        values["more"] = {name: _numbers(each) for name, each in (line.get("more") or {}).items()}
+
+class StoredRound(RoundRecord):
+    """A round of a folder. The values of its clients are read when they are asked for."""
+
+    def __init__(self, line: Mapping[str, Value], names: Sequence[str], chunks: Chunks) -> None:
+        """Raises ValueError, KeyError or TypeError where the line is not one of a round."""
         if type(line["round"]) is not int:
             raise ValueError(f"round = {line['round']!r}")
-        values["weights"] = _numbers(line["weights"])
+        values: Values = {"number": line["round"]}
+        for name in ("metrics", "personal", "validation", "unseen"):
+            values[name] = _numbers(line.get(name) or {})
+        values["more"] = {name: _numbers(each) for name, each in (line.get("more") or {}).items()}
         for name in ("dropped", "capped", "bytes"):
             values[name] = dict(line.get(name) or {})
-        values["clients"] = tuple(map(str, line["clients"]))
         values["warnings"] = tuple(line.get("warnings", ()))
-        return cls(number=line["round"], **values)
+        values |= {"place": Place.parse(line["chunk"]), "names": names, "_chunks": chunks}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    place: Place
+    names: Sequence[str]  # of all clients, by number
+    _chunks: Chunks
+
+    def __repr__(self) -> str:
+        return f"<StoredRound {self.number}: {len(self.columns()['client'])} clients>"
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return self._named(self.columns()["client"])
+
+    @property
+    def mixture(self) -> dict[str, float]:
+        columns = self.columns()
+        if "mixture" not in columns:
+            return {}
+        return dict(zip(self._named(columns["mixed"]), columns["mixture"].tolist(), strict=True))
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        return tuple(self.columns()["loss"].tolist())
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        return tuple(self.columns()["score"].tolist())
+
+    @property
+    def weights(self) -> dict[str, float]:
+        columns = self.columns()
+        names = self._named(columns.get("weighted", columns["client"]))
+        return dict(zip(names, columns["weight"].tolist(), strict=True))
+
+    def columns(self) -> Columns:
+        """The values of clients as arrays, by the names that the module lists."""
+        return self._chunks.read(self.place)
+
+    def table(self, part: str) -> "tuple[tuple[str, ...], Columns] | None":
+        """Names and columns of the evaluation on test rows, or of clients that are held out.
+
+        part: "test" or "unseen"
+        """
+        start = f"{part}."
+        found = {n.removeprefix(start): v for n, v in self.columns().items() if n.startswith(start)}
+        if not found:
+            return None
+        names = self._named(found.pop("client"))
+        return names, {name: found[name] for name in sorted(found, key=_order)}
+
+    def _named(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]]) -> tuple[str, ...]:
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self.names):
+            raise RunError(f"{str(self._chunks.path)!r} names clients that no round does")
+        return tuple(self.names[k] for k in numbers.tolist())
+
+
+def _order(column: str) -> tuple[bool, int, str]:
+    """Rows, score and loss stand first, personal models last."""
+    own = column.startswith("personal_")
+    name = column.removeprefix("personal_")
+    first = ("rows", "score", "loss")
+    return own, first.index(name) if name in first else len(first), name
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
@@ -153,7 +230,7 @@ class _Progress:
         self.experiment = ""  # its digest
         self.lines = hashlib.blake2b(digest_size=16)  # of rounds.jsonl
         self.digests: dict[int, str] = {}  # of the lines up to a round
-        self.tables: list[Path] = []  # which must reach the disk before the checkpoint does
+        self.clients: dict[str, int] = {}  # their numbers
 
 
 @dataclass(frozen=True)
@@ -169,6 +246,7 @@ class Store:
 
     def open(self, experiment: str, facts: Mapping[str, Value], resume: bool) -> tuple[int, State]:
         """Start or continue a run: the last saved round (0: none), and the state after it."""
+        check_format(self.folder)
         known = self.folder / "experiment.toml"
         difference = _difference(known, experiment) if known.exists() else ""
         self._check(known, difference, resume)
@@ -206,6 +284,11 @@ class Store:
         return has_lines or (self.folder / "checkpoint.safetensors").exists()
 
     @property
+    def values(self) -> Chunks:
+        """The values of clients by round."""
+        return Chunks(self.folder / "clients.chunks")
+
+    @property
     def client_states(self) -> Path:
         return self.folder / "client_states"
 
@@ -237,6 +320,7 @@ class Store:
         """The last checkpoint, if everything that it stands for is as it was written."""
         checkpoint = self.read_checkpoint()
         self._progress.lines = hashlib.blake2b(digest_size=16)
+        self._progress.clients.clear()
         if checkpoint is None:
             return 0, {}
         saved, about = checkpoint
@@ -246,10 +330,12 @@ class Store:
         problems = [
             *damaged_rounds(self.folder, lines, last, about.get("rounds")),
             *damaged_facts(self.folder),
-            *damaged_tables(self.folder, lines),
+            *damaged_values(self.folder, lines),
         ]
         if problems:
             raise RunError(f"{problems[0]}: {START_AGAIN}")
+        for name in (name for line in lines for name in json.loads(line).get("new", ())):
+            self._progress.clients[name] = len(self._progress.clients)
         self._check_data(facts)
         return last, saved
 
@@ -278,42 +364,75 @@ class Store:
             whole = [line for line in lines[:last] if line.endswith(b"\n")]
             if len(lines) > len(whole):
                 write_file(path, b"".join(whole))
-        for path in (self.folder / "clients").glob("*"):
-            number = re.fullmatch(rf"(\d{{6,}})\.csv({PART})?", path.name)
-            if number and (number[2] or int(number[1]) > last):
-                path.unlink()
+        places = _places(whole_lines(self.folder / "rounds.jsonl", last))
+        with writing(self.values.path):
+            self.values.cut(places[-1].end if places else 0)
         for path in (*self.folder.glob("*.part"), *(self.folder / "pictures").glob("*.part")):
             if re.fullmatch(rf"({WHOLE}|\d{{6,}}\.png){PART}", path.name) and path.is_file():
                 path.unlink()
 
     def remove_model(self) -> None:
         """Delete the model of a run that starts again: it would be taken for a finished one."""
-        path = self.folder / "model.safetensors"
-        with writing(path):
-            path.unlink(missing_ok=True)
+        for name in ("model.safetensors", "clients.csv", "unseen.csv"):
+            path = self.folder / name
+            with writing(path):
+                path.unlink(missing_ok=True)
 
     def append(
-        self, record: RoundRecord, seconds: Mapping[str, float], table: bytes | None = None
+        self,
+        record: RoundRecord,
+        seconds: Mapping[str, float],
+        **tables: "ClientTable | None",
     ) -> None:
-        """Write a round, its table of all clients if it was evaluated, and its timings."""
-        line = record.line()
-        if table is not None:
-            line["table"] = digest(table)
+        """Write a round, and its timings.
+
+        tables: the evaluation on test rows (`test`) and of held-out clients (`unseen`)
+        """
+        given = {part: table for part, table in tables.items() if table is not None}
+        columns, new = self._values(record, given)
+        place = self.values.append(columns)  # before the line that speaks of it
+        values = record.line()
+        for name in PER_CLIENT:
+            values.pop(name, None)
+        line = {"round": values.pop("round"), "chunk": place, "new": new, **values}
         self._progress.lines.update(self._append("rounds.jsonl", line))
+        for name in new:
+            self._progress.clients[name] = len(self._progress.clients)
         self._progress.digests[record.number] = self._progress.lines.hexdigest()
         self._append("timings.jsonl", {"round": record.number, **seconds})
-        if table is not None:
-            path = self.folder / "clients" / f"{record.number:06d}.csv"
-            write_file(path, table, durable=False)
-            self._progress.tables.append(path)
 
     def _append(self, name: str, line: Mapping[str, Value]) -> bytes:
-        path = self.folder / name
         data = to_json(line, indent=None)
-        with writing(path), open(path, "ab", buffering=0) as file:
-            if file.write(data) != len(data):
-                raise OSError(28, "no space left on device")
+        append(self.folder / name, data)
         return data
+
+    def _values(
+        self, record: RoundRecord, tables: "Mapping[str, ClientTable]"
+    ) -> tuple[Columns, list[str]]:
+        """The columns of a round, and the names of clients that have no number yet."""
+        known = self._progress.clients
+        named = (record.clients, record.weights, record.mixture, *(table.names for table in tables.values()))
+        new = [n for n in dict.fromkeys(n for names in named for n in names) if n not in known]
+        numbers = known | {name: len(known) + k for k, name in enumerate(new)}
+
+        def ids(names: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            return np.array([numbers[name] for name in names], dtype=np.int64)
+
+        columns: Columns = {
+            "client": ids(record.clients),
+            "loss": np.array(record.losses, dtype=np.float64),
+            "score": np.array(record.scores, dtype=np.float64),
+            "weight": np.array(list(record.weights.values()), dtype=np.float64),
+        }
+        if tuple(record.weights) != tuple(record.clients):
+            columns["weighted"] = ids(record.weights)
+        if record.mixture:
+            columns["mixed"] = ids(record.mixture)
+            columns["mixture"] = np.array(list(record.mixture.values()), dtype=np.float64)
+        for part, table in tables.items():
+            columns[f"{part}.client"] = ids(table.names)
+            columns |= {f"{part}.{name}": v.numpy() for name, v in table.columns().items()}
+        return columns, new
 
     def write_samples(self, x: Tensor, y: Tensor) -> None:
         """Write synthetic rows. The entries have no date: equal rows give equal bytes."""
@@ -324,15 +443,9 @@ class Store:
     def checkpoint(self, last: int, state: Mapping[str, Value]) -> None:
         """Write the state after a round. It never outlives the rounds that it stands for."""
         flat = flatten({"last": torch.tensor(last), **state})
-        rounds = self.folder / "rounds.jsonl"
-        with writing(rounds), open(rounds, "ab") as file:
-            os.fsync(file.fileno())
-        for path in self._progress.tables:
-            with writing(path):
-                sync(path)
-        if self._progress.tables:
-            sync(self.folder / "clients")
-            self._progress.tables.clear()
+        for path in (self.values.path, self.folder / "rounds.jsonl"):
+            with writing(path), open(path, "ab") as file:
+                os.fsync(file.fileno())
         about = {"experiment": self._progress.experiment, "rounds": self._progress.digests[last]}
         data = pack(flat, **about)
         write_file(self.folder / "checkpoint.safetensors", data)
@@ -342,29 +455,15 @@ class Store:
         write_file(self.folder / "preparation.json", _sealed_json(preparation.values()))
 
     def write_model(self, tensors: Tensors) -> None:
+        """Write the final model, and the last evaluation as CSV."""
+        record = Record.read(self.folder)
+        for name, data in record.final_tables().items():
+            write_file(self.folder / name, data)
         write_file(self.folder / "model.safetensors", pack(tensors))
 
     def write_best(self, tensors: Tensors) -> None:
         """Write the model of the best round so far, by validation rows."""
         write_file(self.folder / "best.safetensors", pack(tensors))
-
-    def write_unseen(self, table: bytes) -> None:
-        """Write the last evaluation of the clients that are held out."""
-        write_file(self.folder / "unseen.csv", table, durable=False)
-
-
-def table_of(names: Sequence[str], evaluation: Evaluation) -> bytes:
-    """Every client's rows, loss and scores as CSV; empty where there is no value."""
-    columns = {"rows": evaluation.sizes, **_columns(evaluation)}
-    if evaluation.personal is not None:
-        personal = _columns(evaluation.personal)
-        columns |= {f"personal_{name}": values for name, values in personal.items()}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", *columns])
-    cells = [[_cell(value) for value in column.tolist()] for column in columns.values()]
-    writer.writerows(zip(map(quoted, names), *cells, strict=True))
-    return text.getvalue().encode()
 
 
 def _starts(name: str) -> bool:
@@ -438,20 +537,37 @@ def damaged_rounds(
     return []
 
 
-def damaged_tables(folder: Path, lines: Sequence[bytes]) -> Iterator[str]:
-    """What is wrong with the tables that the lines of rounds speak of."""
-    for number, line in enumerate(lines, start=1):
-        found = re.search(rb', "table": "([0-9a-f]+)"}\n$', line)
-        if found is None:
-            continue
-        path = folder / "clients" / f"{number:06d}.csv"
+def damaged_values(folder: Path, lines: Sequence[bytes]) -> list[str]:
+    """What is wrong with the values of clients that the lines of rounds speak of."""
+    if not lines:
+        return []
+    try:
+        places = _places(lines)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return [f"{str(folder / 'rounds.jsonl')!r} is damaged ({error})"]
+    problem = Store(folder).values.damaged(places)
+    return [problem] if problem else []
+
+
+def _places(lines: Sequence[bytes]) -> list[Place]:
+    return [Place.parse(json.loads(line)["chunk"]) for line in lines]
+
+
+def check_format(folder: Path, facts: Values | None = None) -> None:
+    """Raise RunError where a run was written by another version that writes other files."""
+    if facts is None:
         try:
-            data = read_plain(path)
-        except OSError as error:
-            yield f"{str(path)!r} cannot be read ({error.strerror})"
-            continue
-        if digest(data) != found[1].decode():
-            yield f"{str(path)!r} was changed after it was written: its digest differs"
+            facts = read_facts(folder)
+        except (OSError, ValueError, RecursionError):
+            return  # said elsewhere
+    found = facts.get("format", FORMAT)
+    if found == FORMAT:
+        return
+    age, remedy = ("a newer", "update commonweal") if found > FORMAT else ("an older", "run again")
+    raise RunError(
+        f"{str(folder)!r} was written by {age} version (format {found}, this one reads {FORMAT}): "
+        f"{remedy}"
+    )
 
 
 def _columns(evaluation: Evaluation) -> Tensors:
@@ -496,8 +612,26 @@ def _flat_items(tables: Mapping[str, Value], prefix: str = "") -> Values:
 class ClientTable:
     """Every client's evaluation after a round, by name."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     evaluation: Evaluation
+
+    def columns(self) -> Tensors:
+        """Rows, scores and losses, those of personal models with `personal_` before their names."""
+        columns = {"rows": self.evaluation.sizes, **_columns(self.evaluation)}
+        if self.evaluation.personal is not None:
+            personal = _columns(self.evaluation.personal)
+            columns |= {f"personal_{name}": values for name, values in personal.items()}
+        return columns
+
+    def csv(self) -> bytes:
+        """A line per client; empty where there is no value."""
+        columns = self.columns()
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["client", *columns])
+        cells = [[_cell(value) for value in column.tolist()] for column in columns.values()]
+        writer.writerows(zip(map(quoted, self.names), *cells, strict=True))
+        return text.getvalue().encode()
 
 
 @dataclass(frozen=True)
@@ -507,7 +641,7 @@ class Record:
     folder: Path
     experiment: Values
     facts: Values
-    rounds: list[RoundRecord]
+    rounds: list[StoredRound]
 
     def __repr__(self) -> str:
         total = self.experiment.get("rounds")
@@ -525,11 +659,7 @@ class Record:
         rounds = experiment.get("rounds", 0)
         if not isinstance(rounds, int):
             raise RunError(f"{str(folder)!r} is not the folder of a run: rounds = {rounds!r}")
-        if facts.get("format", FORMAT) > FORMAT:
-            raise RunError(
-                f"{str(folder)!r} was written by a newer version (format {facts['format']}): "
-                "update commonweal"
-            )
+        check_format(folder, facts)
         return cls(folder, experiment, facts, _read_rounds(folder / "rounds.jsonl"))
 
     @classmethod
@@ -545,7 +675,7 @@ class Record:
 
     def follow(
         self, interval: float = 0.5, stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[RoundRecord]:
+    ) -> Iterator[StoredRound]:
         """Yield all rounds, and new ones as they are written, until the run is finished.
 
         stopped: checked between looks; where it is true, the iteration ends early
@@ -584,7 +714,7 @@ class Record:
     def _has_model(self) -> bool:
         return (self.folder / "model.safetensors").exists()
 
-    def _are_all(self, rounds: list[RoundRecord]) -> bool:
+    def _are_all(self, rounds: Sequence[RoundRecord]) -> bool:
         patience = self.experiment.get("patience")
         if patience is not None and rounds:  # the run may have stopped early
             watch = str(self.experiment.get("watch", "mean"))
@@ -595,38 +725,68 @@ class Record:
         return last >= int(self.experiment.get("rounds", 0))
 
     @property
-    def evaluated(self) -> list[RoundRecord]:
+    def evaluated(self) -> list[StoredRound]:
         """The rounds that were evaluated."""
         return [each for each in self.rounds if each.metrics]
 
     def clients(self, round: int | None = None) -> ClientTable:
         """Every client's evaluation after a round, by default the last evaluated one."""
-        return self._client_table(self._table(round))
-
-    def _client_table(self, path: Path) -> ClientTable:
-        try:
-            return self._parsed(path, read_plain(path).decode())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
-            raise RunError(f"{str(path)!r} is damaged ({error}): run again") from None
-
-    def _parsed(self, path: Path, text: str) -> ClientTable:
-        lines = list(csv.DictReader(io.StringIO(text, newline="")))
-        if not lines:
-            raise RunError(f"{str(path)!r} is empty: run again")
-        columns = {name: [line[name] for line in lines] for name in lines[0]}
-        names = tuple(map(unquoted, columns.pop("client")))
-        values = {name: _tensor(column) for name, column in columns.items()}
-        return ClientTable(names, self._evaluation(values))
-
-    def _table(self, round: int | None) -> Path:
+        where = repr(str(self.folder))
         if round is None:
             if not self.evaluated:
-                raise RunError(f"{str(self.folder)!r} has no evaluated round yet")
+                raise RunError(f"{where} has no evaluated round yet")
             round = self.evaluated[-1].number
-        path = self.folder / "clients" / f"{round:06d}.csv"
-        if not path.exists():
-            raise RunError(f"{str(self.folder)!r}: round {round} was not evaluated")
-        return path
+        found = [each for each in self.rounds if each.number == round]
+        table = self._client_table(found[0], "test") if found else None
+        if table is None:
+            raise RunError(f"{where}: round {round} was not evaluated")
+        return table
+
+    def _client_table(self, each: StoredRound, part: str) -> ClientTable | None:
+        table = each.table(part)
+        if table is None:
+            return None
+        names, columns = table
+        try:
+            tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+            return ClientTable(names, self._evaluation(tensors))
+        except KeyError as error:
+            raise RunError(f"{str(self.folder)!r} has a damaged evaluation ({error})") from None
+
+    def final_tables(self) -> dict[str, bytes]:
+        """The last evaluation as CSV files, by name."""
+        found = {}
+        if self.evaluated:
+            for name, part in (("clients.csv", "test"), ("unseen.csv", "unseen")):
+                table = self._client_table(self.evaluated[-1], part)
+                if table is not None:
+                    found[name] = table.csv()
+        return found
+
+    def history(self, client: str) -> dict[str, list[float]]:
+        """A client's values by round: NaN where it took no part, or was not evaluated.
+
+        `loss`, `score` and `weight` are what it reported and how much its reply counted; those
+        of the evaluation on test rows are called `test.score`, `test.loss` and so on.
+        """
+        columns: dict[str, list[float]] = {"round": [each.number for each in self.rounds]}
+        if not self.rounds or client not in self.rounds[0].names:
+            raise RunError(f"no client of this run is called {client!r}")
+        number = list(self.rounds[0].names).index(client)
+        keys = self._keys()
+        columns |= {name: [] for name in keys}
+        places = (each.place for each in self.rounds)
+        for entries in Chunks(self.folder / "clients.chunks").entries(places, keys, number):
+            for name in keys:
+                columns[name].append(entries.get(name, math.nan))
+        return columns
+
+    def _keys(self) -> dict[str, tuple[str, ...]]:
+        """Columns of clients.chunks, with those that hold their clients' numbers, if they exist."""
+        keys = {"loss": ("client",), "score": ("client",), "weight": ("weighted", "client")}
+        tables = (each.table("test") for each in self.evaluated)
+        _, columns = next((table for table in tables if table is not None), ((), {}))
+        return keys | {f"test.{name}": ("test.client",) for name in columns}
 
     def _evaluation(self, columns: Tensors) -> Evaluation:
         sizes = columns.pop("rows")
@@ -647,8 +807,7 @@ class Record:
 
     def unseen(self) -> ClientTable | None:
         """The last evaluation of the clients that are held out of training, if there are any."""
-        path = self.folder / "unseen.csv"
-        return self._client_table(path) if path.exists() else None
+        return self._client_table(self.evaluated[-1], "unseen") if self.evaluated else None
 
     @property
     def best(self) -> RoundRecord | None:
@@ -662,15 +821,15 @@ class Record:
 
         A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
         """
-        columns: dict[str, list[object]] = {}
+        parts: list[Values] = []
         for each in self.evaluated:
-            with open(self._table(each.number), encoding="utf-8", newline="") as file:
-                for line in csv.DictReader(file):
-                    columns.setdefault("round", []).append(each.number)
-                    for name, cell in line.items():
-                        value = unquoted(cell) if name == "client" else float(cell or "nan")
-                        columns.setdefault(name, []).append(value)
-        return frame(columns)
+            table = each.table("test")
+            if table is not None:
+                names, columns = table
+                numbers = np.full(len(names), each.number)
+                parts.append({"round": numbers, "client": np.array(names, object), **columns})
+        keys = parts[0] if parts else ()
+        return frame({name: np.concatenate([part[name] for part in parts]) for name in keys})
 
     def timings(self) -> list[dict[str, float]]:
         """The seconds of every round, by what they were spent on."""
@@ -777,17 +936,20 @@ def best_round(
     return max(evaluated, key=lambda each: sign * each.validation[watch], default=None)
 
 
-def _tensor(column: list[str]) -> Tensor:
-    return torch.tensor([float(cell) if cell else math.nan for cell in column], dtype=torch.float64)
-
-
-def _read_rounds(path: Path) -> list[RoundRecord]:
+def _read_rounds(path: Path) -> list[StoredRound]:
     """The complete lines of rounds.jsonl."""
     if not path.exists():
         return []
     try:
         *lines, _unfinished = read_plain(path).decode().split("\n")
-        return [RoundRecord.parse(json.loads(line)) for line in lines]
+        names: list[str] = []
+        chunks = Chunks(path.with_name("clients.chunks"))
+        rounds = []
+        for line in lines:
+            values = json.loads(line)
+            names += map(str, values.get("new", ()))
+            rounds.append(StoredRound(values, names, chunks))
+        return rounds
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{str(path)!r} is damaged ({error}): delete it and checkpoint.safetensors, and run "

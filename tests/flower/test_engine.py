@@ -82,7 +82,7 @@ def test_flower_gives_the_simulators_numbers(case: str, tmp_path: Path) -> None:
         run_on(grid_of(given, tmp_path / name / "states"), given, tmp_path / name / "run", nodes=5)
     flower, again = (Record.read(tmp_path / name / "run") for name in ("flower", "again"))
     same_record(flower, Record.read(tmp_path / "simulator"))
-    for file in ("rounds.jsonl", "model.safetensors", "clients/000002.csv"):
+    for file in ("rounds.jsonl", "model.safetensors", "clients.chunks", "clients.csv"):
         assert (flower.folder / file).read_bytes() == (again.folder / file).read_bytes()
 
 
@@ -249,7 +249,7 @@ def test_a_stopped_run_is_resumed_with_the_same_result(
         run_on(grid, given, tmp_path / "parts", nodes=5)
     assert len(Record.read(tmp_path / "parts").rounds) == 2
     run_on(grid_of(given, tmp_path / "b"), given, tmp_path / "parts", resume=True, nodes=5)
-    for file in ("rounds.jsonl", "model.safetensors", "clients/000005.csv"):
+    for file in ("rounds.jsonl", "model.safetensors", "clients.chunks", "clients.csv"):
         parts, whole = (tmp_path / name / file for name in ("parts", "whole"))
         assert parts.read_bytes() == whole.read_bytes(), file
 

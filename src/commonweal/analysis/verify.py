@@ -14,7 +14,7 @@ from commonweal.store import (
     Store,
     damaged_facts,
     damaged_rounds,
-    damaged_tables,
+    damaged_values,
     whole_lines,
 )
 
@@ -32,6 +32,7 @@ def problems(folder: str | Path) -> list[str]:
         found += _checkpoint(folder)
         if (folder / "model.safetensors").exists():
             Record(folder, {}, {}, []).model()
+            found += _tables(folder)
         Record(folder, {}, {}, []).samples()
         Record(folder, {}, {}, []).preparation()
     except RunError as error:
@@ -46,6 +47,19 @@ def _experiment(folder: Path) -> list[str]:
     except (OSError, ValueError, RecursionError) as error:
         return [f"{str(path)!r} cannot be read ({error})"]
     return []
+
+
+def _tables(folder: Path) -> Iterator[str]:
+    """The last evaluation as CSV, which is made from the values of rounds."""
+    for name, data in Record.read(folder).final_tables().items():
+        path = folder / name
+        try:
+            same = read_plain(path) == data
+        except OSError as error:
+            yield f"{str(path)!r} cannot be read ({error.strerror})"
+            continue
+        if not same:
+            yield f"{str(path)!r} was changed after it was written: it is not the last evaluation"
 
 
 def _checkpoint(folder: Path) -> Iterator[str]:
@@ -63,7 +77,7 @@ def _checkpoint(folder: Path) -> Iterator[str]:
     if experiment.is_file() and digest(read_plain(experiment)) != about.get("experiment"):
         yield f"{str(experiment)!r} was changed after the run began: its digest differs"
     yield from damaged_rounds(folder, lines, last, about.get("rounds"))
-    yield from damaged_tables(folder, lines)
+    yield from damaged_values(folder, lines)
     for client, round in saved.get("client_rounds", torch.empty(0, 2)).tolist():
         try:
             read_state(folder / "client_states" / f"{client:06d}-{round:06d}.safetensors")

@@ -70,7 +70,7 @@ from commonweal.preparation import Preparation
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.store import RoundRecord, Store, table_of
+from commonweal.store import ClientTable, RoundRecord, Store
 from commonweal.tensors import State, Tensors, flatten, select
 from commonweal.training import vmap_clients
 from commonweal.values import Value, Values
@@ -620,7 +620,8 @@ class FairStrategy(Strategy):
             return
         seconds = {"train": trained.seconds, "evaluate": time.perf_counter() - self._began}
         listed = [names[node] for node in nodes]
-        self.store.append(record, seconds, table_of(listed, evaluation) if rows else None)
+        test = ClientTable(listed, evaluation) if rows else None
+        self.store.append(record, seconds, test=test)
         self.store.checkpoint(number, self._opened().saved())
 
 

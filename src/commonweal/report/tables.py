@@ -212,8 +212,9 @@ def _run_notes(record: Record, clients: ClientTable, model: "_Model") -> list[st
         notes.append(f"always giving the most frequent class is right in {100 * majority:.1f} %")
     shown = _ends(model)
     if len(shown) < sum(not math.isnan(value) for value in model.clients):
-        table = record.folder / "clients" / f"{record.evaluated[-1].number:06d}.csv"
-        notes.append(f"the {len(shown)} lowest and highest are shown; all clients: {table}")
+        table = record.folder / "clients.csv"
+        where = f"; all clients: {table}" if table.exists() else ""
+        notes.append(f"the {len(shown)} lowest and highest are shown{where}")
     unscored = record.facts.get("unscored") or []
     if unscored:
         some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")

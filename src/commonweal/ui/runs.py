@@ -1,7 +1,5 @@
 """Reading only what a page shows: the ends of files, and single clients' lines."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -19,7 +17,7 @@ from commonweal import scores as scoring
 from commonweal.analysis.labels import flat
 from commonweal.errors import CommonwealError, RunError
 from commonweal.report.tables import scale
-from commonweal.store import FORMAT, Record, RoundRecord
+from commonweal.store import Record, StoredRound, check_format
 from commonweal.values import Values
 
 __all__ = ["Run", "client_history", "client_page", "find", "light", "new_rounds", "search"]
@@ -27,7 +25,6 @@ __all__ = ["Run", "client_history", "client_page", "find", "light", "new_rounds"
 TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation is looked for
 RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
 MOST_POINTS = 300  # of a chart
-BUDGET = 1 << 25  # bytes of rounds that are parsed for one client
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
 METRICS = b'"metrics": '  # quotes in names are escaped: nothing but the key looks like this
 SHOWN = ("mean", "worst_10", "best_10", "worst")
@@ -120,10 +117,9 @@ def read_small(folder: Path) -> tuple[Values, Values]:
         raise RunError(f"{missing} is missing: the run was stopped while it began") from None
     except ValueError as error:
         raise RunError(f"experiment.toml or run.json is damaged: {error}") from None
-    if not isinstance(facts, Mapping) or int(facts.get("format", FORMAT)) > FORMAT:
-        raise RunError(
-            f"run.json of {folder.name!r} is not of this version of commonweal: update it"
-        )
+    if not isinstance(facts, Mapping):
+        raise RunError(f"run.json of {folder.name!r} is damaged: it is not a table")
+    check_format(folder, dict(facts))
     return experiment, dict(facts)
 
 
@@ -212,17 +208,9 @@ def _round(line: bytes) -> Values:
 
 
 def light(folder: Path) -> Record:
-    """A record whose rounds hold their metrics only."""
-    experiment, facts = read_small(folder)
-    rounds = []
-    for each in new_rounds(folder, 0)[0]:
-        numbers = {k: math.nan if v is None else float(v) for k, v in each["metrics"].items()}
-        rounds.append(
-            RoundRecord(
-                number=each["round"], clients=(), losses=(), scores=(), weights={}, metrics=numbers
-            )
-        )
-    return Record(folder, experiment, facts, rounds)
+    """A record: the values of clients are read when they are asked for."""
+    read_small(folder)  # says what is wrong in the page's words
+    return Record.read(folder)
 
 
 def curve(record: Record) -> Values:
@@ -263,77 +251,41 @@ def client_page(record: Record, words: str, most: int) -> Values:
 
 def client_history(folder: Path, name: str) -> Values:
     """One client's scores, weights and losses by round, and why replies were not used."""
-    scores = _scores(folder, name)
-    written = json.dumps(name, ensure_ascii=False).encode()
-    places = [start for start, line in _lines(folder) if written in line]
+    record = light(folder)
+    own = record.history(name)
+    tested = own.get("test.rows", [])
+    evaluated = [k for k, rows in enumerate(tested) if not math.isnan(rows)]
+    shown = [evaluated[k] for k in _thin(len(evaluated))]
+    scores: Values = {"round": [record.rounds[k].number for k in shown]}
+    for key in ("score", "loss"):
+        scores[key] = [_known(own[f"test.{key}"][k]) for k in shown]
+    took_part = [
+        k
+        for k, each in enumerate(record.rounds)
+        if not (math.isnan(own["weight"][k]) and math.isnan(own["loss"][k])) or name in each.dropped
+    ]
     weights: Values = {"round": [], "weight": [], "loss": []}
     events = []
-    for each in _rounds_at(folder, places):
-        if name not in each.clients:
-            continue
-        weight, loss = _relative(each, name)
+    for k in (took_part[k] for k in _thin(len(took_part))):
+        each = record.rounds[k]
+        weight, loss = _relative(each, own["weight"][k], own["loss"][k])
         weights["round"].append(each.number)
         weights["weight"].append(weight)
         weights["loss"].append(loss)
         for what, reasons in (("not used", each.dropped), ("reduced", each.capped)):
             if name in reasons:
                 events.append(f"round {each.number}: reply {what}: {reasons[name]}")
-    if not scores["round"] and not weights["round"]:
-        raise RunError(f"no client of this run is called {name!r}")
     return {"scores": scores, "weights": weights, "events": events[-MOST_POINTS:]}
 
 
-def _lines(folder: Path) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of the rounds and where they begin."""
-    path = folder / "rounds.jsonl"
-    if not path.exists():
-        return
-    start = 0
-    with open(path, "rb", buffering=BUFFER) as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield start, line
-            start += len(line)
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
-def _rounds_at(folder: Path, places: list[int]) -> Iterator[RoundRecord]:
-    """The rounds that begin at some bytes: as many as a chart shows and the budget allows."""
-    if not places:
-        return
-    with open(folder / "rounds.jsonl", "rb") as file:
-        file.seek(places[0])
-        most = min(MOST_POINTS, max(1, BUDGET // len(file.readline())))
-        for k in _thin(len(places), most):
-            file.seek(places[k])
-            yield RoundRecord.parse(json.loads(file.readline()))
-
-
-def _relative(each: RoundRecord, name: str) -> tuple[float | None, float | None]:
+def _relative(each: StoredRound, weight: float, loss: float) -> tuple[float | None, float | None]:
     """The weight relative to an equal one, and the loss relative to the cohort's mean."""
-    weight = each.weights.get(name)
-    losses = dict(zip(each.clients, each.losses, strict=True))
-    known = [loss for loss in losses.values() if math.isfinite(loss)]
-    mean = sum(known) / len(known) if known else 0.0
-    relative = losses[name] / mean if mean and math.isfinite(losses[name]) else None
-    return None if weight is None else weight * len(each.weights), relative
-
-
-def _scores(folder: Path, name: str) -> Values:
-    """The scores and losses after evaluated rounds."""
-    files = sorted((folder / "clients").glob("[0-9]*.csv"))
-    columns: Values = {"round": [], "score": [], "loss": []}
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow([name, ""])
-    start = ("\n" + text.getvalue().rstrip("\n")).encode()
-    for k in _thin(len(files)):
-        data = files[k].read_bytes()
-        place = data.find(start)
-        if place < 0:
-            continue
-        header = data[: data.index(b"\n")].decode().split(",")
-        values = data[place + len(start) :].split(b"\n", 1)[0].decode().split(",")
-        own = dict(zip(header[1:], values, strict=True))
-        columns["round"].append(int(files[k].stem))
-        for key in ("score", "loss"):
-            columns[key].append(float(own[key]) if own.get(key) else None)
-    return columns
+    columns = each.columns()
+    losses = columns["loss"]
+    known = losses[np.isfinite(losses)]
+    mean = float(known.mean()) if len(known) else 0.0
+    return _known(weight * len(columns["weight"])), _known(loss / mean) if mean else None

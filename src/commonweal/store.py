@@ -411,7 +411,12 @@ class Store:
     ) -> tuple[Columns, list[str]]:
         """The columns of a round, and the names of clients that have no number yet."""
         known = self._progress.clients
-        named = (record.clients, record.weights, record.mixture, *(table.names for table in tables.values()))
+        named = (
+            record.clients,
+            record.weights,
+            record.mixture,
+            *(table.names for table in tables.values()),
+        )
         new = [n for n in dict.fromkeys(n for names in named for n in names) if n not in known]
         numbers = known | {name: len(known) + k for k, name in enumerate(new)}
 

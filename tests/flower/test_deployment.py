@@ -23,6 +23,7 @@ from commonweal.store import Record
 from flower_tables import patients, write
 from flower_tables import table_experiment as own_experiment
 from helpers import close
+from run_helpers import as_documented, weights_of
 
 PATIENCE = 300.0  # seconds for each step; a quiet machine needs far less
 
@@ -49,9 +50,8 @@ def experiment(**parts: Any) -> Experiment:
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "rounds.jsonl"
-    lines = path.read_text().split("\n") if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    lines = as_documented(folder) if (folder / "rounds.jsonl").exists() else []
+    return [line | {"weights": weights_of(line)} for line in lines]
 
 
 def wait_until(ready: Callable[[], object], runtime: Runtime) -> None:

@@ -26,7 +26,7 @@ from commonweal.report.figures import draw_reliability
 from commonweal.rounds import Round, reopen, run
 from commonweal.store import Record
 from commonweal.task import Task
-from personal_helpers import client, federation, task
+from personal_helpers import client, federation, task, trained
 
 
 def done(name: str, f: Federation | None = None, **how: Any) -> tuple[Job, Round]:
@@ -123,11 +123,15 @@ def test_the_curve_by_hand() -> None:
         by_hand = [accuracy(job, (1 - m / 10) * w + m / 10 * own, k) for m in range(11)]
         assert curve.scores[k].tolist() == pytest.approx(by_hand)
     chosen = curve.chosen()
-    assert list(chosen) == ["m = 0", "m = 0.5", "m = 1", "m by validation", "m by oracle"]
+    best = max(range(11), key=lambda k: float(curve.scores[:, k].mean()))
+    common = f"best common m = {best / 10:g}"
+    named = ["m = 0", "m = 0.5", "m = 1", common, "m by validation", "m by oracle"]
+    assert list(chosen) == named and curve.common == best / 10
+    assert torch.equal(chosen[common], curve.scores[:, best])
     shared, personal = evaluations(last)
     torch.testing.assert_close(chosen["m = 0"], shared.score)
     torch.testing.assert_close(chosen["m = 0.5"], personal.score)
-    others = torch.stack([chosen[m] for m in list(chosen)[:4]]).amax(0)
+    others = torch.stack([chosen[m] for m in list(chosen)[:5]]).amax(0)
     assert (chosen["m by oracle"] >= others - 1e-12).all()
 
 
@@ -276,10 +280,53 @@ def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
     assert drawn > 0
 
 
-def test_a_plain_method_has_no_landscape() -> None:
+def test_the_landscape_of_a_plain_method_is_of_its_clients_next_round() -> None:
+    """The thesis' Figure 2.4 has FedAvg too."""
     job, last = done("sgd")
-    with pytest.raises(ConfigError, match="two clients with models of their own"):
+    names, plane = interpolation.loss_landscape(job, last.state)
+    assert names == ("server's model", "a's after a round", "e's after a round")
+    message = job.algorithm.message(last.state)
+    trained_models = [
+        message["w"]
+        - trained(method_of(job), job.task, rows_of(job), message, who=k, seed=1)[0]["update"]
+        for k in (0, 4)
+    ]
+    for corner, w in zip(plane.corners[1:], trained_models, strict=True):
+        assert float(corner.norm()) == pytest.approx(float((w - message["w"]).norm()), rel=1e-4)
+    assert plane.losses.isfinite().all()
+
+
+def test_other_algorithms_have_no_landscape() -> None:
+    job = job_from_parts(task(), federation(), algorithm="drfa", rounds=1)
+    last = list(run(job))[-1]
+    with pytest.raises(ConfigError, match="needs two clients that train the server's model"):
         interpolation.loss_landscape(job, last.state)
+
+
+def test_the_barrier_by_hand() -> None:
+    m = torch.arange(11) / 10
+    flat, hill, slope = 1 + 0 * m, 1 + 4 * m * (1 - m), 2 - m
+    valley = 3 + m - 4 * m * (1 - m)
+    losses = torch.stack([flat, hill, slope, valley]).double()
+    curve = interpolation.Curve(("a", "b", "c", "d"), losses, losses, losses[:, 0])
+    assert curve.barriers().tolist() == pytest.approx([0, 1, 0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])
+def test_the_line_of_models_with_batchnorm(name: str) -> None:
+    """Statistics of mixtures are those of the client's training rows."""
+    job = job_from_parts(task(norm=True), federation(), client=client(name), rounds=4, seed=1)
+    last = list(run(job))[-1]
+    curve = interpolation.curve(job, last.state)
+    w, n = last.state["w"], job.task.num_trainable
+    for k, state in job.engine.client_states().items():
+        rows = rows_of(job).train.client(k).x
+        for point in (3, 10):
+            at = ((1 - point / 10) * w + point / 10 * state["own"])[:n]
+            weight, bias = at[:24].view(6, 4), at[24:30]
+            hidden = rows @ weight.T + bias
+            model = torch.cat([at, hidden.mean(0), hidden.var(0)])
+            assert float(curve.scores[k, point]) == pytest.approx(accuracy(job, model, k))
 
 
 # Calibration
@@ -370,7 +417,7 @@ def test_the_command_shows_and_draws(folder: Path, tmp_path: Path) -> None:
     options = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
     result = CliRunner().invoke(app, ["show", str(folder), *options])
     assert result.exit_code == 0, result.output
-    for words in ("server's model", "own model", "m by validation", "m by oracle"):
+    for words in ("server's model", "own model", "best common m", "m by oracle", "loss barrier"):
         assert words in result.output
     assert all(b"<svg" in path.read_bytes() for path in files.values())
     shown = json.loads(CliRunner().invoke(app, ["show", str(folder), "--json"]).stdout)

@@ -23,6 +23,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "m5": (1, 2000),
     "efficientnet-b0": (3, 5, 5),
     "mobilenet": (3, 5, 5),
+    "mobilenet-gn": (3, 5, 5),
     "resnet10": (3, 5, 5),
     "resnet18-gn": (3, 5, 5),
 }
@@ -106,6 +107,7 @@ def test_two_clients_at_once_or_one_by_one(name: str) -> None:
         ("resnet10", (3, 32, 32), 10, 4_903_242),
         ("resnet18-gn", (3, 224, 224), 1000, 11_689_512),
         ("mobilenet", (3, 224, 224), 1000, 4_231_976),
+        ("mobilenet-gn", (3, 224, 224), 1000, 4_231_976),
         ("efficientnet-b0", (3, 224, 224), 1000, 5_288_548),
     ],
 )
@@ -305,3 +307,46 @@ def test_rows_are_stored_small(kind: torch.dtype, largest: int) -> None:
     x = torch.tensor([[0, 100]], dtype=kind)
     expected = task.outputs(task.initial, x.float() / largest)
     assert torch.allclose(task.outputs(task.initial, x), expected)
+
+
+def test_mobilenet_with_groupnorm_has_no_statistics() -> None:
+    module = build("mobilenet-gn", (3, 8, 8), 4)
+    assert not list(module.buffers())
+    assert sum(isinstance(m, nn.GroupNorm) for m in module.modules()) == 27
+
+
+def test_an_lstm_with_projection_and_two_dense_layers_by_hand() -> None:
+    part = {"name": "lstm", "embedding": 4, "hidden": 6, "layers": 1, "projection": 3, "dense": 5}
+    module = catalog.build("models", part, shape=(7,), outputs=9)
+    x = torch.randint(0, 9, (2, 7))
+    weights = dict(module.named_parameters())
+    w_in, w_state, b_in, b_state, project = (
+        weights[f"lstm.{name}_l0"]
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    )
+    h, c = torch.zeros(2, 3), torch.zeros(2, 6)
+    for position in range(7):
+        gates = (
+            weights["embedding.weight"][x[:, position]] @ w_in.T + h @ w_state.T + b_in + b_state
+        )
+        i, f, g, o = gates.chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = (o.sigmoid() * c.tanh()) @ project.T
+    hidden = (h @ weights["head.0.weight"].T + weights["head.0.bias"]).relu()
+    expected = hidden @ weights["head.2.weight"].T + weights["head.2.bias"]
+    torch.testing.assert_close(module(x), expected)
+    with pytest.raises(ConfigError, match="projection = 6: it must be below hidden = 6"):
+        catalog.build("models", part | {"projection": 6}, shape=(7,), outputs=9)
+
+
+def test_statistics_of_rows_replace_those_of_batchnorm() -> None:
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)))
+    x = torch.randn(9, 4) * 3 + 1
+    w = task.with_statistics(task.initial, x)
+    hidden = task.module[0](x).detach()  # type: ignore[index]
+    torch.testing.assert_close(task.tensors(w)["1.running_mean"], hidden.mean(0))
+    torch.testing.assert_close(task.tensors(w)["1.running_var"], hidden.var(0))
+    n = task.num_trainable
+    assert torch.equal(w[:n], task.initial[:n])
+    assert float(task.module[1].running_mean.abs().max()) == 0  # type: ignore[index]

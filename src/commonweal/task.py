@@ -235,6 +235,26 @@ class Task:
             return losses, w.new_empty(0)
         return losses, torch.cat([buffer.flatten() for buffer in buffers.values()])
 
+    def with_statistics(self, w: Tensor, x: Tensor) -> Tensor:
+        """The vector with the buffers of BatchNorm replaced by the statistics of these rows."""
+        n = self.num_trainable
+        tensors = self.tensors(w)
+        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
+        counters = {name: b.clone() for name, b in self._counters.items()}
+        with torch.no_grad():
+            self._call(self._estimating, tensors | buffers | counters, x)
+        return torch.cat([w[:n], *(buffer.flatten() for buffer in buffers.values())])
+
+    @cached_property
+    def _estimating(self) -> nn.Module:
+        """In training mode, with running statistics that forget everything before."""
+        module = deepcopy(self.module).eval()
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
+                layer.momentum = 1.0
+        return module
+
     @cached_property
     def _counters(self) -> dict[str, Tensor]:
         return {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}

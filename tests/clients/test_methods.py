@@ -325,9 +325,57 @@ def test_superfed_needs_models_that_can_be_initialised_and_mixed() -> None:
 
     with pytest.raises(ConfigError, match="but no layer of Bare has reset_parameters"):
         client("superfed-mm").check(Task(Bare()), ROUNDS)
-    with pytest.raises(ConfigError, match="cannot mix models with BatchNorm"):
-        client("superfed-lm").check(task(norm=True), ROUNDS)
     client("superfed-lm").check(T, ROUNDS)
+    client("superfed-lm").check(task(norm=True), ROUNDS)
+
+
+def test_superfeds_batchnorm_follows_the_models_that_are_used() -> None:
+    """By torch: statistics of w and of the mixture at m, while random points are trained."""
+    t, method = task(norm=True), client("superfed-mm", mu=0.0, nu=0.0, m=0.3, momentum=0.0)
+    n, own = t.num_trainable, t.reinitialised(3)
+    w, v, at_w, at_m = t.initial[:n], own[:n], t.initial[n:], own[n:]
+
+    def pieces(vector: Tensor, statistics: Tensor) -> nn.Module:
+        return t.module_of(torch.cat([vector, statistics])).train()
+
+    for x, y, u in batches(method, round=2):
+        at_w = buffers_after(pieces(w, at_w), x)
+        at_m = buffers_after(pieces(0.7 * w + 0.3 * v, at_m), x)
+        module = pieces((1 - u[0]) * w + u[0] * v, at_w)
+        loss = nn.functional.cross_entropy(module(x), y)
+        g = torch.cat([p.flatten() for p in torch.autograd.grad(loss, list(module.parameters()))])
+        w, v = w - 0.1 * (1 - u[0]) * g, v - 0.1 * u[0] * g
+    start = {"own": own, "joined": torch.zeros(1)}
+    message = sent(t, 2)
+    reply, state = trained(method, t, F, message, start)
+    close(message["w"] - reply["update"], torch.cat([w, at_w]))
+    close(state["own"], torch.cat([v, at_m]))
+    used = method.personal(t, message, state)
+    close(used, torch.cat([0.7 * t.initial[:n] + 0.3 * v, at_m]))
+
+
+def buffers_after(module: nn.Module, x: Tensor) -> Tensor:
+    module(x)
+    return torch.cat([b for b in module.buffers() if b.is_floating_point()])
+
+
+def test_nu_before_the_own_models_begin_is_a_choice() -> None:
+    """Algorithm 2.4 read literally: lambda = 0, and the angle moves both models."""
+    method, w, v = client("superfed-mm", mu=0.0, nu=1.5, early=True), T.initial, own_vector()
+    move, move_own = Heavy(), Heavy()
+    for x, y, _ in batches(method, round=1):
+
+        def cos2(a: Tensor, b: Tensor) -> Tensor:
+            return nn.functional.cosine_similarity(a, b, dim=0).square()
+
+        of_w, of_v = grads(cos2, w, v)
+        w, v = move(w, gradient(w, x, y) + 1.5 * of_w), move_own(v, 1.5 * of_v)
+    start = {"own": own_vector(), "joined": torch.zeros(1)}
+    reply, state = trained(method, T, F, sent(T, 1), start)
+    close(reply["update"], T.initial - w)
+    close(state["own"], v)
+    assert float(state["joined"]) == 0  # and is not used yet
+    close(method.personal(T, sent(T), state), T.initial)
 
 
 @pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])

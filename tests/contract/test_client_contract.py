@@ -86,10 +86,6 @@ def results(name: str, norm: bool, **options: Any) -> list[Tensor]:
 @pytest.mark.parametrize("norm", [False, True])
 @every
 def test_all_ways_to_vectorize_agree(name: str, norm: bool) -> None:
-    if norm and name.startswith("superfed"):
-        with pytest.raises(ConfigError, match="mix models with BatchNorm, which Sequential has"):
-            job(name, norm=norm)
-        return
     loop = results(name, norm, vectorize="loop")
     vmap = results(name, norm, vectorize="vmap")
     chunked = results(name, norm, vectorize="chunked", budget=3000)

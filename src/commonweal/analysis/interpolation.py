@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from commonweal import calibration
+from commonweal.algorithms.algorithm import Request
+from commonweal.algorithms.averaging import Averaging
 from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
 from commonweal.evaluation import (
@@ -63,7 +65,30 @@ class Curve:
     def chosen(self) -> dict[str, Tensor]:
         """The clients' scores (K',) by how m is chosen. An oracle uses the rows it is scored on."""
         fixed = {f"m = {POINTS[k]:g}": self.scores[:, k] for k in (0, MIDDLE, LAST)}
-        return fixed | self.adaptive()
+        return (
+            fixed
+            | {f"best common m = {self.common:g}": self.scores[:, self._best]}
+            | self.adaptive()
+        )
+
+    @property
+    def common(self) -> float:
+        """The one m for all with the best mean test score: an oracle, too."""
+        return POINTS[self._best]
+
+    @property
+    def _best(self) -> int:
+        sign = -1 if self.lower_is_better else 1
+        return int((sign * self.scores.mean(0)).argmax())
+
+    def barriers(self) -> Tensor:
+        """How high the loss rises above the straight line between its ends, by client (K',).
+
+        0 where the path is flat or falls: the models are connected (the thesis' Definition 1).
+        """
+        m = torch.tensor(POINTS, dtype=self.losses.dtype)
+        straight = (1 - m) * self.losses[:, :1] + m * self.losses[:, -1:]
+        return (self.losses - straight).amax(1)
 
     def adaptive(self) -> dict[str, Tensor]:
         """The same, where m is chosen for each client."""
@@ -112,7 +137,7 @@ def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
     each = []
     for m in POINTS:
         mixture = _mixture(job.task, client, message, m)
-        each.append(_evaluate_own(job, job.task, mixture, rows, shared))
+        each.append(_evaluate_own(job, job.task, mixture, rows, shared, mixed=m > 0))
     scores = torch.stack([evaluation.score for evaluation in each], 1)
     losses = torch.stack([evaluation.losses for evaluation in each], 1)
     return _Along(scores, losses)
@@ -268,10 +293,14 @@ def _mean_loss(task: Task, w: Tensor, rows: Rows) -> Tensor:
 def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     """The test loss on the plane of the server's model and two clients' own, with their names.
 
-    The clients are the first and the last whose own model differs from the server's.
+    The clients are the first and the last whose own model differs from the server's. Where clients
+    have no models of their own: those that the first and the last client make of the server's model
+    in a round, as for the thesis' Figure 2.4.
     """
     federation = _federation(job)
     message = job.algorithm.message(state)
+    if not job.algorithm.personalizes:
+        return _landscape_of_updates(job, message)
     ids = sorted(job.engine.client_states())
     first = _first_own_model(job, message, ids)
     last = _first_own_model(job, message, ids[::-1])
@@ -283,6 +312,24 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     own = (first, last)
     names = ("server's model", *(f"{federation.names[each.client]}'s own" for each in own))
     models = torch.stack([message["w"], first.model, last.model])
+    return names, landscape(job.task, federation.test, models)
+
+
+def _landscape_of_updates(job: Job, message: Tensors) -> tuple[tuple[str, ...], Landscape]:
+    """The plane of the server's model and those after a round at the first and last client."""
+    federation = _federation(job)
+    chosen = job.algorithm
+    if not isinstance(chosen, Averaging) or federation.clients < 2:
+        raise ConfigError(
+            "a landscape needs two clients that train the server's model: run an experiment with "
+            "the algorithm 'averaging' and two clients or more"
+        )
+    plain = Averaging(chosen.task, chosen.rule, chosen.client, chosen.server)
+    ends = (0, federation.clients - 1)
+    replies = job.engine.collect(plain, Request(torch.tensor(ends), message))
+    updates = plain.decode(replies).values["update"]
+    names = ("server's model", *(f"{federation.names[i]}'s after a round" for i in ends))
+    models = torch.stack([message["w"], *(message["w"] - update for update in updates)])
     return names, landscape(job.task, federation.test, models)
 
 
@@ -342,11 +389,22 @@ def _models(job: Job, own: OwnModel, rows: Rows) -> Iterator[tuple[Tensor, Tenso
 
 
 def _evaluate_own(
-    job: Job, task: Task, own: OwnModel, rows: Rows, shared: Evaluation
+    job: Job, task: Task, own: OwnModel, rows: Rows, shared: Evaluation, mixed: bool = False
 ) -> Evaluation:
-    """An evaluation of the server's model, updated for the clients that have their own."""
+    """An evaluation of the server's model, updated for the clients that have their own.
+
+    mixed: points of a line, whose BatchNorm statistics are estimated on the training rows
+    """
     vectorize = _vectorize(job)
     evaluation = shared
     for ids, models in _models(job, own, rows):
+        if mixed and task.has_batchnorm:
+            models = _with_statistics(task, models, _federation(job).train, ids)
         evaluation = evaluation.updated(ids, evaluate_models(task, models, rows, ids, vectorize))
     return evaluation
+
+
+def _with_statistics(task: Task, models: Tensor, train: Rows, ids: Tensor) -> Tensor:
+    """Each client's model (S, d) with the statistics of its training rows."""
+    each = zip(models, ids.tolist(), strict=True)
+    return torch.stack([task.with_statistics(w, train.client(i).x) for w, i in each])

@@ -2,6 +2,8 @@
 
 Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022;
 Hahn's thesis, chapter II, Algorithms 2.3 and 2.4. The line is trained at random points of it.
+BatchNorm takes batch statistics there, and the running ones are of the models that are used: the
+variance of a mixture is not the mixture of the variances.
 """
 
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from commonweal.clients._line import between, by_layer, squared_cosine
 from commonweal.clients.client import Client, at_least, squared_distance
 from commonweal.errors import ConfigError
 from commonweal.task import Batch, Task
@@ -26,6 +29,8 @@ class SuPerFedMM(Client):
     begin: the rounds in which only w_i is trained (m = 0), as a fraction below 1 or as a number
     mu: the penalty on the distance to the received model; nu: that on the angle of the two models
     m: the point of the line that the client uses. The others are those of sgd
+    early: whether nu acts on both models before the own ones begin, as Algorithm 2.4 reads; the
+        authors' code does not do so
     """
 
     personalizes: ClassVar[bool] = True
@@ -35,6 +40,7 @@ class SuPerFedMM(Client):
     nu: float = 2.0
     begin: float = 0.4
     m: float = 0.5
+    early: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,12 +58,6 @@ class SuPerFedMM(Client):
                 f"superfed begin = {self.begin:g} of {rounds} rounds: "
                 "the clients' own models are never trained"
             )
-        if task.has_batchnorm:
-            # The variance of a mixture is not the mixture of the variances.
-            raise ConfigError(
-                f"superfed cannot mix models with BatchNorm, which {name} has: "
-                "take one with GroupNorm, such as 'resnet18-gn'"
-            )
         # Two seeds: the module itself may have been initialised with one of them.
         if torch.equal(task.reinitialised(0), task.reinitialised(1)):
             raise ConfigError(
@@ -70,20 +70,20 @@ class SuPerFedMM(Client):
 
     def mixing_point(self, task: Task, noise: Tensor) -> Tensor:
         """The batch's random m: one for the model, or one per coordinate (d,)."""
-        if not self.by_layer:
-            return noise[0]
-        # Expanded piece by piece: to gather by coordinate is many times slower under vmap.
-        pieces = zip(task.layers, task.sizes, strict=True)
-        return torch.cat([noise[layer].expand(size) for layer, size in pieces])
+        return by_layer(task, noise) if self.by_layer else noise[0]
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.reinitialised(seed), "joined": torch.zeros(1)}
 
-    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+    def begun(self, message: Tensors) -> bool:
+        """Whether the clients' own models are trained in this round."""
         begin = self.begin
         if begin < 1:
             begin = int(begin * int(message["rounds"]))
-        if int(message["round"]) > begin:
+        return int(message["round"]) > begin
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        if self.early or self.begun(message):
             return {"w": message["w"], "own": state["own"]}
         return {"w": message["w"]}
 
@@ -102,21 +102,31 @@ class SuPerFedMM(Client):
             loss, buffers = task.batch_loss(w, batch)
             return loss + penalty, {"w": buffers}
         own = params["own"]
-        mixture = w.lerp(own, self.mixing_point(task, noise))
-        loss, buffers = task.batch_loss(mixture, batch)  # its gradients are those of eq. 2.3
-        angle = self.nu * _squared_cosine(task.trainable(w), task.trainable(own))  # eq. 2.5
-        return loss + penalty + angle, {"w": buffers, "own": buffers}
+        point = self.mixing_point(task, noise) if self.begun(message) else w.new_zeros(())
+        loss, buffers = task.batch_loss(w.lerp(own, point), batch)  # with the gradients of eq. 2.3
+        angle = self.nu * squared_cosine(task.trainable(w), task.trainable(own))  # eq. 2.5
+        return loss + penalty + angle, self._statistics(task, w, own, batch, buffers)
+
+    def _statistics(
+        self, task: Task, w: Tensor, own: Tensor, batch: Batch, buffers: Tensor
+    ) -> Tensors:
+        """The buffers of the shared model, and of the point that the client uses."""
+        if not task.has_batchnorm:
+            return {"w": buffers, "own": buffers}
+        shared = w.detach()
+        used = between(task, shared, own.detach(), self.m)
+        return {n: task.batch_loss(v, batch)[1] for n, v in (("w", shared), ("own", used))}
 
     def reply(
         self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
         if "own" in params:
-            state = {"own": params["own"], "joined": torch.ones_like(state["joined"])}
+            joined = torch.full_like(state["joined"], float(self.begun(message)))
+            state = {"own": params["own"], "joined": joined}
         return {"update": message["w"] - params["w"]}, state
 
     def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
-        w, own = self.endpoints(task, message, state)
-        return (1 - self.m) * w + self.m * own
+        return between(task, *self.endpoints(task, message, state), self.m)
 
     def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """Both are the received model as long as the client's own was never trained."""
@@ -129,17 +139,10 @@ class SuPerFedLM(SuPerFedMM):
     """As superfed-mm, but with a random m per layer and batch
 
     Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
-    Its parameters are those of superfed-mm: mu, nu, begin, m
+    Its parameters are those of superfed-mm: mu, nu, begin, early, m
     """
 
     by_layer: ClassVar[bool] = True
-
-
-def _squared_cosine(a: Tensor, b: Tensor) -> Tensor:
-    # As sums of products: vmap turns the product of two vectors into slow matrix products.
-    # A model of zeros, such as logistic at its start, has no angle.
-    lengths = ((a * a).sum() * (b * b).sum()).clamp(min=1e-12)
-    return (a * b).sum().square() / lengths
 
 
 ENTRIES = {"superfed-mm": SuPerFedMM, "superfed-lm": SuPerFedLM}

@@ -1,7 +1,10 @@
 """LEAF's stacked LSTM for the next character or word. (McMahan et al. 2017; Caldas et al. 2018)"""
 
+import warnings
+
 from torch import Tensor, nn
 
+from commonweal.errors import ConfigError
 from commonweal.models._shapes import Shape, sequence
 
 __all__ = ["lstm"]
@@ -17,6 +20,8 @@ def lstm(
     hidden: int = 256,
     layers: int = 2,
     vocabulary: int = 0,
+    projection: int = 0,
+    dense: int = 0,
 ) -> nn.Module:
     """Embedded tokens, stacked LSTMs, and a linear layer on the last state, or on every state
 
@@ -24,29 +29,39 @@ def lstm(
     after each.
     embedding: numbers per token (0: 8 for characters, 200 for words); hidden, layers: of the LSTM
     vocabulary: the number of different tokens (0: as many as outputs)
+    projection: numbers to which each LSTM's state is projected (Sak et al. 2014; 0: none)
+    dense: units of a dense layer with ReLU before the last linear one (0: there is none)
     """
     sequence("lstm", shape)
     tokens = vocabulary or outputs
     default_embedding = 8 if tokens <= CHARACTERS else 200
     width = embedding or default_embedding
-    return _LSTM(tokens, width, hidden, layers, outputs, every_token=bool(labels))
+    if not 0 <= projection < hidden:
+        raise ConfigError(
+            f"lstm projection = {projection}: it must be below hidden = {hidden} (0: none)"
+        )
+    if projection:  # a hint that torch gives once per process
+        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
+    recurrent = nn.LSTM(width, hidden, layers, batch_first=True, proj_size=projection)
+    head = _head(projection or hidden, dense, outputs)
+    return _LSTM(nn.Embedding(tokens, width), recurrent, head, every_token=bool(labels))
+
+
+def _head(inputs: int, dense: int, outputs: int) -> nn.Module:
+    if dense == 0:
+        return nn.Linear(inputs, outputs)
+    return nn.Sequential(nn.Linear(inputs, dense), nn.ReLU(), nn.Linear(dense, outputs))
 
 
 class _LSTM(nn.Module):
     def __init__(
-        self,
-        tokens: int,
-        embedding: int,
-        hidden: int,
-        layers: int,
-        outputs: int,
-        every_token: bool,
+        self, embedding: nn.Embedding, lstm: nn.LSTM, head: nn.Module, every_token: bool
     ) -> None:
         super().__init__()
         self.every_token = every_token
-        self.embedding = nn.Embedding(tokens, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.head = nn.Linear(hidden, outputs)
+        self.embedding = embedding
+        self.lstm = lstm
+        self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.lstm(self.embedding(x))  # (B, L, hidden)

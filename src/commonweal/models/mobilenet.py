@@ -1,11 +1,15 @@
 """MobileNet: depthwise and pointwise instead of full convolutions. (Howard et al. 2017)"""
 
+from collections.abc import Callable
+
 from torch import nn
 
 from commonweal.models._blocks import classifier, convolution, first_stride
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["mobilenet"]
+__all__ = ["mobilenet", "mobilenet_gn"]
+
+Norm = Callable[[int], nn.Module]
 
 # Channels and stride of the thirteen pairs of convolutions.
 PAIRS = (
@@ -26,13 +30,29 @@ def mobilenet(shape: Shape, outputs: int, width: float = 1.0) -> nn.Module:
 
     width: the multiplier of all channels; images up to 64 pixels are not downsampled by the stem
     """
-    colours, height, across = image("mobilenet", shape)
+    return _mobilenet("mobilenet", shape, outputs, width, nn.BatchNorm2d)
+
+
+def mobilenet_gn(shape: Shape, outputs: int, width: float = 1.0, groups: int = 2) -> nn.Module:
+    """As mobilenet, with GroupNorm, whose statistics are per image. (Hsieh et al., ICML 2020)
+
+    width: the multiplier of all channels; groups: of channels, in every normalisation
+    """
+
+    def norm(channels: int) -> nn.Module:
+        return nn.GroupNorm(groups, channels)
+
+    return _mobilenet("mobilenet-gn", shape, outputs, width, norm)
+
+
+def _mobilenet(name: str, shape: Shape, outputs: int, width: float, norm: Norm) -> nn.Module:
+    colours, height, across = image(name, shape)
     inputs = round(32 * width)
-    layers = _unit(colours, inputs, 3, first_stride(height, across))
+    layers = _unit(colours, inputs, 3, first_stride(height, across), norm)
     for base_channels, stride in PAIRS:
         channels = round(base_channels * width)
-        layers += _unit(inputs, inputs, 3, stride, groups=inputs)
-        layers += _unit(inputs, channels, 1, 1)
+        layers += _unit(inputs, inputs, 3, stride, norm, groups=inputs)
+        layers += _unit(inputs, channels, 1, 1, norm)
         inputs = channels
     return classifier(layers, inputs, outputs)
 
@@ -42,13 +62,14 @@ def _unit(
     channels: int,
     size: int,
     stride: int,
+    norm: Norm,
     groups: int = 1,
 ) -> list[nn.Module]:
     return [
         convolution(inputs, channels, size, stride, groups),
-        nn.BatchNorm2d(channels),
+        norm(channels),
         nn.ReLU(),
     ]
 
 
-ENTRIES = {"mobilenet": mobilenet}
+ENTRIES = {"mobilenet": mobilenet, "mobilenet-gn": mobilenet_gn}

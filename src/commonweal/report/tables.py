@@ -316,9 +316,20 @@ def choices(curve: Curve, score: str) -> Table:
     table.caption = (
         "validation: the best m on a client's validation rows, or on one half of its test rows for "
         "the other half; "
-        "oracle: the best m on the rows that are scored"
+        "oracle: the best m on the rows that are scored, as is the best common m\n"
+        f"{_barrier_line(curve)}"
     )
     return table
+
+
+def _barrier_line(curve: Curve) -> str:
+    """How high the loss rises between the ends of the line."""
+    barriers = curve.barriers()
+    mean, highest = float(barriers.mean()), float(barriers.max())
+    return (
+        f"loss barrier (the loss above the straight line between its ends): mean {mean:.3g}, "
+        f"highest {highest:.3g}"
+    )
 
 
 def _add_column(table: Table, title: str, right: bool = False) -> None:

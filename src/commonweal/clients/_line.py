@@ -1,0 +1,29 @@
+"""The line between two models: points of it, and the angle at which its ends stand."""
+
+import torch
+from torch import Tensor
+
+from commonweal.task import Task
+
+__all__ = ["between", "by_layer", "squared_cosine"]
+
+
+def between(task: Task, w: Tensor, own: Tensor, m: float) -> Tensor:
+    """The point m of the line from w to own. The statistics of BatchNorm are those of own."""
+    mixture = (1 - m) * w + m * own
+    n = task.num_trainable
+    return torch.cat([mixture[:n], own[n:]]) if task.has_batchnorm else mixture
+
+
+def by_layer(task: Task, noise: Tensor) -> Tensor:
+    """A number per coordinate (d,), the same within a layer, of one per layer."""
+    # Expanded piece by piece: to gather by coordinate is many times slower under vmap.
+    pieces = zip(task.layers, task.sizes, strict=True)
+    return torch.cat([noise[layer].expand(size) for layer, size in pieces])
+
+
+def squared_cosine(a: Tensor, b: Tensor) -> Tensor:
+    # As sums of products: vmap turns the product of two vectors into slow matrix products.
+    # A model of zeros, such as logistic at its start, has no angle.
+    lengths = ((a * a).sum() * (b * b).sum()).clamp(min=1e-12)
+    return (a * b).sum().square() / lengths

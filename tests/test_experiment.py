@@ -232,9 +232,10 @@ NAMED = "give a name, or a table with a name and parameters"
         ({"rouns": 5}, "an experiment has no key 'rouns': did you mean 'rounds'?"),
         (
             {"learning_rate": 5},
-            "an experiment has no key 'learning_rate': known: algorithm, channels, client, cohort, "
-            "dataset, deterministic, engine, evaluate_every, model, noise, partition, patience, "
-            "rounds, rule, sampler, score, seed, server, unseen, validation, vectorize, watch",
+            "an experiment has no key 'learning_rate': known: algorithm, augment, channels, "
+            "client, cohort, dataset, deterministic, engine, evaluate_every, model, noise, "
+            "partition, patience, rounds, rule, sampler, score, seed, server, unseen, validation, "
+            "vectorize, watch",
         ),
     ],
 )

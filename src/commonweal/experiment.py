@@ -40,6 +40,7 @@ class RunSettings(pydantic.BaseModel):
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops
     watch: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
     unseen: float = Field(0.0, ge=0, lt=1)  # share of clients that are held out of training
+    augment: str = ""  # the folder of a run whose synthetic rows every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
     score: Value = None  # the main score, or a list of scores; None: the dataset's own
 
@@ -77,6 +78,8 @@ class RunSettings(pydantic.BaseModel):
         """The scores by name, the main one first; empty: the dataset's own."""
         if self.score is None:
             return ()
+        if isinstance(self.score, str):
+            return tuple(name.strip() for name in self.score.split(","))
         return tuple(self.score) if isinstance(self.score, list | tuple) else (self.score,)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +110,28 @@ class Federation:
             for rows in (~chosen, chosen)
         )
         return replace(self, train=train, validation=validation)
+
+    def augmented(self, x: Tensor, y: Tensor) -> "Federation":
+        """Give these rows, such as synthetic ones, to every client for training."""
+        shape = tuple(self.train.x.shape[1:])
+        if tuple(x.shape[1:]) != shape or y.shape[1:] != self.train.y.shape[1:]:
+            raise DataError(
+                f"rows of shape {tuple(x.shape[1:])} cannot be added to clients' rows of {shape}: "
+                "take those of a run on the same dataset"
+            )
+        if self.train.x.dtype == torch.uint8 and x.is_floating_point():
+            x = (255 * x).round()
+        added = torch.arange(len(y)) + len(self.train.y)
+        index = [
+            torch.cat([torch.arange(a, b), added]) for a, b in pairwise(self.train.offsets.tolist())
+        ]
+        chosen = torch.cat(index)
+        offsets = self.train.offsets + len(y) * torch.arange(self.clients + 1)
+        features = torch.cat([self.train.x, x.to(self.train.x.dtype)])
+        labels = torch.cat([self.train.y, y.to(self.train.y.dtype)])
+        note = f"every client trains on {len(y)} added rows, which are in its number of rows"
+        train = Rows(features[chosen], labels[chosen], offsets)
+        return replace(self, train=train, notes=(*self.notes, note))
 
     def hold_out(self, share: float, seed: int = 0) -> "Federation":
         """Hold a share of the clients out of training: `held_out` has all their rows.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from commonweal import catalog, engines, randomness
 from commonweal.algorithms.algorithm import Algorithm, Request, Sample
@@ -23,6 +24,7 @@ from commonweal.preparation import Preparation
 from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
+from commonweal.store import Record
 from commonweal.task import Task
 from commonweal.tensors import State
 from commonweal.values import Value, Values
@@ -202,10 +204,23 @@ def _check_engine(settings: RunSettings) -> None:
 
 
 def _divided(federation: Federation, settings: RunSettings) -> Federation:
-    """The federation with its validation rows, and with clients held out."""
+    """The federation with its validation rows and added ones, and with clients held out."""
     if settings.unseen:
         federation = federation.hold_out(settings.unseen, settings.seed)
-    return with_validation(federation, settings)
+    federation = with_validation(federation, settings)
+    if settings.augment:
+        federation = federation.augmented(*_synthetic_rows(settings.augment))
+    return federation
+
+
+def _synthetic_rows(folder: str) -> tuple[Tensor, Tensor]:
+    rows = Record.read(folder).samples()
+    if rows is None:
+        raise ConfigError(
+            f"augment = {folder!r} has no synthetic rows: give the folder of a run of fedevg, "
+            "fedcgan or fedcvae"
+        )
+    return rows
 
 
 def with_validation(federation: Federation, settings: RunSettings) -> Federation:

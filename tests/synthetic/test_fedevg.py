@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from commonweal.experiment import Experiment
 from commonweal.federation import Federation
 from commonweal.job import job_from_experiment
 from commonweal.rounds import run
+from commonweal.rules import AFL, TERM, FedMGDA
+from commonweal.store import Record
 from commonweal.synthetic import FedEvg
+from commonweal.synthetic._energy import exponentials, mixture
 from commonweal.synthetic.fedevg import Preset
 from commonweal.task import Task
 from commonweal.tensors import State, Tensors
@@ -109,13 +113,13 @@ def two_rows(**values: Any) -> tuple[FedEvg, State]:
     steps = {"spc": 1, "noise": 0.0, "first": 0.1, "last": 0.1}
     a = FedEvg(model, population((1,), 2), rounds=5, seed=0, **(steps | values))
     x = torch.tensor([[0.5], [0.6]])
-    return a, {"round": torch.tensor(2), "x": x, "y": torch.arange(2)}
+    return a, {"round": torch.tensor(2), "x": x, "y": torch.arange(2), "rule": a.rule.init(10)}
 
 
 def test_a_servers_step_by_hand() -> None:
     a, state = two_rows()
     some = replies([4, 7], [[math.e, 1], [1, 1]], [[1, 2], [-1, 0]], [30, 10])
-    outcome = a.tell(state, some)
+    outcome = a.tell(state, some, 10)
     first = (0.75 * math.e * 1 + 0.25 * 1 * -1) / (0.75 * math.e + 0.25)
     expected = torch.tensor([[0.5 - 0.1 * first], [0.6 - 0.1 * (0.75 * 2)]])
     torch.testing.assert_close(outcome.state["x"], expected)
@@ -130,21 +134,21 @@ def test_the_servers_noise_has_its_scale_and_depends_on_seed_and_round_only() ->
     state = a.init(population()) | {"x": torch.full((1000, 1, 8, 8), 0.5)}
     still = replies([0], [[1.0] * 1000], [[0.0] * 1000], [5])
     still.values["gradient"] = torch.zeros(1, 1000, 1, 8, 8)
-    moved = a.tell(state, still).state["x"]
+    moved = a.tell(state, still, 10).state["x"]
     assert float((moved - 0.5).std()) == pytest.approx(0.1, rel=0.02)
-    assert torch.equal(moved, a.tell(state, still).state["x"])
-    later = a.tell(state | {"round": torch.tensor(2)}, still).state["x"]
+    assert torch.equal(moved, a.tell(state, still, 10).state["x"])
+    later = a.tell(state | {"round": torch.tensor(2)}, still, 10).state["x"]
     assert not torch.equal(moved, later)
 
 
 def test_a_client_that_diverged_does_not_count() -> None:
     a, state = two_rows()
     some = replies([4, 7], [[1, 1], [1, 1]], [[1, 1], [math.nan, 0]], [10, 10])
-    outcome = a.tell(state, some)
+    outcome = a.tell(state, some, 10)
     assert outcome.dropped == {7: "its gradient is not finite: local training diverged"}
     assert outcome.clients.tolist() == [4] and outcome.weights.tolist() == [1.0]
     torch.testing.assert_close(outcome.state["x"], state["x"] - 0.1)
-    none = a.tell(state, replies([7], [[1, 1]], [[math.inf, 0]], [10]))
+    none = a.tell(state, replies([7], [[1, 1]], [[math.inf, 0]], [10]), 10)
     assert torch.equal(none.state["x"], state["x"])
     assert int(none.state["round"]) == 3 and len(none.clients) == 0
 
@@ -152,10 +156,10 @@ def test_a_client_that_diverged_does_not_count() -> None:
 def test_replies_that_never_come_are_left_out() -> None:
     a, state = two_rows()
     late = replies([4], [[1, 1]], [[1, 1]], [10])._replace(failed={7: "timeout"})
-    outcome = a.tell(state, late)
+    outcome = a.tell(state, late, 10)
     assert outcome.dropped == {7: "timeout"} and outcome.clients.tolist() == [4]
     torch.testing.assert_close(outcome.state["x"], state["x"] - 0.1)
-    nobody = a.tell(state, Replies(torch.empty(0, dtype=torch.int64), {}, {7: "timeout"}))
+    nobody = a.tell(state, Replies(torch.empty(0, dtype=torch.int64), {}, {7: "timeout"}), 10)
     assert nobody.dropped == {7: "timeout"} and len(nobody.weights) == 0
     assert torch.equal(nobody.state["x"], state["x"])
 
@@ -275,8 +279,8 @@ def test_a_kept_classifier_that_diverged_is_forgotten() -> None:
     a = built("fedevg-kept", f.population, model, lr=1e13)
     simulator = Simulator(f)
     state = a.init(f.population)
-    outcome = a.tell(state, simulator.collect(a, request_of(a, state)))
-    assert sorted(outcome.dropped) == [0, 1, 2] and "diverged" in outcome.dropped[0]
+    outcome = a.tell(state, simulator.collect(a, request_of(a, state)), 10)
+    assert sorted(outcome.dropped) == [0, 1, 2] and "finite" in outcome.dropped[0]
     states = simulator.client_states()
     assert all(states[i]["w"].isfinite().all() for i in range(3))
 
@@ -353,8 +357,9 @@ def test_rows_outside_the_unit_interval_are_refused() -> None:
 
 
 def test_a_part_that_it_does_not_take_is_refused() -> None:
-    with pytest.raises(ConfigError, match="algorithm 'fedevg' does not take a rule, but got"):
-        run(task(), digits(), algorithm="fedevg", rule="term")
+    for rule in ("adafed", "vred", {"name": "qfedavg", "scaled": True}):
+        with pytest.raises(ConfigError, match="fedevg mixes densities by weights of sum 1, which"):
+            run(task(), digits(), algorithm="fedevg", rule=rule)
     with pytest.raises(ConfigError, match="'fedcgan' does not take a client"):
         run(task(), digits(), algorithm="fedcgan", client={"name": "sgd", "lr": 0.5})
     with pytest.raises(ConfigError, match="does not take a server"):
@@ -373,3 +378,134 @@ def test_an_experiment_names_it_and_can_be_read_back() -> None:
     assert Experiment(dataset="vowel", algorithm="fedcvae", rule="term").title == "fedcvae-term"
     with pytest.raises(ConfigError, match="did you mean 'preset'"):
         Experiment(dataset="vowel", algorithm={"name": "fedevg", "presets": "reference"})
+
+
+# Rules, exact energies, tables, clients' own classifiers, and rows for other runs
+
+
+def test_a_rule_gives_the_weights_of_the_mixture() -> None:
+    """Eq. 4.13 with AFL's and TERM's w_i in the place of n_i / n."""
+    some = replies([4, 7], [[math.e, 1], [1, 1]], [[1, 2], [-1, 0]], [30, 10])
+    some.values["loss"] = torch.tensor([0.2, 1.0])
+    a, state = two_rows(rule=TERM(t=1.5, relative=False, prior="uniform"))
+    outcome = a.tell(state, some, 10)
+    w = math.exp(1.5 * 0.2) / (math.exp(1.5 * 0.2) + math.exp(1.5))
+    first = (w * math.e - (1 - w)) / (w * math.e + 1 - w)
+    expected = torch.tensor([[0.5 - 0.1 * first], [0.6 - 0.1 * 2 * w]])
+    torch.testing.assert_close(outcome.state["x"], expected)
+    rule = AFL(lr=0.1)
+    a, state = two_rows(rule=rule)
+    decided = rule(a.reports(some, 10), rule.init(10))
+    outcome = a.tell(state, some, 10)
+    assert torch.equal(outcome.state["rule"]["lam"], decided.state["lam"])
+    moved = state["x"][1, 0] - 0.1 * 2 * float(decided.weights[0])
+    assert float(outcome.state["x"][1, 0]) == pytest.approx(float(moved), abs=1e-6)
+
+
+def test_a_rule_of_directions_takes_energy_gradients() -> None:
+    """Opposed gradients of two clients have a minimum norm of 0: nothing moves."""
+    a, state = two_rows(rule=FedMGDA())
+    some = replies([4, 7], [[1, 1], [1, 1]], [[1, 1], [-3, -3]], [10, 10])
+    torch.testing.assert_close(a.tell(state, some, 10).state["x"], state["x"], atol=1e-6, rtol=0)
+
+
+def test_exact_energies_by_autograd_of_the_mixture() -> None:
+    """-grad log sum_i w_i exp(-E_i(x)) (eqs. 4.11, 4.13), energies of hundreds included."""
+    shift = torch.tensor([[300.0], [301.0]], dtype=torch.float64)
+
+    def energies(x: Tensor) -> Tensor:  # (2 clients, 2 rows)
+        return torch.stack([(x[:, 0] - 0.2) ** 2, 3 * (x[:, 0] - 0.9) ** 2]) - shift
+
+    a, state = two_rows(energies="exact")
+    x = state["x"].double().requires_grad_()
+    weights = torch.tensor([0.75, 0.25], dtype=torch.float64).log()[:, None]
+    log_density = torch.logsumexp(weights - energies(x), 0).sum()
+    expected = -torch.autograd.grad(log_density, x)[0]
+    each = [torch.autograd.grad(energies(x)[k].sum(), x)[0] for k in range(2)]
+    at = -energies(x).detach()
+    some = replies([4, 7], at.tolist(), [each[0][:, 0].tolist(), each[1][:, 0].tolist()], [30, 10])
+    moved = a.tell(state, some, 10).state["x"]
+    torch.testing.assert_close(moved, state["x"] - 0.1 * expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_exact_energies_are_sent_as_they_are() -> None:
+    f, model = digits(), task()
+    signed, exact = (built("fedevg", f.population, model, energies=e) for e in ("signed", "exact"))
+    values = [Simulator(f).collect(a, request_of(a)).values for a in (signed, exact)]
+    assert torch.equal(torch.sign(values[1]["boltzmann"]).exp(), values[0]["boltzmann"])
+    assert torch.equal(values[0]["gradient"], values[1]["gradient"])
+
+
+def test_a_client_of_weight_0_has_no_say_with_exact_energies() -> None:
+    negative = torch.tensor([[1000.0, 1.0], [0.0, 2.0]])
+    weights = torch.tensor([0.0, 1.0])
+    boltzmann = exponentials(negative, weights)
+    grad, posterior = mixture(weights, boltzmann, torch.tensor([[5.0, 5.0], [1.0, 2.0]]))
+    assert grad.tolist() == [1, 2] and posterior.tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "afl", "aaggff-d"])
+@pytest.mark.parametrize("name", ["fedevg", "fedevg-kept"])
+def test_rows_of_a_table(name: str, rule: str) -> None:
+    """Standardised rows: synthetic ones stay within the bound, and some are below 0."""
+    rng = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    x = (2 * np.eye(3)[y] - 1 + 0.3 * rng.normal(size=(90, 3))).astype(np.float32)
+    f = Federation.from_arrays(x, y, np.repeat(["a", "b", "c"], 30))
+    torch.manual_seed(0)
+    model = Task(nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 3)))
+    part = SMALL[name] | {"bound": 2.5, "spc": 8, "classifier_epochs": 30, "batch": 8, "steps": 8}
+    *_, last = run(model, f, algorithm=part, rule=rule, rounds=15)
+    drawn = last.state["x"]
+    assert float(drawn.abs().max()) <= 2.5 and float(drawn.min()) < 0
+    assert last.metrics["mean"] > 0.6 or name == "fedevg-kept"  # which needs more rounds
+
+
+def test_clients_own_classifiers_are_scored_on_test_rows() -> None:
+    f, model = digits(), task()
+    engine = Simulator(f)
+    part = SMALL["fedevg"] | {"keep": True, "steps": 30}
+    *_, last = run(job(model, f, engine, algorithm=part, rounds=2))
+    assert last.evaluation is not None and last.evaluation.personal is not None
+    for k, state in engine.client_states().items():
+        rows = f.test.client(k)
+        right = (model.outputs(state["w"], rows.x).argmax(1) == rows.y).double().mean()
+        assert float(last.evaluation.personal.score[k]) == pytest.approx(float(right))
+    assert last.personal["mean"] > last.metrics["mean"]  # two rounds teach the server nothing yet
+
+
+def test_keeping_the_classifiers_changes_no_synthetic_row() -> None:
+    runs = [SMALL["fedevg"], SMALL["fedevg"] | {"keep": True}]
+    ends = [list(run(task(), digits(), algorithm=part, rounds=2))[-1] for part in runs]
+    assert torch.equal(ends[0].state["x"], ends[1].state["x"])
+
+
+def test_synthetic_rows_are_given_to_every_client_of_another_run(tmp_path: Path) -> None:
+    f = digits()
+    list(run(task(), f, algorithm=SMALL["fedevg"], rounds=1, out=tmp_path / "rows"))
+    x, y = Record.read(tmp_path / "rows").samples() or (None, None)
+    assert x is not None and y is not None
+    more = f.augmented(x, y)
+    for k in range(f.clients):
+        own, both = f.train.client(k), more.train.client(k)
+        assert torch.equal(both.x, torch.cat([own.x, x])) and torch.equal(both.y[-len(y) :], y)
+    assert torch.equal(more.test.x, f.test.x)
+    given = list(run(task(), f, rounds=2, augment=str(tmp_path / "rows")))[-1]
+    by_hand = list(run(task(), more, rounds=2))[-1]
+    assert torch.equal(given.state["w"], by_hand.state["w"])
+    plain = tmp_path / "plain"
+    list(run(task(), f, rounds=1, out=plain))
+    with pytest.raises(ConfigError, match="has no synthetic rows: give the folder of a run of"):
+        run(task(), f, rounds=1, augment=str(plain))
+    with pytest.raises(DataError, match=r"shape \(5,\) cannot be added to clients' rows"):
+        f.augmented(torch.zeros(2, 5), torch.zeros(2))
+
+
+def test_bytes_stay_bytes_when_rows_are_added() -> None:
+    x = np.arange(40, dtype=np.uint8).reshape(40, 1, 1)
+    f = Federation.from_arrays(x, np.arange(40) % 2, ["a", "b"] * 20)
+    more = f.augmented(torch.tensor([[[0.5]], [[1.0]]]), torch.tensor([0, 1]))
+    assert more.train.x.dtype == torch.uint8 and more.train.client(1).x[-2:].flatten().tolist() == [
+        128,
+        255,
+    ]

@@ -19,9 +19,11 @@ from commonweal.tensors import State, Tensors
 
 __all__ = [
     "SCHEDULES",
+    "UNIT",
     "EnergyTraining",
     "contrast",
     "energy_gradient",
+    "exponentials",
     "langevin",
     "logit",
     "mixture",
@@ -52,13 +54,23 @@ def energy_gradient(
     return torch.cat(energies), torch.cat(grads)
 
 
-def langevin(x: Tensor, grad: Tensor, step: float, noise: float, epsilon: Tensor) -> Tensor:
+UNIT = (0.0, 1.0)  # where images are
+
+
+def langevin(
+    x: Tensor,
+    grad: Tensor,
+    step: float,
+    noise: float,
+    epsilon: Tensor,
+    limits: tuple[float, float] = UNIT,
+) -> Tensor:
     """x - step grad E + noise epsilon (eqs. 4.9, 4.14), clipped to [0, 1] as in the authors' code.
 
-    epsilon: standard normal numbers
+    epsilon: standard normal numbers; limits: others than 0 and 1, for rows of tables
     """
     moved = x - step * grad + noise * epsilon
-    return moved.clamp(0, 1)
+    return moved.clamp(*limits)
 
 
 def contrast(real: Tensor, negative: Tensor) -> Tensor:
@@ -92,6 +104,7 @@ class EnergyTraining:
     chain_steps: int
     chain_step: float
     chain_noise: float
+    limits: tuple[float, float] = UNIT
 
     def train(
         self,
@@ -142,7 +155,7 @@ class EnergyTraining:
         for _ in range(self.chain_steps):
             _, grad = energy_gradient(task, w, x, y, self.clip)
             epsilon = normal(x.shape, rng)
-            x = langevin(x, grad, self.chain_step, self.chain_noise, epsilon)
+            x = langevin(x, grad, self.chain_step, self.chain_noise, epsilon, self.limits)
         return x
 
     def gradient(
@@ -179,6 +192,13 @@ def _means(reports: list[Tensors]) -> Tensors:
         values = torch.cat([report[name] for report in reports])
         means[name] = values.double().mean()
     return means
+
+
+def exponentials(negative_energy: Tensor, weights: Tensor) -> Tensor:
+    """exp(-E) of S clients (S, M), each row over its largest, which changes no mixture."""
+    absent = (weights == 0)[:, None]
+    present = negative_energy.masked_fill(absent, -torch.inf)
+    return (present - present.amax(0)).exp()
 
 
 def mixture(weights: Tensor, boltzmann: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,12 @@
 
 Hahn, dissertation 2024, chapter IV, Algorithms 4.1 and 4.2. No weights are sent: the server sends
 M synthetic rows with labels, clients return their energies and energy gradients under classifiers
-of their own, and the server takes a Langevin step on the mixture of all clients' densities. The
-contrastive term has the sign of eq. 4.4 (Algorithm 4.2 prints the opposite).
+of their own, and the server takes a Langevin step on the mixture of all clients' densities. Any
+rule with mixing weights gives the w_i of that mixture, from the losses of the clients' classifiers.
+The contrastive term has the sign of eq. 4.4 (Algorithm 4.2 prints the opposite).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,12 +27,16 @@ from commonweal.algorithms.algorithm import (
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.federation import Rows
 from commonweal.optimizers import step_decay
-from commonweal.population import Population
+from commonweal.population import Population, Setting
 from commonweal.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
+from commonweal.rules.fedavg import FedAvg
+from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.synthetic._energy import (
     SCHEDULES,
+    UNIT,
     EnergyTraining,
     energy_gradient,
+    exponentials,
     langevin,
     mixture,
 )
@@ -85,10 +90,16 @@ class FedEvg(Algorithm):
     schedule: of the step size, from first to last (cosine, reference betas)
     anchor: cross-entropy is taken on the chain's rows (chain) or as received (reference: received)
     classifier_epochs: epochs of the server's classifier on the synthetic rows (100, reference 1)
+    energies: what weighs the clients at a row beside w_i: exp(sgn(-E)) ("signed", section 4.3.3) or
+        exp(-E) itself ("exact", eq. 4.13)
+    bound: for standardised rows of a table: synthetic rows are kept in [-bound, bound] (none: rows
+        are in [0, 1], as images)
+    keep: whether clients keep their classifiers and are scored by them, also where they restart
     """
 
     task: Task
     population: Population
+    rule: Rule = field(default_factory=FedAvg)
     rounds: int = 100
     seed: int = 0
     preset: Literal["thesis", "reference"] = "thesis"
@@ -111,6 +122,9 @@ class FedEvg(Algorithm):
     schedule: Literal["cosine", "betas"] | None = None
     anchor: Literal["chain", "received"] | None = None
     classifier_epochs: int | None = None
+    energies: Literal["signed", "exact"] = "signed"
+    bound: float | None = None
+    keep: bool = False
 
     client = None  # clients answer one at a time
 
@@ -118,6 +132,7 @@ class FedEvg(Algorithm):
         check_fields(self, "at least 1", "spc", "epochs", "batch", "decay_every", "chain_steps")
         check_fields(self, "at least 1", "classifier_epochs")
         check_fields(self, "above 0", "lr", "decay", "clip", "chain_step", "first", "last", "steps")
+        check_fields(self, "above 0", "bound")
         check_fields(self, "at least 0", "lam", "chain_noise", "noise")
         self._check_parts()
 
@@ -133,6 +148,12 @@ class FedEvg(Algorithm):
             raise ConfigError(
                 "fedevg needs one energy per row: use a model without BatchNorm and dropout"
             )
+        if not self.rule.mixing or "loss_after" in self.rule.needs:
+            name = type(self.rule).__name__
+            raise ConfigError(
+                f"fedevg mixes densities by weights of sum 1, which {name} does not give from "
+                "losses and energy gradients: use a rule such as 'aaggff-s', 'afl' or 'fedavg'"
+            )
 
     @property
     def chosen(self) -> Preset:
@@ -140,6 +161,15 @@ class FedEvg(Algorithm):
         fields = {name: vars(self)[name] for name in Preset._fields}
         given = {name: value for name, value in fields.items() if value is not None}
         return PRESETS[self.preset]._replace(**given)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Where synthetic rows are."""
+        return UNIT if self.bound is None else (-self.bound, self.bound)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.rule.needs
 
     # The server
 
@@ -152,34 +182,70 @@ class FedEvg(Algorithm):
             "x": x,
             "y": y,
             "classifier": self.task.initial.clone(),
+            "rule": self.rule.init(self._setting(population)),
         }
+
+    def _setting(self, population: Population) -> Setting:
+        return Setting(
+            clients=population.clients,
+            rounds=self.rounds,
+            lr=self.lr,
+            groups=population.groups,
+            label_counts=population.label_counts,
+        )
 
     def message(self, state: State) -> Tensors:
         return {"round": state["round"], "x": state["x"], "y": state["y"]}
 
     def round(self, state: State, sample: Sample) -> Conversation:
         replies = yield Request(sample(), self.message(state))
-        return self.tell(state, replies)
+        return self.tell(state, replies, sample.population.clients)
 
-    def tell(self, state: State, replies: Replies) -> Outcome:
+    def tell(self, state: State, replies: Replies, clients: int) -> Outcome:
         """Take one Langevin step on the mixture of the densities of the clients that replied."""
         following = state | {"round": state["round"] + 1}
-        replies = replies.finite(optional=("score", "loss"))
-        weights = torch.empty(0, dtype=torch.float64)
-        if len(replies.clients):
-            following["x"], posterior = self.move(state, replies.values)
-            weights = posterior.double().mean(1)
-        return Outcome(following, replies.clients, weights, replies.failed)
+        replies = replies.finite()
+        if len(replies.clients) == 0:
+            nothing = torch.empty(0, dtype=torch.float64)
+            return Outcome(following, replies.clients, nothing, replies.failed)
+        decision = self.rule(self.reports(replies, clients), state["rule"])
+        following["rule"] = decision.state
+        following["x"], posterior = self.move(state, replies.values, decision.weights)
+        used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])
+        return Outcome(
+            following,
+            replies.clients[used],
+            posterior.double().mean(1)[used],
+            replies.failed | decision.dropped,
+            decision.capped,
+            decision.warnings,
+        )
 
-    def move(self, state: State, values: Tensors) -> tuple[Tensor, Tensor]:
-        """The synthetic rows after a Langevin step, and the clients' weights per row (R, M)."""
+    def reports(self, replies: Replies, clients: int) -> Reports:
+        """What the rule sees: clients' classifiers on their rows, and energy gradients."""
+        values = replies.values
+        return Reports(
+            ids=replies.clients,
+            sizes=values["size"],
+            losses=values["loss"],
+            scores=values["score"],
+            updates=values["gradient"].flatten(1),
+            clients=clients,
+        )
+
+    def move(self, state: State, values: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The synthetic rows after a Langevin step, and the clients' weights per row (R, M).
+
+        weights: (R,), the w_i of eq. 4.13
+        """
         number = int(state["round"])
-        sizes = values["size"]
-        weights = sizes / sizes.sum()
-        grad, posterior = mixture(weights, values["boltzmann"], values["gradient"])
+        boltzmann = values["boltzmann"]
+        if self.energies == "exact":
+            boltzmann = exponentials(boltzmann, weights)
+        grad, posterior = mixture(weights, boltzmann, values["gradient"])
         epsilon = normal(grad.shape, stream(self.seed, number, 0, LANGEVIN))
         step = self.step(number)
-        x = langevin(state["x"], grad, step, self.chosen.noise, epsilon)
+        x = langevin(state["x"], grad, step, self.chosen.noise, epsilon, self.limits)
         return x, posterior
 
     def step(self, number: int) -> float:
@@ -206,8 +272,16 @@ class FedEvg(Algorithm):
 
     # The clients
 
+    @property
+    def personalizes(self) -> bool:
+        return self.keep or not self.restart
+
+    def personal(self, message: Tensors, client_state: Tensors) -> Tensor:
+        """The classifier that a client trained on its own rows."""
+        return client_state["w"]
+
     def init_client(self, seed: int) -> Tensors:
-        return {} if self.restart else {"w": self.task.reinitialised(seed)}
+        return {"w": self.task.reinitialised(seed)} if self.personalizes else {}
 
     def training(self, number: int) -> EnergyTraining:
         """How clients train in round 1, 2, ..."""
@@ -222,6 +296,7 @@ class FedEvg(Algorithm):
             chain_steps=self.chain_steps,
             chain_step=self.chain_step,
             chain_noise=self.chain_noise,
+            limits=self.limits,
         )
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
@@ -235,7 +310,7 @@ class FedEvg(Algorithm):
             replies.append(reply)
             models.append(w)
         values = stack(replies) | {"size": group.rows.sizes[group.ids]}
-        states = {} if self.restart else {"w": torch.stack(models)}
+        states = {"w": torch.stack(models)} if self.personalizes else {}
         return values, keep_finite(group.states, states, values["gradient"])
 
     def initial_models(self, group: Group) -> list[Tensor]:
@@ -249,13 +324,13 @@ class FedEvg(Algorithm):
     ) -> tuple[Tensors, Tensor]:
         """Train a client's classifier: energies and gradients of the received rows, and w."""
         training = self.training(int(message["round"]))
-        x = check_unit(rows.x)
+        x = check_unit(rows.x) if self.bound is None else rows.x
         w, reported = training.train(self.task, w, message, x, rows.y, rng)
         received = (message["x"], message["y"])
         energy, grad = energy_gradient(self.task, w, *received, self.clip)
-        # Instead of exp(-E): with unbounded energies one client could dominate the mixture
-        # (section 3.3).
-        boltzmann = torch.exp(torch.sign(-energy))
+        # With unbounded energies one client could dominate the mixture (section 4.3.3). Exact ones
+        # are sent as they are: exp(-E) overflows.
+        boltzmann = -energy if self.energies == "exact" else torch.exp(torch.sign(-energy))
         return reported | {"boltzmann": boltzmann, "gradient": grad}, w
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup browser demo test lint bench clean
+.PHONY: setup browser demo test lint bench campaign docs clean
 
 setup: .venv/.done
 
@@ -48,3 +48,7 @@ campaign: setup
 
 clean:
 	rm -rf .venv build src/*.egg-info
+
+# The site, in build/site, with warnings as errors.
+docs: setup
+	OMP_NUM_THREADS=1 $(BIN)/python docs/_site/build_site.py

@@ -36,7 +36,7 @@ def test_the_card_has_every_client_with_the_score_of_the_runs_table(
 ) -> None:
     cli.app(["card", str(finished), "-o", str(tmp_path / "c.md")], standalone_mode=False)
     text = (tmp_path / "c.md").read_text(encoding="utf-8")
-    with (finished / "clients" / "000003.csv").open(encoding="utf-8") as file:
+    with (finished / "clients.csv").open(encoding="utf-8") as file:
         known = {row["client"]: float(row["score"]) for row in csv.DictReader(file)}
     found = rows(text)
     assert {name: float(value) for name, _, value in found} == {

@@ -1,17 +1,22 @@
 """All rules with their defaults on five federations, as a table for docs/results.md.
 
 Seeds are the outer loop: a seed in which the time is up is left out, so that every rule has the
-same seeds. Differences to FedAvg are paired by seed; * marks those whose p value of a
-paired t test, corrected by Holm over all rules of a federation, is below 0.05.
+same seeds. Results are kept in a file, a line for each run, and not computed again. Differences to
+FedAvg are paired by seed; * marks those whose p value of a paired t test, corrected by Holm over
+all rules of a federation, is below 0.05. "weight and loss" is the correlation of weights and losses
+over the clients of a round, as a mean over rounds and seeds: what a rule favours.
 
-    COMMONWEAL_DATA=... python benchmarks/defaults.py --seeds 10 --minutes 60
+    COMMONWEAL_DATA=... python benchmarks/defaults.py --seeds 10 --minutes 60 --kept defaults.jsonl
 """
 
 import argparse
+import json
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +24,24 @@ from scipy.stats import ttest_rel
 
 from commonweal import catalog
 from commonweal.experiment import Experiment
-from commonweal.rounds import run
+from commonweal.federation import Federation
+from commonweal.job import build_dataset, job_from_experiment
+from commonweal.rounds import Round, run
 from commonweal.values import Values
 
 Array = npt.NDArray[np.float64]
-Scores = dict[tuple[str, str], list[tuple[float, float]]]  # set, rule -> (mean, worst) per seed
+
+
+class Cell(NamedTuple):
+    """A run."""
+
+    federation: str
+    rule: str
+    seed: int
+
+
+# The mean and the worst score in per cent, and the correlation of weights and losses.
+Scores = dict[Cell, tuple[float, float, float]]
 
 COMBINATORS = ("excess", "grouped", "guarded")
 MLP = {"name": "mlp", "hidden": [32]}
@@ -73,27 +91,65 @@ def tail(name: str) -> str:
     return "worst_10" if "writers" in name else "worst"
 
 
-def result(name: str, rule: str, seed: int) -> tuple[float, float]:
-    """The mean and the worst score in per cent after the last round."""
+def experiment(name: str, rule: str, seed: int) -> Experiment:
     settings = SETS[name]
-    experiment = Experiment(**settings, rule=rule, seed=seed, evaluate_every=settings["rounds"])
-    metrics = list(run(experiment))[-1].metrics
-    return 100 * metrics["mean"], 100 * metrics[tail(name)]
+    return Experiment(**settings, rule=rule, seed=seed, evaluate_every=settings["rounds"])
 
 
-def collect(seeds: int, minutes: float, names: list[str]) -> Scores:
-    scores: Scores = {(name, rule): [] for name in names for rule in rules()}
+def result(cell: Cell, rows: Federation) -> tuple[float, float, float]:
+    """The scores after the last round, and what the rule favoured."""
+    setting = experiment(*cell)
+    done = list(run(job_from_experiment(setting, rows)))
+    metrics = done[-1].metrics
+    favoured = [value for each in done if not np.isnan(value := favour(each))]
+    mean = float(np.mean(favoured)) if favoured else 0.0
+    return 100 * metrics["mean"], 100 * metrics[tail(cell.federation)], mean
+
+
+def favour(done: Round) -> float:
+    """The correlation of weights and losses over a round's clients; NaN where all are equal."""
+    losses = dict(zip(done.clients, done.losses, strict=True))
+    weights = np.array(list(done.weights.values()))
+    told = np.array([losses[name] for name in done.weights])
+    if len(weights) < 2 or np.ptp(weights) < 1e-12 or np.ptp(told) == 0:
+        return float("nan")
+    return float(np.corrcoef(weights, told)[0, 1])
+
+
+def read(path: Path) -> Scores:
+    """The runs that are kept."""
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {Cell(*line["cell"]): tuple(line["scores"]) for line in lines}
+
+
+def collect(seeds: int, minutes: float, names: list[str], path: Path) -> Scores:
+    """Run what is not kept yet, until the time is up."""
+    scores = read(path)
     start = time.monotonic()
     for seed in range(seeds):
-        done: dict[tuple[str, str], tuple[float, float]] = {}
-        for name, rule in scores:
-            done[name, rule] = result(name, rule, seed)
-            if time.monotonic() - start > 60 * minutes:
-                return scores
-        for cell, found in done.items():
-            scores[cell].append(found)
+        for name in names:
+            missing = [rule for rule in rules() if Cell(name, rule, seed) not in scores]
+            rows = build_dataset(experiment(name, "fedavg", seed)) if missing else None
+            for rule in missing:
+                if time.monotonic() - start > 60 * minutes:
+                    return scores
+                assert rows is not None
+                cell = Cell(name, rule, seed)
+                scores[cell] = result(cell, rows)
+                line = {"cell": cell, "scores": scores[cell]}
+                with path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
         print(f"seed {seed}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return scores
+
+
+def complete(name: str, scores: Scores) -> dict[str, Array]:
+    """Every rule's scores (seeds, 3), of the seeds that all rules have."""
+    known = {cell.seed for cell in scores if cell.federation == name}
+    whole = [s for s in sorted(known) if all(Cell(name, rule, s) in scores for rule in rules())]
+    return {rule: np.array([scores[Cell(name, rule, s)] for s in whole]) for rule in rules()}
 
 
 def holm(p: list[float]) -> list[float]:
@@ -116,9 +172,8 @@ def p_values(differences: list[Array]) -> list[float]:
     return holm(found)
 
 
-def table(name: str, scores: Scores) -> Iterator[str]:
+def table(name: str, values: dict[str, Array]) -> Iterator[str]:
     """The lines of one federation's table."""
-    values = {rule: np.array(scores[name, rule]) for rule in rules()}
     base = values["fedavg"]
     others = rules()[1:]
     marks = {}
@@ -129,14 +184,16 @@ def table(name: str, scores: Scores) -> Iterator[str]:
         }
     last = "worst tenth" if tail(name) == "worst_10" else "worst client"
     yield f"**{name}** ({SETS[name]['rounds']} rounds, {len(base)} seeds)\n"
-    yield f"| rule | mean | {last} | mean vs FedAvg | {last} vs FedAvg |\n|---|--:|--:|--:|--:|"
-    yield f"| fedavg | {base[:, 0].mean():.1f} | {base[:, 1].mean():.1f} | | |"
+    yield f"| rule | mean | {last} | mean vs FedAvg | {last} vs FedAvg | weight and loss |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    mean, worst, favoured = base.mean(0)
+    yield f"| fedavg | {mean:.1f} | {worst:.1f} | | | {favoured:+.2f} |"
     for rule in others:
-        mean, worst = values[rule].mean(0)
+        mean, worst, favoured = values[rule].mean(0)
         change = (values[rule] - base).mean(0)
         yield (
             f"| {rule} | {mean:.1f} | {worst:.1f} | {change[0]:+.1f}{marks[0][rule]} "
-            f"| {change[1]:+.1f}{marks[1][rule]} |"
+            f"| {change[1]:+.1f}{marks[1][rule]} | {favoured:+.2f} |"
         )
     yield ""
 
@@ -146,10 +203,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--kept", type=Path, default=Path("defaults.jsonl"))
     given = parser.parse_args()
-    scores = collect(given.seeds, given.minutes, given.sets)
+    scores = collect(given.seeds, given.minutes, given.sets, given.kept)
     for name in given.sets:
-        print("\n".join(table(name, scores)))
+        values = complete(name, scores)
+        if len(values["fedavg"]):
+            print("\n".join(table(name, values)))
 
 
 if __name__ == "__main__":

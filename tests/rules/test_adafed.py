@@ -80,7 +80,7 @@ def test_gamma_zero_is_the_shortest_point_of_the_affine_hull(seed: int) -> None:
 
 def test_weights_may_be_negative() -> None:
     told = reports([1.0, 1.0], updates=[[1.0, 0.0], [3.0, 1.0]])
-    assert weigh(AdaFed(1.0), told)[1] < 0
+    assert weigh(AdaFed(1.0, "mean"), told)[1] < 0
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 3.0])
@@ -131,7 +131,7 @@ def test_losses_of_zero_take_the_mean_step(scale: str) -> None:
 def test_one_loss_of_zero_is_not_moved() -> None:
     U = normals(4, 3, 6)
     told = reports([0.0, 1.0, 0.5], updates=U)
-    weights = weigh(AdaFed(1.0), told)
+    weights = weigh(AdaFed(1.0, "mean"), told)
     rates = U @ (weights @ U)
     assert rates[0].item() == pytest.approx(0, abs=1e-12)
     assert rates[1].item() == pytest.approx(2 * rates[2].item(), rel=1e-9)
@@ -140,7 +140,7 @@ def test_one_loss_of_zero_is_not_moved() -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_zero_updates_move_nothing_and_give_a_warning(gamma: float) -> None:
-    rule = AdaFed(gamma)
+    rule = AdaFed(gamma, "mean")
     told = reports([1.0, 2.0], updates=torch.zeros(2, 3))
     assert torch.isfinite(weigh(rule, told)).all()
     assert len(warnings(rule, told)) == 1
@@ -149,7 +149,7 @@ def test_zero_updates_move_nothing_and_give_a_warning(gamma: float) -> None:
 def test_one_zero_update_leaves_the_others_their_rates() -> None:
     U = normals(5, 4, 6)
     U[2] = 0
-    rule = AdaFed(1.0)
+    rule = AdaFed(1.0, "mean")
     losses = torch.tensor([0.5, 1.0, 3.0, 2.0]).double()
     told = reports(losses, updates=U)
     weights = weigh(rule, told)
@@ -166,7 +166,7 @@ def test_equal_updates_with_unequal_losses_share_what_they_ask() -> None:
     """<u, D> cannot be both 1 and 3: least squares makes it proportional to their mean, 2."""
     u = torch.tensor([1.0, 0.0, 0.0]).double()
     v = torch.tensor([0.0, 1.0, 0.0]).double()
-    rule = AdaFed(1.0)
+    rule = AdaFed(1.0, "mean")
     told = reports([1.0, 3.0, 1.0], updates=torch.stack([u, u, v]))
     weights = weigh(rule, told)
     assert weights[0].item() == pytest.approx(weights[1].item(), rel=1e-9)
@@ -191,14 +191,14 @@ def test_more_clients_than_parameters_is_least_squares() -> None:
 
 
 def test_ordinary_updates_give_no_warning() -> None:
-    rule = AdaFed(1.0)
+    rule = AdaFed(1.0, "mean")
     told = reports([1.0, 2.0, 3.0], updates=normals(7, 3, 5))
     assert warnings(rule, told) == ()
 
 
 def test_a_nearly_converged_client_is_not_singular() -> None:
     U = normals(8, 3, 5) * torch.tensor([[1.0], [1e-8], [1.0]])
-    rule = AdaFed(1.0)
+    rule = AdaFed(1.0, "mean")
     losses = torch.tensor([1.0, 0.01, 2.0]).double()
     told = reports(losses, updates=U)
     weights = weigh(rule, told)
@@ -208,7 +208,7 @@ def test_a_nearly_converged_client_is_not_singular() -> None:
 
 
 def test_the_warning_is_about_this_round_and_nothing_is_remembered() -> None:
-    rule = AdaFed(1.0)
+    rule = AdaFed(1.0, "mean")
     assert rule.init(2) == {}
     bad = rule(reports([1.0, 2.0], updates=torch.ones(2, 3)), {})
     assert bad.warnings != ()
@@ -219,22 +219,23 @@ def test_the_warning_is_about_this_round_and_nothing_is_remembered() -> None:
 def test_after_uses_the_loss_after() -> None:
     U = normals(10, 3, 6)
     told = reports([1.0, 1.0, 1.0], updates=U, after=[0.5, 1.0, 2.0])
-    rates = U @ (weigh(AdaFed(1.0, loss="after"), told) @ U)
+    rates = U @ (weigh(AdaFed(1.0, "mean", "after"), told) @ U)
     assert (rates / rates[0]).tolist() == pytest.approx([1, 2, 4], rel=1e-9)
     assert torch.equal(
-        weigh(AdaFed(1.0), told), weigh(AdaFed(1.0), reports([1.0, 1.0, 1.0], updates=U))
+        weigh(AdaFed(1.0, "mean"), told),
+        weigh(AdaFed(1.0, "mean"), reports([1.0, 1.0, 1.0], updates=U)),
     )
 
 
 def test_after_without_it_is_an_error() -> None:
     with pytest.raises(ConfigError, match="after"):
-        weigh(AdaFed(1.0, loss="after"), reports([1.0], updates=[[1.0]]))
+        weigh(AdaFed(1.0, "mean", "after"), reports([1.0], updates=[[1.0]]))
 
 
 def test_only_after_asks_for_it() -> None:
-    assert "loss_after" in AdaFed(1.0, loss="after").needs
-    assert "loss_after" not in AdaFed(1.0).needs
-    assert "update" in AdaFed(1.0).needs
+    assert "loss_after" in AdaFed(1.0, "mean", "after").needs
+    assert "loss_after" not in AdaFed(1.0, "mean").needs
+    assert "update" in AdaFed(1.0, "mean").needs
 
 
 @pytest.mark.parametrize("kind", ["logistic", "mlp", "norm"])
@@ -242,7 +243,7 @@ def test_only_after_asks_for_it() -> None:
 def test_after_is_the_trained_models_loss_on_its_own_rows(kind: str, mode: str) -> None:
     task = Task(module(kind))
     f = federation({"a": 23, "b": 9, "c": 23})
-    rule = AdaFed(1.0, loss="after")
+    rule = AdaFed(1.0, "mean", "after")
     algorithm = Averaging(task, rule, Client(epochs=2, batch=8), SGD())
     state = algorithm.init(f.population)
     request = Request(torch.tensor([2, 0, 1]), algorithm.ask(state))
@@ -261,7 +262,7 @@ def test_after_is_the_trained_models_loss_on_its_own_rows(kind: str, mode: str) 
 def test_replies_hold_no_after_where_no_one_asked() -> None:
     task = Task(module("logistic"))
     f = federation({"a": 9, "b": 9})
-    algorithm = Averaging(task, AdaFed(1.0), Client(), SGD())
+    algorithm = Averaging(task, AdaFed(1.0, "mean"), Client(), SGD())
     request = Request(torch.arange(2), algorithm.ask(algorithm.init(f.population)))
     assert "loss_after" not in Simulator(f).collect(algorithm, request).values
 
@@ -281,7 +282,8 @@ def test_an_experiment_warns_of_a_singular_round_once() -> None:
     f = commonweal.Federation(f.train, f.train, f.names, f.outputs)
     sgd = {"name": "sgd", "batch": 0}
     task = Task(torch.nn.Linear(1, 2))
-    done = next(commonweal.run(task, f, rule="adafed", client=sgd, rounds=1))
+    rule = AdaFed(scale="mean")
+    done = next(commonweal.run(task, f, rule=rule, client=sgd, rounds=1))
     assert len(done.warnings) == 1
     assert "singular" in done.warnings[0]
 
@@ -324,7 +326,7 @@ def test_longer_steps_stay_near_the_stationary_point() -> None:
 def test_opposite_updates_move_nothing() -> None:
     """Lengths 1 and 3, of opposite sign: their unit vectors cancel."""
     told = reports([1.0, 2.0], updates=[[1.0, 0.0], [-3.0, 0.0]])
-    weights = weigh(AdaFed(1.0), told)
+    weights = weigh(AdaFed(1.0, "mean"), told)
     assert (weights > 0).all()
     assert (weights @ updates_of(told)).abs().max() < 1e-9
 
@@ -342,3 +344,60 @@ def test_nearly_cancelling_updates_do_not_cause_a_long_step() -> None:
 def test_gamma_below_zero_is_an_error() -> None:
     with pytest.raises(ConfigError, match="gamma = -1"):
         AdaFed(gamma=-1.0)
+
+
+# The default: a ridge, and a bounded length
+
+
+def ridge_regression(U: Tensor, losses: Tensor, gamma: float, ridge: float) -> Tensor:
+    """The D of argmin |units D - f^gamma / lengths|^2 + ridge |D|^2, by least squares."""
+    lengths = U.norm(dim=1, keepdim=True)
+    zeros = torch.zeros(U.shape[1], 1, dtype=torch.float64)
+    rows = torch.cat([U / lengths, ridge**0.5 * torch.eye(U.shape[1], dtype=torch.float64)])
+    wanted = torch.cat([losses[:, None] ** gamma / lengths, zeros])
+    solution: Tensor = torch.linalg.lstsq(rows, wanted).solution
+    return solution[:, 0]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_default_is_ridge_regression_with_the_mean_updates_length(
+    gamma: float, seed: int
+) -> None:
+    U = normals(seed, 6, 20) + 0.3
+    losses = 0.3 + uniforms(seed, 6)
+    direction = weigh(AdaFed(gamma), reports(losses, updates=U)) @ U
+    expected = ridge_regression(U, losses, gamma, 1.0)
+    expected = expected / expected.norm() * U.mean(0).norm()
+    torch.testing.assert_close(direction, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_a_ridge_of_zero_gives_exact_rates() -> None:
+    U = normals(1, 5, 30)
+    losses = 0.5 + uniforms(1, 5)
+    rates = U @ (weigh(AdaFed(2.0, ridge=0.0), reports(losses, updates=U)) @ U)
+    torch.testing.assert_close(rates / rates[0], (losses / losses[0]) ** 2, rtol=1e-9, atol=0)
+
+
+def test_conflicting_updates_get_bounded_weights() -> None:
+    """Ten clients whose updates nearly cancel: exact rates need weights that sum to hundreds."""
+    U = normals(3, 10, 40)
+    U = U - U.mean(0) + 0.01 * normals(4, 40)
+    told = reports(0.5 + uniforms(3, 10), updates=U)
+    assert weigh(AdaFed(scale="theorem"), told).abs().sum() > 0
+    bounded = weigh(AdaFed(), told)
+    assert bounded.abs().sum() <= 3 + 1e-9
+    assert (bounded @ U).norm() <= U.mean(0).norm() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_descent_with_the_default_comes_near_the_pareto_set(seed: int) -> None:
+    """No later round is worse for both domains than an earlier one by more than a little."""
+    losses = losses_of(AdaFed(), seed, 150)
+    best = losses_of(AdaFed(5.0, "theorem"), seed, 400)[-1]
+    assert (losses[-20:].max(1).values - best.max()).max() < 0.05
+
+
+def test_a_ridge_below_zero_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="ridge = -1"):
+        AdaFed(ridge=-1.0)

@@ -14,7 +14,7 @@ aggregation = pytest.importorskip("torchjd.aggregation")
 def test_fairgrad_is_alpha_fair(alpha: float) -> None:
     """G w is proportional to w^(-1/alpha)."""
     U = normals(0, 5, 12) + 0.5
-    w = weigh(Directions(alpha=alpha), reports([1.0] * 5, updates=U))
+    w = weigh(Directions("fairgrad", alpha), reports([1.0] * 5, updates=U))
     product = (U @ U.T @ w) * w ** (1 / alpha)
     torch.testing.assert_close(product / product[0], torch.ones(5).double(), rtol=1e-3, atol=0)
 

@@ -5,6 +5,11 @@ Client k's loss decreases at the rate <u_k, D>, which is made proportional to f_
 finds D by Gram-Schmidt (eqs. 5, 6, 14); since the rates determine it, one linear solve gives the
 same D in any order of clients. At a Pareto-stationary point no direction serves everyone: the
 linear system is singular because the answer is 0, and the rule returns a direction of length 0.
+
+Where the updates of many clients conflict, exact rates need large weights of both signs: what is
+left of the updates is mostly noise, or too short to move the model (docs/results.md). The default
+therefore adds a ridge to the linear system, so that rates hold approximately; every scale but
+"bounded" is the published direction.
 """
 
 from collections.abc import Mapping
@@ -23,6 +28,7 @@ from commonweal.tensors import State
 __all__ = ["AdaFed"]
 
 STATIONARY = 1e-8  # squared length of the shortest mean of unit updates that counts as 0
+MOST = 3.0  # the largest sum of absolute weights of the scale "bounded"
 SINGULAR = (
     "adafed: the updates' Gram matrix is singular (equal or zero updates, or more clients than "
     "parameters): the rates hold in least squares only"
@@ -31,19 +37,24 @@ SINGULAR = (
 
 @dataclass(frozen=True)
 class AdaFed(Rule):
-    """weights = scale * v / <f^gamma, v>, G v = f^gamma; may be negative, and do not sum to 1
+    """weights ~ v, (G + ridge diag G) v = f^gamma, with the length of the mean update;
+    other scales: weights = scale * v / <f^gamma, v>; may be negative, and do not sum to 1
 
     gamma: how much faster larger losses decrease; 0 gives all clients the same rate
-    scale: "mean" takes the norm of the mean update (it amplifies noise when gamma is below 1),
-    "theorem" multiplies by min f^gamma (as Theorem 5.1 bounds the step), "largest" by max f^gamma
-    (both vanish with the direction, and hardly move where the updates of many clients conflict),
-    "none" is as printed (a step that grows as 1 / f^gamma)
+    ridge: 0 makes the rates exact, larger values make the weights smaller and less often negative;
+    by default 1 for the scale "bounded" and 0 for all others
+    scale: "bounded" takes the norm of the mean update, as far as the absolute weights sum to at
+    most 3 (those of an average sum to 1); "mean" takes it always (and amplifies noise when gamma is
+    below 1); "theorem" multiplies by min f^gamma (as Theorem 5.1 bounds the step), "largest" by
+    max f^gamma (both vanish with the direction, and hardly move where the updates of many clients
+    conflict); "none" is as printed (a step that grows as 1 / f^gamma)
     loss: "before" local training, as for all rules, or "after" it, as in the paper's Algorithm 1
     """
 
     gamma: float = 5.0
-    scale: Literal["mean", "largest", "theorem", "none"] = "mean"
+    scale: Literal["bounded", "mean", "largest", "theorem", "none"] = "bounded"
     loss: Literal["before", "after"] = "before"
+    ridge: float | None = None
 
     kind: ClassVar[Kind] = Kind(
         "direction", "f^gamma, the rate of descent", "minimum norm for given rates"
@@ -56,6 +67,8 @@ class AdaFed(Rule):
     def __post_init__(self) -> None:
         if self.gamma < 0:
             raise ConfigError(f"adafed gamma = {self.gamma}: it must be at least 0")
+        if self.ridge is not None and self.ridge < 0:
+            raise ConfigError(f"adafed ridge = {self.ridge}: it must be at least 0")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -71,7 +84,8 @@ class AdaFed(Rule):
         if self.loss == "after":
             losses = required(reports.losses_after, "losses after local training")
         rate = losses.double() ** self.gamma
-        v, singular = solve(reports.gram, rate)
+        ridge = (1.0 if self.scale == "bounded" else 0.0) if self.ridge is None else self.ridge
+        v, singular = solve(reports.gram + ridge * reports.gram.diagonal().diag(), rate)
         total = rate @ v
         # If all updates or all losses are zero, any weights give the same step.
         weights = v / total if total > 0 else torch.full_like(v, 1 / len(v))
@@ -86,7 +100,10 @@ class AdaFed(Rule):
         if self.scale == "theorem":
             positive = rate[rate > 0]
             return weights * positive.min() if len(positive) else weights
-        return as_long_as_the_mean(weights, gram)
+        weights = as_long_as_the_mean(weights, gram)
+        if self.scale == "mean":
+            return weights
+        return weights / max(1.0, float(weights.abs().sum()) / MOST)
 
 
 def _stationary(reports: Reports) -> Tensor | None:

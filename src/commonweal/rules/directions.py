@@ -33,7 +33,7 @@ class Directions(Stateless):
     scale: "mean" takes the norm of the mean update, "none" leaves the method's own length
     """
 
-    method: Method = "fairgrad"
+    method: Method = "aligned-mtl"
     alpha: float = 1.0
     c: float = 0.5
     scale: Literal["mean", "none"] = "mean"

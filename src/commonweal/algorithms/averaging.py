@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from commonweal import randomness, scores
+from commonweal import randomness, schedules, scores
 from commonweal.algorithms.algorithm import (
     Algorithm,
     Conversation,
@@ -59,6 +59,8 @@ class Averaging(Algorithm):
 
     def __post_init__(self) -> None:
         self.client.check(self.task, self.rounds)
+        schedules.check(self.client.schedule, self.rounds)
+        self.server.check(self.rounds)
 
     @cached_property
     def path(self) -> tuple[Channel, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from commonweal.errors import ConfigError
 from commonweal.optimizers import adam_step, clip_gradients, sgd_step, step_decay
+from commonweal.schedules import factor
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors
 
@@ -26,6 +27,7 @@ class Client:
     steps: a number of batches instead, the same for every client
     batch: rows per step (0: all of them); lr, momentum, weight_decay: as in torch.optim
     clip: the largest norm of a gradient; decay: lr is multiplied by it every `decay_every` rounds
+    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
     optimizer: "sgd", "adam" or "adamw"; beta1, beta2: of Adam
     """
 
@@ -38,6 +40,7 @@ class Client:
     clip: float | None = None
     decay: float = 1.0
     decay_every: int = 1
+    schedule: str | None = None
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     beta1: float = 0.9
     beta2: float = 0.999
@@ -68,7 +71,9 @@ class Client:
 
     def rate(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
-        return step_decay(self.lr, self.decay, self.decay_every, round)
+        return step_decay(self.lr, self.decay, self.decay_every, round) * factor(
+            self.schedule, round
+        )
 
     @property
     def total_epochs(self) -> float:

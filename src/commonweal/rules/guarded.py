@@ -36,8 +36,13 @@ ABSURD = 50.0  # a size so many times the largest plausible one is a lie, not a 
 FADING = 0.9  # the weight of older evidence on whether a client's losses follow its updates
 CONTRADICTION = 4.5  # so much evidence to the contrary, net and after fading, is implausible
 CONTRARY = 0.8  # and so large a part of all evidence
-MOVED = 0.1  # the least cosine with the direction taken that says how the loss should change
-CHANGED = 0.005  # the least relative change of a loss that says something
+# The least cosine with the direction taken that says how a loss should change, and the least
+# relative change that says something. For clients whose losses never followed their updates so far
+# small ones count too: honest ones show soon that they do.
+STRONG = (0.1, 0.005)
+WEAK = (0.02, 0.0005)
+DOUBT = 6  # so many small ones to the contrary since a client's first report are implausible
+TRUSTED = -1.0
 PATIENCE = 10  # the average weight of a client begins with so many rounds of equal weights
 RECOVERY = 0.5  # by how much a plausible report reduces the suspicion, which an implausible one
 SUSPICION = 5.0  # raises by 1, up to this
@@ -54,6 +59,9 @@ class _Findings(NamedTuple):
     useless: Tensor  # (S,) bool: nothing of the report can be used
     suspicion: Tensor  # (S,) after this round: 1 or more excludes
     against: Tensor  # (S,) the sum of `opposition` over the client's reports
+    doubt: (
+        Tensor  # (S,) weak evidence to the contrary since the first report; TRUSTED: there is other
+    )
     trend: Tensor  # (S,) faded sum of +1 where a loss followed the client's update, else -1
     evidence: Tensor  # (S,) faded number of the reports that count in `trend`
 
@@ -63,7 +71,7 @@ class _Last(NamedTuple):
 
     ids: Tensor  # (S,) sorted
     losses: Tensor  # (S,)
-    promise: Tensor  # (S,) 1: their loss should have fallen, -1: risen, 0: unknown
+    cosines: Tensor  # (S,) of their updates with the direction taken: above 0, losses should fall
 
     @classmethod
     def empty(cls) -> "_Last":
@@ -72,27 +80,32 @@ class _Last(NamedTuple):
 
     @classmethod
     def of(cls, reports: Reports, weights: Tensor) -> "_Last":
-        """What the direction that is taken promises each client, by its own update."""
+        """The reporters, and what the direction that is taken promises each by its own update."""
         updates = required(reports.updates, "updates")
         used = weights != 0
         direction = weights[used].to(updates.dtype) @ updates[used]
         cosines = (updates @ direction).double() / (reports.norms * direction.norm())
         cosines = cosines.nan_to_num(nan=0.0)
-        promise = torch.where(cosines.abs() > MOVED, cosines.sign(), 0.0)
         order = reports.ids.argsort()
         losses = reports.losses.double().nan_to_num(nan=0.0, posinf=0.0)
-        return cls(reports.ids[order], losses[order], promise[order])
+        return cls(reports.ids[order], losses[order], cosines[order])
 
-    def kept(self, reports: Reports) -> Tensor:
-        """1 for reporters (S,) whose loss moved as promised, -1 for the contrary, else 0."""
+    def kept(self, reports: Reports, least: tuple[float, float]) -> Tensor:
+        """1 for reporters (S,) whose loss moved as promised, -1 for the contrary, else 0.
+
+        least: the cosine and the relative change of the loss below which nothing is told
+        """
+        moved, changed = least
         losses = reports.losses.double()
         if len(self.ids) == 0:
             return torch.zeros_like(losses)
         place = torch.searchsorted(self.ids, reports.ids).clamp(max=len(self.ids) - 1)
         before = self.losses[place]
         change = before - losses
-        known = (self.ids[place] == reports.ids) & (change.abs() > CHANGED * before)
-        return torch.where(known, self.promise[place] * change.sign(), 0.0).nan_to_num(nan=0.0)
+        told = (change.abs() > changed * before) & (self.cosines[place].abs() > moved)
+        known = (self.ids[place] == reports.ids) & told
+        agrees = self.cosines[place].sign() * change.sign()
+        return torch.where(known, agrees, 0.0).nan_to_num(nan=0.0)
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ class Guarded(Rule):
 
     def init(self, setting: Setting | int) -> State:
         start = torch.zeros((), dtype=torch.float64)
-        tables = ("sizes", "suspicion", "against", "trend", "evidence", "total", "reports")
+        tables = ("sizes", "suspicion", "against", "doubt", "trend", "evidence", "total", "reports")
         return {
             "rule": self.rule.init(setting),
             "start": start,
@@ -170,6 +183,7 @@ class Guarded(Rule):
             "sizes": _first_sizes(reports.ids, sizes, state["sizes"]),
             "suspicion": put(state["suspicion"], reports.ids, findings.suspicion),
             "against": put(state["against"], reports.ids, findings.against),
+            "doubt": put(state["doubt"], reports.ids, findings.doubt),
             "trend": put(state["trend"], reports.ids, findings.trend),
             "evidence": put(state["evidence"], reports.ids, findings.evidence),
             "last": _Last.of(reports, decision.weights)._asdict(),
@@ -213,11 +227,14 @@ class Guarded(Rule):
         # against them from its first report on does not train their model.
         against = lookup(state["against"], ids) + opposition(reports, norm.isfinite())
         opposed = against > CLEAR * (lookup(state["reports"], ids) + 1)
-        kept = _Last(**state["last"]).kept(reports)
+        last = _Last(**state["last"])
+        doubt = _doubt(lookup(state["doubt"], ids), last.kept(reports, WEAK))
+        kept = last.kept(reports, STRONG)
         fading = torch.where(kept == 0, 1.0, FADING)
         trend = fading * lookup(state["trend"], ids) + kept
         evidence = fading * lookup(state["evidence"], ids) + kept.abs()
         contrary = (trend < -CONTRADICTION) & (trend < -CONTRARY * evidence)
+        contrary = contrary | (doubt >= DOUBT)
         reasons = dict(lies)
         reasons |= _why(ids, contrary, "its losses rise where its updates promise a fall", norm)
         reasons |= _why(ids, opposed, "its updates point against the others'", norm)
@@ -232,7 +249,7 @@ class Guarded(Rule):
             reasons |= _why(ids, earlier, "earlier reports of this client were implausible", norm)
         useless = opposed | contrary | norm.isinf()
         return _Findings(
-            loss, norm, norms, reasons, long, useless, suspicion, against, trend, evidence
+            loss, norm, norms, reasons, long, useless, suspicion, against, doubt, trend, evidence
         )
 
     def _loss_excess(self, reports: Reports, start: float) -> Tensor:
@@ -291,6 +308,12 @@ class Guarded(Rule):
 
 
 TIMES = "its {} is {{:.3g}} times the cohort's median"
+
+
+def _doubt(before: Tensor, kept: Tensor) -> Tensor:
+    """Count evidence to the contrary (S,), until there is some for the client."""
+    trusted = (before == TRUSTED) | (kept > 0)
+    return torch.where(trusted, TRUSTED, before - kept.clamp(max=0))
 
 
 def _why(ids: Tensor, which: Tensor, text: str, values: Tensor) -> dict[int, str]:

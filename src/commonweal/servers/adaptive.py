@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
+from commonweal.schedules import check, factor
 from commonweal.servers.server import ServerOptimizer
 from commonweal.tensors import State, Tensors
 
@@ -22,6 +23,7 @@ class _Adaptive(ServerOptimizer):
     lr: float
     b1: float
     tau: float
+    schedule: str | None
 
     def __post_init__(self) -> None:
         decay_rates = [value for name, value in vars(self).items() if name in ("b1", "b2")]
@@ -31,13 +33,22 @@ class _Adaptive(ServerOptimizer):
                 f"server {self}: lr and tau must be above 0, b1 and b2 at least 0 and below 1"
             )
 
+    def check(self, rounds: int) -> None:
+        check(self.schedule, rounds)
+
     def init(self, w: Tensor) -> State:
-        return {"m": torch.zeros_like(w), "v": torch.full_like(w, self.tau**2)}
+        state = {"m": torch.zeros_like(w), "v": torch.full_like(w, self.tau**2)}
+        return state if self.schedule is None else state | {"t": torch.tensor(1)}
 
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+        following: State = {}
+        lr = self.lr
+        if self.schedule is not None:
+            lr *= factor(self.schedule, int(state["t"]))
+            following["t"] = state["t"] + 1
         m = self.b1 * state["m"] + (1 - self.b1) * direction
         v, second_moments = self.second_moments(state, direction.square())
-        return w - self.lr * m / (v.sqrt() + self.tau), {"m": m, **second_moments}
+        return w - lr * m / (v.sqrt() + self.tau), {"m": m, **second_moments, **following}
 
     def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
         """The v to divide by, and the next state without m, from the direction's square."""
@@ -50,12 +61,14 @@ class Adam(_Adaptive):
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedAdam).
     lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
+    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
     """
 
     lr: float = 0.01
     b1: float = 0.9
     b2: float = 0.99
     tau: float = 1e-3
+    schedule: str | None = None
 
     def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
         v = self.b2 * state["v"] + (1 - self.b2) * square
@@ -68,12 +81,14 @@ class Yogi(_Adaptive):
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedYogi).
     lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
+    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
     """
 
     lr: float = 0.01
     b1: float = 0.9
     b2: float = 0.99
     tau: float = 1e-3
+    schedule: str | None = None
 
     def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
         v = state["v"]
@@ -87,11 +102,13 @@ class Adagrad(_Adaptive):
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedAdagrad).
     lr: the learning rate; b1: the decay rate of m; tau: the degree of adaptivity
+    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
     """
 
     lr: float = 0.01
     b1: float = 0.0
     tau: float = 1e-3
+    schedule: str | None = None
 
     def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
         v = state["v"] + square
@@ -104,12 +121,14 @@ class AMSGrad(_Adaptive):
 
     Reddi, Kale, Kumar, On the Convergence of Adam and Beyond, ICLR 2018, without bias correction.
     lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
+    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
     """
 
     lr: float = 0.01
     b1: float = 0.9
     b2: float = 0.99
     tau: float = 1e-3
+    schedule: str | None = None
 
     def init(self, w: Tensor) -> State:
         state = super().init(w)

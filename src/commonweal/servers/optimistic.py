@@ -29,6 +29,9 @@ class Optimistic(ServerOptimizer):
         state = {"t": torch.tensor(1), "last": torch.zeros_like(w)}
         return {**state, "inner": self.step.init(w)}
 
+    def check(self, rounds: int) -> None:
+        self.step.check(rounds)
+
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
         t = int(state["t"])
         last = state["last"] if t > 1 else direction  # the first step is a plain one

@@ -26,6 +26,9 @@ class Polyak(ServerOptimizer):
     def init(self, w: Tensor) -> State:
         return {"n": torch.tensor(0), "mean": w.clone(), "inner": self.step.init(w)}
 
+    def check(self, rounds: int) -> None:
+        self.step.check(rounds)
+
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
         inner = state.get("inner", {})  # an empty state is not in a checkpoint
         w, inner = self.step(w, direction, inner)

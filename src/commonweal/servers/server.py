@@ -17,6 +17,9 @@ class ServerOptimizer:
         """The state before the first round."""
         return {}
 
+    def check(self, rounds: int) -> None:
+        """Raise ConfigError where the optimizer cannot take so many steps."""
+
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
         """The model after a step, and the next state."""
         raise NotImplementedError

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from commonweal.errors import ConfigError
 from commonweal.optimizers import step_decay
+from commonweal.schedules import check, factor
 from commonweal.servers.server import ServerOptimizer
 from commonweal.tensors import State
 
@@ -23,12 +24,14 @@ class SGD(ServerOptimizer):
     lr: the learning rate; momentum: the fraction of the last step that is added to the next
     growth, growth_every: lr is multiplied by `growth` every `growth_every` rounds (the AAggFF
     authors' code divides the server's lr by the clients' decay; papers keep it constant)
+    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
     """
 
     lr: float = 1.0
     momentum: float = 0.0
     growth: float = 1.0
     growth_every: int = 1
+    schedule: str | None = None
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.growth <= 0 or self.growth_every < 1:
@@ -39,6 +42,9 @@ class SGD(ServerOptimizer):
             raise ConfigError(
                 f"server momentum = {self.momentum}: it must be at least 0 and below 1"
             )
+
+    def check(self, rounds: int) -> None:
+        check(self.schedule, rounds)
 
     def init(self, w: Tensor) -> State:
         state = {"t": torch.tensor(1)}
@@ -52,7 +58,7 @@ class SGD(ServerOptimizer):
         if self.momentum:
             direction = self.momentum * state["velocity"] + direction
             new_state["velocity"] = direction
-        lr = step_decay(self.lr, self.growth, self.growth_every, t)
+        lr = step_decay(self.lr, self.growth, self.growth_every, t) * factor(self.schedule, t)
         return w - lr * direction, new_state
 
 

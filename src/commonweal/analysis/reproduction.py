@@ -51,7 +51,6 @@ class Row:
     code: Floats = ()  # what the authors' code gives when it is run again
     set: tuple[str, ...] | None = None  # changes of the experiment; None: not run here
     grid: Mapping[str, tuple[Value, ...]] | None = None  # key -> the values that the paper tried
-    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -841,3 +841,16 @@ def test_data_show_takes_parameters_of_dataset_and_partition(
     text = command("data", "show", "digits", *changes).out
     assert "rows per client" in text
     assert "drawn to digits.png" in text
+
+
+def test_a_misspelt_command_is_suggested_once(command: Command) -> None:
+    for words in (("rnu",), ("data", "shw")):
+        assert command(*words).err.count("Did you mean") == 1
+
+
+def test_compare_takes_columns_and_decimals(command: Command, file: Path) -> None:
+    words = ("compare", file, "--rules", "fedavg", "--seeds", 1, "--no-baselines", "-q")
+    found = command(*words, "--columns", "qffl", "--decimals", 2, "--format", "markdown")
+    header = next(line for line in found.out.splitlines() if line.startswith("| rule"))
+    assert header == "| rule | mean by rows | worst 10 % | best 10 % | variance |"
+    assert "did you mean 'variance'" in command(*words, "--columns", "varience").err

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from commonweal.analysis import compare
 from commonweal.analysis.compare import (
     Result,
     Step,
@@ -21,6 +22,7 @@ from commonweal.catalog import split_list
 from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import Experiment
 from commonweal.federation import Federation
+from commonweal.files import locked
 from commonweal.report.tables import comparison, layout
 from commonweal.rounds import run
 from commonweal.store import Record
@@ -211,3 +213,25 @@ def test_results_are_aligned_by_the_names_of_clients() -> None:
     assert names == ("x", "z")
     assert first.tolist() == [[1.0, 3.0]]
     assert second.tolist() == [[10.0, 30.0]]
+
+
+# Several commands at once
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_of_another_process_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(compare, "PAUSE", 0.05)
+    plan = cells(BASE, ["fedavg", "afl"], 1, [], tmp_path)
+    holder = locked(plan[0].folder)
+    holder.__enter__()
+    steps = run_cells(plan) if jobs == 1 else compare.run_cells_in_processes(plan, jobs)
+    seen = []
+    for step in steps:
+        seen.append((step.cell.label, bool(step.waiting)))
+        if step.cell.label == "afl" and (step.round is None or step.round.number == 3):
+            holder.__exit__(None, None, None)
+    assert seen[0] == ("fedavg", True) and seen[-1] == ("fedavg", False)
+    assert all(cell.finished for cell in plan)
+    assert all(not step_waiting for _, step_waiting in seen[1:])

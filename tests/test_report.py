@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from commonweal import catalog, metrics, scores
 from commonweal.analysis.compare import Result
+from commonweal.analysis.worth import worth
+from commonweal.errors import ConfigError
 from commonweal.federation import Federation
 from commonweal.report import FORMATS, figures, listing, rules_page, tables
 from commonweal.report.tables import Column, comparison, layout, render
@@ -70,7 +73,7 @@ def test_best_and_second_best_follow_each_metrics_direction(pair: list[Result]) 
 
 
 def test_every_metric_of_a_summary_has_a_title() -> None:
-    assert set(metrics.summary([0.5, 0.6], [1, 2])) == set(tables.METRICS)
+    assert {*metrics.summary([0.5, 0.6], [1, 2]), "variance"} == set(tables.METRICS)
 
 
 def test_metrics_that_are_undefined_are_not_marked() -> None:
@@ -236,3 +239,83 @@ def test_the_page_of_rules_is_as_the_code_makes_it(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == page.read_text(encoding="utf-8"), (
         "run: python -m commonweal.report.rules_page > docs/rules.md"
     )
+
+
+# Columns, digits and seeds
+
+
+def by_rows(label: str, scores: list[list[float]], rows: list[int]) -> Result:
+    summaries = [metrics.summary(row, rows, NAMES) for row in scores]
+    return Result(label, NAMES, np.array(scores), summaries)
+
+
+def test_the_mean_by_rows_stands_beside_the_mean_by_clients() -> None:
+    result = by_rows("fedavg", [[0.2, 0.8, 0.5], [0.4, 0.8, 0.5]], [10, 30, 60])
+    found = columns([result])
+    assert found["mean"].cells == [f"{(50 + 170 / 3) / 2:.1f}±{(170 / 3 - 50) / 2:.1f}"]
+    assert found["mean by rows"].cells == ["57.0±1.0"]  # (2 + 24 + 30) and (4 + 24 + 30)
+
+
+def test_the_columns_of_papers_with_two_decimals() -> None:
+    result = by_rows("fedavg", [[0.2, 0.8, 0.5]], [10, 30, 60])
+    chosen = tables.chosen_columns("qffl")
+    grid = layout(comparison([result], "accuracy", chosen), decimals=2)
+    assert [c.title for c in grid.figures] == [
+        "mean by rows",
+        "worst 10 %",
+        "best 10 %",
+        "variance",
+    ]
+    variance = np.var([20.0, 80.0, 50.0])
+    assert [c.cells[0] for c in grid.figures] == ["56.00", "20.00", "80.00", f"{variance:.2f}"]
+
+
+def test_chosen_columns_keep_the_differences_that_count(pair: list[Result]) -> None:
+    numbers = comparison(pair, "accuracy", ["std", "worst_20"])
+    assert list(numbers.values) == ["std", "worst_20"]
+    assert list(numbers.differences) == ["mean", "worst_20"]
+    with pytest.raises(ConfigError, match="did you mean 'worst_10'"):
+        tables.chosen_columns("mean,worst10")
+
+
+def test_one_seed_has_no_deviation(pair: list[Result]) -> None:
+    one = [made(r.label, r.scores[:1].tolist()) for r in pair]
+    numbers = comparison(one, "accuracy")
+    grid = layout(numbers)
+    assert "±" not in grid.title
+    assert not any("±" in cell for column in grid.columns for cell in column.cells)
+    assert tables.lines(numbers)[0]["mean_std"] is None
+    assert "one seed cannot tell anything apart: take more" in grid.notes
+
+
+def test_the_table_against_training_alone_has_all_formats(pair: list[Result]) -> None:
+    found = worth(pair, [made("alone", [[0.4, 0.4, 0.4]] * 3)])
+    numbers = comparison(pair, "accuracy", found=found)
+    latex = str(render(numbers, "latex"))
+    assert latex.count(r"\begin{tabular}") == 3
+    assert "2 of 3" in latex and "3 of 3" in latex and "% Gains" not in latex
+    markdown = str(render(numbers, "markdown"))
+    assert "| fedavg | 2 of 3 |" in markdown
+    gain = stats.ttest_1samp((pair[1].scores - 0.4).mean(1), 0).confidence_interval(0.95)
+    line = tables.lines(numbers)[1]
+    assert line["mean_against_alone_low"] == pytest.approx(gain.low)
+    assert line["mean_against_alone_high"] == pytest.approx(gain.high)
+
+
+@pytest.mark.parametrize("labels", [["fedavg", "aaggff-s"], ["fedavg", "my_rules:MaxMin(k=5)"]])
+def test_nothing_is_cropped_in_80_columns(labels: list[str]) -> None:
+    rng = np.random.default_rng(1)
+    results = [made(label, (0.5 + 0.1 * rng.random((3, 3))).tolist()) for label in labels]
+    results.append(made("other", (0.8 + 0.1 * rng.random((3, 3))).tolist()))
+    found = worth(results, [made("alone", (0.4 + 0.1 * rng.random((3, 3))).tolist())])
+    numbers = comparison(results, "accuracy", found=found)
+    file = io.StringIO()
+    Console(width=80, file=file).print(render(numbers, "terminal"))
+    text = file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    words = set(text.split())
+    grid = layout(numbers)
+    for column in [*grid.figures, *grid.differences, *grid.worth]:
+        assert set(column.title.split()) <= words
+        for cell in column.cells:
+            assert set(cell.replace(tables.NOT_TOLD, "(n.d.)").split()) <= words

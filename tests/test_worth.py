@@ -180,13 +180,13 @@ def test_a_comparisons_folder_is_read_again(tmp_path: Path) -> None:
 def test_csv_and_json_hold_numbers(tmp_path: Path) -> None:
     pair = [made("fedavg", [[0.2, 0.8, 0.9]] * 3), made("term", [[0.5, 0.7, 0.8]] * 3)]
     found = worth(pair, [made("alone", [[0.4, 0.4, 0.4]] * 3)])
-    numbers = tables.comparison(pair, "accuracy")
-    fedavg, term = json.loads(str(tables.render(numbers, "json", found)))
+    numbers = tables.comparison(pair, "accuracy", found=found)
+    fedavg, term = json.loads(str(tables.render(numbers, "json")))
     assert term["worst"] == 0.5
     assert term["worst_difference"] == pytest.approx(0.3)
     assert fedavg["worst_difference"] is None
     assert (fedavg["better_off"], term["excess_max"]) == (pytest.approx(2 / 3), 0.0)
-    header, line, _ = str(tables.render(numbers, "csv", found)).splitlines()
+    header, line, _ = str(tables.render(numbers, "csv")).splitlines()
     cell = dict(zip(header.split(","), line.split(","), strict=True))
     assert float(cell["mean"]) == pytest.approx(19 / 30)
 

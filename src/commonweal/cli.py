@@ -29,7 +29,7 @@ from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
 from commonweal.errors import CommonwealError, ConfigError, ResumeWarning, did_you_mean
 from commonweal.report import FORMATS, listing
-from commonweal.text import shown
+from commonweal.text import reflowed, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,13 @@ MOST_BASELINES = 50  # clients up to which a comparison trains each of them alon
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # click suggests them already
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data = typer.Typer(help="Describe a dataset, or download its files.", no_args_is_help=True)
+data = typer.Typer(
+    help="Describe a dataset, or download its files.", no_args_is_help=True, suggest_commands=False
+)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 app.command()(report)
@@ -467,9 +470,9 @@ def _show_entries(name: str, as_json: bool) -> None:
 
 def _show_entry(entry: Entry) -> None:
     out.print(f"[bold]{escape(entry.name)}[/bold] ({KINDS[entry.kind].label})")
-    _print(entry.about)
+    _print(reflowed(entry.about))
     if entry.details != entry.about:
-        _print(f"\n{entry.details}")
+        _print(f"\n{reflowed(entry.details)}")
     for name, default in _parameters(entry).items():
         _print(f"  {name} = {default!r}")
     for name, tried in _grid(entry).items():
@@ -674,6 +677,17 @@ def compare(
         Path | None,
         typer.Option("--out", help="The folder of the runs; by default runs/<file>-compare."),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="The metrics of the table, such as mean,weighted_mean,worst_10; or those of a "
+            "paper's: aaggff, adafed, qffl, vred.",
+        ),
+    ] = None,
+    decimals: Annotated[
+        int | None, typer.Option(help="Digits after the point.", min=0, max=9, show_default=False)
+    ] = None,
     form: Annotated[
         str,
         typer.Option(
@@ -702,9 +716,10 @@ def compare(
         chosen = tuned_rules(tuned, None if rules is None else chosen)
     from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
     from commonweal.experiment import named
-    from commonweal.report import figures
+    from commonweal.report import figures, tables
 
     figures.check_suffix(picture)
+    wanted = None if columns is None else tables.chosen_columns(columns)
     base, stem = named(file, changes or [])
     folder = to or Path("runs") / f"{stem}-compare"
     numbers = seed_list(seeds)
@@ -720,7 +735,7 @@ def compare(
         against, _, more = _compare(rest, quiet, optional=True, jobs=jobs)
         failures |= more
         plan += rest
-    _print_comparison(results, against, score, form)
+    _print_comparison(results, against, score, form, wanted, decimals)
     for line in failed_lines(plan, failures):
         _say(line)
     if picture is not None:
@@ -805,6 +820,8 @@ def _run_plan(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]
             steps = run_cells(plan) if jobs == 1 else run_cells_in_processes(plan, jobs)
             for step in steps:
                 advance(step)
+                if step.waiting and not quiet:
+                    _say(f"{step.waiting.partition(':')[0]}: it is waited for when others are done")
                 if step.failure:
                     failures[step.cell.folder] = step.failure
     except KeyboardInterrupt:
@@ -814,7 +831,12 @@ def _run_plan(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]
 
 
 def _print_comparison(
-    results: Sequence["Result"], against: Sequence["Result"], score: str, form: str
+    results: Sequence["Result"],
+    against: Sequence["Result"],
+    score: str,
+    form: str,
+    columns: Sequence[str] | None = None,
+    decimals: int | None = None,
 ) -> None:
     """Print what rules give, and for whom it is worth it where `against` has runs alone."""
     from commonweal.analysis.worth import worth
@@ -823,7 +845,8 @@ def _print_comparison(
     found = worth(results, against)
     sentences = tables.worth_sentences(found, score)
     chosen = FORMATS[FORMATS.index(form)]
-    rendered = tables.render(tables.comparison(results, score), chosen, found)
+    numbers = tables.comparison(results, score, columns, found)
+    rendered = tables.render(numbers, chosen, decimals)
     if chosen == "terminal" and sentences and sentences[0].startswith("Federating hurts"):
         _print(sentences.pop(0))
     if isinstance(rendered, str):

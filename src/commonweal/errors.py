@@ -4,7 +4,8 @@ CommonwealError
 ├── ConfigError    an experiment, a name or a parameter that cannot be right
 ├── DataError      rows, files or client values that cannot be used
 └── RunError       a run folder that cannot be written, resumed or read
-    └── DivergedError  training that gave numbers that are not finite
+    ├── DivergedError  training that gave numbers that are not finite
+    └── LockedError    a folder that another process writes to
 
 Each message says what is wrong, what was got, and what to do.
 """
@@ -17,6 +18,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "LockedError",
     "ResumeWarning",
     "RunError",
     "did_you_mean",
@@ -41,6 +43,10 @@ class RunError(CommonwealError):
 
 class DivergedError(RunError):
     """Training gave numbers that are not finite, or no longer mean anything."""
+
+
+class LockedError(RunError):
+    """Another process writes to a folder."""
 
 
 class ResumeWarning(UserWarning):

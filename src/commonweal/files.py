@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from commonweal.errors import RunError
+from commonweal.errors import LockedError, RunError
 
 __all__ = [
     "LOCK",
@@ -111,7 +111,7 @@ def read_plain(path: Path) -> bytes:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be. Raises RunError where another process holds it.
+    """Hold a folder, made if need be. Raises LockedError where another process holds it.
 
     A kill ends the hold. On file systems without locks, and on Windows, nothing is held.
     """
@@ -157,7 +157,7 @@ def _lock(handle: int, path: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         process = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
-        raise RunError(
+        raise LockedError(
             f"{str(path.parent)!r} is being written by another process (id {process}): wait until "
             "it ends, or choose another folder"
         ) from None

@@ -5,10 +5,11 @@ import json
 import re
 from typing import Literal
 
-__all__ = ["Form", "quoted", "shown", "unquoted"]
+__all__ = ["Form", "quoted", "reflowed", "shown", "unquoted"]
 
 Form = Literal["plain", "markup", "html", "latex", "markdown", "json"]
 
+FULL = 70  # characters from which on a line of a paragraph may be broken for its length
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a cell that a spreadsheet would compute, perhaps quoted
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 LATEX = str.maketrans(
@@ -60,6 +61,18 @@ def _is_shown(character: str, lines: bool) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def reflowed(text: str) -> str:
+    """A text whose long lines are joined with what continues them: a terminal breaks them anew."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        continues = bool(found) and line[:1].strip() != "" and len(found[-1]) >= FULL
+        if continues and not re.match(r"\w+(, \w+)*: ", line):
+            found[-1] += " " + line
+        else:
+            found.append(line)
+    return "\n".join(found)
 
 
 def quoted(cell: str) -> str:

@@ -1,7 +1,9 @@
 """Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from commonweal import catalog, metrics
 from commonweal.analysis.workers import worker_pool
-from commonweal.errors import ConfigError, DataError, DivergedError, RunError
+from commonweal.errors import ConfigError, DataError, DivergedError, LockedError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, change
 from commonweal.job import job_from_experiment
@@ -27,6 +29,7 @@ __all__ += ["run_cells", "run_cells_in_processes", "seed_list", "shard_of"]
 Array: TypeAlias = NDArray[np.float64]
 
 ALONE = "alone"  # the label of runs in which every client trains for itself
+PAUSE = 1.0  # seconds between looks at a run of another process
 OWN = ", own models"  # the end of a label: what clients use that have personal models
 
 
@@ -58,6 +61,7 @@ class Step(NamedTuple):
     names: tuple[str, ...]  # of the clients
     round: Round | None
     failure: str = ""  # why the run has no result: it diverged, or was refused
+    waiting: str = ""  # another process writes to the folder: it is looked at again at the end
 
 
 def seed_list(text: str) -> list[int]:
@@ -157,18 +161,34 @@ def run_cells(plan: Iterable[Cell]) -> Iterator[Step]:
     """Run the cells that are not finished yet, round by round.
 
     A run that diverges, or that its data or parts refuse, is a step with its failure: the others
-    go on.
+    go on. A run that another process is at is waited for, when all others are done.
     """
+    locked = []
     for cell in plan:
-        if cell.finished:
-            yield Step(cell, (), None)
-            continue
         try:
-            job = job_from_experiment(cell.experiment)
-            for done in run(job, out=cell.folder, resume=True):
-                yield Step(cell, job.population.names, done)
-        except (ConfigError, DataError, DivergedError) as error:
-            yield Step(cell, (), None, str(error))
+            yield from _run_rounds(cell)
+        except LockedError as error:
+            locked.append(cell)
+            yield Step(cell, (), None, waiting=str(error))
+    for cell in locked:
+        while True:
+            try:
+                yield from _run_rounds(cell)
+                break
+            except LockedError:
+                time.sleep(PAUSE)
+
+
+def _run_rounds(cell: Cell) -> Iterator[Step]:
+    if cell.finished:
+        yield Step(cell, (), None)
+        return
+    try:
+        job = job_from_experiment(cell.experiment)
+        for done in run(job, out=cell.folder, resume=True):
+            yield Step(cell, job.population.names, done)
+    except (ConfigError, DataError, DivergedError) as error:
+        yield Step(cell, (), None, str(error))
 
 
 def run_cells_in_processes(plan: Iterable[Cell], jobs: int) -> Iterator[Step]:
@@ -179,17 +199,34 @@ def run_cells_in_processes(plan: Iterable[Cell], jobs: int) -> Iterator[Step]:
     plan = list(plan)
     done = {cell.folder for cell in plan if cell.finished}
     with worker_pool(jobs) as pool:
-        futures = {
-            cell.folder: pool.submit(_run_cell, cell.experiment.model_dump(), cell.folder)
-            for cell in plan
-            if cell.folder not in done
-        }
+
+        def start(cell: Cell) -> "Future[str]":
+            return pool.submit(_run_cell, cell.experiment.model_dump(), cell.folder)
+
+        futures = {cell.folder: start(cell) for cell in plan if cell.folder not in done}
+        locked = []
         try:
             for cell in plan:  # in order, as a bar shows it
-                failure = "" if cell.folder in done else futures[cell.folder].result()
-                yield Step(cell, (), None, failure)
+                try:
+                    failure = "" if cell.folder in done else futures[cell.folder].result()
+                    yield Step(cell, (), None, failure)
+                except LockedError as error:
+                    locked.append(cell)
+                    yield Step(cell, (), None, waiting=str(error))
+            for cell in locked:
+                yield Step(cell, (), None, _when_free(cell, start))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _when_free(cell: Cell, start: "Callable[[Cell], Future[str]]") -> str:
+    """Wait for a run of another process, and run what it leaves. Returns why it has no result."""
+    while not cell.finished:
+        try:
+            return start(cell).result()
+        except LockedError:
+            time.sleep(PAUSE)
+    return ""
 
 
 def _run_cell(values: dict[str, object], folder: Path) -> str:
@@ -289,12 +326,13 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     for label, runs in records.items():
         tables = [_scores_of(record) for record in _by_seed(runs)]
         if label == ALONE:  # where the server's model means nothing
-            tables = [_Scores(table.personal or table.shared, None) for table in tables]
+            tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
         lower = find(runs[0].facts["score"]).lower_is_better
-        found.append(_result(label, [table.shared for table in tables], lower))
+        rows = [table.rows for table in tables]
+        found.append(_result(label, [table.shared for table in tables], rows, lower))
         own = [table.personal for table in tables if table.personal is not None]
         if len(own) == len(tables):
-            found.append(_result(label + OWN, own, lower, personal=True))
+            found.append(_result(label + OWN, own, rows, lower, personal=True))
     return found
 
 
@@ -308,16 +346,18 @@ Scores: TypeAlias = dict[str, float]  # by client, of those that have one
 class _Scores(NamedTuple):
     shared: Scores
     personal: Scores | None
+    rows: dict[str, float]  # test rows by client
 
 
 def _scores_of(record: Record) -> _Scores:
     """The last scores of a run, by the server's model and by the clients' own."""
     table = record.clients()
     evaluation = table.evaluation
+    rows = dict(zip(table.names, evaluation.sizes.tolist(), strict=True))
     shared = _by_client(table.names, evaluation)
     if evaluation.personal is None:
-        return _Scores(shared, None)
-    return _Scores(shared, _by_client(table.names, evaluation.personal))
+        return _Scores(shared, None, rows)
+    return _Scores(shared, _by_client(table.names, evaluation.personal), rows)
 
 
 def _by_client(names: Sequence[str], evaluation: Evaluation) -> Scores:
@@ -326,14 +366,18 @@ def _by_client(names: Sequence[str], evaluation: Evaluation) -> Scores:
 
 
 def _result(
-    label: str, seeds: Sequence[Scores], lower_is_better: bool, personal: bool = False
+    label: str,
+    seeds: Sequence[Scores],
+    rows: Sequence[Mapping[str, float]],
+    lower_is_better: bool,
+    personal: bool = False,
 ) -> Result:
     everywhere = set.intersection(*(set(scores) for scores in seeds))
     clients = tuple(name for name in seeds[0] if name in everywhere)
     table = np.array([[scores[name] for name in clients] for scores in seeds])
     summaries = [
-        metrics.summary(list(s.values()), names=list(s), lower_is_better=lower_is_better)
-        for s in seeds
+        metrics.summary(list(s.values()), [own[name] for name in s], list(s), lower_is_better)
+        for s, own in zip(seeds, rows, strict=True)
     ]
     return Result(label, clients, table, summaries, personal, lower_is_better)
 

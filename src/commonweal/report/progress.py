@@ -73,6 +73,8 @@ def comparison_bar(
         job = bar.add_task("", total=sum(rounds), worst="", visible=False)
 
         def advance(step: Step) -> None:
+            if step.waiting:
+                return
             k = position[step.cell.folder]
             done = step.round
             number = rounds[k] if done is None else done.number

@@ -17,6 +17,7 @@ from commonweal import metrics, scores
 from commonweal.analysis.compare import Result, align
 from commonweal.analysis.interpolation import Curve
 from commonweal.analysis.worth import Worth
+from commonweal.errors import ConfigError, did_you_mean
 from commonweal.evaluation import Evaluation
 from commonweal.metrics import Against, Paired
 from commonweal.report import Format
@@ -25,7 +26,9 @@ from commonweal.text import quoted, shown
 
 __all__ = [
     "Comparison",
+    "PAPERS",
     "choices",
+    "chosen_columns",
     "client_table",
     "comparison",
     "layout",
@@ -45,6 +48,9 @@ Array: TypeAlias = NDArray[np.float64]
 MANY = 20  # with this many clients, tails are compared instead of single clients
 ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
 SHOWN = 5
+NOT_TOLD = "(not distinguishable)"
+NARROW = 80  # columns of a terminal
+LABEL = 24  # of them, at most, for the first column
 FEW_ROWS = 20  # test rows below which a single one is worth a word
 
 
@@ -58,7 +64,7 @@ class Metric(NamedTuple):
 
 METRICS = {
     "mean": Metric("mean"),
-    "weighted_mean": Metric("mean weighted by rows"),
+    "weighted_mean": Metric("mean by rows"),
     "worst": Metric("worst"),
     "worst_5": Metric("worst 5 %"),
     "worst_10": Metric("worst 10 %"),
@@ -67,11 +73,20 @@ METRICS = {
     "best_5": Metric("best 5 %"),
     "best_10": Metric("best 10 %"),
     "std": Metric("std", lower_is_better=True),
+    "variance": Metric("variance", in_score_units=False, lower_is_better=True),
     "gini": Metric("Gini", in_score_units=False, lower_is_better=True),
     "gap": Metric("gap", lower_is_better=True),
     "gap_10": Metric("gap 10 %", lower_is_better=True),
     "angle": Metric("angle (degrees)", in_score_units=False, lower_is_better=True),
     "kl": Metric("KL (nats)", in_score_units=False, lower_is_better=True),
+}
+
+# The columns of the tables that papers print; worst and best are tenths with many clients.
+PAPERS = {
+    "aaggff": ("weighted_mean", "worst", "best", "gini"),
+    "adafed": ("mean", "std", "worst_10", "best_10"),
+    "qffl": ("weighted_mean", "worst_10", "best_10", "variance"),
+    "vred": ("mean", "std", "worst", "worst_10", "worst_20", "best_10"),
 }
 
 
@@ -349,31 +364,76 @@ class Comparison:
     seeds: int
     clients: int  # those with a score in every seed, of the first result
     labels: tuple[str, ...]
-    values: dict[str, Array]  # by metric, (labels, seeds)
+    values: dict[str, Array]  # by metric that is shown, (labels, seeds)
+    told: dict[str, Array]  # by metric whose differences are judged, (labels, seeds)
     differences: dict[str, list[Paired]]  # by metric, of all labels but the first against it
     baseline: str | None  # FedAvg's label, if it is among them
     against: dict[str, Against]  # by label, against the baseline; means over seeds
     personal: bool  # whether some results are of the clients' own models
+    worth: dict[str, Worth]  # by label, beside training alone; empty where that was not run
 
 
-def comparison(results: Sequence[Result], score: str) -> Comparison:
-    """The numbers of the tables that papers print, and what can be told apart."""
+def chosen_columns(text: str) -> list[str]:
+    """The metrics that a text names: themselves, or those of a paper's table.
+
+    >>> chosen_columns("mean,qffl")
+    ['mean', 'weighted_mean', 'worst_10', 'best_10', 'variance']
+    """
+    found: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if name not in METRICS and name not in PAPERS:
+            known = (*METRICS, *PAPERS)
+            raise ConfigError(f"there is no column {name!r}: {did_you_mean(name, known)}")
+        found += PAPERS.get(name, (name,))
+    return list(dict.fromkeys(found))
+
+
+def comparison(
+    results: Sequence[Result],
+    score: str,
+    columns: Sequence[str] | None = None,
+    found: Sequence[Worth] = (),
+) -> Comparison:
+    """The numbers of the tables that papers print, and what can be told apart.
+
+    columns: metrics; None: mean, worst, best and how scores spread
+    found: what is known of runs alone
+    """
     first = results[0]
     tail = "_10" if len(first.clients) >= MANY else ""
-    keys = ("mean", f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}")
-    values = {key: np.array([[m[key] for m in r.metrics] for r in results]) for key in keys}
+    if columns is None:
+        by_rows = ["weighted_mean"] if "weighted_mean" in first.metrics[0] else []
+        keys = ["mean", *by_rows, f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}"]
+    else:
+        keys = list(dict.fromkeys(k + tail if k in ("worst", "best") else k for k in columns))
+    told = [_first_of(keys, ("mean", "weighted_mean")), _first_of(keys, ("worst",))]
+    told = [key or default for key, default in zip(told, ("mean", f"worst{tail}"), strict=True)]
+    values = {key: _over_seeds(results, key) for key in dict.fromkeys([*keys, *told])}
     baseline = next((r for r in results if r.label == "fedavg"), None)
     return Comparison(
         score=score,
         seeds=first.seeds,
         clients=len(first.clients),
         labels=tuple(r.label for r in results),
-        values=values,
-        differences={key: _paired(values[key]) for key in keys[:2]},
+        values={key: values[key] for key in keys},
+        told={key: values[key] for key in told},
+        differences={key: _paired(values[key]) for key in told},
         baseline=None if baseline is None else baseline.label,
         against={} if baseline is None else _against(baseline, results),
         personal=any(r.personal for r in results),
+        worth={each.label: each for each in found},
     )
+
+
+def _first_of(keys: Sequence[str], starts: tuple[str, ...]) -> str:
+    return next((key for key in keys if key.startswith(starts)), "")
+
+
+def _over_seeds(results: Sequence[Result], key: str) -> Array:
+    """A metric of results (labels, seeds)."""
+    if key == "variance":
+        return _over_seeds(results, "std") ** 2
+    return np.array([[m[key] for m in r.metrics] for r in results])
 
 
 def _paired(values: Array) -> list[Paired]:
@@ -441,36 +501,49 @@ class Grid:
     figures: list[Column]
     differences: list[Column]
     notes: list[str]
+    worth: list[Column]  # beside training alone, where that was run
 
     @property
     def columns(self) -> list[Column]:
         return [*self.figures, *self.differences]
 
 
-def layout(numbers: Comparison) -> Grid:
-    """Format the numbers of a comparison."""
+def layout(numbers: Comparison, decimals: int | None = None) -> Grid:
+    """Format the numbers of a comparison.
+
+    decimals: digits after the point; None: as many as are telling
+    """
     in_per_cent = " in %" if _unit(numbers.score) else ""
-    seeds = f"{numbers.seeds} seed{'s' if numbers.seeds > 1 else ''}"
-    title = f"{numbers.score} over {numbers.clients} clients{in_per_cent}, mean±std over {seeds}"
-    figures = [_figures(numbers, key) for key in numbers.values]
+    over = f"mean±std over {numbers.seeds} seeds" if numbers.seeds > 1 else "one seed"
+    title = f"{numbers.score} over {numbers.clients} clients{in_per_cent}, {over}"
+    figures = [_figures(numbers, key, decimals) for key in numbers.values]
     differences = []
     if len(numbers.labels) > 1:
-        differences = [_differences(numbers, key) for key in numbers.differences]
+        differences = [_differences(numbers, key, decimals) for key in numbers.differences]
     if numbers.against:
-        differences += _changes(numbers)
-    return Grid(title, numbers.labels, figures, differences, _notes(numbers))
+        differences += _changes(numbers, decimals)
+    beside = _worth_columns(numbers, decimals) if numbers.worth else []
+    return Grid(title, numbers.labels, figures, differences, _notes(numbers), beside)
 
 
-def _figures(numbers: Comparison, key: str) -> Column:
+def _figures(numbers: Comparison, key: str, decimals: int | None) -> Column:
     metric = METRICS[key]
     factor = scale(numbers.score) if metric.in_score_units else 1.0
+    if key == "variance":
+        factor = scale(numbers.score) ** 2
     values = factor * numbers.values[key]
     digits = _decimals(numbers.score, values) if metric.in_score_units else 1
-    cells = [f"{row.mean():.{digits}f}±{row.std():.{digits}f}" for row in values]
+    digits = digits if decimals is None else decimals
+    cells = [f"{row.mean():.{digits}f}{_plus_minus(row, digits)}" for row in values]
     lower = metric.lower_is_better
     if key in ("mean", "weighted_mean") or key.startswith(("worst", "best")):
         lower = scores.find(numbers.score).lower_is_better
     return Column(metric.title, cells, _marks(values.mean(1), lower))
+
+
+def _plus_minus(row: Array, digits: int) -> str:
+    """The deviation over seeds; one seed has none."""
+    return f"±{row.std():.{digits}f}" if len(row) > 1 else ""
 
 
 def _marks(means: Array, lower_is_better: bool) -> list[int]:
@@ -484,9 +557,10 @@ def _marks(means: Array, lower_is_better: bool) -> list[int]:
     return marks
 
 
-def _differences(numbers: Comparison, key: str) -> Column:
+def _differences(numbers: Comparison, key: str, decimals: int | None) -> Column:
     factor = scale(numbers.score)
     digits = _decimals(numbers.score, np.array([d.difference for d in numbers.differences[key]]))
+    digits = digits if decimals is None else decimals
     cells = [_interval(each, factor, digits) for each in numbers.differences[key]]
     title = f"{METRICS[key].title} against {numbers.labels[0]}"
     return Column(title, ["", *cells], [0] * len(numbers.labels))
@@ -495,11 +569,11 @@ def _differences(numbers: Comparison, key: str) -> Column:
 def _interval(p: Paired, factor: float, digits: int = 1) -> str:
     difference = f"{factor * p.difference:+.{digits}f}"
     if not p.distinguishable:
-        return f"{difference} (not distinguishable)"
+        return f"{difference} {NOT_TOLD}"
     return f"{difference} [{factor * p.low:+.{digits}f}, {factor * p.high:+.{digits}f}]"
 
 
-def _changes(numbers: Comparison) -> list[Column]:
+def _changes(numbers: Comparison, decimals: int | None) -> list[Column]:
     """What changed for suffering and thriving clients."""
     suffering = []
     thriving = []
@@ -509,8 +583,10 @@ def _changes(numbers: Comparison) -> list[Column]:
             suffering.append("")
             thriving.append("")
         else:
-            suffering.append(_change(a.suffering_improved, a.suffering_change, numbers.score))
-            thriving.append(_change(a.thriving_degraded, a.thriving_change, numbers.score))
+            score = numbers.score
+            improved = _change(a.suffering_improved, a.suffering_change, score, decimals)
+            suffering.append(improved)
+            thriving.append(_change(a.thriving_degraded, a.thriving_change, score, decimals))
     unmarked = [0] * len(numbers.labels)
     return [
         Column("suffering improved", suffering, unmarked),
@@ -518,8 +594,8 @@ def _changes(numbers: Comparison) -> list[Column]:
     ]
 
 
-def _change(fraction: float, change: float, score: str) -> str:
-    digits = _decimals(score, np.array([change]))
+def _change(fraction: float, change: float, score: str, decimals: int | None) -> str:
+    digits = _decimals(score, np.array([change])) if decimals is None else decimals
     return f"{100 * fraction:.0f} % ({scale(score) * change:+.{digits}f})"
 
 
@@ -552,8 +628,9 @@ def _seed_notes(numbers: Comparison) -> list[str]:
     if not open_ones or numbers.seeds < 2:
         return ["one seed cannot tell anything apart: take more"] if open_ones else []
     largest = max(open_ones, key=lambda k: abs(numbers.differences[key][k].difference))
-    values = numbers.values[key]
-    needed = metrics.seeds_needed(values[largest + 1], values[0])
+    values = numbers.told[key]
+    confidence = 1 - 0.05 / len(open_ones)  # what Holm's procedure asks of the first of them
+    needed = metrics.seeds_needed(values[largest + 1], values[0], confidence)
     difference = scale(numbers.score) * abs(numbers.differences[key][largest].difference)
     if needed is None or needed <= numbers.seeds:
         return []
@@ -565,6 +642,35 @@ def _seed_notes(numbers: Comparison) -> list[str]:
 
 
 # Worth it, for whom
+
+
+def _worth_columns(numbers: Comparison, decimals: int | None) -> list[Column]:
+    """How many clients are better off than alone, and by how much; the loss that is largest."""
+    columns: dict[str, list[str]] = {
+        "better off": [],
+        "mean gain": [],
+        "largest loss": [],
+        "of the way to pooled": [],
+    }
+    for label in numbers.labels:
+        each = numbers.worth.get(label)
+        cells = [""] * len(columns) if each is None else _worth_cells(each, numbers, decimals)
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    unmarked = [0] * len(numbers.labels)
+    return [Column(title, cells, unmarked) for title, cells in columns.items()]
+
+
+def _worth_cells(each: Worth, numbers: Comparison, decimals: int | None) -> list[str]:
+    factor = scale(numbers.score)
+    digits = _decimals(numbers.score, each.change) if decimals is None else decimals
+    clients = len(each.clients)
+    return [
+        f"{clients - len(each.losers)} of {clients}",
+        _interval(each.mean, factor, digits),
+        f"{factor * each.excess_max:.{digits}f}" if each.losers else "none",
+        "-" if each.share is None else f"{100 * each.share:.0f} %",
+    ]
 
 
 def worth_sentences(found: Sequence[Worth], score: str) -> list[str]:
@@ -613,8 +719,10 @@ def client_table(results: Sequence[Result], score: str) -> Table:
     seeds = f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
     title = f"{score} of every client{per_cent}: mean over {seeds}"
     if first.seeds > 1:
-        title += " [95 % interval]"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        title += ", ± 95 % interval"
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left"
+    )
     _add_column(table, "client")
     for result in results:
         _add_column(table, result.label, right=True)
@@ -633,27 +741,28 @@ def _client_cell(result: Result, name: str, score: str) -> str:
     if len(values) < 2:
         return f"{mean:.{digits}f}"
     interval = metrics.paired(values, np.zeros_like(values))
-    digits_inside = max(0, digits - 1)
-    low, high = (f"{bound:.{digits_inside}f}" for bound in (interval.low, interval.high))
-    return f"{mean:.{digits}f} [{low}, {high}]"
+    half = (interval.high - interval.low) / 2
+    if half == 0:  # scores come in steps: that seeds agree is no proof
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ±{half:.{max(0, digits - 1)}f}"
 
 
 # Formats
 
 
-def render(numbers: Comparison, form: Format, found: Sequence[Worth] = ()) -> str | Group:
+def render(numbers: Comparison, form: Format, decimals: int | None = None) -> str | Group:
     """A comparison for a terminal (as something rich prints), Markdown, LaTeX, CSV or JSON.
 
-    found: what is known of runs alone, for CSV and JSON
+    decimals: digits after the point; CSV and JSON hold numbers as they are
     """
-    grid = layout(numbers)
+    if form == "csv":
+        return _csv(lines(numbers))
+    if form == "json":
+        return to_json(lines(numbers)).decode()
+    grid = layout(numbers, decimals)
     if form == "terminal":
         return _terminal(grid)
-    if form == "markdown":
-        return _markdown(grid)
-    if form == "latex":
-        return _latex(grid)
-    return _csv(lines(numbers, found)) if form == "csv" else to_json(lines(numbers, found)).decode()
+    return _markdown(grid) if form == "markdown" else _latex(grid)
 
 
 def _rows(grid: Grid, columns: Iterable[Column], marks: Sequence[str]) -> list[list[str]]:
@@ -665,28 +774,30 @@ def _rows(grid: Grid, columns: Iterable[Column], marks: Sequence[str]) -> list[l
     return [list(row) for row in zip(grid.labels, *marked, strict=True)]
 
 
-def _header(grid: Grid) -> list[str]:
-    return ["rule", *(column.title for column in grid.columns)]
+def _header(columns: Iterable[Column]) -> list[str]:
+    return ["rule", *(column.title for column in columns)]
 
 
-def lines(numbers: Comparison, found: Sequence[Worth] = ()) -> list[dict[str, object]]:
+def lines(numbers: Comparison) -> list[dict[str, object]]:
     """A comparison as plain numbers, a line per rule. Scores are in their own unit."""
-    worths = {each.label: each for each in found}
     rows = []
     for row, label in enumerate(numbers.labels):
         line: dict[str, object] = {"rule": label, "score": numbers.score, "seeds": numbers.seeds}
         for key, values in numbers.values.items():
-            line |= {key: float(values[row].mean()), f"{key}_std": float(values[row].std())}
+            deviation = float(values[row].std()) if numbers.seeds > 1 else None
+            line |= {key: float(values[row].mean()), f"{key}_std": deviation}
         for key, differences in numbers.differences.items():
             names = [f"{key}_{each}" for each in ("difference", "low", "high", "distinguishable")]
             cells = [None] * 4 if row == 0 else list(differences[row - 1])
             line |= dict(zip(names, cells, strict=True))
         changes = numbers.against.get(label) or [None] * len(Against._fields)
         line |= dict(zip(Against._fields, changes, strict=True))
-        if label in worths:
-            each = worths[label]
+        if label in numbers.worth:
+            each = numbers.worth[label]
+            gain = each.mean
             line |= {"better_off": each.better_off, "excess_max": each.excess_max}
-            line |= {"mean_against_alone": each.mean.difference, "share_of_pooled": each.share}
+            line |= {"mean_against_alone": gain.difference, "share_of_pooled": each.share}
+            line |= {"mean_against_alone_low": gain.low, "mean_against_alone_high": gain.high}
         rows.append(line)
     return rows
 
@@ -700,35 +811,45 @@ def _csv(rows: Sequence[dict[str, object]]) -> str:
 
 
 def _markdown(grid: Grid) -> str:
-    header = _header(grid)
-    ruler = ["---", *["--:"] * len(grid.columns)]
-    rows = _rows(grid, grid.columns, ("{}", "**{}**", "<u>{}</u>"))
-    header = [shown(title, "markdown") for title in header]
-    rows = [[shown(label, "markdown"), *cells] for label, *cells in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ruler, *rows)]
+    tables = [_markdown_table(grid, grid.columns)]
+    if grid.worth:
+        tables.append(_markdown_table(grid, grid.worth))
     notes = [f"({note})" for note in grid.notes]
-    return "\n".join([f"{grid.title}:", "", *lines, "", *notes, ""])
+    return "\n".join([f"{grid.title}:", "", "\n\n".join(tables), "", *notes, ""])
+
+
+def _markdown_table(grid: Grid, columns: Sequence[Column]) -> str:
+    header = [shown(title, "markdown") for title in _header(columns)]
+    ruler = ["---", *["--:"] * len(columns)]
+    rows = _rows(grid, columns, ("{}", "**{}**", "<u>{}</u>"))
+    rows = [[shown(label, "markdown"), *cells] for label, *cells in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ruler, *rows))
 
 
 def _latex(grid: Grid) -> str:
+    """The figures, then differences and gains against training alone, each as a tabular."""
+    parts = [grid.figures, *(part for part in (grid.differences, grid.worth) if part)]
+    whole = [f"% {shown(grid.title)}", *(_tabular(grid, part) for part in parts)]
+    return "\n".join([*whole, *(f"% {shown(note)}" for note in grid.notes), ""])
+
+
+def _tabular(grid: Grid, columns: Sequence[Column]) -> str:
     marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
-    titles = [shown(title, "latex") for title in _header(grid)]
+    titles = [shown(title, "latex") for title in _header(columns)]
     lines = [
         [shown(label, "latex"), *(cell.translate(LATEX) for cell in cells)]
-        for label, *cells in _rows(grid, grid.columns, marks)
+        for label, *cells in _rows(grid, columns, marks)
     ]
     header, *rows = [" & ".join(row) + r" \\" for row in (titles, *lines)]
     return "\n".join(
         [
-            f"% {shown(grid.title)}",
-            r"\begin{tabular}{l" + "r" * len(grid.columns) + "}",
+            r"\begin{tabular}{l" + "r" * len(columns) + "}",
             r"\hline",
             header,
             r"\hline",
             *rows,
             r"\hline",
             r"\end{tabular}",
-            "",
         ]
     )
 
@@ -737,22 +858,61 @@ LATEX = str.maketrans({"%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
 
 
 def _terminal(grid: Grid) -> Group:
-    """Two tables, as one would be too wide: the figures, and the differences."""
+    """Several tables, as one would be too wide: figures, differences, and gains against alone."""
     marks = ("{}", "[bold green]{}[/]", "[underline]{}[/]")
-    tables = [_table(grid.title, grid.figures, _rows(grid, grid.figures, marks))]
+    notes = list(grid.notes)
+    tables = _tables(_text(grid.title), grid, grid.figures, marks)
     if grid.differences:
-        rows = _rows(grid, grid.differences, marks)
-        tables.append(_table(None, grid.differences, rows[1:]))
-    return Group(*tables, *[f"[dim]{note}[/dim]" for note in grid.notes])
+        tables += _tables(None, grid, grid.differences, marks, first=1)
+    if grid.worth:
+        tables += _tables("against training alone", grid, grid.worth, marks)
+    columns = [*grid.differences, *grid.worth]
+    if any(NOT_TOLD in cell for column in columns for cell in column.cells):
+        notes.insert(0, "n.d.: not distinguishable")
+    return Group(*tables, *[f"[dim]{_text(note)}[/dim]" for note in notes])
 
 
-def _table(title: str | None, columns: Sequence[Column], rows: list[list[str]]) -> Table:
-    """A narrow table, in which labels are folded and cells are broken between words only."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    _add_column(table, "rule")
-    for column in columns:
-        longest = max(len(word) for cell in column.cells for word in cell.split() or [""])
-        table.add_column(_text(column.title), justify="right", overflow="fold", min_width=longest)
-    for label, *cells in rows:
-        table.add_row(_text(label), *cells)
-    return table
+def _tables(
+    title: str | None,
+    grid: Grid,
+    columns: Sequence[Column],
+    marks: Sequence[str],
+    first: int = 0,
+) -> list[Table]:
+    """So many tables that each is narrow enough: labels and titles are folded, cells are not.
+
+    first: the line that is shown first
+    """
+    label = min(LABEL, max(len(label) for label in grid.labels))
+    parts: list[list[Column]] = [[]]
+    left = NARROW - label - 2
+    for each in columns:
+        cells = [cell.replace(NOT_TOLD, "(n.d.)") for cell in each.cells]
+        column = each._replace(cells=cells)
+        if parts[-1] and _width(column) > left:
+            parts.append([])
+            left = NARROW - label - 2
+        parts[-1].append(column)
+        left -= _width(column)
+    found = []
+    for k, part in enumerate(parts):
+        table = Table(
+            title=title if k == 0 else None,
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            title_justify="left",
+        )
+        table.add_column("rule", overflow="fold", width=max(label, len("rule")))
+        for column in part:
+            width = _width(column) - 2
+            table.add_column(_text(column.title), justify="right", overflow="fold", width=width)
+        for name, *shown_cells in _rows(grid, part, marks)[first:]:
+            table.add_row(_text(name), *shown_cells)
+        found.append(table)
+    return found
+
+
+def _width(column: Column) -> int:
+    """What a column takes of a line: its widest cell or word of the title, and two for the gap."""
+    return 2 + max(len(text) for text in (*column.cells, *column.title.split()))

@@ -7,7 +7,6 @@ that the same command continues with the rounds that are new.
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice
@@ -17,7 +16,7 @@ from typing import TypeAlias
 from commonweal.analysis.labels import flat
 from commonweal.errors import CommonwealError, RunError
 from commonweal.files import write_file
-from commonweal.store import Record, RoundRecord, to_json
+from commonweal.store import Record, StoredRound, to_json
 from commonweal.trackers.tracker import Destination, Moment, Tracker
 from commonweal.values import Value, Values
 
@@ -25,7 +24,6 @@ __all__ = ["export", "moment", "name_of"]
 
 MEMORY = "trackers.json"
 BATCH = 100  # rounds that are written at once
-WAITING = 1.0  # seconds that the table of a round may come after its line
 FACTS = ("commonweal", "torch", "python", "clients", "parameters")
 
 TRACKERS = {
@@ -121,25 +119,17 @@ def _settings(record: Record) -> Values:
 # Rounds
 
 
-def _batches(record: Record, rounds: Iterator[RoundRecord], follow: bool) -> Iterator[list[Moment]]:
+def _batches(record: Record, rounds: Iterator[StoredRound], follow: bool) -> Iterator[list[Moment]]:
     """The rounds in portions; while a run is followed, each at once."""
     seconds: dict[int, dict[str, float]] = {}
     size = 1 if follow else BATCH
     while some := list(islice(rounds, size)):
         if some[-1].number not in seconds:
             seconds = {int(line.pop("round")): line for line in record.timings()}
-        if follow and some[-1].metrics:
-            _wait(record.folder / "clients" / f"{some[-1].number:06d}.csv")
-        yield [moment(record, each, seconds.get(each.number, {})) for each in some]
+        yield [moment(each, seconds.get(each.number, {})) for each in some]
 
 
-def _wait(path: Path) -> None:
-    end = time.monotonic() + WAITING
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.02)
-
-
-def moment(record: Record, each: RoundRecord, seconds: Mapping[str, float]) -> Moment:
+def moment(each: StoredRound, seconds: Mapping[str, float]) -> Moment:
     """A round as a tracker takes it: summaries, and per-client values as distributions."""
     losses = [loss for loss in each.losses if math.isfinite(loss)]
     weights = [weight * len(each.weights) for weight in each.weights.values()]
@@ -163,8 +153,9 @@ def moment(record: Record, each: RoundRecord, seconds: Mapping[str, float]) -> M
         numbers["cohort/weight_max"] = max(weights)
     clients = {"cohort/losses": losses, "cohort/relative_weights": weights}
     if each.metrics:
-        evaluation = record.clients(each.number).evaluation
-        clients["test/scores"] = evaluation.score[~evaluation.score.isnan()].tolist()
+        table = each.table("test")
+        scores = [] if table is None else table[1]["score"].tolist()
+        clients["test/scores"] = [score for score in scores if math.isfinite(score)]
     return Moment(
         each.number,
         {name: value for name, value in numbers.items() if math.isfinite(value)},

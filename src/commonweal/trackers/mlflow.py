@@ -1,5 +1,7 @@
 """MLflow: metrics by step and parameters; the table of clients is an artifact."""
 
+import csv
+import io
 import logging
 import os
 import time
@@ -8,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from commonweal.text import quoted
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
 from commonweal.values import Value
 
@@ -80,9 +83,13 @@ class MLflow(Tracker):
                 self.client.log_batch(self.id, metrics=found[start : start + MOST_METRICS])
 
     def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
-        path = self.destination.run / "clients" / f"{round:06d}.csv"
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for first, *rest in zip(*columns.values(), strict=True):
+            writer.writerow([quoted(str(first)), *rest])
         with _quiet():
-            self.client.log_artifact(self.id, str(path), "clients")
+            self.client.log_text(self.id, text.getvalue(), "clients.csv")
 
     def close(self, finished: bool) -> None:
         with _quiet():

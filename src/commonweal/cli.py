@@ -686,7 +686,8 @@ def compare(
         ),
     ] = None,
     decimals: Annotated[
-        int | None, typer.Option(help="Digits after the point.", min=0, max=9, show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Digits after the point.", min=0, max=9, show_default=False),
     ] = None,
     form: Annotated[
         str,

@@ -2,16 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from commonweal.clients import Client
+from commonweal.clients.apfl import APFL
+from commonweal.clients.ditto import Ditto
+from commonweal.clients.fedbabu import FedBABU
+from commonweal.clients.fedper import FedPer
+from commonweal.clients.fedprox import FedProx
+from commonweal.clients.fedrep import FedRep
+from commonweal.clients.pfedme import PFedMe
+from commonweal.clients.propfair import PropFairClient
+from commonweal.clients.scaffold import Scaffold
+from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 from commonweal.dense import dense_task
 from commonweal.federation import Federation
 from commonweal.task import Batch, Task
-from commonweal.training import chunks, single, train_locally, vmap_clients
+from commonweal.tensors import merge, stack, take
+from commonweal.training import Trained, Vectorize, chunks, single, train_locally, vmap_clients
 from helpers import close, federation, planned
 
 SIZES = {"a": 5, "b": 20, "c": 57, "d": 41, "e": 20}
@@ -136,8 +148,8 @@ def updates(task: Task, client: Client, f: Federation, at_once: int, models: boo
 def test_training_is_that_of_single_clients(name: str) -> None:
     """Which the loop trains by autograd; chunks of one, of some and of all clients."""
     f, client = federation(SIZES), CLIENTS[name]
-    for stack in ("one layer", "nested"):
-        task = task_of(stack)
+    for kind in ("one layer", "nested"):
+        task = task_of(kind)
         one = task.size + 8 * task.width(f.train.x)
         for at_once in (1, 2 * one, 1 << 30):
             for models in (False, True):
@@ -166,3 +178,68 @@ def test_bytes_are_images_here_too() -> None:
     as_floats = replace(f, train=replace(f.train, x=x.float() / 255))
     task, client = task_of("two"), CLIENTS["plain"]
     close(updates(task, client, as_bytes, 1, False), updates(task, client, as_floats, 1, False))
+
+
+@pytest.mark.parametrize("text", ["110", "0011", "101001", "111", "000"])
+def test_parts_of_vectors_are_taken_and_merged_by_runs(text: str) -> None:
+    mask = torch.tensor([letter == "1" for letter in text])
+    values = torch.randn(2, len(mask))
+    assert torch.equal(take(values, mask), values[:, mask])
+    own = torch.randn(2, int(mask.sum()))
+    want = values.clone()
+    want[:, mask] = own
+    assert torch.equal(merge(values, own, mask), want)
+    assert torch.equal(merge(values[:, ~mask], own, mask), want)
+    assert torch.equal(torch.vmap(lambda o: merge(values[0], o, mask))(own)[0], want[0])
+
+
+METHODS: dict[str, Client] = {
+    "fedrep": FedRep(batch=8, head_epochs=3, epochs=2),
+    "fedrep with all": FedRep(batch=8, head_epochs=3, momentum=0.8, weight_decay=0.1, lr=0.05),
+    "fedrep, lower head": FedRep(batch=8, head_epochs=2, head=("0",)),
+    "fedbabu": FedBABU(batch=8, epochs=2),
+    "fedper": FedPer(batch=8, momentum=0.5),
+    "fedprox": FedProx(batch=8, mu=0.5),
+    "scaffold": Scaffold(batch=8),
+    "ditto": Ditto(batch=8, lam=0.5, momentum=0.5),
+    "apfl": APFL(batch=8),
+    "pfedme": PFedMe(batch=8, inner=3),
+    "superfed-mm": SuPerFedMM(batch=8, begin=0),
+    "superfed-lm": SuPerFedLM(batch=8, begin=0),
+    "propfair": PropFairClient(batch=8),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
+    """Epochs begin at other steps for each client, as their sizes differ."""
+    f, task, client = federation(SIZES), task_of("nested"), METHODS[name]
+    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.reinitialised(9)}
+    message |= {n: torch.randn_like(v) / 9 for n, v in client.init_shared(task).items()}
+    each = [client.init_client(task, seed) for seed in range(f.clients)]
+
+    def trained(ids: list[int], how: Vectorize, at_once: int | None = None) -> Trained:
+        plan = planned(client, task, f, ids, round=3)
+        states = stack([each[k] for k in ids])
+        return train_locally(client, task, message, states, f.train, plan, how, at_once)
+
+    one = task.size + 8 * task.width(f.train.x)
+    for at_once in (None, 2 * one):
+        together = trained(list(range(f.clients)), vmap_clients, at_once)
+        for k in range(f.clients):
+            alone = trained([k], single)
+            for got, want in zip(together[:2], alone[:2], strict=True):
+                assert set(got) == set(want)
+                for value in got:
+                    close(got[value][k], want[value][0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_method_of_ones_own_is_left_to_autograd_unless_it_says_otherwise() -> None:
+    class Own(Client):
+        def step(self, *arguments: Any, **named: Any) -> Any:
+            return super().step(*arguments, **named)
+
+    assert Client.plain_steps and Client.takes_groups
+    assert not Own.plain_steps and not Own.takes_groups
+    assert not FedProx.plain_steps and FedProx.takes_groups
+    assert FedPer.plain_steps and FedRep.plain_steps and not FedRep.takes_groups

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from commonweal.task import LOSSES, Batch, Task
 
-__all__ = ["DenseTask", "Layer", "dense_task"]
+__all__ = ["Affine", "DenseTask", "Layer", "PlainSGD", "dense_task", "forward"]
 
 CLOSED = ("cross-entropy", "binary", "squared")  # losses whose derivative is written down here
 
@@ -36,6 +36,18 @@ class Affine(NamedTuple):
     weight: Tensor  # (S, outputs, inputs)
     bias: Tensor | None  # (S, 1, outputs)
     relu: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class PlainSGD(NamedTuple):
+    """The parameters of torch.optim.SGD."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
 
 
 @lru_cache(maxsize=16)
@@ -68,21 +80,60 @@ class DenseTask(Task):
     def losses_and_gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The clients' losses (S,) and their gradients (S, d)."""
         layers = self.affine(w)
-        inputs, outputs = _forward(layers, self.rows(batch.x))
+        inputs, outputs = forward(layers, self.rows(batch.x))
         y = self._scaled(batch.y)
         losses = LOSSES[self.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
         slope = self._slope(outputs, y, batch.weight)
         grads = torch.empty_like(w)
-        _backward(layers, self.affine(grads), inputs, slope, beta=0.0, alpha=1.0)
+        targets = self.affine(grads)
+        for k in reversed(range(len(layers))):
+            _add(targets[k], inputs[k], slope, beta=0.0, alpha=1.0)
+            if k:
+                slope = _below(layers, inputs, slope, k)
         return (losses * batch.weight).sum(-1), grads
 
+    def layers_in(self, mask: Tensor | None) -> tuple[bool, ...] | None:
+        """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some."""
+        if mask is None:
+            return (True,) * len(self.stack)
+        found = []
+        for layer in self.stack:
+            pieces = [mask[layer.weight : layer.weight + layer.outputs * layer.inputs]]
+            if layer.bias is not None:
+                pieces.append(mask[layer.bias : layer.bias + layer.outputs])
+            inside = torch.cat(pieces)
+            if bool(inside.any()) and not bool(inside.all()):
+                return None
+            found.append(bool(inside.all()))
+        return tuple(found)
+
     def descend(
-        self, layers: list[Affine], moved: list[Affine], batch: Batch, beta: float, alpha: float
+        self,
+        layers: list[Affine],
+        velocity: list[Affine] | None,
+        active: tuple[bool, ...],
+        batch: Batch,
+        sgd: "PlainSGD",
     ) -> None:
-        """Set `moved` to beta times itself plus alpha times the gradients at `layers`, in place."""
-        inputs, outputs = _forward(layers, self.rows(batch.x))
+        """Take a step of SGD in the active layers, in place. `batch.x` are inputs (S, B, inputs).
+
+        velocity: where the sums of gradients are, for a momentum
+        """
+        inputs, outputs = forward(layers, batch.x)
         slope = self._slope(outputs, self._scaled(batch.y), batch.weight)
-        _backward(layers, moved, inputs, slope, beta, alpha)
+        lowest = active.index(True)
+        for k in reversed(range(lowest, len(layers))):
+            below = None if k == lowest else _below(layers, inputs, slope, k)  # before it moves
+            if active[k] and velocity is None:
+                _add(layers[k], inputs[k], slope, 1 - sgd.lr * sgd.weight_decay, -sgd.lr)
+            elif active[k] and velocity is not None:
+                _add(velocity[k], inputs[k], slope, sgd.momentum, 1.0)
+                for w, v in zip(layers[k].tensors, velocity[k].tensors, strict=True):
+                    if sgd.weight_decay:
+                        v.add_(w, alpha=sgd.weight_decay)
+                    w.sub_(v, alpha=sgd.lr)
+            if below is not None:
+                slope = below
 
     def _slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
@@ -158,7 +209,7 @@ def _affine(w: Tensor, layer: Layer) -> Affine:
     return Affine(weight, w[:, None, layer.bias : layer.bias + layer.outputs], layer.relu)
 
 
-def _forward(layers: list[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
+def forward(layers: list[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
     """The inputs of every layer, and the outputs of the last one."""
     inputs = []
     for layer in layers:
@@ -172,28 +223,19 @@ def _forward(layers: list[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
     return inputs, x
 
 
-def _backward(
-    layers: list[Affine],
-    moved: list[Affine],
-    inputs: list[Tensor],
-    slope: Tensor,
-    beta: float,
-    alpha: float,
-) -> None:
-    """Set `moved` to beta times itself plus alpha times the gradients; `moved` may be `layers`."""
-    for k in reversed(range(len(layers))):
-        below = None
-        if k:  # before the layer itself may move
-            below = torch.bmm(slope, layers[k].weight)
-            if layers[k - 1].relu:
-                below.mul_(inputs[k] > 0)
-        target = moved[k]
-        target.weight.baddbmm_(slope.mT, inputs[k], beta=beta, alpha=alpha)
-        if target.bias is not None:
-            total = slope.sum(1, keepdim=True)
-            if beta:
-                target.bias.mul_(beta).add_(total, alpha=alpha)
-            else:  # the bias may not be set yet
-                torch.mul(total, alpha, out=target.bias)
-        if below is not None:
-            slope = below
+def _below(layers: list[Affine], inputs: list[Tensor], slope: Tensor, k: int) -> Tensor:
+    """The derivatives by the outputs of the layer below layer k."""
+    below = torch.bmm(slope, layers[k].weight)
+    return below.mul_(inputs[k] > 0) if layers[k - 1].relu else below
+
+
+def _add(target: Affine, inputs: Tensor, slope: Tensor, beta: float, alpha: float) -> None:
+    """Set a layer to beta times itself plus alpha times its gradient, in place."""
+    target.weight.baddbmm_(slope.mT, inputs, beta=beta, alpha=alpha)
+    if target.bias is None:
+        return
+    total = slope.sum(1, keepdim=True)
+    if beta:
+        target.bias.mul_(beta).add_(total, alpha=alpha)
+    else:  # the bias may not be set yet
+        torch.mul(total, alpha, out=target.bias)

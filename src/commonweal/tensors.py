@@ -1,12 +1,24 @@
 """Named tensors: what travels in messages and what is kept as state."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["State", "Tensors", "flatten", "is_finite", "num_bytes", "select", "stack", "unflatten"]
+__all__ = [
+    "State",
+    "Tensors",
+    "flatten",
+    "is_finite",
+    "merge",
+    "num_bytes",
+    "select",
+    "spans",
+    "stack",
+]
+__all__ += ["take", "unflatten"]
 
 Tensors = dict[str, Tensor]
 State = dict[str, Any]  # tensors by name, in nested dicts: saved without pickling
@@ -61,3 +73,39 @@ def is_finite(value: Tensor) -> Tensor:
     flat = value.flatten(1) if value.ndim > 1 else value[:, None]
     finite = torch.isfinite(flat.sum(1))  # cheap, but a sum of finite terms may overflow
     return finite if finite.all() else torch.isfinite(flat).all(1)
+
+
+def spans(mask: Tensor) -> list[tuple[int, int, bool]]:
+    """Where runs of equal values of a mask (d,) begin and end, and their values.
+
+    >>> spans(torch.tensor([True, True, False]))
+    [(0, 2, True), (2, 3, False)]
+    """
+    cuts = (mask[1:] != mask[:-1]).nonzero().flatten() + 1
+    ends = [0, *cuts.tolist(), len(mask)]
+    return [(a, b, bool(mask[a])) for a, b in pairwise(ends)]
+
+
+def take(values: Tensor, mask: Tensor) -> Tensor:
+    """`values[..., mask]` by copies of whole runs: masks of layers have few, an index is slow."""
+    pieces = [values[..., a:b] for a, b, inside in spans(mask) if inside]
+    return torch.cat(pieces, -1) if pieces else values[..., :0]
+
+
+def merge(outside: Tensor, inside: Tensor, mask: Tensor) -> Tensor:
+    """A vector with the values `inside` where a mask (d,) is true, and the others elsewhere.
+
+    outside: (d,), or the other values only (d - p,); inside: (p,). Either may have client axes.
+    """
+    pieces = []
+    taken = left = 0
+    whole = outside.shape[-1] == len(mask)
+    for a, b, is_inside in spans(mask):
+        if is_inside:
+            pieces.append(inside[..., taken : taken + b - a])
+            taken += b - a
+        else:
+            begin = a if whole else left
+            pieces.append(outside[..., begin : begin + b - a])
+            left += b - a
+    return torch.cat(pieces, -1)

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from commonweal.clients.client import Client
-from commonweal.dense import DenseTask, dense_task
+from commonweal.dense import Affine, DenseTask, PlainSGD, dense_task, forward
 from commonweal.errors import DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
@@ -45,6 +46,11 @@ def vmap_clients(f: Function, dims: tuple[int | None, ...]) -> Function:
     return torch.vmap(f, in_dims=dims)
 
 
+def as_it_is(f: Function, dims: tuple[int | None, ...]) -> Function:
+    """Run a function that was written for one client, but takes a group as well."""
+    return f
+
+
 def single(f: Function, dims: tuple[int | None, ...]) -> Function:
     """Run a function of one client for a group of one."""
 
@@ -71,6 +77,7 @@ class BatchSchedule:
 
     order: np.ndarray  # row numbers in the order they are taken, client after client
     base: np.ndarray  # (S,) where in `order` a client's rows begin
+    first_row: np.ndarray  # (S,) the number of a client's first row
     sizes: np.ndarray  # (S,)
     batch: np.ndarray  # (S,) rows per step
     steps_per_epoch: np.ndarray  # (S,)
@@ -84,6 +91,7 @@ class BatchSchedule:
         return replace(
             self,
             base=self.base[positions],
+            first_row=self.first_row[positions],
             sizes=self.sizes[positions],
             batch=self.batch[positions],
             steps_per_epoch=self.steps_per_epoch[positions],
@@ -137,6 +145,7 @@ def schedule(
     return BatchSchedule(
         order=np.concatenate(order),
         base=np.cumsum(epochs * n) - epochs * n,
+        first_row=first_row,
         sizes=n,
         batch=batch,
         steps_per_epoch=per_epoch,
@@ -183,9 +192,9 @@ def train_locally(
     models: whether the trained models are returned beside what the clients reply
     """
     parts = chunks(task, rows, plan, at_once)
-    dense = dense_task(task) if vectorize is vmap_clients else None
-    if dense is not None and not models and _plain_sgd(client) and _base_model(client, task):
-        update = _plain_updates(client, dense, message, rows, plan, parts)
+    plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
+    if plain is not None and not models and _base_model(client, task):
+        update = _plain_updates(plain, message["w"], rows, plan, parts)
         return Trained({"update": update}, states, update[:, :0])
     in_order = len(parts) == 1 and bool((np.diff(parts[0]) > 0).all())
     gathered = _Gathered(len(plan.sizes))
@@ -264,10 +273,10 @@ def _train_together(
     # `steps` gives vmap the size of the group where clients have no state.
     start = vectorize(lambda state, _: client.start(task, message, state), (0, 0))
     params: Tensors = start(states, steps)
-    dense = dense_task(task) if vectorize is vmap_clients else None
-    if dense is not None and _plain_sgd(client):
+    plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
+    if plain is not None:
         w = params["w"].clone(memory_format=torch.contiguous_format)
-        _plain_steps(client, dense, message, w, rows, plan)
+        plain.train(w, rows, plan)
         params = {"w": w}
     else:
         train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
@@ -285,17 +294,127 @@ def _base_model(client: Client, task: Task) -> bool:
     return base and client.private_mask(task) is None
 
 
-def _plain_sgd(client: Client) -> bool:
-    """Whether a client takes plain steps of SGD on the loss of its rows."""
-    method = type(client)
-    plain = method.loss is Client.loss and _base_step(client) and client.steps_per_batch == 1
-    return plain and client.optimizer == "sgd" and client.clip is None
+def _plain_sgd(
+    client: Client, task: Task, message: Tensors, plan: BatchSchedule
+) -> "_PlainTraining | None":
+    """The training of a dense stack by plain SGD, in whole layers; None: it is another one."""
+    dense = dense_task(task)
+    if dense is None or not client.plain_steps or client.steps_per_batch > 1:
+        return None
+    if client.optimizer != "sgd" or client.clip is not None:
+        return None
+    epochs = int(((plan.steps - 1) // plan.steps_per_epoch).max()) + 1
+    turns = []
+    for epoch in range(epochs):
+        layers = dense.layers_in(client.active(task, torch.tensor(epoch)))
+        if layers is None or not any(layers):
+            return None
+        turns.append(layers)
+    lr = client.rate(int(message["round"]))
+    sgd = PlainSGD(lr, client.momentum, client.weight_decay)
+    return _PlainTraining(dense, sgd, tuple(turns))
+
+
+class _PlainTraining(NamedTuple):
+    """Steps of plain SGD on a dense stack, in closed form and in place."""
+
+    task: DenseTask
+    sgd: PlainSGD
+    turns: tuple[tuple[bool, ...], ...]  # the layers that are trained, by epoch
+
+    @property
+    def frozen(self) -> int:
+        """How many of the lowest layers the first epoch does not train."""
+        return self.turns[0].index(True)
+
+    def is_frozen(self, epoch: int) -> bool:
+        """Whether these layers are still as they were in the first epoch."""
+        return not any(any(turn[: self.frozen]) for turn in self.turns[: epoch + 1])
+
+    def train(self, models: Tensor, rows: Rows, plan: BatchSchedule) -> None:
+        """Change the models (S, d) by all steps of their clients."""
+        velocity = torch.zeros_like(models) if self.sgd.momentum else None
+        features = _Features(plan)
+        with torch.no_grad():
+            for step in range(plan.steps[0]):
+                active = int((plan.steps > step).sum())
+                index, weight, _ = plan.at(step, active)
+                epochs = step // plan.steps_per_epoch[:active]
+                for a, b in _runs(epochs):  # clients of equal epoch are neighbours
+                    batch = Batch(rows.x[index[a:b]], rows.y[index[a:b]], weight[a:b])
+                    layers = self.task.affine(models[a:b])
+                    inputs = self._inputs(layers, batch.x, index[a:b], a, int(epochs[a]), features)
+                    self._step(layers, velocity, inputs, batch, (a, b), int(epochs[a]))
+
+    def _inputs(
+        self,
+        layers: list[Affine],
+        x: Tensor,
+        index: Tensor,
+        first: int,
+        epoch: int,
+        features: "_Features",
+    ) -> Tensor:
+        """The inputs of the lowest layer that is trained from the first epoch on.
+
+        As long as those below are not trained, their outputs are computed for every row once.
+        """
+        if not self.frozen or not self.is_frozen(epoch):
+            return self.task.rows(x)
+        if epoch:
+            return features.read(index, first)
+        _, outputs = forward(layers[: self.frozen], self.task.rows(x))
+        features.write(index, first, outputs)
+        return outputs
+
+    def _step(
+        self,
+        layers: list[Affine],
+        velocity: Tensor | None,
+        inputs: Tensor,
+        batch: Batch,
+        clients: tuple[int, int],
+        epoch: int,
+    ) -> None:
+        a, b = clients
+        speed = None if velocity is None else self.task.affine(velocity[a:b])
+        turn = self.turns[epoch]
+        above = self.frozen if self.is_frozen(epoch) else 0
+        if above:
+            layers, turn = layers[above:], turn[above:]
+            speed = None if speed is None else speed[above:]
+        self.task.descend(layers, speed, turn, batch._replace(x=inputs), self.sgd)
+
+
+class _Features:
+    """What layers that are not trained give for each row of some clients."""
+
+    def __init__(self, plan: BatchSchedule) -> None:
+        self.rows = int(plan.sizes.sum())
+        begin = np.cumsum(plan.sizes) - plan.sizes
+        self.shift = torch.from_numpy(begin - plan.first_row)[:, None]  # (S, 1)
+        self.values: Tensor | None = None
+
+    def write(self, index: Tensor, first: int, outputs: Tensor) -> None:
+        if self.values is None:
+            self.values = outputs.new_empty(self.rows, outputs.shape[-1])
+        self.values[index + self.shift[first : first + len(index)]] = outputs
+
+    def read(self, index: Tensor, first: int) -> Tensor:
+        if self.values is None:
+            raise RuntimeError("features are read before the first epoch")
+        return self.values[index + self.shift[first : first + len(index)]]
+
+
+def _runs(values: np.ndarray) -> list[tuple[int, int]]:
+    """Where equal neighbours begin and end."""
+    cuts = np.flatnonzero(np.diff(values)) + 1
+    return list(pairwise([0, *cuts.tolist(), len(values)]))
 
 
 def _plain_updates(
-    client: Client,
-    task: DenseTask,
-    message: Tensors,
+    training: _PlainTraining,
+    received: Tensor,
     rows: Rows,
     plan: BatchSchedule,
     parts: list[np.ndarray],
@@ -305,50 +424,17 @@ def _plain_updates(
     They are trained in the place of their replies: to write (S, d) once more takes as long as a
     step.
     """
-    received = message["w"]
     update = received.new_empty(len(plan.sizes), len(received))
     for part in parts:
         first, size = int(part[0]), len(part)
         adjacent = bool((np.diff(part) == 1).all())
         w = update[first : first + size] if adjacent else received.new_empty(size, len(received))
         w.copy_(received)
-        _plain_steps(client, task, message, w, rows, plan.of(part))
+        training.train(w, rows, plan.of(part))
         torch.sub(received, w, out=w)
         if not adjacent:
             update.index_copy_(0, torch.from_numpy(part), w)
     return update
-
-
-def _plain_steps(
-    client: Client,
-    task: DenseTask,
-    message: Tensors,
-    models: Tensor,
-    rows: Rows,
-    plan: BatchSchedule,
-) -> None:
-    """Take all steps of plain SGD, which change the models (S, d) in place."""
-    lr = client.rate(int(message["round"]))
-    velocity = torch.zeros_like(models) if client.momentum else models
-    active = 0
-    with torch.no_grad():
-        for step in range(plan.steps[0]):
-            now = int((plan.steps > step).sum())
-            if now != active:
-                active = now
-                w = models[:active]
-                v = velocity[:active]
-                layers = task.affine(w)
-                moved = task.affine(v) if client.momentum else layers
-            index, weight, _ = plan.at(step, active)
-            batch = Batch(rows.x[index], rows.y[index], weight)
-            if not client.momentum:
-                task.descend(layers, moved, batch, 1 - lr * client.weight_decay, -lr)
-                continue
-            task.descend(layers, moved, batch, client.momentum, 1.0)
-            if client.weight_decay:
-                v.add_(w, alpha=client.weight_decay)
-            w.sub_(v, alpha=lr)
 
 
 # (number of the step, params, opt_state, client states) -> params, opt_state
@@ -398,6 +484,10 @@ def _batch_function(
 ) -> BatchFunction:
     """The function that takes a group's gradient steps on its next batches."""
     lr = client.rate(int(message["round"]))
+    dense = dense_task(task) if vectorize is vmap_clients and client.takes_groups else None
+    if dense is not None:
+        task = dense
+        vectorize = as_it_is
 
     def loss(p: Tensors, x: Tensor, y: Tensor, weight: Tensor, s: Tensors, u: Tensor) -> Value:
         return client.loss(task, p, Batch(x, y, weight), message, s, u)
@@ -438,8 +528,11 @@ def _gradients(
     """All clients' gradients and buffers. Losses are separate: one backward of the sum suffices."""
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     losses, buffers = loss(leaves, *batch)
-    grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)), buffers
+    grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+    # A vector that has no part in the loss has a zero, not a vector of zeros.
+    zero = losses.new_zeros(())
+    pairs = zip(leaves.items(), grads, strict=True)
+    return {n: zero.expand_as(leaf) if g is None else g for (n, leaf), g in pairs}, buffers
 
 
 def _write_buffers(task: Task, params: Tensors, buffers: Tensors) -> Tensors:

@@ -264,7 +264,9 @@ class Averaging(Algorithm):
             return group.states
         rows = group.rows
         plan = schedule(tuner, self.task, rows, group.ids, group.streams)
-        tuned = train_locally(tuner, self.task, request.message, {}, rows, plan, group.vectorize)
+        tuned = train_locally(
+            tuner, self.task, request.message, {}, rows, plan, group.vectorize, group.at_once
+        )
         keep = group.vectorize(self.client.keep_tuned, (0, 0))
         states = group.states | keep(group.states, tuned.models)
         return keep_finite(group.states, states, tuned.models)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from commonweal.channels.channel import Channel
-from commonweal.tensors import Tensors
+from commonweal.tensors import Tensors, merge, take
 
 __all__ = ["PrivateMask"]
 
@@ -20,10 +20,9 @@ class PrivateMask(Channel):
     mask: Tensor  # (d,) true where the coordinate stays with the client
 
     def encode(self, reply: Tensors, memory: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
-        return reply | {"update": reply["update"][~self.mask]}, memory
+        return reply | {"update": take(reply["update"], ~self.mask)}, memory
 
     def decode(self, values: Tensors) -> Tensors:
         sent = values["update"]
-        update = sent.new_zeros(len(sent), len(self.mask))
-        update[:, ~self.mask] = sent
-        return values | {"update": update}
+        private = sent.new_zeros(len(sent), int(self.mask.sum()))
+        return values | {"update": merge(sent, private, self.mask)}

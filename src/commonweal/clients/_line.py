@@ -19,11 +19,12 @@ def by_layer(task: Task, noise: Tensor) -> Tensor:
     """A number per coordinate (d,), the same within a layer, of one per layer."""
     # Expanded piece by piece: to gather by coordinate is many times slower under vmap.
     pieces = zip(task.layers, task.sizes, strict=True)
-    return torch.cat([noise[layer].expand(size) for layer, size in pieces])
+    wide = [noise[..., k : k + 1].expand(*noise.shape[:-1], size) for k, size in pieces]
+    return torch.cat(wide, -1)
 
 
 def squared_cosine(a: Tensor, b: Tensor) -> Tensor:
     # As sums of products: vmap turns the product of two vectors into slow matrix products.
     # A model of zeros, such as logistic at its start, has no angle.
-    lengths = ((a * a).sum() * (b * b).sum()).clamp(min=1e-12)
-    return (a * b).sum().square() / lengths
+    lengths = ((a * a).sum(-1) * (b * b).sum(-1)).clamp(min=1e-12)
+    return (a * b).sum(-1).square() / lengths

@@ -26,6 +26,7 @@ class APFL(Client):
     """
 
     personalizes: ClassVar[bool] = True
+    takes_groups: ClassVar[bool] = True
 
     alpha: float = 0.5
     adaptive: bool = True

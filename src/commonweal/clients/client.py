@@ -7,14 +7,13 @@ random is drawn before, so that every engine computes the same numbers.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
 from commonweal.optimizers import adam_step, clip_gradients, sgd_step, step_decay
 from commonweal.schedules import factor
 from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors
+from commonweal.tensors import State, Tensors, merge, take
 
 __all__ = ["Client", "at_least", "squared_distance"]
 
@@ -46,6 +45,18 @@ class Client:
     beta2: float = 0.999
 
     personalizes: ClassVar[bool] = False  # whether clients use a model of their own
+
+    # For speed. A class that overrides loss, step or descend has neither unless it says so.
+    # plain_steps: whether steps are those of this class, in the coordinates of `active`
+    # takes_groups: whether loss and step also take groups, with a leading client axis everywhere
+    plain_steps: ClassVar[bool] = True
+    takes_groups: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if vars(cls).keys() & {"loss", "step", "descend"}:
+            cls.plain_steps = vars(cls).get("plain_steps", False)
+            cls.takes_groups = vars(cls).get("takes_groups", False)
 
     def __post_init__(self) -> None:
         at_least(self, batch=0, decay_every=1, momentum=0, weight_decay=0)
@@ -93,6 +104,10 @@ class Client:
         """The coordinates (d,) of the model that never leave the client; None: there are none."""
         return None
 
+    def active(self, task: Task, epoch: Tensor) -> Tensor | None:
+        """The coordinates (d,) that steps of an epoch 0, 1, ... move; None: all of them."""
+        return None
+
     # What the server keeps for the clients, and what a client keeps
 
     def init_shared(self, task: Task) -> Tensors:
@@ -106,7 +121,7 @@ class Client:
     def init_client(self, task: Task, seed: int) -> Tensors:
         """A client's state before its first round."""
         private = self.private_mask(task)
-        return {} if private is None else {"private": task.initial[private]}
+        return {} if private is None else {"private": take(task.initial, private)}
 
     # Training
 
@@ -114,7 +129,7 @@ class Client:
         """The vectors to train. `w` is the received model with the client's private part."""
         private = self.private_mask(task)
         w = message["w"]
-        return {"w": w if private is None else _merge(w, state["private"], private)}
+        return {"w": w if private is None else merge(w, state["private"], private)}
 
     def loss(
         self,
@@ -164,7 +179,7 @@ class Client:
         """The reply to the server and the client's next state. steps: batches that were taken"""
         private = self.private_mask(task)
         if private is not None:
-            state = state | {"private": params["w"][private]}
+            state = state | {"private": take(params["w"], private)}
         return {"update": message["w"] - params["w"]}, state
 
     # Using the models
@@ -197,11 +212,4 @@ def at_least(method: object, **minimum: float) -> None:
 
 def squared_distance(task: Task, a: Tensor, b: Tensor) -> Tensor:
     """|a - b|^2 over the trainable coordinates."""
-    return (task.trainable(a) - task.trainable(b)).square().sum()
-
-
-def _merge(w: Tensor, private: Tensor, mask: Tensor) -> Tensor:
-    """Put the private values into w. One gather, which vmap batches as it is."""
-    index = torch.arange(len(w))
-    index[mask] = len(w) + torch.arange(len(private))
-    return torch.cat([w, private])[index]
+    return (task.trainable(a) - task.trainable(b)).square().sum(-1)

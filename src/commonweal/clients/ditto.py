@@ -5,6 +5,7 @@ take each batch. Their losses have no variable in common, so one joint step is t
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class Ditto(OwnModel):
     lam: the penalty; 0 trains v on the client's rows alone, a large lam gives the shared model
     v starts as the initial model. The others are those of sgd, for both models
     """
+
+    takes_groups: ClassVar[bool] = True
 
     lam: float = 1.0
 

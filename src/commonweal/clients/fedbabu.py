@@ -5,7 +5,7 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -27,6 +27,8 @@ class FedBABU(FineTune):
     The others are those of fine-tune (tune_epochs, tune_lr, ...)
     """
 
+    plain_steps: ClassVar[bool] = True
+
     head: tuple[str, ...] = ()
     tune: Literal["head", "all"] = "head"
 
@@ -35,6 +37,37 @@ class FedBABU(FineTune):
 
     def head_mask(self, task: Task) -> Tensor:
         """The head's coordinates (d,)."""
+        return layer_mask(task, self.head or head_layer(task), "head")
+
+    def active(self, task: Task, epoch: Tensor) -> Tensor:
+        return ~self.head_mask(task)
+
+    def step(
+        self,
+        task: Task,
+        params: Tensors,
+        grads: Tensors,
+        opt_state: State,
+        lr: float,
+        epoch: Tensor,
+        last: bool,
+    ) -> tuple[Tensors, State]:
+        return descend_in(self.active(task, epoch), self, params, grads, opt_state, lr)
+
+    @property
+    def tuner(self) -> Client:
+        return super().tuner if self.tune == "all" else _HeadOnly(**self.tuning(), head=self.head)
+
+
+@dataclass(frozen=True)
+class _HeadOnly(Client):
+    """Local SGD in the head."""
+
+    plain_steps: ClassVar[bool] = True
+
+    head: tuple[str, ...] = ()
+
+    def active(self, task: Task, epoch: Tensor) -> Tensor:
         return layer_mask(task, self.head or head_layer(task), "head")
 
     def step(
@@ -47,31 +80,7 @@ class FedBABU(FineTune):
         epoch: Tensor,
         last: bool,
     ) -> tuple[Tensors, State]:
-        return descend_in(~self.head_mask(task), self, params, grads, opt_state, lr)
-
-    @property
-    def tuner(self) -> Client:
-        return super().tuner if self.tune == "all" else _HeadOnly(**self.tuning(), head=self.head)
-
-
-@dataclass(frozen=True)
-class _HeadOnly(Client):
-    """Local SGD in the head."""
-
-    head: tuple[str, ...] = ()
-
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        head = layer_mask(task, self.head or head_layer(task), "head")
-        return descend_in(head, self, params, grads, opt_state, lr)
+        return descend_in(self.active(task, epoch), self, params, grads, opt_state, lr)
 
 
 ENTRIES = {"fedbabu": FedBABU}

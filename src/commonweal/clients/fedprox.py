@@ -4,6 +4,7 @@ Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,8 @@ class FedProx(Client):
 
     mu: the penalty; 0 is plain SGD. The others are those of sgd
     """
+
+    takes_groups: ClassVar[bool] = True
 
     mu: float = 0.01
 

@@ -28,6 +28,7 @@ class FedRep(Client):
     """
 
     personalizes: ClassVar[bool] = True
+    plain_steps: ClassVar[bool] = True
 
     head_epochs: int = 10
     head: tuple[str, ...] = ()
@@ -47,6 +48,10 @@ class FedRep(Client):
     def private_mask(self, task: Task) -> Tensor:
         return layer_mask(task, self.head or head_layer(task), "head")
 
+    def active(self, task: Task, epoch: Tensor) -> Tensor:
+        active: Tensor = (epoch < self.head_epochs) == self.private_mask(task)
+        return active
+
     def step(
         self,
         task: Task,
@@ -58,7 +63,7 @@ class FedRep(Client):
         last: bool,
     ) -> tuple[Tensors, State]:
         head_turn = epoch < self.head_epochs
-        active = head_turn == self.private_mask(task)  # (d,)
+        active = self.active(task, epoch)
         if opt_state:
             # The body starts with an optimizer of its own.
             opt_state = _scaled(opt_state["inner"], opt_state["head_turn"] == head_turn)

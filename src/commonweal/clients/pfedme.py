@@ -5,6 +5,7 @@ server's w <- (1-b) w + b mean(w_i) is the server optimizer sgd with lr = b.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,6 +26,8 @@ class PFedMe(OwnModel):
     inner: theta's steps per batch; inner_lr: their learning rate, with sgd's other parameters
     theta is kept from round to round. The others are those of sgd
     """
+
+    takes_groups: ClassVar[bool] = True
 
     lam: float = 15.0
     inner: int = 5
@@ -50,7 +53,7 @@ class PFedMe(OwnModel):
         noise: Tensor,
     ) -> tuple[Tensor, Tensors]:
         loss, buffers = task.batch_loss(params["own"], batch)
-        penalty = self.lam / 2 * squared_distance(task, params["own"], params["w"])
+        penalty = self.lam / 2 * squared_distance(task, params["own"], params["w"].detach())
         return loss + penalty, {"w": buffers, "own": buffers}
 
     def step(

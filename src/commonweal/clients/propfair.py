@@ -6,6 +6,7 @@ name is the server's form of AAggFF's Table 1.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class PropFairClient(Client):
         so that the gradient does not jump down there
     The others are those of sgd. Gradients are 1 / (M - loss) times as large
     """
+
+    takes_groups: ClassVar[bool] = True
 
     baseline: float = 2.0
     margin: float = 0.2

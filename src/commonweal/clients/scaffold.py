@@ -8,6 +8,7 @@ divided by the steps they would be 1 / (1 - rho) times too large, and training w
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class Scaffold(Client):
     The client keeps c_i, as long as the model, and sends twice as much as sgd.
     Its parameters are those of sgd; the optimizer must be sgd
     """
+
+    takes_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +60,7 @@ class Scaffold(Client):
     ) -> tuple[Tensor, Tensors]:
         loss, buffers = task.batch_loss(params["w"], batch)
         correction = (message["c"] - state["c"]) * task.trainable(params["w"])
-        return loss + correction.sum(), {"w": buffers}
+        return loss + correction.sum(-1), {"w": buffers}
 
     def reply(
         self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor

@@ -34,6 +34,7 @@ class SuPerFedMM(Client):
     """
 
     personalizes: ClassVar[bool] = True
+    takes_groups: ClassVar[bool] = True
     by_layer: ClassVar[bool] = False  # whether every layer has a random m of its own
 
     mu: float = 0.01
@@ -69,8 +70,8 @@ class SuPerFedMM(Client):
         return max(task.layers) + 1 if self.by_layer else 1
 
     def mixing_point(self, task: Task, noise: Tensor) -> Tensor:
-        """The batch's random m: one for the model, or one per coordinate (d,)."""
-        return by_layer(task, noise) if self.by_layer else noise[0]
+        """The batch's random m: one for the model (1,), or one per coordinate (d,)."""
+        return by_layer(task, noise) if self.by_layer else noise[..., :1]
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.reinitialised(seed), "joined": torch.zeros(1)}

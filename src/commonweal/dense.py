@@ -107,6 +107,26 @@ class DenseTask(Task):
             found.append(bool(inside.all()))
         return tuple(found)
 
+    def first_updates(self, received: Tensor, batch: Batch, lr: float, update: Tensor) -> None:
+        """Write lr times the clients' gradients at the same model (d,) to `update` (S, d).
+
+        The weights are the same for all: what is below a layer is one product for the group.
+        """
+        shared = self.affine(received[None])
+        inputs, x = [], self.rows(batch.x)
+        for layer in shared:
+            inputs.append(x)
+            bias = None if layer.bias is None else layer.bias[0, 0]
+            x = nn.functional.linear(x, layer.weight[0], bias)
+            x = x.relu_() if layer.relu else x
+        slope = self._slope(x, self._scaled(batch.y), batch.weight)
+        targets = self.affine(update)
+        for k in reversed(range(len(shared))):
+            _add(targets[k], inputs[k], slope, beta=0.0, alpha=lr)
+            if k:
+                slope = slope @ shared[k].weight[0]
+                slope = slope.mul_(inputs[k] > 0) if shared[k - 1].relu else slope
+
     def descend(
         self,
         layers: list[Affine],

@@ -331,20 +331,43 @@ class _PlainTraining(NamedTuple):
         """Whether these layers are still as they were in the first epoch."""
         return not any(any(turn[: self.frozen]) for turn in self.turns[: epoch + 1])
 
-    def train(self, models: Tensor, rows: Rows, plan: BatchSchedule) -> None:
-        """Change the models (S, d) by all steps of their clients."""
+    def update(self, received: Tensor, rows: Rows, plan: BatchSchedule, update: Tensor) -> None:
+        """Write the updates (S, d) of clients that train the received model (d,)."""
+        if self.sgd.momentum or self.sgd.weight_decay or not all(self.turns[0]):
+            update.copy_(received)
+            self.train(update, rows, plan)
+        else:  # the first step is taken by the clients from the same model
+            index, weight, _ = plan.at(0, len(update))
+            batch = Batch(rows.x[index], rows.y[index], weight)
+            with torch.no_grad():
+                self.task.first_updates(received, batch, self.sgd.lr, update)
+            if plan.steps[0] == 1:
+                return
+            torch.sub(received, update, out=update)
+            self.train(update, rows, plan, taken=1)
+        torch.sub(received, update, out=update)
+
+    def train(self, models: Tensor, rows: Rows, plan: BatchSchedule, taken: int = 0) -> None:
+        """Change the models (S, d) by all steps of their clients but the first `taken`."""
         velocity = torch.zeros_like(models) if self.sgd.momentum else None
         features = _Features(plan)
         with torch.no_grad():
-            for step in range(plan.steps[0]):
+            for step in range(taken, plan.steps[0]):
                 active = int((plan.steps > step).sum())
                 index, weight, _ = plan.at(step, active)
                 epochs = step // plan.steps_per_epoch[:active]
-                for a, b in _runs(epochs):  # clients of equal epoch are neighbours
+                for a, b in self._runs(epochs):
                     batch = Batch(rows.x[index[a:b]], rows.y[index[a:b]], weight[a:b])
                     layers = self.task.affine(models[a:b])
                     inputs = self._inputs(layers, batch.x, index[a:b], a, int(epochs[a]), features)
                     self._step(layers, velocity, inputs, batch, (a, b), int(epochs[a]))
+
+    def _runs(self, epochs: np.ndarray) -> list[tuple[int, int]]:
+        """Clients whose steps are alike: neighbours of equal epoch, where epochs differ."""
+        if epochs[0] == epochs[-1] or (not self.frozen and len(set(self.turns)) == 1):
+            return [(0, len(epochs))]
+        cuts = np.flatnonzero(np.diff(epochs)) + 1
+        return list(pairwise([0, *cuts.tolist(), len(epochs)]))
 
     def _inputs(
         self,
@@ -406,12 +429,6 @@ class _Features:
         return self.values[index + self.shift[first : first + len(index)]]
 
 
-def _runs(values: np.ndarray) -> list[tuple[int, int]]:
-    """Where equal neighbours begin and end."""
-    cuts = np.flatnonzero(np.diff(values)) + 1
-    return list(pairwise([0, *cuts.tolist(), len(values)]))
-
-
 def _plain_updates(
     training: _PlainTraining,
     received: Tensor,
@@ -429,9 +446,7 @@ def _plain_updates(
         first, size = int(part[0]), len(part)
         adjacent = bool((np.diff(part) == 1).all())
         w = update[first : first + size] if adjacent else received.new_empty(size, len(received))
-        w.copy_(received)
-        training.train(w, rows, plan.of(part))
-        torch.sub(received, w, out=w)
+        training.update(received, rows, plan.of(part), w)
         if not adjacent:
             update.index_copy_(0, torch.from_numpy(part), w)
     return update

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from commonweal.rules.rule import BLOCK, Reports, required
+from commonweal.rules.rule import Reports, in_double, required
 
 __all__ = ["CLEAR", "FEW", "excess", "median", "norms_for_sizes", "opposition", "size_excess"]
 
@@ -106,9 +106,8 @@ def cosines_to_others(reports: Reports) -> Tensor:
 def _products(updates: Tensor, chosen: Tensor) -> Tensor:
     """The inner products (S, R) with the chosen updates, in float64."""
     products = torch.zeros(len(updates), len(chosen), dtype=torch.float64)
-    for block in torch.split(updates, BLOCK, dim=1):
-        wide = block.double()
-        products = products + wide @ wide[chosen].T
+    for block in in_double(updates):
+        products.addmm_(block, block[chosen].T)
     return products
 
 

@@ -4,7 +4,7 @@ A rule maps the reports of a cohort and a small state to a `Decision`: the weigh
 updates, in `direction = weights @ updates`, and the next state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -21,7 +21,7 @@ __all__ = ["Decision", "Kind", "Need", "Prior", "Reports", "Rule", "Stateless", 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
 
-BLOCK = 1 << 16  # columns of the updates that are held in float64 at a time
+BLOCK = 1 << 12  # columns of the updates that are held in float64 at a time: they fit a cache
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,18 +54,18 @@ class Reports:
     def norms(self) -> Tensor:  # (S,)
         """The Euclidean norms of the updates, in float64."""
         updates = required(self.updates, "updates")
-        norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
-        return norms
+        squares = torch.zeros(len(updates), dtype=torch.float64)
+        for block in in_double(updates):
+            squares += block.square().sum(1)
+        return squares.sqrt()
 
     @cached_property
     def gram(self) -> Tensor:  # (S, S)
         """The inner products of the updates, in float64: all that direction rules need of them."""
         updates = required(self.updates, "updates")
-        size = len(updates)
-        gram = torch.zeros(size, size, dtype=torch.float64)
-        for block in torch.split(updates, BLOCK, dim=1):
-            wide = block.double()
-            gram = gram + wide @ wide.T
+        gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+        for block in in_double(updates):
+            gram.addmm_(block, block.T)
         return gram
 
     def subset(self, which: Tensor) -> "Reports":
@@ -79,6 +79,13 @@ class Reports:
             updates=None if self.updates is None else self.updates[which],
             losses_after=None if self.losses_after is None else self.losses_after[which],
         )
+
+
+def in_double(updates: Tensor) -> Iterator[Tensor]:
+    """Yield blocks of columns in float64, each in the place of the one before."""
+    place = torch.empty(len(updates), BLOCK, dtype=torch.float64)
+    for block in torch.split(updates, BLOCK, dim=1):
+        yield place[:, : block.shape[1]].copy_(block)
 
 
 def required(value: Tensor | None, what: str) -> Tensor:

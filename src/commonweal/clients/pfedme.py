@@ -53,7 +53,7 @@ class PFedMe(OwnModel):
         noise: Tensor,
     ) -> tuple[Tensor, Tensors]:
         loss, buffers = task.batch_loss(params["own"], batch)
-        penalty = self.lam / 2 * squared_distance(task, params["own"], params["w"].detach())
+        penalty = self.lam / 2 * squared_distance(task, params["own"], params["w"])
         return loss + penalty, {"w": buffers, "own": buffers}
 
     def step(

@@ -1,11 +1,16 @@
 """The pieces of the online family, against the paper's own table and against autograd."""
 
+from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
+from commonweal.rules import _online as online
 from commonweal.rules._online import (
     CDFS,
     decision_gradient,
@@ -186,3 +191,45 @@ def test_on_cohort_of_everyone_is_the_decision() -> None:
 def test_on_cohort_is_uniform_where_the_decision_is_zero() -> None:
     p = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     assert on_cohort(p, torch.tensor([1, 0])).tolist() == [0.5, 0.5]
+
+
+DISTRIBUTIONS: dict[str, Callable[[float], Any]] = {
+    "weibull": lambda s: stats.weibull_min(2, scale=s),
+    "frechet": lambda s: stats.invweibull(1, scale=s),
+    "gumbel": lambda s: stats.gumbel_r(loc=1, scale=s),
+    "exponential": lambda s: stats.expon(scale=s),
+    "logistic": lambda s: stats.logistic(loc=1, scale=s),
+    "normal": lambda s: stats.norm(loc=1, scale=s),
+}
+
+
+@pytest.mark.parametrize("cdf", DISTRIBUTIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_spacing_scale_is_the_best_of_a_fine_grid(cdf: str, seed: int) -> None:
+    """By scipy's own distributions."""
+    rng = np.random.default_rng(seed)
+    x = rng.gamma(3 + 5 * seed, size=12)
+    x = x / x.mean()
+    ordered = np.concatenate([[-np.inf], np.sort(x), [np.inf]])
+
+    def evenness(scale: float) -> float:
+        return float(np.log(np.diff(DISTRIBUTIONS[cdf](scale).cdf(ordered)).clip(1e-12)).sum())
+
+    grid = np.geomspace(0.05, 20, 4000)
+    best = max(grid, key=evenness)
+    found = online.spacing_scale(torch.tensor(x), cdf)
+    assert evenness(found) >= evenness(best) - 1e-6
+    assert found == pytest.approx(best, rel=0.01)
+
+
+def test_equal_losses_have_no_spacing() -> None:
+    assert online.spacing_scale(torch.ones(5, dtype=torch.float64), "normal") == 1.0
+    response = online.response(torch.tensor([2.0]), "normal", 1.0, scale="spacing")
+    assert response.tolist() == [0.5]
+
+
+def test_losses_close_together_are_told_apart_by_spacing() -> None:
+    losses = torch.tensor([0.99, 1.0, 1.01], dtype=torch.float64)
+    plain = online.response(losses, "normal", 1.0)
+    fitted = online.response(losses, "normal", 1.0, scale="spacing")
+    assert float(fitted[2] - fitted[0]) > 5 * float(plain[2] - plain[0])

@@ -1,6 +1,7 @@
 """Building what an experiment names: the algorithm and the engine of a run."""
 
 import inspect
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from commonweal.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.federation import Federation
 from commonweal.population import Population
 from commonweal.preparation import Preparation
+from commonweal.rules.excess import Excess
+from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
@@ -327,6 +330,8 @@ def _algorithm(
         part = parts[key]
         if key in takes:
             supplied[key] = _part(kind, part)
+            if key == "rule":
+                supplied[key] = with_losses_alone(supplied[key], population.names)
         elif not _is_default(kind, part):
             label = KINDS[kind].label
             raise ConfigError(
@@ -334,6 +339,40 @@ def _algorithm(
             )
     algorithm: Algorithm = catalog.build("algorithms", chosen, **supplied)
     return algorithm
+
+
+def with_losses_alone(rule: Rule, names: Sequence[str]) -> Rule:
+    """The rule, with the losses of the run that `excess(path=...)` names."""
+    if isinstance(rule, Guarded):
+        return replace(rule, rule=with_losses_alone(rule.rule, names))
+    if not isinstance(rule, Excess) or rule.path is None:
+        return rule
+    found = _lowest_losses(rule.path)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ConfigError(
+            f"excess path = {rule.path!r}: the run has no losses of {missing[:5]}; run the same "
+            'dataset with client = "alone"'
+        )
+    return replace(rule, alone=tuple(found[name] for name in names))
+
+
+def _lowest_losses(folder: str) -> dict[str, float]:
+    """The lowest training loss that each client reported in a run of client models alone."""
+    record = Record.read(folder)
+    method = record.experiment.get("client")
+    name = method.get("name") if isinstance(method, Mapping) else method
+    if name != "alone":
+        raise ConfigError(
+            f"excess path = {folder!r} is a run with client = {name!r}: run it with "
+            'client = "alone", so that its losses are those of models of their own'
+        )
+    found: dict[str, float] = {}
+    for each in record.rounds:
+        for client, loss in zip(each.clients, each.losses, strict=True):
+            if not math.isnan(loss):
+                found[client] = min(loss, found.get(client, math.inf))
+    return found
 
 
 def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, Value]) -> None:

@@ -1,8 +1,11 @@
 """excess: the inner rule on loss gaps, and noise that AFL chases and excess(AFL) does not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import commonweal
 from commonweal.checks import RULE_CHECKS, find_problem
 from commonweal.errors import ConfigError
 from commonweal.rules import AFL, OWA, Excess, FedAvg, QFedAvg
@@ -69,3 +72,27 @@ def test_an_experiment_runs() -> None:
 def test_losses_for_other_clients_are_an_error() -> None:
     with pytest.raises(ConfigError, match="2 losses alone for 3 clients"):
         Excess(FedAvg(), alone=(0.1, 0.2)).init(3)
+
+
+def test_losses_alone_are_read_from_a_run(tmp_path: Path) -> None:
+    setting = {"dataset": "vowel", "rounds": 3, "evaluate_every": 3}
+    alone = list(
+        commonweal.run(commonweal.Experiment(client="alone", **setting), out=tmp_path / "alone")
+    )
+    lowest = torch.tensor([each.losses for each in alone]).min(0).values
+    rule = {"name": "excess", "rule": "qfedavg", "path": str(tmp_path / "alone")}
+    first = next(commonweal.run(commonweal.Experiment(rule=rule, **setting)))
+    above = (torch.tensor(first.losses) - lowest).clamp(min=0)
+    weights = torch.tensor(list(first.weights.values()))
+    torch.testing.assert_close(weights, above / above.sum(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_that_has_no_losses_alone_is_refused(tmp_path: Path) -> None:
+    setting = {"dataset": "vowel", "rounds": 1}
+    folder = str(tmp_path / "fedavg")
+    list(commonweal.run(commonweal.Experiment(**setting), out=folder))
+    rule = {"name": "excess", "rule": "afl", "path": folder}
+    with pytest.raises(ConfigError, match="a run with client = 'sgd'"):
+        next(commonweal.run(commonweal.Experiment(rule=rule, **setting)))
+    with pytest.raises(ConfigError, match="outside of a run"):
+        Excess(AFL(), path=folder).init(3)

@@ -6,6 +6,7 @@ losses, and pays -log(1 + <p, r>) (eq. 4). A mixture with more weight on clients
 pays less, so the next decision gives them more weight.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -18,6 +19,7 @@ from commonweal.rules.rule import Prior, Reports, prior_weights
 __all__ = [
     "CDF",
     "CDFS",
+    "Scale",
     "check_range",
     "decision_gradient",
     "decision_loss",
@@ -26,6 +28,7 @@ __all__ = [
     "on_cohort",
     "relative",
     "response",
+    "spacing_scale",
 ]
 
 CDF = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
@@ -40,6 +43,10 @@ CDFS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda x: torch.special.ndtr(x - 1),
 }
 
+Scale = float | Literal["spacing"]  # of a CDF: a number, or fitted to each cohort
+
+NARROWEST, WIDEST = 0.05, 20.0  # scales that are tried, in units of the mean loss
+GRID, REFINED = 61, 40  # scales on a grid, and golden-section steps around the best
 LOCATED = ("gumbel", "logistic", "normal")  # CDFs with a location, which is 1
 
 
@@ -63,20 +70,54 @@ def relative(losses: Tensor) -> Tensor:
     return losses / mean if mean > 0 else torch.ones_like(losses)
 
 
-def response(losses: Tensor, cdf: str, high: float, low: float = 0.0, scale: float = 1.0) -> Tensor:
+def response(losses: Tensor, cdf: str, high: float, low: float = 0.0, scale: Scale = 1.0) -> Tensor:
     """Map losses (S,) to [low, high] by a CDF of the relative loss: eq. 8, C1 = low, C2 = high.
 
     A smaller scale makes the CDF steeper: around 1, the mean loss, where the CDF has a location,
     else around 0.
     """
     x = relative(losses)
-    x = 1 + (x - 1) / scale if cdf in LOCATED else x / scale
-    return low + (high - low) * CDFS[cdf](x)
+    width = spacing_scale(x, cdf) if scale == "spacing" else float(scale)
+    return low + (high - low) * _scaled_cdf(x, cdf, width)
 
 
-def check_range(rule: str, low: float, high: float | None, scale: float) -> None:
+def _scaled_cdf(x: Tensor, cdf: str, scale: float) -> Tensor:
+    return CDFS[cdf](1 + (x - 1) / scale if cdf in LOCATED else x / scale)
+
+
+def spacing_scale(x: Tensor, cdf: str) -> float:
+    """The scale by maximum spacing (Cheng and Amin 1983), which App. B.1 of the paper names.
+
+    It maximises the product of the differences of the CDF between neighbouring values (S,): the
+    values then lie as evenly in [0, 1] as a change of scale can make them.
+    """
+    if len(x) < 2 or x.max() - x.min() <= 1e-12:
+        return 1.0
+    ordered = x.sort().values
+
+    def evenness(log_scale: float) -> float:
+        inside = _scaled_cdf(ordered, cdf, math.exp(log_scale))
+        ends = torch.cat([inside.new_zeros(1), inside, inside.new_ones(1)])
+        return float(ends.diff().clamp(min=1e-12).log().sum())
+
+    steps = torch.linspace(math.log(NARROWEST), math.log(WIDEST), GRID).tolist()
+    best = max(range(GRID), key=lambda k: evenness(steps[k]))
+    low, high = steps[max(best - 1, 0)], steps[min(best + 1, GRID - 1)]
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(REFINED):
+        left = high - golden * (high - low)
+        right = low + golden * (high - low)
+        if evenness(left) < evenness(right):
+            low = left
+        else:
+            high = right
+    return math.exp((low + high) / 2)
+
+
+def check_range(rule: str, low: float, high: float | None, scale: Scale) -> None:
     """Raise unless [low, high] is a range of responses; None stands for the paper's high."""
-    if low < 0 or scale <= 0 or (low > 0 if high is None else high <= low):
+    narrow = scale != "spacing" and float(scale) <= 0
+    if low < 0 or narrow or (low > 0 if high is None else high <= low):
         raise ConfigError(
             f"{rule} low = {low}, high = {high}, scale = {scale}: low must be at least 0, high "
             "above it (and given if low is), scale above 0"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from commonweal.errors import ConfigError
 from commonweal.population import Setting
-from commonweal.rules._online import CDF, check_range, response
+from commonweal.rules._online import CDF, Scale, check_range, response
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.tensors import State
@@ -35,7 +35,8 @@ class AAggFFD(Rule):
 
     cdf: maps a loss, relative to the mean, to a response
     low, high: the range [C1, C2] of responses, by default 0 and C
-    scale: of the CDF; smaller values tell losses near the mean better apart
+    scale: of the CDF; smaller values tell losses near the mean better apart; "spacing" fits it to
+    every cohort's losses by maximum spacing
     lipschitz: L, by default C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)); smaller values make larger
     steps
 
@@ -45,7 +46,7 @@ class AAggFFD(Rule):
     cdf: CDF = "normal"
     low: float = 0.0
     high: float | None = None
-    scale: float = 1.0
+    scale: Scale = 1.0
     lipschitz: float | None = None
 
     kind: ClassVar[Kind] = Kind(

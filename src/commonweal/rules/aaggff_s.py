@@ -18,6 +18,7 @@ from commonweal.errors import ConfigError
 from commonweal.population import Setting
 from commonweal.rules._online import (
     CDF,
+    Scale,
     check_range,
     decision_gradient,
     doubly_robust,
@@ -40,7 +41,8 @@ class AAggFFS(Rule):
     cdf: maps a loss, relative to the mean, to a response
     variant: "paper" (eq. 7) or "reference" (the authors' code)
     low, high: the range [C1, C2] of responses, by default 0 and 1/K; L = C2 / (1 + C1)
-    scale: of the CDF; smaller values tell losses near the mean better apart
+    scale: of the CDF; smaller values tell losses near the mean better apart; "spacing" fits it to
+    every cohort's losses by maximum spacing
     alpha: the ridge, by default 4 K L as printed
     beta: the curvature, by default 1/(4 L) as printed
 
@@ -54,7 +56,7 @@ class AAggFFS(Rule):
     alpha: float | None = None
     low: float = 0.0
     high: float | None = None
-    scale: float = 1.0
+    scale: Scale = 1.0
 
     kind: ClassVar[Kind] = Kind(
         "online",

@@ -28,12 +28,15 @@ class Excess(Rule):
     rule: any rule
     alone: the lowest loss that each client reaches alone with the same model, in the order of
     clients; empty: 0 for all
+    path: the folder of a run of the same clients with client = "alone", from which a run takes the
+    lowest training loss that each of them reported
 
     Any client id is accepted. A client that joins late has the mean of the others' losses alone.
     """
 
     rule: Rule
     alone: tuple[float, ...] = ()
+    path: str | None = None
 
     kind: ClassVar[Kind] = Kind(
         "combinator", "the rule's own, of the loss above the client's own best", "the rule's own"
@@ -49,6 +52,11 @@ class Excess(Rule):
 
     def init(self, setting: Setting | int) -> State:
         setting = Setting.of(setting)
+        if self.path is not None and not self.alone:
+            raise ConfigError(
+                f"excess path = {self.path!r} is read where a run is built: outside of a run give "
+                "alone = [...]"
+            )
         if self.alone and len(self.alone) != setting.clients:
             raise ConfigError(
                 f"excess: {len(self.alone)} losses alone for {setting.clients} clients; "

@@ -15,7 +15,7 @@ from commonweal import _plain
 from commonweal.errors import DataError
 from commonweal.values import Value, Values
 
-__all__ = ["Column", "Preparation", "Statistics", "Summary"]
+__all__ = ["GAP", "OTHER", "Column", "Preparation", "Statistics", "Summary"]
 __all__ += ["fit_numbers", "fit_sums", "fit_text"]
 
 Statistics = Literal["pooled", "federated"]

@@ -20,7 +20,7 @@ from commonweal.datasets.table import IMBALANCE, table
 from commonweal.errors import ConfigError, DataError
 from commonweal.experiment import to_toml
 from commonweal.federation import Federation
-from commonweal.preparation import Column
+from commonweal.preparation import GAP, OTHER, Column
 from commonweal.scores import SCORES
 from commonweal.text import shown
 
@@ -37,6 +37,7 @@ CLIENTS = (  # the most likely first
     re.compile(r"school|branch|bank|store|shop|farm|field|plant|station|region|state|city", re.I),
     re.compile(r"device|sensor|machine|user|subject|patient|person|speaker|customer", re.I),
 )
+NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 DEALT = 10  # clients of a table that has none
 
@@ -141,6 +142,13 @@ def _about_label(federation: Federation) -> str:
     return f"the label: {len(names)} classes, {shown}{more}"
 
 
+def _odd_texts(column: Column) -> list[str]:
+    """The texts of a column that hold it from being one of numbers, where they are the fewer."""
+    known = [level for level in column.levels if level not in (OTHER, GAP)]
+    odd = [level for level in known if not NUMBER.fullmatch(level.strip())]
+    return [repr(level) for level in odd[:3]] if 2 * len(odd) < len(known) else []
+
+
 def _about(column: Column, found: Found) -> str:
     """What a column becomes, and what looks wrong."""
     if column.becomes == "nothing":
@@ -153,6 +161,9 @@ def _about(column: Column, found: Found) -> str:
     }[column.becomes]
     if column.other:
         text += ", rare texts are 'other'"
+    odd = _odd_texts(column)
+    if odd:
+        text += f"; but most of them are numbers: in the table, correct or empty {', '.join(odd)}"
     if found.gaps:
         share = 100 * found.gaps / found.rows
         filled = "level 'missing'"

@@ -177,3 +177,69 @@ def test_tune_and_compare_as_commands(
     assert tomllib.loads(text)["rule"]["t"] == 5.0
     with pytest.raises(ConfigError, match="holds no tuned rules"):
         tuning.tuned_rules(tmp_path, None)
+
+
+# Client methods and other keys
+
+
+def test_the_grid_of_the_client_method_is_tried_where_the_experiment_leaves_it_open() -> None:
+    open_one = BASE | {"client": "fedprox"}
+    fixed = BASE | {"client": {"name": "fedprox", "mu": 0.5}}
+    assert tuning.grid_of("fedavg", open_one) == {"client.mu": (0.001, 0.01, 0.1, 1.0)}
+    assert tuning.grid_of("fedavg", fixed) == {}
+    assert list(tuning.grid_of("term", open_one)) == ["t", "client.mu"]
+
+
+def test_other_keys_are_tuned_too_and_compared_with_what_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
+        lr = values["client"]["lr"]
+        return lr, -abs(lr - 0.3)
+
+    monkeypatch.setattr(tuning, "evaluate", evaluate)
+    more = tuning.further(["client.lr=0.1,0.3,1"])
+    found = tuning.tune(BASE, ["fedavg"], tmp_path, more=more)
+    assert {trial.values["client.lr"] for trial in found} == {0.1, 0.3, 1}
+    tuning.write_chosen(tmp_path, tuning.choose(found, "worst"), "worst")
+    assert tuning.tuned_rules(tmp_path, None) == ["fedavg"]
+    assert tuning.tuned_settings(tmp_path) == {"fedavg": ["client.lr=0.3"]}
+    with pytest.raises(ConfigError, match="or --grid"):
+        tuning.tune(BASE, ["fedavg"], tmp_path, more=tuning.further(["client.lr=0.1,2"]))
+    for wrong in ("client.lr", "lr=0.1", "rule.t=1", "client.lr="):
+        with pytest.raises(ConfigError, match="write a part's key"):
+            tuning.further([wrong])
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
+def test_samplers_draw_between_published_values_for_both_objectives(
+    tmp_path: Path, fake: Fake, sampler: tuning.Sampler
+) -> None:
+    found = tuning.tune(BASE, [RULE], tmp_path, trials=12, sampler=sampler)
+    low, high = min(GRID["t"]), max(GRID["t"])
+    drawn = [trial.values["t"] for trial in found]
+    assert len(drawn) == 12 and all(low <= t <= high for t in drawn)
+    assert not set(drawn) <= set(GRID["t"])
+
+
+def test_compare_takes_tuned_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "vowel"\nrounds = 2\n')
+    trial = Trial("term", {"t": 2.0, "client.lr": 0.05}, 0.5, 0.4)
+    tuning.write_chosen(tmp_path, {"term": tuning.Choice(trial, 1)}, "worst")
+    words = ["compare", str(file), "--tuned", str(tmp_path), "--seeds", "1", "--no-baselines"]
+    words += ["--format", "csv", "--out", str(tmp_path / "runs"), "-q"]
+    monkeypatch.setattr(sys, "argv", ["commonweal", *words])
+    cli.app(standalone_mode=False)
+    (toml,) = (tmp_path / "runs").rglob("experiment.toml")
+    written = tomllib.loads(toml.read_text())
+    assert (written["rule"]["t"], written["client"]["lr"]) == (2.0, 0.05)
+    assert "term(t=2.0) client.lr=0.05" in capsys.readouterr().out
+
+
+def test_personal_models_are_what_a_personal_method_is_tuned_by() -> None:
+    values = BASE | {"client": {"name": "ditto", "lam": 0.0}, "rounds": 6}
+    shared = tuning.evaluate(BASE | {"rounds": 6}, [1000], 0.25)
+    assert tuning.evaluate(values, [1000], 0.25) != shared

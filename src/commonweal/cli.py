@@ -480,14 +480,15 @@ def _show_entry(entry: Entry) -> None:
 
 
 def _grid(entry: Entry) -> dict[str, list[object]]:
-    """The values of a rule's parameters that its publication tried."""
-    if entry.kind != "rules":
+    """The values of a rule's or client method's parameters that its publication tried."""
+    if entry.kind not in ("rules", "clients"):
         return {}
+    from commonweal.clients.client import Client
     from commonweal.rules.rule import Rule
 
-    rule = entry.factory
-    assert isinstance(rule, type) and issubclass(rule, Rule)
-    return {name: list(values) for name, values in rule.grid.items()}
+    part = entry.factory
+    assert isinstance(part, type) and issubclass(part, Rule | Client)
+    return {name: list(values) for name, values in part.grid.items()}
 
 
 def _description(entry: Entry) -> dict[str, object]:
@@ -711,10 +712,12 @@ def compare(
     """
     chosen = catalog.split_list(RULES if rules is None else rules)
     _check_mistakes(form, chosen)
+    settings: dict[str, list[str]] = {}
     if tuned is not None:
-        from commonweal.analysis.tuning import tuned_rules
+        from commonweal.analysis.tuning import tuned_rules, tuned_settings
 
         chosen = tuned_rules(tuned, None if rules is None else chosen)
+        settings = tuned_settings(tuned)
     from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
     from commonweal.experiment import named
     from commonweal.report import figures, tables
@@ -724,7 +727,7 @@ def compare(
     base, stem = named(file, changes or [])
     folder = to or Path("runs") / f"{stem}-compare"
     numbers = seed_list(seeds)
-    plan = cells(base, chosen, numbers, vary or [], folder)
+    plan = cells(base, chosen, numbers, vary or [], folder, settings)
     if shard is not None:
         _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
         return

@@ -112,17 +112,20 @@ def cells(
     seeds: int | Sequence[int],
     vary: Sequence[str],
     folder: Path,
+    settings: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Cell]:
     """Every combination of rule, varied values and seed, in the order in which they are run.
 
     base: the values of an experiment; rules: names, with parameters in brackets
-    vary: `key=value1,value2`
+    vary: `key=value1,value2`; settings: further changes (`key=value`) of some of the rules
     """
+    settings = settings or {}
     choices = [_choices(text) for text in vary]
     plan = []
     for rule, setting, seed in product(rules, product(*choices), _seeds(seeds)):
-        label = " ".join([rule.replace(" ", ""), *setting])
-        values = change(_with_rule(base, rule), setting) | {"seed": seed}
+        own = [*settings.get(rule, ()), *setting]
+        label = " ".join([rule.replace(" ", ""), *own])
+        values = change(_with_rule(base, rule), own) | {"seed": seed}
         name = re.sub(r"[^\w.+=-]+", "_", label)
         plan.append(Cell(label, Experiment(**values), folder / name / f"seed-{seed}"))
     if len({cell.folder for cell in plan}) < len(plan):

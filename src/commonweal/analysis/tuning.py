@@ -20,6 +20,7 @@ import torch
 from commonweal import catalog, scores
 from commonweal.analysis.compare import cells
 from commonweal.analysis.workers import worker_pool
+from commonweal.clients.client import Client
 from commonweal.errors import ConfigError, DataError, DivergedError
 from commonweal.experiment import Experiment
 from commonweal.federation import Federation, Rows
@@ -31,9 +32,11 @@ from commonweal.store import to_json
 from commonweal.values import Value, Values
 
 __all__ = ["By", "Choice", "Trial", "choose", "held_out", "read_chosen", "tune"]
-__all__ += ["tuned_rules", "with_values", "write_chosen"]
+__all__ += ["Sampler", "changes_of", "further", "tuned_rules", "tuned_settings", "with_values"]
+__all__ += ["write_chosen"]
 
 By = Literal["worst", "mean"]
+Sampler = Literal["nsga2", "tpe"]
 Grid: TypeAlias = Mapping[str, tuple[Value, ...]]
 Told: TypeAlias = Callable[[str, int], None]
 
@@ -46,7 +49,10 @@ FAILURES = (ConfigError, DataError, DivergedError)  # of one setting: the others
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting of a rule, and what it gives on validation rows, as means over seeds."""
+    """A setting of a rule, and what it gives on validation rows, as means over seeds.
+
+    values: of the rule's parameters, and of the experiment's keys, which have a dot (client.lr)
+    """
 
     rule: str
     values: dict[str, Value]
@@ -66,14 +72,29 @@ class Choice:
         """The rule with its parameters, as `compare --rules` takes it."""
         return with_values(self.best.rule, self.best.values)
 
+    @property
+    def settings(self) -> list[str]:
+        """The values of other keys, as `key=value`."""
+        return changes_of(self.best.values)
+
+
+def changes_of(values: Mapping[str, Value]) -> list[str]:
+    """The values of the experiment's keys.
+
+    >>> changes_of({"q": 1.0, "client.lr": 0.1})
+    ['client.lr=0.1']
+    """
+    return [f"{key}={value}" for key, value in values.items() if "." in key]
+
 
 def with_values(rule: str, values: Mapping[str, Value]) -> str:
-    """A rule with further parameters in its brackets.
+    """A rule with further parameters in its brackets. Keys of the experiment are left out.
 
     >>> with_values("aaggff-s(cdf=frechet)", {"variant": "paper"})
     'aaggff-s(cdf=frechet,variant=paper)'
     """
-    part = catalog.parse(rule) | dict(values)
+    own = {key: value for key, value in values.items() if "." not in key}
+    part = catalog.parse(rule) | own
     name = part.pop("name")
     given = ",".join(f"{key}={value}" for key, value in part.items())
     return f"{name}({given})" if given else str(name)
@@ -122,7 +143,7 @@ def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float,
         experiment = experiment.change(evaluate_every=last)
         metrics: Mapping[str, float] = {}
         for done in run(job_from_experiment(experiment, federation)):
-            metrics = done.metrics
+            metrics = done.personal or done.metrics  # of the models that clients use
         found.append((metrics["mean"], metrics["worst_10"]))
     mean, worst = np.array(found).mean(0).tolist()
     return mean, worst
@@ -140,11 +161,14 @@ def tune(
     trials: int = 0,
     jobs: int = 1,
     told: Told = lambda rule, done: None,
+    more: Grid | None = None,
+    sampler: Sampler = "nsga2",
 ) -> list[Trial]:
     """Try every rule's published grid, or so many trials of a sampler within it. Resumable.
 
     base: the values of an experiment; share: of the training rows, for validation
     trials: 0 tries the whole grid; told: is called with a rule and its finished trials
+    more: values of the experiment's keys to try, too; sampler: who draws between values
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -153,16 +177,16 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
-    identity = _identity(base, seeds, share)
+    identity = _identity(base, seeds, share, more)
     found = []
     with _pool(jobs) as pool:
         for rule in rules:
-            grid = grid_of(rule)
+            grid = grid_of(rule, base, more)
             study = optuna.create_study(
                 storage=storage,
                 study_name=rule,
                 directions=_directions(base),
-                sampler=optuna.samplers.TPESampler(seed=0),  # for trials between the grid's values
+                sampler=_sampler(optuna, sampler, trials),  # for trials between the grid's values
                 load_if_exists=True,
             )
             _check(study, identity, folder)
@@ -176,13 +200,50 @@ def tune(
     return found
 
 
-def grid_of(rule: str) -> dict[str, tuple[Value, ...]]:
-    """The values that the rule's publication tried; those given in brackets are fixed."""
+def _sampler(optuna: Value, name: Sampler, trials: int) -> Value:
+    """A sampler of several objectives: mean and worst."""
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=0)
+    return optuna.samplers.NSGAIISampler(population_size=max(4, trials // 5), seed=0)
+
+
+def grid_of(
+    rule: str, base: Mapping[str, Value] | None = None, more: Grid | None = None
+) -> dict[str, tuple[Value, ...]]:
+    """The values that publications of the rule and of the client method tried, and further ones.
+
+    What is given in brackets, or in the experiment, is fixed.
+    """
     part = catalog.parse(rule)
     factory = catalog.find("rules", part["name"]).factory
-    if not (isinstance(factory, type) and issubclass(factory, Rule)):
-        return {}
-    return {key: tuple(values) for key, values in factory.grid.items() if key not in part}
+    found: dict[str, tuple[Value, ...]] = {}
+    if isinstance(factory, type) and issubclass(factory, Rule):
+        found = {key: tuple(values) for key, values in factory.grid.items() if key not in part}
+    given = (base or {}).get("client", "sgd")
+    client = catalog.parse(given) if isinstance(given, str) else dict(given)
+    method = catalog.find("clients", client.get("name", "sgd")).factory
+    if isinstance(method, type) and issubclass(method, Client):
+        own = {key: values for key, values in method.grid.items() if key not in client}
+        found |= {f"client.{key}": tuple(values) for key, values in own.items()}
+    return found | dict(more or {})
+
+
+def further(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """Values of the experiment's keys to try, from texts such as "client.lr=0.01,0.1".
+
+    >>> further(["client.lr=0.01,0.1"])
+    {'client.lr': (0.01, 0.1)}
+    """
+    found = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        choices = catalog.split_list(values)
+        if not equals or not choices or "." not in key or key.startswith("rule."):
+            raise ConfigError(
+                f"--grid {text!r}: write a part's key and its values, as in client.lr=0.01,0.1"
+            )
+        found[key] = tuple(catalog.parse_value(value) for value in choices)
+    return found
 
 
 def score_of(base: Mapping[str, Value]) -> str:
@@ -197,11 +258,12 @@ def _directions(base: Mapping[str, Value]) -> list[Literal["minimize", "maximize
     return ["minimize", "minimize"] if lower else ["maximize", "maximize"]
 
 
-def _identity(base: Mapping[str, Value], seeds: int, share: float) -> str:
+def _identity(base: Mapping[str, Value], seeds: int, share: float, more: Grid | None) -> str:
     """What trials of one folder have in common."""
     values = Experiment(**base).model_dump()
     del values["rule"]
-    return digest(to_json({"base": values, "seeds": seeds, "share": share}))
+    what = {"base": values, "seeds": seeds, "share": share}
+    return digest(to_json(what | ({"grid": dict(more)} if more else {})))
 
 
 def _check(study: Value, identity: str, folder: Path) -> None:
@@ -210,8 +272,8 @@ def _check(study: Value, identity: str, folder: Path) -> None:
         study.set_user_attr("identity", identity)
     elif known != identity:
         raise ConfigError(
-            f"{str(folder)!r} holds trials of another experiment, or of other seeds or validation "
-            "rows: choose another folder"
+            f"{str(folder)!r} holds trials of another experiment, or of other seeds, validation "
+            "rows or --grid: choose another folder"
         )
 
 
@@ -228,7 +290,8 @@ class _Settings:
 
     def start(self, drawn: Mapping[str, Value]) -> "Future[tuple[float, float]]":
         """Evaluate a setting in a worker process, or here."""
-        (cell,) = cells(self.base, [with_values(self.rule, drawn)], 1, [], Path())
+        rule = with_values(self.rule, drawn)
+        (cell,) = cells(self.base, [rule], 1, [], Path(), {rule: changes_of(drawn)})
         given = (cell.experiment.model_dump(), self.seeds, self.share)
         if self.pool is not None:
             return self.pool.submit(evaluate, *given)
@@ -316,9 +379,11 @@ def _ended(study: Value) -> list[Value]:
     return [each for each in study.trials if each.values or REFUSED in each.user_attrs]
 
 
-def total_of(rule: str, trials: int) -> int:
+def total_of(
+    rule: str, trials: int, base: Mapping[str, Value] | None = None, more: Grid | None = None
+) -> int:
     """How many trials a rule takes."""
-    return _total(grid_of(rule), trials)
+    return _total(grid_of(rule, base, more), trials)
 
 
 def _total(grid: Grid, trials: int) -> int:
@@ -370,7 +435,8 @@ def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> di
 
 def write_chosen(folder: Path, chosen: Mapping[str, Choice], by: str) -> None:
     rules = {rule: choice.text for rule, choice in chosen.items()}
-    write_file(folder / CHOSEN, to_json({"by": by, "rules": rules}))
+    settings = {rule: choice.settings for rule, choice in chosen.items() if choice.settings}
+    write_file(folder / CHOSEN, to_json({"by": by, "rules": rules, "settings": settings}))
 
 
 def read_chosen(folder: Path) -> dict[str, str]:
@@ -382,6 +448,16 @@ def read_chosen(folder: Path) -> dict[str, str]:
         raise ConfigError(
             f"{str(folder)!r} holds no tuned rules: commonweal tune writes them"
         ) from None
+
+
+def tuned_settings(folder: Path) -> dict[str, list[str]]:
+    """The values of other keys that were chosen with a rule, by the rule with its parameters."""
+    chosen = read_chosen(folder)
+    try:
+        read = json.loads((folder / CHOSEN).read_text(encoding="utf-8")).get("settings", {})
+        return {chosen[rule]: [str(text) for text in texts] for rule, texts in read.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{str(folder / CHOSEN)!r} is damaged: tune again") from None
 
 
 def tuned_rules(folder: Path, rules: Sequence[str] | None) -> list[str]:

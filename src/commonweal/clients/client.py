@@ -4,6 +4,7 @@ Client code speaks of a single client. The simulator runs many clients at once b
 random is drawn before, so that every engine computes the same numbers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -45,6 +46,7 @@ class Client:
     beta2: float = 0.999
 
     personalizes: ClassVar[bool] = False  # whether clients use a model of their own
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     # For speed. A class that overrides loss, step or descend has neither unless it says so.
     # plain_steps: whether steps are those of this class, in the coordinates of `active`

@@ -4,6 +4,7 @@ Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, IC
 take each batch. Their losses have no variable in common, so one joint step is the authors' two.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +27,8 @@ class Ditto(OwnModel):
     """
 
     takes_groups: ClassVar[bool] = True
+    # The authors let clients choose among 0.1, 1 and 2; under strong attacks 0.05, 0.1 and 0.2.
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"lam": (0.05, 0.1, 0.2, 1.0, 2.0)}
 
     lam: float = 1.0
 

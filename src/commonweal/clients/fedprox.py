@@ -3,6 +3,7 @@
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ class FedProx(Client):
     """
 
     takes_groups: ClassVar[bool] = True
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     mu: float = 0.01
 

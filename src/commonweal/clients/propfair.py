@@ -5,6 +5,7 @@ batch's loss is transformed on the client, and the server averages by rows. The 
 name is the server's form of AAggFF's Table 1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,7 @@ class PropFairClient(Client):
     """
 
     takes_groups: ClassVar[bool] = True
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     baseline: float = 2.0
     margin: float = 0.2

@@ -6,6 +6,7 @@ BatchNorm takes batch statistics there, and the running ones are of the models t
 variance of a mixture is not the mixture of the variances.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +36,10 @@ class SuPerFedMM(Client):
 
     personalizes: ClassVar[bool] = True
     takes_groups: ClassVar[bool] = True
+    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+        "mu": (0.0, 0.01, 0.1, 1.0),
+        "nu": (0.0, 1.0, 2.0, 5.0),
+    }
     by_layer: ClassVar[bool] = False  # whether every layer has a random m of its own
 
     mu: float = 0.01

@@ -1,7 +1,7 @@
 """`commonweal tune`: each rule's published grid, tried on validation rows."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -9,6 +9,7 @@ from rich.table import Table
 
 from commonweal import catalog
 from commonweal.errors import ConfigError
+from commonweal.text import shown
 
 if TYPE_CHECKING:
     from commonweal.analysis.tuning import Trial
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 WAYS = ("worst", "mean")
+SAMPLERS = ("nsga2", "tpe")
 
 
 def tune(
@@ -44,6 +46,16 @@ def tune(
             help="Trials per rule, also between the published values; 0: the published grid.", min=0
         ),
     ] = 0,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,...",
+            help="Values of another key to try, too: client.lr=0.01,0.1 (may be repeated).",
+        ),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option(help="Who draws the trials, for mean and worst at once: nsga2 or tpe.")
+    ] = "nsga2",
     by: Annotated[
         str, typer.Option(help="Choose by the worst tenth of the clients, or by the mean.")
     ] = "worst",
@@ -53,15 +65,18 @@ def tune(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Choose each rule's parameters among those that its publication tried, on validation rows.
+    """Choose the parameters of rules, and of the client method, among those of publications.
 
     For example: commonweal tune examples/vowel.toml --rules qfedavg,term,afl
 
-    Test rows and the seeds of comparisons are not touched. The same command continues where it was
-    stopped. `commonweal compare FILE --tuned DIR` takes what was chosen.
+    They are evaluated on validation rows: test rows and the seeds of comparisons are not touched.
+    The same command continues where it was stopped. `commonweal compare FILE --tuned DIR` takes
+    what was chosen.
     """
     if by not in WAYS:
         raise ConfigError(f"--by {by!r}: give one of {', '.join(WAYS)}")
+    if sampler not in SAMPLERS:
+        raise ConfigError(f"--sampler {sampler!r}: give one of {', '.join(SAMPLERS)}")
     chosen = catalog.split_list(rules)
     if not chosen:
         raise ConfigError("there are no rules to tune: name some, as in --rules qfedavg,term")
@@ -78,12 +93,25 @@ def tune(
 
     base = change(values(file), changes or [])
     folder = to or Path("runs") / f"{file.stem}-tuned"
+    more = tuning.further(grid or [])
 
     def told(rule: str, done: int) -> None:
         if not quiet:
-            typer.echo(f"{rule}: {done} of {tuning.total_of(rule, trials)} settings", err=True)
+            total = tuning.total_of(rule, trials, base, more)
+            typer.echo(f"{rule}: {done} of {total} settings", err=True)
 
-    found = tuning.tune(base, chosen, folder, seeds, share, trials, jobs or tuning.cores(), told)
+    found = tuning.tune(
+        base,
+        chosen,
+        folder,
+        seeds,
+        share,
+        trials,
+        jobs or tuning.cores(),
+        told,
+        more,
+        "tpe" if sampler == "tpe" else "nsga2",
+    )
     if not found:
         raise ConfigError("no setting of any rule could be run: try other rules, or a smaller lr")
     _finish(found, tuning.score_of(base), folder, by, quiet)
@@ -102,7 +130,9 @@ def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool
     tuning.write_chosen(folder, best, by)
     settings: dict[str, list[tuple[str, float, float]]] = {}
     for trial in found:
-        point = (tuning.with_values(trial.rule, trial.values), trial.mean, trial.worst)
+        rule = tuning.with_values(trial.rule, trial.values)
+        name = " ".join([rule, *tuning.changes_of(trial.values)])
+        point = (name, trial.mean, trial.worst)
         settings.setdefault(trial.rule, []).append(point)
     picture = plots.front(settings, score, lower)
     for form in ("svg", "png"):
@@ -111,12 +141,14 @@ def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool
     if quiet:
         return
     table = Table(title=f"{score} on validation rows, chosen by {by}", box=None)
+    # Texts are folded, not cropped.
     for title in ("chosen", "settings", "mean", "worst tenth"):
-        table.add_column(title, justify="left" if title == "chosen" else "right")
+        justify: Literal["left", "right"] = "left" if title == "chosen" else "right"
+        table.add_column(title, justify=justify, overflow="fold")
     for choice in best.values():
         values = (show_score(value, score) for value in (choice.best.mean, choice.best.worst))
-        table.add_row(choice.text, str(choice.trials), *values)
-    console = Console(markup=False)
-    console.print(table)
+        name = " ".join([choice.text, *choice.settings])
+        table.add_row(shown(name, "markup"), str(choice.trials), *values)
+    Console().print(table)
     typer.echo(picture.description)
     typer.echo(f"drawn to {folder / 'front.svg'}; next: commonweal compare FILE --tuned {folder}")

@@ -1,71 +1,222 @@
-"""What Flower costs per round, in one process: PYTHONPATH=src:tests python benchmarks/flower.py
+"""What Flower costs per round, and what travels: PYTHONPATH=src:tests python benchmarks/flower.py
 
-Messages are Flower's own objects, carried by a Grid in this process: no sockets, no new process
-per message. What a deployment adds to it is in docs/flower.md.
+Without options, messages are Flower's own objects, carried by a Grid in this process: no sockets,
+no new process per message. With --deployment: a SuperLink and three SuperNodes as processes over
+the loopback, with TLS and node authentication.
 """
 
+import argparse
+import json
 import logging
 import os
+import re
+import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
 from commonweal import rounds
+from commonweal._flower_runtime import Runtime, export
 from commonweal.experiment import Experiment
 from commonweal.flower import FairStrategy, make_client_app, run_on
 from commonweal.job import job_from_experiment
 from flower_helpers import LocalGrid, configs, mean_app
 
-ROUNDS = 30
+ROUNDS = 10
 CLIENTS = 20
+REPEATS = 3
+NODES = 3
+DEPLOYED = 4  # rounds of a deployment
+EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
 
 
-def strategies() -> None:
+def experiment(**parts: object) -> Experiment:
+    values: dict[str, object] = {
+        "dataset": "digits",
+        "partition": {"name": "dirichlet", "clients": CLIENTS},
+        "rule": "aaggff-s",
+        "rounds": ROUNDS,
+    }
+    return Experiment(**values | parts)
+
+
+def fastest(contenders: dict[str, Callable[[], object]]) -> None:
+    """Print each contender's fastest of some interleaved runs, and its ratio to the first."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(REPEATS):
+        for name, run in contenders.items():
+            began = time.process_time()
+            run()
+            seconds[name].append(time.process_time() - began)
+    first = min(next(iter(seconds.values())))
+    for name, values in seconds.items():
+        spent = 1000 * min(values) / ROUNDS
+        print(f"| {name} | {spent:.1f} | {min(values) / first:.2f} |", flush=True)
+
+
+def strategies(folder: Path) -> None:
     """Flower's FedAvg against FairStrategy, on clients that do next to nothing."""
     start = ArrayRecord([np.zeros(3, np.float32)])
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = {
-            "Flower's FedAvg": FedAvg(),
-            "FairStrategy('fedavg')": FairStrategy("fedavg", out=None),
-            "FairStrategy('aaggff-s')": FairStrategy("aaggff-s", out=None),
-            "... with its record": FairStrategy("aaggff-s", out=Path(folder) / "run"),
+
+    def run(strategy: FedAvg | FairStrategy) -> None:
+        grid = LocalGrid(mean_app(), configs(CLIENTS))
+        strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
+
+    fastest(
+        {
+            "Flower's FedAvg": lambda: run(FedAvg()),
+            'FairStrategy("fedavg")': lambda: run(FairStrategy("fedavg", out=None)),
+            'FairStrategy("aaggff-s")': lambda: run(FairStrategy("aaggff-s", out=None)),
+            "... with its record": lambda: run(FairStrategy("aaggff-s", out=fresh(folder))),
         }
-        for name, strategy in chosen.items():
-            grid = LocalGrid(mean_app(), configs(CLIENTS))
-            began = time.perf_counter()
-            strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
-            spent = 1000 * (time.perf_counter() - began) / ROUNDS
-            print(f"{name:26} {spent:7.1f} ms per round of {CLIENTS} clients")
-
-
-def engines() -> None:
-    """The same experiment in the simulator and on Flower's objects."""
-    given = Experiment(
-        dataset="digits",
-        partition={"name": "dirichlet", "clients": CLIENTS},
-        rule="aaggff-s",
-        rounds=ROUNDS,
     )
-    for mode in ("auto", "loop"):
-        job = job_from_experiment(given.change(vectorize=mode))
-        began = time.perf_counter()
-        list(rounds.run(job))
-        spent = 1000 * (time.perf_counter() - began) / ROUNDS
-        print(f"{'simulator, ' + mode:26} {spent:7.1f} ms per round of {CLIENTS} clients")
+
+
+def fresh(folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=folder)) / "run"
+
+
+def engines(folder: Path) -> None:
+    """The same experiment in the simulator and on Flower's objects."""
+    given = experiment()
+
+    def simulate(mode: str) -> None:
+        list(rounds.run(job_from_experiment(given.change(vectorize=mode))))
+
+    def flower() -> None:
+        out = fresh(folder)
+        states = [each | {"state-dir": str(out.parent)} for each in configs(CLIENTS)]
+        run_on(LocalGrid(make_client_app(given), states), given, out, nodes=CLIENTS)
+
+    fastest(
+        {
+            "simulator, all clients at once": lambda: simulate("auto"),
+            "simulator, client by client": lambda: simulate("loop"),
+            "FlowerEngine": flower,
+        }
+    )
+
+
+class Weighing(LocalGrid):
+    """Counts the bytes of the arrays in messages and replies of training."""
+
+    down = 0
+    up = 0
+
+    def answer(self, message: Message) -> Message | None:
+        reply = super().answer(message)
+        if message.metadata.message_type == "train" and reply is not None:
+            self.down += _bytes(message)
+            self.up += _bytes(reply)
+        return reply
+
+
+def _bytes(message: Message) -> int:
+    return sum(record.count_bytes() for record in message.content.array_records.values())
+
+
+def traffic(folder: Path) -> None:
+    """Bytes per client and round, and what stays on a client's disk."""
+    print("\n| client method | down | up | stays on the client's disk |\n|---|--:|--:|--:|")
+    for client in ("sgd", "ditto", "scaffold"):
+        given = experiment(client=client, rounds=2)
+        states = folder / client
+        nodes = [each | {"state-dir": str(states)} for each in configs(CLIENTS)]
+        grid = Weighing(make_client_app(given), nodes)
+        run_on(grid, given, fresh(folder), nodes=CLIENTS)
+        kept = [path.stat().st_size for path in states.rglob("00000002-*.safetensors")]
+        disk = sum(kept) // CLIENTS
+        count = 2 * CLIENTS
+        assert not any(context.state for context in grid.contexts.values())
+        print(f"| {client} | {grid.down // count} | {grid.up // count} | {disk} |", flush=True)
+
+
+# Real processes
+
+
+def quickstart(folder: Path, plain: bool) -> Path:
+    """The example beside the docs, with Flower's own strategy or ours."""
+    app = folder / ("plain" if plain else "fair")
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    path = app / "quickstart" / "server_app.py"
+    text = path.read_text()
+    if plain:
+        text = text.replace("from commonweal.flower import", "from flwr.serverapp.strategy import")
+        text = text.replace("import FairStrategy", "import FedAvg")
+        text = text.replace('FairStrategy("aaggff-s")', "FedAvg()")
+    path.write_text(text)
+    return app
+
+
+def deployment(folder: Path) -> None:
+    """Seconds per round, training and evaluation, of three SuperNodes."""
+    nodes = {f"node-{k + 1}": {"partition-id": k} for k in range(NODES)}
+    every = {
+        name: {**config, "state-dir": str(folder / "states")} for name, config in nodes.items()
+    }
+    fedavg, fair = (quickstart(folder, plain) for plain in (True, False))
+    parts = {"partition": {"name": "dirichlet", "clients": NODES}, "rounds": DEPLOYED}
+    given = experiment(**parts, client="ditto")
+    export(given.toml(), folder / "experiment", NODES)
+    seconds: dict[str, list[float]] = {}
+    with Runtime(folder / "runtime", every) as runtime:
+        runtime.start()
+
+        def strategy(app: Path) -> float:
+            (folder / "runtime" / "run.log").unlink(missing_ok=True)
+            runtime.submit(app, **{"num-server-rounds": DEPLOYED}).wait()
+            found = re.search(r"finished in ([\d.]+)s", runtime.log("run"))
+            assert found is not None, runtime.log("run")[-3000:]
+            return float(found[1]) / DEPLOYED
+
+        def engine() -> float:
+            out = fresh(folder)
+            app = folder / "experiment"
+            runtime.submit(app, out=str(out), nodes=NODES, timeout=600.0, wait=600.0).wait()
+            lines = (out / "timings.jsonl").read_text().splitlines()
+            spent = [json.loads(line) for line in lines]
+            return float(sum(each["train"] + each["evaluate"] for each in spent)) / DEPLOYED
+
+        contenders: dict[str, Callable[[], float]] = {
+            "Flower's FedAvg": lambda: strategy(fedavg),
+            'FairStrategy("aaggff-s")': lambda: strategy(fair),
+            "FlowerEngine, ditto": engine,
+        }
+        for _ in range(2):  # interleaved
+            for name, run in contenders.items():
+                seconds.setdefault(name, []).append(run())
+                print(name, f"{seconds[name][-1]:.2f}", "load", os.getloadavg()[0], flush=True)
+    began = time.perf_counter()
+    list(rounds.run(job_from_experiment(given)))
+    seconds["simulator, ditto"] = [(time.perf_counter() - began) / DEPLOYED]
+    print("\n| | seconds per round | ratio to FedAvg |\n|---|--:|--:|")
+    first = min(seconds["Flower's FedAvg"])
+    for name, values in seconds.items():
+        print(f"| {name} | {min(values):.2f} | {min(values) / first:.3f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--deployment", action="store_true", help="real processes: minutes")
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    print("load", os.getloadavg())
     with tempfile.TemporaryDirectory() as folder:
-        grid = LocalGrid(make_client_app(given), configs(CLIENTS))
-        began = time.perf_counter()
-        run_on(grid, given, Path(folder) / "run", nodes=CLIENTS)
-        spent = 1000 * (time.perf_counter() - began) / ROUNDS
-        print(f"{'FlowerEngine':26} {spent:7.1f} ms per round of {CLIENTS} clients")
+        if arguments.deployment:
+            deployment(Path(folder))
+            return
+        print(f"\n| {CLIENTS} clients | ms per round | ratio |\n|---|--:|--:|")
+        strategies(Path(folder))
+        engines(Path(folder))
+        traffic(Path(folder))
 
 
 if __name__ == "__main__":
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    print("load", os.getloadavg())
-    strategies()
-    engines()
+    main()

@@ -45,10 +45,6 @@ def run(
         "nodes": len(configs),
         "timeout": float(timeout),
     }
-    # A new database: the SuperLink would take nodes that were killed with it for connected. Flower
-    # has lost the run in any case; what is continued is our checkpoint.
-    for file in [runtime / "registered", *runtime.glob("superlink.db*")]:
-        file.unlink(missing_ok=True)
     with Runtime(runtime, configs) as started:
         say(f"starting a SuperLink and {len(configs)} SuperNodes on 127.0.0.1 ...")
         started.start()

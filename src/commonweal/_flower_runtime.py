@@ -129,13 +129,14 @@ def _certificates(authority: Value, server: Value, hosts: Sequence[str]) -> tupl
 
 # An experiment as a Flower app
 
+LONGEST = 32  # letters, digits and hyphens that Flower allows in an app's name
 PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "{package}"
+name = "{project}"
 version = "1.0.0"
 description = "A Commonweal experiment as a Flower app"
 license = "Apache-2.0"
@@ -200,12 +201,13 @@ The run:
 
 def export(toml: str, folder: Path, nodes: int = 2, out: str = "") -> str:
     """Write a Flower app that runs an experiment. Returns the package's name."""
-    package = re.sub(r"\W", "_", folder.resolve().name.lower())
+    package = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_")
     if not package[:1].isalpha():
-        package = f"app_{package}"
+        package = f"app_{package}".strip("_")
+    project = package.replace("_", "-")[:LONGEST].strip("-")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{str(folder)!r} is not an empty folder: choose another")
-    settings = {"package": package, "nodes": nodes, "out": out}
+    settings = {"package": package, "project": project, "nodes": nodes, "out": out}
     files = {
         "pyproject.toml": PYPROJECT.format(**settings),
         "README.md": README.format(**settings),
@@ -236,8 +238,7 @@ def command(name: str) -> str:
 class Runtime:
     """A SuperLink and SuperNodes on the loopback, with TLS and node authentication.
 
-    folder: of keys, logs and Flower's own files; what is in it survives, so that a runtime in the
-    same folder knows the same nodes
+    folder: of keys, logs and Flower's own files; keys that are in it already are used
     """
 
     def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Value]]) -> None:
@@ -280,17 +281,15 @@ class Runtime:
     def start(self) -> None:
         """Start the SuperLink, register the nodes' keys, and start the SuperNodes."""
         self.start_superlink()
-        registered = self.folder / "registered"
-        if not registered.exists():
-            register = partial(self.call, "flwr", "supernode", "register")
-            with ThreadPoolExecutor(4) as pool:  # each is a process, which mostly imports
-                files = [str(self.keys / f"{name}.pub") for name in self.nodes]
-                list(pool.map(lambda file: register(file, "tls"), files))
-            registered.touch()
+        register = partial(self.call, "flwr", "supernode", "register")
+        with ThreadPoolExecutor(4) as pool:  # each is a process, which mostly imports
+            files = [str(self.keys / f"{name}.pub") for name in self.nodes]
+            list(pool.map(lambda file: register(file, "tls"), files))
         for name in self.nodes:
             self.start_node(name)
 
     def start_superlink(self) -> None:
+        """Start the SuperLink. It keeps all in memory: its database loses messages when busy."""
         self.port = self.port or free_port()
         files = {
             "--ssl-ca-certfile": "ca.crt",
@@ -298,10 +297,9 @@ class Runtime:
             "--ssl-keyfile": "server.key",
         }
         tls = [word for key, file in files.items() for word in (key, str(self.keys / file))]
-        database = ["--database", str(self.folder / "superlink.db")]
         where = ["--host", HOST, "--port", str(self.port)]
         more = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        self.launch("superlink", "flower-superlink", *where, *tls, *database, *more)
+        self.launch("superlink", "flower-superlink", *where, *tls, *more)
         address = f"{HOST}:{self.port}"
         text = f'[superlink.tls]\naddress = "{address}"\n'
         text += f'root-certificates = "{self.keys / "ca.crt"}"\n'

@@ -1,5 +1,6 @@
 """`commonweal flower`: what it writes, and what it refuses."""
 
+import re
 import signal
 import ssl
 import stat
@@ -17,8 +18,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 
 from typer.testing import CliRunner
 
+from commonweal._flower_runtime import export
 from commonweal.cli import app
 from commonweal.errors import ConfigError, RunError
+from commonweal.experiment import Experiment
 
 
 def test_export_writes_an_app_that_flower_accepts(tmp_path: Path) -> None:
@@ -38,6 +41,16 @@ def test_export_writes_an_app_that_flower_accepts(tmp_path: Path) -> None:
     assert "--enable-supernode-auth" in readme and "--insecure" not in readme
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, RunError) and "empty folder" in str(again.exception)
+
+
+@pytest.mark.parametrize("name", ["study-app", "2026", "Öl Studie", "a" * 40 + "-b", "__", "x--y"])
+def test_any_folder_gives_a_name_that_flower_accepts(tmp_path: Path, name: str) -> None:
+    """`flwr run` refuses others than letters, digits and hyphens, at most 32."""
+    package = export(Experiment(dataset="vowel").toml(), tmp_path / name)
+    config = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())
+    assert re.fullmatch(r"[a-z][a-z0-9-]{0,31}", config["project"]["name"])
+    assert package.isidentifier() and (tmp_path / name / package / "client_app.py").exists()
+    assert config["tool"]["flwr"]["app"]["components"]["clientapp"].startswith(f"{package}.")
 
 
 def test_keys_are_private_and_certify_the_named_hosts(tmp_path: Path) -> None:
@@ -129,7 +142,6 @@ def test_engine_flower_of_an_experiment_starts_flower(
     """`commonweal run` does what `commonweal flower run` does; Python says where to turn."""
     import commonweal
     from commonweal import _flower_local
-    from commonweal.experiment import Experiment
 
     asked: list[Any] = []
     monkeypatch.setattr(_flower_local, "run", lambda *values: asked.append(values))

@@ -217,6 +217,27 @@ def test_a_client_that_joins_late_takes_part(tmp_path: Path) -> None:
     assert counts == [4, 4, 5]  # it is met in the second round and asked from the third
 
 
+def test_a_node_whose_first_query_was_lost_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a SuperLink does whose database is locked."""
+    monkeypatch.setattr("commonweal.engines.flower.AGAIN", 0.3)
+    grid = grid_of(experiment(), tmp_path)
+    answer = grid.answer
+    lost = {list(grid.nodes)[1]}
+
+    def loses(message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        if node in lost:
+            lost.remove(node)
+            return None
+        return answer(message)
+
+    grid.answer = loses  # type: ignore[method-assign]
+    engine = FlowerEngine(grid, nodes=5, wait=20)
+    assert engine.population.clients == 5 and grid.sent == 6
+
+
 def test_too_few_nodes_are_waited_for_and_named(tmp_path: Path) -> None:
     given = experiment()
     grid = grid_of(given, tmp_path)

@@ -86,6 +86,7 @@ PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 # Seconds for which a message lives longer than its sender waits. A node works off one message after
 # the other: older ones that nobody waits for any more would keep it late for ever.
 SLACK = 1.0
+AGAIN = 40.0  # seconds after which a node that has not said which client it is is asked again
 RECORDS = "runs/flower"  # where records are written by default
 Loss = Callable[[Message, Context], float]
 Summarize = Callable[[list[RecordDict], str], MetricRecord | None]
@@ -1004,21 +1005,10 @@ class FlowerEngine(Engine):
         self.round = -1
         self.step = 0
         self._silent: set[int] = set()
-        self._asked: dict[str, tuple[int, Message, float]] = {}  # who is asked, and until when
+        self._asked: dict[str, Message] = {}  # queries without an answer
+        self._asked_at: dict[int, float] = {}  # nodes, and when each was asked last
         self.reset()
-        deadline = time.monotonic() + wait
-        while True:
-            connected = wait_for_nodes(grid, nodes, max(0.0, deadline - time.monotonic()))
-            # The first answers take longest: apps are installed and data are read.
-            self._meet(connected, max(timeout, deadline - time.monotonic()))
-            if len(self.clients) >= nodes:
-                break
-            if time.monotonic() >= deadline or self.refused.keys() >= set(connected):
-                reasons = "; ".join(dict.fromkeys(self.refused.values()))
-                raise RunError(
-                    f"{len(self.clients)} of {len(connected)} connected nodes can take part, but "
-                    f"{nodes} are needed ({reasons or 'the others did not answer'})"
-                )
+        self._meet(nodes, wait)
         known = sorted(self.clients.values(), key=lambda each: (each.position, each.name))
         if self._agreement is None:
             self._agreement = agreed(known)
@@ -1027,13 +1017,59 @@ class FlowerEngine(Engine):
 
     # Nodes
 
-    def _meet(self, connected: Iterable[int], timeout: float) -> None:
-        """Ask nodes that are not known yet which client they are."""
-        known = {*self.nodes.values(), *self.refused}
-        new = [node for node in connected if node not in known]
-        answers = self._exchange(dict.fromkeys(new, _who()), MessageType.QUERY, timeout)
-        for node in new:
-            self._hear(node, answers)
+    def _meet(self, nodes: int, wait: float) -> None:
+        """Wait until so many nodes have said which client they are, and the others have answered.
+
+        Raises RunError where they do not. The first answers take longest: apps are installed and
+        data are read.
+        """
+        deadline = time.monotonic() + wait
+        last = time.monotonic() + max(wait, self.timeout)
+        while True:
+            connected = wait_for_nodes(self.grid, nodes, max(0.0, deadline - time.monotonic()))
+            self._look(max(wait, self.timeout))
+            late = time.monotonic() >= last
+            if len(self.clients) >= nodes and (late or not self._asked):
+                return
+            if late or (self.refused.keys() >= set(connected)):
+                reasons = "; ".join(dict.fromkeys(self.refused.values()))
+                raise RunError(
+                    f"{len(self.clients)} of {len(connected)} connected nodes can take part, but "
+                    f"{nodes} are needed ({reasons or 'the others did not answer'})"
+                )
+            time.sleep(PULL if self._asked else POLL)
+
+    def _look(self, patience: float) -> None:
+        """Ask nodes that are not known yet which client they are. Nobody is waited for.
+
+        A node that does not answer is asked again after a while: a SuperLink whose database is
+        busy loses messages.
+        """
+        connected = sorted(self.grid.get_node_ids())
+        for node in self.refused.keys() - set(connected):
+            del self.refused[node]  # it may come back with its fault corrected
+        now = time.monotonic()
+        settled = {*self.nodes.values(), *self.refused}
+        self._asked = {
+            key: query
+            for key, query in self._asked.items()
+            if query.metadata.dst_node_id not in settled
+            and now < self._asked_at[query.metadata.dst_node_id] + patience
+        }
+        queries = [
+            Message(_who(), node, MessageType.QUERY, ttl=patience + SLACK)
+            for node in connected
+            if node not in settled and now >= self._asked_at.get(node, -AGAIN) + AGAIN
+        ]
+        keys = self.grid.push_messages(queries) if queries else []
+        for key, query in zip(keys, queries, strict=True):
+            self._asked[key] = query
+            self._asked_at[query.metadata.dst_node_id] = now
+        for reply in list(self.grid.pull_messages(set(self._asked))) if self._asked else ():
+            query = self._asked.pop(reply.metadata.reply_to_message_id)
+            node = query.metadata.dst_node_id
+            if node not in self.nodes.values():
+                self._hear(node, Answers([query], [reply], "in time"))
 
     def _hear(self, node: int, answers: Answers) -> None:
         """Admit a node that has said which client it is, or say why not."""
@@ -1144,7 +1180,10 @@ class FlowerEngine(Engine):
         )
 
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
-        self._look()
+        before = len(self.clients)
+        self._look(self.timeout)  # lets nodes in that have come since the last request
+        if len(self.clients) > before:
+            self._know()
         round = int(request.message["round"])
         self.step = self.step + 1 if round == self.round else 0
         self.round = round
@@ -1197,33 +1236,6 @@ class FlowerEngine(Engine):
         if size is not None and (size.numel() != 1 or size.item() != rows):
             raise DataError(f"it reports {size.tolist()} rows, but said that it has {rows}")
         return values
-
-    def _look(self) -> None:
-        """Let nodes in that have come since the last request. Nobody is waited for."""
-        before = len(self.clients)
-        connected = sorted(self.grid.get_node_ids())
-        for node in self.refused.keys() - set(connected):
-            del self.refused[node]  # it may come back with its fault corrected
-        asked = {node for node, _, _ in self._asked.values()}
-        new = [node for node in connected if node not in {*self.nodes.values(), *self.refused}]
-        queries = [
-            Message(_who(), node, MessageType.QUERY, ttl=self.timeout + SLACK)
-            for node in new
-            if node not in asked
-        ]
-        keys = self.grid.push_messages(queries) if queries else []
-        for key, query in zip(keys, queries, strict=True):
-            limit = time.monotonic() + self.timeout
-            self._asked[key] = (query.metadata.dst_node_id, query, limit)
-        arrived = list(self.grid.pull_messages(set(self._asked))) if self._asked else []
-        for reply in arrived:
-            node, query, _ = self._asked.pop(reply.metadata.reply_to_message_id)
-            self._hear(node, Answers([query], [reply], ""))
-        for key, (_, _, limit) in list(self._asked.items()):
-            if time.monotonic() > limit:
-                del self._asked[key]  # it is asked again
-        if len(self.clients) > before:
-            self._know()
 
     # Evaluation
 

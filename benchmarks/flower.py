@@ -31,7 +31,7 @@ ROUNDS = 10
 CLIENTS = 20
 REPEATS = 3
 NODES = 3
-DEPLOYED = 4  # rounds of a deployment
+DEPLOYED = 3  # rounds of a deployment
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
 
 

@@ -1,5 +1,6 @@
 """`commonweal flower run`: an experiment on a runtime of its own, next to the run's folder."""
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -61,12 +62,23 @@ def run(
                 break
             time.sleep(0.5)
         if not (folder / "model.safetensors").exists():
-            said = started.log("run").strip().splitlines()[-12:]
+            why = last_words(started.log("run"))
             raise RunError(
-                "the run on Flower has failed; its last words: "
-                + " | ".join(said)
-                + f"; logs are in {runtime}; continue with --resume"
+                f"the run on Flower has failed: {why}; logs are in {runtime}; continue with "
+                "--resume"
             )
+
+
+def last_words(log: str) -> str:
+    """Why a run has failed, from its log: the sentence of an error, or the last lines.
+
+    >>> last_words("Traceback\\n ...\\ncommonweal.errors.RunError: it is late\\nExit Code: 201")
+    'it is late'
+    """
+    sentences = re.findall(r"^commonweal\.errors\.\w+: (.+)$", log, re.MULTILINE)
+    if sentences:
+        return str(sentences[-1])
+    return "its last words: " + " | ".join(log.strip().splitlines()[-12:])
 
 
 def node_configs(

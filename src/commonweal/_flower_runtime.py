@@ -157,7 +157,7 @@ clientapp = "{package}.client_app:app"
 out = "{out}"
 resume = false
 nodes = {nodes}
-wait = 120.0
+wait = 300.0
 timeout = 120.0
 """
 

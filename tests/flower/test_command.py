@@ -102,8 +102,7 @@ def test_what_a_process_starts_in_another_session_ends_with_it(tmp_path: Path) -
             assert time.monotonic() < deadline
             time.sleep(0.05)
     pid = (tmp_path / "pid").read_text()
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True)
-    assert listed.stdout.strip()[:1] in ("", "Z")
+    wait_for(lambda: has_ended(pid))
     assert process.returncode is not None
 
 
@@ -121,12 +120,12 @@ def test_nothing_outlives_the_command(tmp_path: Path, kind: signal.Signals) -> N
     pid = (tmp_path / "pid").read_text().strip()
     process.send_signal(kind)
     process.wait(30)
+    wait_for(lambda: has_ended(pid))
 
-    def ended() -> bool:
-        listed = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True)
-        return listed.stdout.strip()[:1] in ("", "Z")
 
-    wait_for(ended)
+def has_ended(pid: str) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True)
+    return listed.stdout.strip()[:1] in ("", "Z")
 
 
 def wait_for(ready: Callable[[], bool]) -> None:

@@ -27,6 +27,16 @@ several federations (docs/results.md), with the published form by a field; `comm
 prints the grid that a publication tried. With the published constants `aaggff-d` is nearly uniform
 when few of many clients report: docs/results.md says by how much, and what makes it bite.
 
+The mixtures that `afl` may choose from are all mixtures of clients, a chi-square ball (`radius`),
+the hull of given ones (`mixtures=[[1, 0, 0], [0, 0.5, 0.5]]`), or mixtures of groups (`grouped`);
+what it learns, as a mean over the rounds, is in the record and in `commonweal show`. The sampler
+`only(names=[...])` trains on some clients or groups and evaluates on all. `excess(rule=afl,
+path=runs/alone)` takes the losses that clients reach alone from a run with `client=alone`.
+
+Learning rates of clients and servers follow a formula of the round t: with `client.lr=0.5
+client.schedule=1/t` it is 0.5, 0.25, 0.167, ...; 1/sqrt(t), 0.99^(t-1) and max(0.1, 1 - t/100) are
+others, and `server.schedule` is the same for the server's.
+
 This page is generated: `python -m commonweal.report.rules_page > docs/rules.md`.
 """
 

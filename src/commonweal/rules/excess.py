@@ -1,8 +1,10 @@
 """excess: a rule that sees how far each loss is above what the client reaches alone.
 
-Loss gaps of clients, as in Chu et al., FOCUS: Fairness via Agent-Awareness for Federated Learning
-on Heterogeneous Data, 2022. A client whose labels are noise has a large loss under any model, and
-fair rules chase it; its excess is small. With AFL this is minimax regret.
+Erraji, Perrot, Bellet, Loss Gap Parity for Fairness in Heterogeneous Federated Learning, 2026
+(arXiv 2603.29818), make these gaps alike by a penalty; here any rule gets them in place of losses.
+Chu et al., FOCUS, 2022 (arXiv 2207.10265), measure fairness by them. A client whose labels are
+noise has a large loss under any model, and fair rules chase it; its excess is small. With AFL this
+is minimax regret.
 """
 
 from dataclasses import dataclass, replace

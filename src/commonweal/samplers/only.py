@@ -53,7 +53,8 @@ class Only(Sampler):
         for name in self.names:
             found = [i for i, group in enumerate(groups) if name in (group, population.names[i])]
             if not found:
-                hint = did_you_mean(name, [*population.names, *set(groups)])
+                known = dict.fromkeys([*population.names, *groups])
+                hint = did_you_mean(name, known)
                 raise DataError(f"sampler only names {name!r}, which is not in the data: {hint}")
             chosen |= set(found)
         return np.array(sorted(chosen), dtype=np.int64)

@@ -30,10 +30,12 @@ PATIENCE = 300.0  # seconds for each step; a quiet machine needs far less
 
 @cache
 def timeout() -> float:
-    """Seconds in which a client can answer here: Flower starts a Python process per message."""
+    """Seconds in which clients can answer here: Flower starts a Python process per message."""
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch, flwr.clientapp"], check=True)
-    return round(min(120.0, 6 + 4 * (time.monotonic() - began)))
+    importing = [sys.executable, "-c", "import commonweal.engines.flower"]
+    started = [subprocess.Popen(importing) for _ in range(3)]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    return round(min(300.0, 5 + 3 * (time.monotonic() - began)))
 
 
 def experiment(**parts: Any) -> Experiment:
@@ -55,7 +57,7 @@ def written(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(ready: Callable[[], object], runtime: Runtime) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + max(PATIENCE, 10 * timeout())
     while not ready():
         ended = runtime.processes["run"].poll() is not None
         if (ended and not ready()) or time.monotonic() > deadline:

@@ -86,7 +86,7 @@ PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 # Seconds for which a message lives longer than its sender waits. A node works off one message after
 # the other: older ones that nobody waits for any more would keep it late for ever.
 SLACK = 1.0
-AGAIN = 40.0  # seconds after which a node that has not said which client it is is asked again
+AGAIN = 60.0  # seconds after which a node that has not said which client it is is asked again
 RECORDS = "runs/flower"  # where records are written by default
 Loss = Callable[[Message, Context], float]
 Summarize = Callable[[list[RecordDict], str], MetricRecord | None]

@@ -4,6 +4,7 @@ Each against plain torch on the same batches.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError
 from commonweal.federation import Federation
 from commonweal.job import job_from_parts
-from commonweal.rounds import Round, run
+from commonweal.rounds import Round, reopen, run
 from commonweal.task import Task
 from commonweal.training import schedule
 from helpers import batches_of, close, planned
@@ -187,13 +188,24 @@ def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
     w = last.state["w"]
     assert sorted(engine.client_states()) == [0, 1, 2, 3, 4]
     for who, state in engine.client_states().items():
-        batches = tuning_batches(method, who, 3)
+        batches = tuning_batches(method, who, 2)
         per_epoch = -(-int(F.train.sizes[who]) // 5)
         assert len(batches) == 3 * per_epoch
         close(state["own"], by_torch(w, batches, torch.mean, lr=0.03))
         assert torch.equal(method.personal(T, sent(T) | {"w": w}, state), state["own"])
     assert last.evaluation is not None and last.evaluation.personal is not None
     assert last.evaluation.personal.losses.mean() < last.evaluation.losses.mean()
+
+
+def test_tuned_models_are_saved_with_the_run(tmp_path: Path) -> None:
+    method = FineTune(batch=5)
+    rounds = run(T, F, rule="fedavg", client=method, rounds=2, cohort=2, out=tmp_path / "run")
+    last = list(rounds)[-1].evaluation
+    job, state = reopen(tmp_path / "run", T, F)
+    again = job.engine.evaluate(job.algorithm, state)
+    assert last is not None and last.personal is not None and again.personal is not None
+    assert torch.equal(again.personal.losses, last.personal.losses)
+    assert not torch.equal(again.personal.losses, again.losses)
 
 
 def test_before_the_end_clients_use_the_shared_model() -> None:
@@ -220,7 +232,7 @@ def test_fedbabu_by_torch(tune: Any) -> None:
         m = module_of(w)
         trainable = m[2].parameters() if tune == "head" else m.parameters()  # type: ignore[index]
         optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.5)
-        for rows in tuning_batches(method, who, 3):
+        for rows in tuning_batches(method, who, 2):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(m(F.train.x[rows]), F.train.y[rows])
             torch.autograd.backward([loss])

@@ -139,6 +139,11 @@ class Algorithm:
         return self.task
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether clients answer one at a time, as where their states differ in shape."""
+        return False
+
+    @property
     def needs(self) -> frozenset[Need]:
         """What the server must know of clients. "labels": their label counts, before `init`."""
         return frozenset()

@@ -109,7 +109,8 @@ class Averaging(Algorithm):
     def fine_tuning(self, state: State, sample: Sample) -> Generator[Request, Replies, None]:
         """After the last round: let all clients train the final model on, for those who do."""
         if self.client.tuner is not None and int(state["round"]) > self.rounds:
-            yield Request(torch.arange(sample.population.clients), self.message(state), "tune")
+            message = self.message(state) | {"round": state["round"] - 1}  # still this round
+            yield Request(torch.arange(sample.population.clients), message, "tune")
 
     def cohort(self, state: State, sample: Sample) -> Tensor:
         """The clients to ask. One that is drawn twice is asked once."""

@@ -125,7 +125,8 @@ def add_noise(federation: Federation, noise: Noise, seed: int) -> Federation:
             "leave the noise out"
         )
     train = federation.train
-    y = torch.from_numpy(noise(train.y.numpy(), classes, seed))
+    sizes = train.sizes.numpy()
+    y = torch.from_numpy(noise.by_client(train.y.numpy(), sizes, classes, seed))
     wrong = 100 * float((y != train.y).double().mean())
     note = f"label noise: {wrong:.2f} % of the {len(y)} training labels are wrong, no test label is"
     return replace(

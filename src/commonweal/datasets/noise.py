@@ -13,7 +13,7 @@ from commonweal import randomness
 from commonweal.datasets._bounds import check_bounds
 from commonweal.errors import DataError
 
-__all__ = ["Noise", "Pair", "Symmetric"]
+__all__ = ["Noise", "Pair", "Symmetric", "Uneven"]
 
 
 class Noise(ABC):
@@ -22,6 +22,12 @@ class Noise(ABC):
     @abstractmethod
     def __call__(self, labels: np.ndarray, classes: int, seed: int) -> np.ndarray:
         """The labels (N,) with some of them wrong."""
+
+    def by_client(
+        self, labels: np.ndarray, sizes: np.ndarray, classes: int, seed: int
+    ) -> np.ndarray:
+        """The same for clients with `sizes` rows each, one after the other."""
+        return self(labels, classes, seed)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,38 @@ class Symmetric(Noise):
         return noisy
 
 
-ENTRIES = {"pair": Pair, "symmetric": Symmetric}
+@dataclass(frozen=True)
+class Uneven(Noise):
+    """Some clients are noisy, each in its own degree. (Xu et al., FedCorr, CVPR 2022, section 4.1)
+
+    share: the probability that a client is noisy
+    least: a noisy client's share of random labels is drawn between this and 1; a random label is
+        right by chance in one of as many cases as there are classes
+    """
+
+    share: float = 0.4
+    least: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_bounds("noise share", self.share, least=0, most=1)
+        check_bounds("noise least", self.least, least=0, most=1)
+
+    def __call__(self, labels: np.ndarray, classes: int, seed: int) -> np.ndarray:
+        return self.by_client(labels, np.array([len(labels)]), classes, seed)
+
+    def by_client(
+        self, labels: np.ndarray, sizes: np.ndarray, classes: int, seed: int
+    ) -> np.ndarray:
+        _check_labels(labels, classes)
+        rng = _rng(seed)
+        level = rng.uniform(self.least, 1, len(sizes)) * (rng.random(len(sizes)) < self.share)
+        random = rng.random(len(labels)) < np.repeat(level, sizes)
+        noisy = labels.copy()
+        noisy[random] = rng.integers(0, classes, int(random.sum()))
+        return noisy
+
+
+ENTRIES = {"pair": Pair, "symmetric": Symmetric, "uneven": Uneven}
 
 
 def _rng(seed: int) -> np.random.Generator:

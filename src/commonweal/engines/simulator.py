@@ -80,6 +80,8 @@ class Simulator(Engine):
             check_fit(algorithm.task, self.rows)
             undefined_clients(algorithm.task, self.rows)
             self._decisions[task] = self._decide(task)
+        if algorithm.one_by_one:
+            return "loop", "the algorithm runs one client at a time"
         return self._decisions[task]
 
     def _decide(self, task: Task) -> tuple[str, str]:

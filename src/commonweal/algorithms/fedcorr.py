@@ -1,0 +1,238 @@
+"""fedcorr: finds clients with wrong labels, corrects them, then trains as usual with any rule.
+
+Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022. With
+AdaFed as rule it is the combination of AdaFed's Appendix I. Three stages: all clients train in
+turns, noisy ones are found by the dimension of their models' predictions and relabel their rows of
+high loss; the clean ones train; the noisy ones relabel all rows of which the model is sure, and
+all train. Corrected labels stay with the client. Without the paper's mixup.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from commonweal import randomness
+from commonweal.algorithms._noisy import intrinsic_dimension, upper_component
+from commonweal.algorithms.algorithm import Conversation, Group, Replies, Request, Sample
+from commonweal.algorithms.averaging import Averaging
+from commonweal.clients.client import Client
+from commonweal.clients.fedprox import FedProx
+from commonweal.errors import ConfigError
+from commonweal.evaluation import evaluate_rows
+from commonweal.federation import Rows
+from commonweal.population import Population
+from commonweal.rules.fedavg import FedAvg
+from commonweal.tensors import State, Tensors
+
+__all__ = ["FedCorr"]
+
+OWN = ("labels", "losses")  # what a client keeps beside the states of its method
+
+
+@dataclass(frozen=True, eq=False)
+class FedCorr(Averaging):
+    """Averaging on labels that noisy clients correct: wrong ones are where the loss is high
+
+    iterations: how often all clients are visited in the first stage, in parts of `cohort`
+    tuning: the rounds of the second stage, in which clean clients train, as a fraction below 1 of
+        those after the first stage, or as a number
+    relabel: the share of a noisy client's rows of high loss that are relabelled per iteration
+    confidence: a row is relabelled where the model's largest probability is above it
+    clean: the noise level up to which a client trains in the second stage
+    beta: the penalty beta level |w_i - w|^2 of the first stage; neighbours: for the dimension
+    """
+
+    iterations: int = 5
+    tuning: float = 0.5
+    relabel: float = 0.5
+    confidence: float = 0.5
+    clean: float = 0.1
+    beta: float = 5.0
+    neighbours: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task.loss != "cross-entropy":
+            raise ConfigError(f"fedcorr corrects classes, but the loss is {self.task.loss!r}")
+        if type(self.client) is not Client:
+            name = type(self.client).__name__
+            raise ConfigError(f"fedcorr trains by plain local SGD, not by {name}: use client 'sgd'")
+        if self.iterations < 1 or self.neighbours < 2 or self.beta < 0 or self.tuning < 0:
+            raise ConfigError(
+                f"fedcorr iterations = {self.iterations}, neighbours = {self.neighbours}, beta = "
+                f"{self.beta}, tuning = {self.tuning}: at least 1, 2, 0 and 0"
+            )
+        if self.beta * self.client.lr >= 1:
+            raise ConfigError(
+                f"fedcorr beta = {self.beta}, client lr = {self.client.lr}: steps on the penalty "
+                "diverge unless beta lr is below 1; lower one of them"
+            )
+        for name in ("relabel", "confidence", "clean"):
+            if not 0 <= vars(self)[name] <= 1:
+                raise ConfigError(f"fedcorr {name} = {vars(self)[name]}: it must be from 0 to 1")
+
+    @property
+    def one_by_one(self) -> bool:
+        return True
+
+    # The server
+
+    def init(self, population: Population) -> State:
+        zeros = torch.zeros(population.clients, dtype=torch.float64)
+        found = {"dimension": zeros, "level": zeros, "noisy": zeros.bool()}
+        return super().init(population) | found
+
+    def round(self, state: State, sample: Sample) -> Conversation:
+        number = int(state["round"])
+        state = _grown(state, sample.population.clients)
+        parts = -(-sample.population.clients // sample.size)
+        first = self.iterations * parts
+        second = first + self._tuning_rounds(first)
+        if first >= self.rounds:
+            raise ConfigError(
+                f"fedcorr visits all clients {self.iterations} times, which takes {first} of "
+                f"{self.rounds} rounds: give more rounds, a larger cohort or fewer iterations"
+            )
+        if number <= first:
+            outcome = yield from self.identify(state, sample, number - 1, parts)
+        elif number <= second:
+            outcome = yield from self.train_clean(state, sample)
+        else:
+            outcome = yield from super().round(state, sample)
+        if number == max(first, second):
+            noisy = outcome.state["noisy"].nonzero().flatten()
+            yield from self.ask_noisy(outcome.state, noisy, "correct")
+        return outcome
+
+    def _tuning_rounds(self, first: int) -> int:
+        if self.tuning >= 1:
+            return int(self.tuning)
+        return int(self.tuning * (self.rounds - first))
+
+    def identify(self, state: State, sample: Sample, step: int, parts: int) -> Conversation:
+        """A part of all clients trains; after the last part noisy clients are found."""
+        iteration, part = divmod(step, parts)
+        rng = randomness.stream(self.seed, iteration, 0, randomness.purpose("fedcorr"))
+        order = torch.from_numpy(rng.permutation(sample.population.clients))
+        cohort = order[part * sample.size : (part + 1) * sample.size].sort().values
+        each = {"level": state["level"][cohort].float()}
+        replies = yield Request(cohort, self.ask(state), "train", each)
+        kept = replies.finite()
+        dimension = state["dimension"].clone()
+        if len(kept.clients):
+            dimension[kept.clients] += kept.values["dimension"].double()
+        outcome = self._by_rows.tell(state, replies, sample.population.clients)
+        following = outcome.state | {"dimension": dimension, "rule": state["rule"]}
+        if part == parts - 1:
+            following = yield from self.estimate(following)
+        return replace(outcome, state=following)
+
+    @cached_property
+    def _by_rows(self) -> "FedCorr":
+        """A fair rule would favour noisy clients as long as their labels are wrong."""
+        return replace(self, rule=FedAvg())
+
+    def estimate(self, state: State) -> Generator[Request, Replies, State]:
+        """Find the noisy clients, who estimate their noise and relabel some rows."""
+        noisy = upper_component(state["dimension"])
+        level = torch.zeros_like(state["level"])
+        replies = yield from self.ask_noisy(state, noisy.nonzero().flatten(), "relabel")
+        if len(replies.clients):
+            level[replies.clients] = replies.values["level"].double()
+        return state | {"noisy": noisy, "level": level}
+
+    def ask_noisy(
+        self, state: State, noisy: Tensor, purpose: str
+    ) -> Generator[Request, Replies, Replies]:
+        if len(noisy) == 0:
+            return Replies(noisy, {})
+        message = self.ask(state) | {"round": state["round"] - 1}  # still the round that ends
+        replies = yield Request(noisy, message, purpose)
+        return replies
+
+    def train_clean(self, state: State, sample: Sample) -> Conversation:
+        """A round of the clients whose noise is at most `clean`; of all where none is."""
+        clean = (state["level"] <= self.clean).nonzero().flatten().numpy()
+        if len(clean) == 0:
+            clean = torch.arange(sample.population.clients).numpy()
+        drawn = sample.rng.choice(clean, min(sample.size, len(clean)), replace=False)
+        cohort = torch.from_numpy(drawn).sort().values
+        replies = yield Request(cohort, self.ask(state))
+        return self.tell(state, replies, sample.population.clients)
+
+    # The clients, one at a time
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+        rows = group.rows.client(int(group.ids[0]))
+        kept = {name: group.states[name] for name in OWN if name in group.states}
+        labels = kept["labels"][0] if "labels" in kept else rows.y
+        rows = Rows(rows.x, labels, rows.offsets)
+        if request.purpose == "relabel" and "losses" in kept:
+            level, labels = self.corrected(request.message["w"], rows, kept["losses"][0])
+            return {"level": level[None]}, group.states | {"labels": labels[None]}
+        if request.purpose == "correct":
+            labels = self.relabelled(request.message["w"], rows, torch.ones_like(labels).bool())
+            return {"size": rows.sizes}, group.states | {"labels": labels[None]}
+        states = {name: value for name, value in group.states.items() if name not in OWN}
+        alone = group._replace(ids=torch.tensor([0]), rows=rows, states=states)
+        if "level" not in group.each:
+            replies, states = super().answer(request, alone)
+            return replies, states | kept
+        replies, states, losses = self.train_and_measure(request, alone)
+        return replies, states | {"labels": labels[None], "losses": losses[None]}
+
+    def train_and_measure(self, request: Request, group: Group) -> tuple[Tensors, Tensors, Tensor]:
+        """As usual, with a penalty by noise; also the dimension and the rows' losses after it."""
+        penalty = 2 * self.beta * float(group.each["level"][0])
+        values = {each.name: vars(self.client)[each.name] for each in fields(Client)}
+        client = FedProx(**values, mu=penalty)
+        local = Averaging(self.task, self.rule, client, self.server, self.channels)
+        plan = local.plan(group)
+        reported = self.evaluate_received(request.message, group)
+        trained = local.train(request, group, plan)
+        w = request.message["w"] - trained.replies["update"][0]
+        probabilities = self.probabilities(w, group.rows)
+        dimension = intrinsic_dimension(probabilities, self.neighbours).mean()
+        losses, _ = evaluate_rows(self._reporting, w, group.rows)
+        replies = trained.replies | {
+            "loss": reported.losses,
+            "score": reported.score,
+            "size": group.rows.sizes,
+            "dimension": dimension[None],
+        }
+        replies, states = self.encode(replies, trained.states, group)
+        return replies, states, losses
+
+    def corrected(self, w: Tensor, rows: Rows, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """A client's noise level, and its labels with some of its highest losses relabelled."""
+        level = upper_component(losses).double().mean()
+        count = int(len(losses) * level * self.relabel)
+        highest = torch.zeros(len(losses), dtype=torch.bool)
+        highest[losses.argsort(descending=True, stable=True)[:count]] = True
+        return level, self.relabelled(w, rows, highest)
+
+    def relabelled(self, w: Tensor, rows: Rows, candidates: Tensor) -> Tensor:
+        """The labels with those candidates (n,) replaced of which the model is sure."""
+        confidence, predicted = self.probabilities(w, rows).max(1)
+        return torch.where(candidates & (confidence > self.confidence), predicted, rows.y)
+
+    def probabilities(self, w: Tensor, rows: Rows) -> Tensor:
+        """The model's predictions (n, classes)."""
+        with torch.no_grad():
+            outputs = [self.task.outputs(w, part) for part in torch.split(rows.x, 4096)]
+        return torch.cat(outputs).softmax(-1)
+
+
+def _grown(state: State, clients: int) -> State:
+    """The state for clients that joined later: nothing is known of their labels."""
+    missing = clients - len(state["level"])
+    if missing <= 0:
+        return state
+    names = ("dimension", "level", "noisy")
+    return state | {n: torch.cat([state[n], state[n].new_zeros(missing)]) for n in names}
+
+
+ENTRIES = {"fedcorr": FedCorr}

@@ -32,6 +32,7 @@ class Effort:
     gram: int = 1_663_370
     evaluated: int = 10_000
     heart_rounds: int = 200
+    sweep: tuple[int, int, int] = (10, 10, 50)  # rules, seeds, rounds
 
 
 FULL = Effort(turns=15, slow_turns=5, works=WORKS, growth=growth.GROWTH)
@@ -42,6 +43,7 @@ QUICK = Effort(
     growth={"S, clients per round": (10, 30, 100)},
     threads=(1,),
     gram=100_000,
+    sweep=(2, 2, 20),
 )
 SMOKE = Effort(
     turns=1,
@@ -52,6 +54,7 @@ SMOKE = Effort(
     gram=1000,
     evaluated=100,
     heart_rounds=2,
+    sweep=(2, 1, 2),
 )
 
 
@@ -68,6 +71,7 @@ def sections(effort: Effort, with_peers: bool) -> dict[str, Callable[[], list[Ta
         "gram": lambda: parts.gram(effort.slow_turns, parameters=effort.gram),
         "evaluation": lambda: parts.evaluation(effort.turns, effort.evaluated),
         "heart": lambda: parts.heart_run(effort.slow_turns, effort.heart_rounds),
+        "sweep": lambda: parts.sweep(*effort.sweep, processes=effort is not SMOKE),
         "command": lambda: parts.command(effort.slow_turns, only_help=effort is SMOKE),
     }
 
@@ -100,7 +104,8 @@ def main() -> None:
     targets = []
     for name in arguments.only or known:
         targets += known[name]()
-    print(f"\n### Targets\n\n{verdicts(targets)}")
+    if targets:
+        print(f"\n### Targets\n\n{verdicts(targets)}")
     print(f"\n{time.perf_counter() - began:.0f} seconds")
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from commonweal import catalog, run
+from commonweal.analysis.compare import Cell, Step, cells, run_cells, run_cells_in_processes
 from commonweal.datasets.heart import heart
 from commonweal.errors import CommonwealError
 from commonweal.evaluation import evaluate
-from commonweal.experiment import read
+from commonweal.experiment import read, values
 from commonweal.federation import Rows
 from commonweal.rules.rule import Reports
 from commonweal.task import Batch, Task
@@ -26,8 +28,10 @@ from .report import Target, compared, table
 from .timing import Contender, InProcess, Timed, in_turns, ratio, spread
 from .work import MLP, Work
 
-__all__ = ["command", "evaluation", "gram", "heart_run", "personal"]
+__all__ = ["command", "evaluation", "gram", "heart_run", "personal", "sweep"]
 
+# Rules of a sweep.
+SWEPT = "fedavg uniform afl qfedavg term propfair aaggff-s aaggff-d fedfa gifair cvar owa".split()
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -147,6 +151,32 @@ def heart_run(turns: int, rounds: int = 200) -> list[Target]:
     print("\n### Heart, evaluated after every round\n")
     print(compared(times, name), flush=True)
     return [Target(f"Heart, {name}, seconds", 2.0, _seconds(times[name]))]
+
+
+def sweep(rules: int, seeds: int, rounds: int, processes: bool = True) -> list[Target]:
+    """Several rules and seeds on the vowels: one run after the other, and in worker processes."""
+    base = values(EXAMPLES / "vowel.toml") | {"rounds": rounds}
+    names = catalog.entries("rules")
+    chosen = [name for name in SWEPT if name in names][:rules]
+    ways: dict[str, Callable[[list[Cell]], Iterator[Step]]] = {"one after the other": run_cells}
+    if processes:
+        count = os.cpu_count() or 1
+        ways[f"{count} processes"] = lambda plan: run_cells_in_processes(plan, count)
+    found = []
+    for name, way in ways.items():
+        with tempfile.TemporaryDirectory() as folder:
+            plan = cells(base, chosen, seeds, [], Path(folder))
+            torch.set_num_threads(1)
+            wall = time.perf_counter()
+            for step in way(plan):
+                if step.failure:
+                    raise RuntimeError(step.failure)
+            wall = time.perf_counter() - wall
+        milliseconds = 1e3 * wall / (len(plan) * rounds)
+        found.append((name, f"{wall:.1f}", f"{milliseconds:.1f}"))
+    print(f"\n### {len(chosen)} rules x {seeds} seeds on the vowels, {rounds} rounds each\n")
+    print(table(("", "seconds", "ms per round"), found), flush=True)
+    return []
 
 
 def command(turns: int, only_help: bool = False) -> list[Target]:

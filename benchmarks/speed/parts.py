@@ -31,7 +31,8 @@ from .work import MLP, Work
 __all__ = ["command", "evaluation", "gram", "heart_run", "personal", "sweep"]
 
 # Rules of a sweep.
-SWEPT = "fedavg uniform afl qfedavg term propfair aaggff-s aaggff-d fedfa gifair cvar owa".split()
+SWEPT = ["fedavg", "uniform", "afl", "qfedavg", "term", "propfair", "aaggff-s", "aaggff-d"]
+SWEPT += ["fedfa", "gifair", "cvar", "owa"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -233,7 +233,7 @@ NAMED = "give a name, or a table with a name and parameters"
         (
             {"learning_rate": 5},
             "an experiment has no key 'learning_rate': known: algorithm, augment, channels, "
-            "client, cohort, dataset, deterministic, engine, evaluate_every, model, noise, "
+            "client, cohort, dataset, deterministic, device, engine, evaluate_every, model, noise, "
             "partition, patience, rounds, rule, sampler, score, seed, server, unseen, validation, "
             "vectorize, watch",
         ),

@@ -74,6 +74,7 @@ def evaluate_rows(
     task: Task, w: Tensor, rows: Rows, index: Tensor | None = None
 ) -> tuple[Tensor, Tensors]:
     """The loss and the statistics of every row, or of those with these numbers, by one model."""
+    w = w.to(rows.device)
     total = len(rows.y) if index is None else len(index)
     at_once = max(1, PASS // task.width(rows.x))
     parts = []
@@ -90,6 +91,7 @@ def evaluate_rows_by_models(
     task: Task, models: Tensor, rows: Rows, ids: Tensor, vectorize: Vectorize
 ) -> tuple[Tensor, Tensors]:
     """The loss and the statistics of every row by its client's own model, client after client."""
+    models = models.to(rows.device)
     each = vectorize(task.evaluate_rows, (0, 0, 0))
     width = task.width(rows.x)
     sizes = rows.sizes[ids].tolist()

@@ -17,6 +17,7 @@ from commonweal.values import Value, Values
 
 __all__ = ["Experiment", "RunSettings", "change", "named", "read", "values"]
 
+DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
 LIFTED = ("partition", "noise", "score")  # keys that files may also write inside `dataset`
@@ -35,6 +36,7 @@ class RunSettings(pydantic.BaseModel):
     seed: int = Field(0, ge=0, lt=2**64)
     engine: Literal["simulator", "flower"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
+    device: str = Field("cpu", pattern=DEVICE)  # where clients compute: cpu, cuda, cuda:1 or mps
     evaluate_every: int = Field(1, ge=1)
     validation: float = Field(0.0, ge=0, lt=1)  # share of training rows to choose the best round by
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops

@@ -40,6 +40,17 @@ class Rows:
         shape = "x".join(map(str, self.x.shape))
         return f"<Rows: {shape} {self.x.dtype} of {len(self.offsets) - 1} clients>"
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are, and what is computed from them. Offsets are always on the CPU."""
+        return self.x.device
+
+    def to(self, device: torch.device | str) -> "Rows":
+        """The rows on a device."""
+        if self.device == torch.device(device):
+            return self
+        return Rows(self.x.to(device), self.y.to(device), self.offsets)
+
     @cached_property
     def sizes(self) -> Tensor:  # (K,)
         return self.offsets.diff()

@@ -194,7 +194,7 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
         target=federation.target,
     )
     e = experiment
-    engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize)
+    engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize, device=e.device)
     return job_on(experiment, task, engine)
 
 
@@ -290,7 +290,12 @@ def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
         parts.setdefault(key, [] if kind.several else kind.default)
     if task.target is None and not isinstance(parts["algorithm"], Algorithm):
         task = replace(task, target=federation.target)
-    engine = engines.simulate(federation, seed=settings.seed, vectorize=settings.vectorize)
+    engine = engines.simulate(
+        federation,
+        seed=settings.seed,
+        vectorize=settings.vectorize,
+        device=settings.device,
+    )
     return _job(task, engine, parts, settings, None)
 
 

@@ -69,7 +69,7 @@ def run(
     resume: continue the run that is in the folder
 
     With your own model and rows, pass a Task and a Federation, and any of algorithm, rule, client,
-    server, sampler, channels, rounds, cohort, seed, score, vectorize and evaluate_every.
+    server, sampler, channels, rounds, cohort, seed, score, vectorize, device and evaluate_every.
 
     >>> x, y, client = [[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"]
     >>> federation = Federation.from_arrays(x, y, client, test=0.5)

@@ -225,7 +225,7 @@ class Task:
         tensors = self.tensors(w)
         # BatchNorm writes its statistics in place: give it copies.
         buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
-        counters = {name: b.clone() for name, b in self._counters.items()}
+        counters = {name: b.to(w.device, copy=True) for name, b in self._counters.items()}
         outputs = self._call(self._training, tensors | buffers | counters, batch.x)
         y = self._scaled(batch.y)
         if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
@@ -286,8 +286,22 @@ class Task:
         return scores.find(name, None if self.target is None else self.target[1] ** 2)
 
     def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            tensors = self._fixed(x.device) | tensors
         result: Tensor = functional_call(module, tensors, (self.ready(x),), tie_weights=self._tied)
         return result
+
+    def _fixed(self, device: torch.device) -> dict[str, Tensor]:
+        """The module's tensors that are not in the vector, on the device where it computes."""
+        if device not in self._fixed_on:
+            everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+            others = everything.keys() - set(self.names)
+            self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
+        return self._fixed_on[device]
+
+    @cached_property
+    def _fixed_on(self) -> dict[torch.device, dict[str, Tensor]]:
+        return {}
 
     def ready(self, x: Tensor) -> Tensor:
         """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
@@ -317,14 +331,16 @@ class Task:
         return len(all_names) > len(list(self.module.parameters()))
 
     def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
-        """Each row's loss (N,), and its statistics (N, c) for every score by name."""
+        """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
         outputs = self._call(self._inference, self.tensors(w), x)
         if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
+            outputs, y = outputs.cpu(), y.cpu()
             stats = {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
             return scores.survival_stats(outputs, y), stats
         # First the losses: they say where outputs do not fit.
-        losses = LOSSES[self.loss](outputs, self._scaled(y))
-        outputs = self._in_units(outputs)
+        losses = LOSSES[self.loss](outputs, self._scaled(y)).cpu()
+        # Scores are in float64, which not every device has.
+        outputs, y = self._in_units(outputs).cpu(), y.cpu()
         return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
 
     def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
@@ -350,7 +366,7 @@ class Task:
         """The numbers that a row of x and its activations hold, the same on every machine."""
         shape = x.shape[1:]
         if shape not in self._widths:
-            row = x.new_zeros((1, *shape))
+            row = torch.zeros(1, *shape, dtype=x.dtype)
             activations = _count_activations(deepcopy(self._inference), self.ready(row))
             self._widths[shape] = activations + row.numel()
         return self._widths[shape]

@@ -13,6 +13,7 @@ __all__ = [
     "flatten",
     "is_finite",
     "merge",
+    "move",
     "num_bytes",
     "select",
     "spans",
@@ -62,6 +63,11 @@ def select(values: Tensors, index: Tensor | slice) -> Tensors:
 def stack(each: list[Tensors]) -> Tensors:
     """Stack the tensors of several clients: a leading client axis (S, ...)."""
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def move(values: Tensors, device: torch.device | str) -> Tensors:
+    """The same tensors on a device. Scalars stay: on the CPU they meet tensors of any device."""
+    return {name: value.to(device) if value.ndim else value for name, value in values.items()}
 
 
 def num_bytes(values: Tensors) -> int:

@@ -21,7 +21,7 @@ from commonweal.dense import Affine, DenseTask, PlainSGD, dense_task, forward
 from commonweal.errors import DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors, select
+from commonweal.tensors import State, Tensors, move, select
 from commonweal.values import Function, Value
 
 __all__ = [
@@ -186,11 +186,32 @@ def train_locally(
     at_once: int | None = None,
     models: bool = True,
 ) -> Trained:
-    """Train a group of clients from the message and their states.
+    """Train a group of clients from the message and their states, on the device of the rows.
+
+    Message, states and what is returned are on the CPU.
 
     at_once: the numbers that clients who are trained together may hold (None: any)
     models: whether the trained models are returned beside what the clients reply
     """
+    message = move(message, rows.device)
+    states = move(states, rows.device)
+    trained = _train_in_chunks(
+        client, task, message, states, rows, plan, vectorize, at_once, models
+    )
+    return Trained(move(trained.replies, "cpu"), move(trained.states, "cpu"), trained.models.cpu())
+
+
+def _train_in_chunks(
+    client: Client,
+    task: Task,
+    message: Tensors,
+    states: Tensors,
+    rows: Rows,
+    plan: BatchSchedule,
+    vectorize: Vectorize,
+    at_once: int | None,
+    models: bool,
+) -> Trained:
     parts = chunks(task, rows, plan, at_once)
     plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
     if plain is not None and not models and _base_model(client, task):
@@ -248,7 +269,7 @@ class _Gathered:
             for name, value in new.items():
                 if name not in mine:
                     mine[name] = value.new_empty(self.clients, *value.shape[1:])
-                mine[name].index_copy_(0, positions, value)
+                mine[name].index_copy_(0, positions.to(value.device), value)
 
     def trained(self) -> Trained:
         replies, states, models = self.parts
@@ -269,7 +290,7 @@ def _train_together(
     They come by falling number of steps: those that are done leave at the end of the group, and
     only the others are computed.
     """
-    steps = torch.from_numpy(plan.steps)
+    steps = torch.from_numpy(plan.steps).to(rows.device)
     # `steps` gives vmap the size of the group where clients have no state.
     start = vectorize(lambda state, _: client.start(task, message, state), (0, 0))
     params: Tensors = start(states, steps)
@@ -280,7 +301,7 @@ def _train_together(
         params = {"w": w}
     else:
         train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
-        with _seeded(plan.seeds):
+        with _seeded(plan.seeds, rows.device):
             params = _all_steps(params, states, plan, train_on_batch)
     reply = vectorize(lambda p, s, n: client.reply(task, p, message, s, n), (0, 0, 0))
     replies, new_states = reply(params, states, steps)
@@ -355,6 +376,7 @@ class _PlainTraining(NamedTuple):
             for step in range(taken, plan.steps[0]):
                 active = int((plan.steps > step).sum())
                 index, weight, _ = plan.at(step, active)
+                weight = weight.to(rows.device)
                 epochs = step // plan.steps_per_epoch[:active]
                 for a, b in self._runs(epochs):
                     batch = Batch(rows.x[index[a:b]], rows.y[index[a:b]], weight[a:b])
@@ -448,8 +470,14 @@ def _plain_updates(
         w = update[first : first + size] if adjacent else received.new_empty(size, len(received))
         training.update(received, rows, plan.of(part), w)
         if not adjacent:
-            update.index_copy_(0, torch.from_numpy(part), w)
+            update.index_copy_(0, torch.from_numpy(part).to(w.device), w)
     return update
+
+
+def _next_batch(rows: Rows, plan: BatchSchedule, step: int, clients: int) -> tuple[Batch, Tensor]:
+    """The batches (k, B) of the first k clients, and the noise (k, draws) of their step."""
+    index, weight, noise = (value.to(rows.device) for value in plan.at(step, clients))
+    return Batch(rows.x[index], rows.y[index], weight), noise
 
 
 # (number of the step, params, opt_state, client states) -> params, opt_state
@@ -517,12 +545,11 @@ def _batch_function(
     def train_on_batch(
         number: int, params: Tensors, opt_state: State, states: Tensors
     ) -> tuple[Tensors, State]:
-        index, weight, noise = plan.at(number, len(params["w"]))
-        x = rows.x[index]
-        y = rows.y[index]
-        epoch = torch.from_numpy(number // plan.steps_per_epoch[: len(index)])
+        active = len(params["w"])
+        batch, noise = _next_batch(rows, plan, number, active)
+        epoch = torch.from_numpy(number // plan.steps_per_epoch[:active]).to(rows.device)
         for substep in range(1, client.steps_per_batch + 1):
-            grads, buffers = _gradients(loss_of_group, params, x, y, weight, states, noise)
+            grads, buffers = _gradients(loss_of_group, params, *batch, states, noise)
             last = substep == client.steps_per_batch
             with torch.no_grad():
                 moved, opt_state = step_of_group(params, grads, opt_state, epoch, last)
@@ -561,15 +588,17 @@ def _write_buffers(task: Task, params: Tensors, buffers: Tensors) -> Tensors:
 
 
 @contextmanager
-def _seeded(seeds: tuple[int, ...]) -> Iterator[None]:
+def _seeded(seeds: tuple[int, ...], device: torch.device) -> Iterator[None]:
     """Seed torch's generator for a single client, whose module may draw inside (dropout).
 
     torch.random.fork_rng takes as long as training a small client. vmap refuses such modules.
     """
     generator = torch.default_generator
     before = generator.get_state()
-    if len(seeds) == 1:
+    if len(seeds) == 1 and device.type == "cpu":
         generator.manual_seed(seeds[0])
+    elif len(seeds) == 1:
+        torch.manual_seed(seeds[0])  # the generators of all devices
     try:
         yield
     finally:

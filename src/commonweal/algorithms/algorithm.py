@@ -7,7 +7,7 @@ the state is the server's checkpoint.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -131,6 +131,7 @@ class Algorithm:
     """A protocol between a server and its clients. Pure: fields are fixed, the state is a value."""
 
     task: Task  # whose vector `model` returns
+    on_devices: ClassVar[bool] = False  # whether clients compute where their rows are
     client: Client | None  # what a group of clients runs; None: they answer one at a time
 
     @property

@@ -6,7 +6,7 @@ McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class Averaging(Algorithm):
     rounds: int = 100
     seed: int = 0
     loss: Literal["full", "batch"] = "full"
+
+    on_devices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.client.check(self.task, self.rounds)
@@ -328,9 +330,8 @@ def label_counts(group: Group, classes: int) -> Tensor:
     y = group.rows.y
     if y.is_floating_point() or y.ndim > 1:
         raise ConfigError("the clients have no classes to count: their labels are values or tokens")
-    return torch.stack(
-        [torch.bincount(group.rows.client(i).y, minlength=classes) for i in group.ids.tolist()]
-    )
+    labels = [group.rows.client(client).y.cpu() for client in group.ids.tolist()]
+    return torch.stack([torch.bincount(y, minlength=classes) for y in labels])
 
 
 ENTRIES = {"averaging": Averaging}

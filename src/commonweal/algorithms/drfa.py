@@ -7,6 +7,7 @@ loss of the mean model after a random number of the local steps.
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -84,6 +85,8 @@ class DRFA(Algorithm):
     seed: int = 0
     ascent: float = 0.01
     steps: int = 10
+
+    on_devices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.ascent > 0 or self.steps < 1:

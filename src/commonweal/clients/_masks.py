@@ -57,6 +57,7 @@ def descend_in(
     active: Tensor, client: Client, params: Tensors, grads: Tensors, opt_state: State, lr: float
 ) -> tuple[Tensors, State]:
     """The client's step in the active coordinates (d,) of w only."""
+    active = active.to(params["w"].device)
     moved, opt_state = client.descend(params, {"w": grads["w"] * active}, opt_state, lr)
     # Momentum and weight decay must not move the other part.
     return {"w": torch.where(active, moved["w"], params["w"])}, opt_state

@@ -49,7 +49,7 @@ class FedRep(Client):
         return layer_mask(task, self.head or head_layer(task), "head")
 
     def active(self, task: Task, epoch: Tensor) -> Tensor:
-        active: Tensor = (epoch < self.head_epochs) == self.private_mask(task)
+        active: Tensor = (epoch < self.head_epochs) == self.private_mask(task).to(epoch.device)
         return active
 
     def step(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
+from commonweal.devices import find_device
 from commonweal.engines.client_states import ClientStates
 from commonweal.engines.engine import Engine
 from commonweal.errors import ConfigError, DataError, did_you_mean
@@ -47,6 +48,7 @@ class Simulator(Engine):
         vectorize: str = "auto",
         budget: int = BUDGET,
         chunk: int = CHUNK,
+        device: str = "cpu",
     ) -> None:
         if vectorize not in MODES:
             hint = did_you_mean(vectorize, MODES)
@@ -61,6 +63,8 @@ class Simulator(Engine):
         self.vectorize = vectorize
         self.budget = budget
         self.chunk = chunk
+        self.device = find_device(device)
+        self._placed: dict[str, Rows] = {}  # the parts of the rows that are on the device
         self.states = ClientStates(federation.clients)
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
@@ -73,6 +77,9 @@ class Simulator(Engine):
 
     def decision(self, algorithm: Algorithm) -> tuple[str, str]:
         """The mode in which this algorithm's clients are run, and why."""
+        if self.device.type != "cpu" and not algorithm.on_devices:
+            name = type(algorithm).__name__
+            raise ConfigError(f"{name} runs on the CPU only: set device = 'cpu'")
         if algorithm.client is None:
             return "loop", "the algorithm runs one client at a time"
         task = algorithm.client_task
@@ -138,7 +145,7 @@ class Simulator(Engine):
         keys = [self.population.key(client) for client in ids.tolist()]
         group = Group(
             ids=ids,
-            rows=self.rows.train,
+            rows=self._on_device("train"),
             states=self._states(algorithm, ids),
             streams=[randomness.stream(self.seed, round, key, purpose) for key in keys],
             vectorize=self._vectorizer(algorithm),
@@ -177,8 +184,9 @@ class Simulator(Engine):
 
     def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
         rows = self._part(part)
+        placed = self._on_device(part)
         task = algorithm.task
-        shared = evaluate(task, algorithm.model(state), rows)
+        shared = evaluate(task, algorithm.model(state), placed)
         undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
         undefined[task.undefined(rows.y, rows.offsets)] = True
         shared = replace(shared, undefined=undefined)
@@ -188,7 +196,7 @@ class Simulator(Engine):
         personal = shared
         for ids, models in self.models(algorithm, lambda s: algorithm.personal(message, s), part):
             vectorize = self._vectorizer(algorithm)
-            personal = personal.updated(ids, evaluate_models(task, models, rows, ids, vectorize))
+            personal = personal.updated(ids, evaluate_models(task, models, placed, ids, vectorize))
         return replace(shared, personal=personal)
 
     def models(
@@ -218,6 +226,12 @@ class Simulator(Engine):
             raise ConfigError(f"the federation has no {part} rows: set {part} = 0.2")
         return rows
 
+    def _on_device(self, part: str) -> Rows:
+        """A part of the rows where clients compute."""
+        if part not in self._placed:
+            self._placed[part] = self._part(part).to(self.device)
+        return self._placed[part]
+
     # The run's record
 
     def facts(self, algorithm: Algorithm) -> Values:
@@ -226,6 +240,7 @@ class Simulator(Engine):
             "engine": "simulator",
             "vectorize": mode,
             "vectorize_because": why,
+            "device": str(self.device),
             "clients": self.rows.clients,
             "unscored": self.rows.unscored + undefined_clients(algorithm.task, self.rows),
             "notes": self.rows.notes,

@@ -64,7 +64,7 @@ class Simulator(Engine):
         self.budget = budget
         self.chunk = chunk
         self.device = find_device(device)
-        self._placed: dict[str, Rows] = {}  # the parts of the rows that are on the device
+        self._placed: dict[str, tuple[Rows, Rows]] = {}  # parts of the rows, and on the device
         self.states = ClientStates(federation.clients)
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
@@ -228,9 +228,12 @@ class Simulator(Engine):
 
     def _on_device(self, part: str) -> Rows:
         """A part of the rows where clients compute."""
-        if part not in self._placed:
-            self._placed[part] = self._part(part).to(self.device)
-        return self._placed[part]
+        rows = self._part(part)
+        source, placed = self._placed.get(part, (None, rows))
+        if source is not rows:  # a population may grow between rounds
+            placed = rows.to(self.device)
+            self._placed[part] = (rows, placed)
+        return placed
 
     # The run's record
 

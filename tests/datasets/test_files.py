@@ -17,9 +17,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import commonweal
-from commonweal.analysis.describe import facts, remarks
+from commonweal.analysis.describe import facts, remarks, skewness
 from commonweal.datasets import _cache, _idx
 from commonweal.datasets._cache import cached, checksum
+from commonweal.datasets.emnist import emnist
 from commonweal.errors import CommonwealError, ConfigError, DataError
 from commonweal.federation import Federation
 
@@ -247,12 +248,48 @@ def test_a_class_of_test_rows_only_is_remarked() -> None:
         Federation.from_arrays(x, y, owner, np.array([False, False, True, True]))
 
 
+def test_skewness_is_the_largest_chi_square_of_a_mixture() -> None:
+    """By a search over mixtures: 1 + chi^2(lam || m / sum m), AFL's section 4."""
+    sizes = np.array([5, 2, 3])
+    owner = np.repeat(["a", "b", "c"], sizes)
+    test = np.zeros(10, dtype=bool)
+    federation = Federation.from_arrays(np.zeros((10, 1)), np.arange(10) % 2, owner, test)
+    m = sizes / sizes.sum()
+    mixtures = np.vstack([np.random.default_rng(0).dirichlet([0.2] * 3, 4000), np.eye(3)])
+    largest = (1 + ((mixtures - m) ** 2 / m).sum(1)).max()
+    assert skewness(federation) == pytest.approx(largest) == pytest.approx(5.0)
+
+
+def test_emnist_is_read_upright_and_from_0(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = {
+        "train": rng.integers(0, 256, (52, 28, 28)),
+        "test": rng.integers(0, 256, (26, 28, 28)),
+    }
+    for part, images in pixels.items():
+        stem = tmp_path / f"emnist-letters-{part}"
+        labels = 1 + np.arange(len(images)) % 26
+        Path(f"{stem}-images-idx3-ubyte.gz").write_bytes(
+            gzip.compress(idx(images.transpose(0, 2, 1)))
+        )
+        Path(f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
+    pool = emnist("letters", test="official", dir=str(tmp_path))
+    assert np.array_equal(pool.x[:, 0], np.concatenate([pixels["train"], pixels["test"]]))
+    assert pool.y[:52].tolist() == [*range(26), *range(26)] and pool.outputs == 26
+    assert pool.official.sum() == 26
+    some = emnist("letters", classes=(0, 3), part="train", dir=str(tmp_path))
+    assert some.y.tolist() == [0, 1, 0, 1] and some.outputs == 2
+    with pytest.raises(DataError, match="emnist-byclass-train-images-idx3-ubyte"):
+        emnist("byclass", dir=str(tmp_path))
+
+
 def test_facts_of_a_federation() -> None:
     owner = ["a"] * 6 + ["b"] * 2
     federation = Federation.from_arrays(np.zeros((8, 3)), [0, 0, 0, 1, 1, 1, 1, 1], owner, 0.5)
     known = facts(federation)
     assert (known["clients"], known["training rows"], known["test rows"]) == (2, 4, 4)
     assert known["row"] == "3" and known["rows per client"] == "2 to 6, mean 4.00, std 2.00"
+    assert str(known["skewness"]).startswith("4.00 (AFL")  # training rows: 3 and 1
     assert known["classes"] == "2, of 3 to 5 rows" and known["classes per client"] == "1 to 2"
     # The mix of all is 3/8 and 5/8: "a" differs by 1/8, and "b", all of class 1, by 3/8.
     assert str(known["label skew"]).startswith("0.250 on average, 0.375 at most")

@@ -4,7 +4,7 @@ import numpy as np
 
 from commonweal.federation import Federation
 
-__all__ = ["facts", "remarks"]
+__all__ = ["facts", "remarks", "skewness"]
 
 SHOWN = 5  # names or classes in a sentence
 
@@ -19,11 +19,22 @@ def facts(federation: Federation) -> dict[str, int | str]:
         "test rows": len(federation.test.y),
         "row": "x".join(map(str, federation.train.x.shape[1:])) or "1",
         "rows per client": f"{sizes.min()} to {sizes.max()}, {spread}",
+        "skewness": f"{skewness(federation):.2f} (AFL: training rows over the smallest client's)",
         "score": federation.score,
     }
     if federation.classes is None:
         return known
     return known | _class_facts(federation.counts.numpy())
+
+
+def skewness(federation: Federation) -> float:
+    """max over mixtures lam of 1 + chi^2(lam || m / sum m): how far one can be from all rows.
+
+    Mohri, Sivek and Suresh, ICML 2019, section 4: bounds for the worst mixture grow with its root.
+    The largest is that of the smallest client alone, sum m / min m_k (the paper prints 1 / m_k).
+    """
+    sizes = federation.train.sizes
+    return float(sizes.sum() / sizes.min())
 
 
 def _class_facts(counts: np.ndarray) -> dict[str, int | str]:

@@ -4,6 +4,7 @@ Two zero bytes, a type, the number of axes, their lengths, the values.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,9 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
 
 
-def read_images(dataset: str, folder: str, dir: str | None) -> Arrays:
+def read_images(dataset: str, folder: str, dir: str | None, files: Sequence[str] = FILES) -> Arrays:
     """All images x (N, 1, H, W) as bytes, y, and official: which are the publisher's test rows."""
-    paths = locate(dataset, folder, FILES, dir)
+    paths = locate(dataset, folder, files, dir)
 
     def parse(new: New) -> None:
         train_x, train_y, test_x, test_y = (read_idx(path) for path in paths)

@@ -48,7 +48,10 @@ DATASETS |= {"fashion-mnist": ("fashion_mnist", "train-images-idx3-ubyte")}
 # Pages with pieces of programs, which are no programs.
 PIECES = {"design.md"}
 # Pages whose commands another test runs, with what they print.
-ELSEWHERE = {"own.md": "tests/test_own_page.py"}
+ELSEWHERE = {
+    "own.md": "tests/test_own_page.py",
+    "flower.md": "tests/flower/test_walkthrough.py and test_command.py: real processes",
+}
 
 
 class Step(NamedTuple):

@@ -9,6 +9,9 @@ __all__ = ["main", "page", "rules_table"]
 HEADER = ("rule", "family", "response", "update rule", "weights")
 PAGE = """# Rules
 
+You get here: every rule with its formula, in one table. [Which rule for whom](choose.md) helps to
+choose.
+
 A rule decides how much each report of a cohort counts: `direction = weights @ updates`. f are the
 losses of the received model on each client's training rows before local training, n the numbers of
 rows, p = n / sum n, u the updates, G their inner products, S the size of the cohort, K the number

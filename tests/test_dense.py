@@ -200,10 +200,15 @@ METHODS: dict[str, Client] = {
     "fedbabu": FedBABU(batch=8, epochs=2),
     "fedper": FedPer(batch=8, momentum=0.5),
     "fedprox": FedProx(batch=8, mu=0.5),
+    "fedprox with all": FedProx(batch=8, epochs=2, mu=0.5, momentum=0.5, weight_decay=0.1),
+    "fedprox with decay": FedProx(batch=8, epochs=2, mu=0.5, weight_decay=0.1),
+    "fedprox, clipped": FedProx(batch=8, epochs=2, mu=0.5, clip=0.1),
     "scaffold": Scaffold(batch=8),
+    "scaffold with momentum": Scaffold(batch=8, epochs=2, momentum=0.5, weight_decay=0.1),
     "ditto": Ditto(batch=8, lam=0.5, momentum=0.5),
     "apfl": APFL(batch=8),
     "pfedme": PFedMe(batch=8, inner=3),
+    "pfedme with all": PFedMe(batch=8, inner=3, momentum=0.5, weight_decay=0.1, lam=2.0),
     "superfed-mm": SuPerFedMM(batch=8, begin=0),
     "superfed-lm": SuPerFedLM(batch=8, begin=0),
     "propfair": PropFairClient(batch=8),
@@ -241,5 +246,5 @@ def test_a_method_of_ones_own_is_left_to_autograd_unless_it_says_otherwise() -> 
 
     assert Client.plain_steps and Client.takes_groups
     assert not Own.plain_steps and not Own.takes_groups
-    assert not FedProx.plain_steps and FedProx.takes_groups
+    assert not APFL.plain_steps and APFL.takes_groups
     assert FedPer.plain_steps and FedRep.plain_steps and not FedRep.takes_groups

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from commonweal.task import LOSSES, Batch, Task
 
-__all__ = ["Affine", "DenseTask", "Layer", "PlainSGD", "dense_task", "forward"]
+__all__ = ["Affine", "DenseTask", "Layer", "PlainSGD", "Pulls", "dense_task", "forward"]
 
 CLOSED = ("cross-entropy", "binary", "squared")  # losses whose derivative is written down here
 
@@ -40,6 +40,22 @@ class Affine(NamedTuple):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class Pulls(NamedTuple):
+    """The gradient strength (v - anchor) + slope, by layers."""
+
+    strength: float = 0.0
+    anchor: list[Affine] | None = None
+    slope: list[Affine] | None = None
+
+    def of_layer(self, k: int) -> "Pulls":
+        anchor = None if self.anchor is None else [self.anchor[k]]
+        return Pulls(self.strength, anchor, None if self.slope is None else [self.slope[k]])
+
+    def above(self, k: int) -> "Pulls":
+        anchor = None if self.anchor is None else self.anchor[k:]
+        return Pulls(self.strength, anchor, None if self.slope is None else self.slope[k:])
 
 
 class PlainSGD(NamedTuple):
@@ -134,24 +150,21 @@ class DenseTask(Task):
         active: tuple[bool, ...],
         batch: Batch,
         sgd: "PlainSGD",
+        pulls: "Pulls",
     ) -> None:
         """Take a step of SGD in the active layers, in place. `batch.x` are inputs (S, B, inputs).
 
         velocity: where the sums of gradients are, for a momentum
+        pulls: the gradients of what the loss has beside the rows
         """
         inputs, outputs = forward(layers, batch.x)
         slope = self._slope(outputs, self._scaled(batch.y), batch.weight)
         lowest = active.index(True)
         for k in reversed(range(lowest, len(layers))):
             below = None if k == lowest else _below(layers, inputs, slope, k)  # before it moves
-            if active[k] and velocity is None:
-                _add(layers[k], inputs[k], slope, 1 - sgd.lr * sgd.weight_decay, -sgd.lr)
-            elif active[k] and velocity is not None:
-                _add(velocity[k], inputs[k], slope, sgd.momentum, 1.0)
-                for w, v in zip(layers[k].tensors, velocity[k].tensors, strict=True):
-                    if sgd.weight_decay:
-                        v.add_(w, alpha=sgd.weight_decay)
-                    w.sub_(v, alpha=sgd.lr)
+            if active[k]:
+                speed = None if velocity is None else velocity[k]
+                _move(layers[k], speed, inputs[k], slope, sgd, pulls.of_layer(k))
             if below is not None:
                 slope = below
 
@@ -247,6 +260,37 @@ def _below(layers: list[Affine], inputs: list[Tensor], slope: Tensor, k: int) ->
     """The derivatives by the outputs of the layer below layer k."""
     below = torch.bmm(slope, layers[k].weight)
     return below.mul_(inputs[k] > 0) if layers[k - 1].relu else below
+
+
+def _move(
+    layer: Affine,
+    velocity: Affine | None,
+    inputs: Tensor,
+    slope: Tensor,
+    sgd: PlainSGD,
+    pulls: Pulls,
+) -> None:
+    """Move a layer by a step of SGD."""
+    decay = sgd.weight_decay + pulls.strength
+    target = layer if velocity is None else velocity
+    if velocity is None:
+        _add(target, inputs, slope, 1 - sgd.lr * decay, -sgd.lr)
+    else:
+        _add(target, inputs, slope, sgd.momentum, 1.0)
+    # Without a velocity the layer itself takes the terms, times -lr.
+    factor = -sgd.lr if velocity is None else 1.0
+    if velocity is not None and decay:
+        for v, w in zip(velocity.tensors, layer.tensors, strict=True):
+            v.add_(w, alpha=decay)
+    if pulls.anchor is not None:
+        for v, a in zip(target.tensors, pulls.anchor[0].tensors, strict=True):
+            v.sub_(a, alpha=factor * pulls.strength)
+    if pulls.slope is not None:
+        for v, s in zip(target.tensors, pulls.slope[0].tensors, strict=True):
+            v.add_(s, alpha=factor)
+    if velocity is not None:
+        for w, v in zip(layer.tensors, velocity.tensors, strict=True):
+            w.sub_(v, alpha=sgd.lr)
 
 
 def _add(target: Affine, inputs: Tensor, slope: Tensor, beta: float, alpha: float) -> None:

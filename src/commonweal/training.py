@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.dense import Affine, DenseTask, PlainSGD, dense_task, forward
+from commonweal.clients.client import Client, Term
+from commonweal.dense import DenseTask, PlainSGD, Pulls, dense_task, forward
 from commonweal.errors import DataError
 from commonweal.federation import Rows
 from commonweal.task import Batch, Task
@@ -215,7 +215,7 @@ def _train_in_chunks(
     parts = chunks(task, rows, plan, at_once)
     plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
     if plain is not None and not models and _base_model(client, task):
-        update = _plain_updates(plain, message["w"], rows, plan, parts)
+        update = _plain_updates(plain, states, rows, plan, parts)
         return Trained({"update": update}, states, update[:, :0])
     in_order = len(parts) == 1 and bool((np.diff(parts[0]) > 0).all())
     gathered = _Gathered(len(plan.sizes))
@@ -296,9 +296,8 @@ def _train_together(
     params: Tensors = start(states, steps)
     plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
     if plain is not None:
-        w = params["w"].clone(memory_format=torch.contiguous_format)
-        plain.train(w, rows, plan)
-        params = {"w": w}
+        params = {n: v.clone(memory_format=torch.contiguous_format) for n, v in params.items()}
+        plain.train(params, states, rows, plan)
     else:
         train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
         with _seeded(plan.seeds, rows.device):
@@ -320,7 +319,7 @@ def _plain_sgd(
 ) -> "_PlainTraining | None":
     """The training of a dense stack by plain SGD, in whole layers; None: it is another one."""
     dense = dense_task(task)
-    if dense is None or not client.plain_steps or client.steps_per_batch > 1:
+    if dense is None or not client.plain_steps:
         return None
     if client.optimizer != "sgd" or client.clip is not None:
         return None
@@ -331,15 +330,17 @@ def _plain_sgd(
         if layers is None or not any(layers):
             return None
         turns.append(layers)
-    lr = client.rate(int(message["round"]))
-    sgd = PlainSGD(lr, client.momentum, client.weight_decay)
-    return _PlainTraining(dense, sgd, tuple(turns))
+    rate = client.inner_rate(client.rate(int(message["round"])))
+    sgd = PlainSGD(rate, client.momentum, client.weight_decay)
+    return _PlainTraining(client, dense, message, sgd, tuple(turns))
 
 
 class _PlainTraining(NamedTuple):
     """Steps of plain SGD on a dense stack, in closed form and in place."""
 
+    client: Client
     task: DenseTask
+    message: Tensors
     sgd: PlainSGD
     turns: tuple[tuple[bool, ...], ...]  # the layers that are trained, by epoch
 
@@ -352,25 +353,36 @@ class _PlainTraining(NamedTuple):
         """Whether these layers are still as they were in the first epoch."""
         return not any(any(turn[: self.frozen]) for turn in self.turns[: epoch + 1])
 
-    def update(self, received: Tensor, rows: Rows, plan: BatchSchedule, update: Tensor) -> None:
+    def update(self, states: Tensors, rows: Rows, plan: BatchSchedule, update: Tensor) -> None:
         """Write the updates (S, d) of clients that train the received model (d,)."""
-        if self.sgd.momentum or self.sgd.weight_decay or not all(self.turns[0]):
-            update.copy_(received)
-            self.train(update, rows, plan)
-        else:  # the first step is taken by the clients from the same model
-            index, weight, _ = plan.at(0, len(update))
-            batch = Batch(rows.x[index], rows.y[index], weight)
+        received = self.message["w"]
+        if self._first_is_plain(states):  # the clients take it from the same model
+            batch, _ = _next_batch(rows, plan, 0, len(update))
             with torch.no_grad():
                 self.task.first_updates(received, batch, self.sgd.lr, update)
             if plan.steps[0] == 1:
                 return
             torch.sub(received, update, out=update)
-            self.train(update, rows, plan, taken=1)
+            self.train({"w": update}, states, rows, plan, taken=1)
+        else:
+            update.copy_(received)
+            self.train({"w": update}, states, rows, plan)
         torch.sub(received, update, out=update)
 
-    def train(self, models: Tensor, rows: Rows, plan: BatchSchedule, taken: int = 0) -> None:
-        """Change the models (S, d) by all steps of their clients but the first `taken`."""
-        velocity = torch.zeros_like(models) if self.sgd.momentum else None
+    def _first_is_plain(self, states: Tensors) -> bool:
+        """Whether the first step is along the gradient of the rows alone, in all layers."""
+        received = self.message["w"]
+        term = self.client.terms({"w": received}, self.message, states)["w"]
+        no_pull = term.slope is None and (term.anchor is None or term.anchor is received)
+        plain = not self.sgd.momentum and not self.sgd.weight_decay and all(self.turns[0])
+        return no_pull and plain and self.client.steps_per_batch == 1
+
+    def train(
+        self, params: Tensors, states: Tensors, rows: Rows, plan: BatchSchedule, taken: int = 0
+    ) -> None:
+        """Change the vectors (S, d) by all steps of their clients but the first `taken`."""
+        terms = self.client.terms(params, self.message, states)
+        velocity = {n: torch.zeros_like(params[n]) if self.sgd.momentum else None for n in terms}
         features = _Features(plan)
         with torch.no_grad():
             for step in range(taken, plan.steps[0]):
@@ -380,9 +392,19 @@ class _PlainTraining(NamedTuple):
                 epochs = step // plan.steps_per_epoch[:active]
                 for a, b in self._runs(epochs):
                     batch = Batch(rows.x[index[a:b]], rows.y[index[a:b]], weight[a:b])
-                    layers = self.task.affine(models[a:b])
-                    inputs = self._inputs(layers, batch.x, index[a:b], a, int(epochs[a]), features)
-                    self._step(layers, velocity, inputs, batch, (a, b), int(epochs[a]))
+                    epoch = int(epochs[a])
+                    vectors = [
+                        _Vector(self.task, params[n][a:b], _part(velocity[n], a, b), term, a, b)
+                        for n, term in terms.items()
+                    ]
+                    inputs = self._inputs(vectors[0], batch.x, index[a:b], epoch, features)
+                    self._steps(vectors, inputs, batch, epoch)
+                    self._after({n: v[a:b] for n, v in params.items()})
+
+    def _after(self, params: Tensors) -> None:
+        lr = self.client.rate(int(self.message["round"]))
+        for name, value in self.client.after_batch(params, lr).items():
+            params[name].copy_(value)
 
     def _runs(self, epochs: np.ndarray) -> list[tuple[int, int]]:
         """Clients whose steps are alike: neighbours of equal epoch, where epochs differ."""
@@ -392,13 +414,7 @@ class _PlainTraining(NamedTuple):
         return list(pairwise([0, *cuts.tolist(), len(epochs)]))
 
     def _inputs(
-        self,
-        layers: list[Affine],
-        x: Tensor,
-        index: Tensor,
-        first: int,
-        epoch: int,
-        features: "_Features",
+        self, vector: "_Vector", x: Tensor, index: Tensor, epoch: int, features: "_Features"
     ) -> Tensor:
         """The inputs of the lowest layer that is trained from the first epoch on.
 
@@ -407,28 +423,43 @@ class _PlainTraining(NamedTuple):
         if not self.frozen or not self.is_frozen(epoch):
             return self.task.rows(x)
         if epoch:
-            return features.read(index, first)
-        _, outputs = forward(layers[: self.frozen], self.task.rows(x))
-        features.write(index, first, outputs)
+            return features.read(index, vector.first)
+        _, outputs = forward(vector.layers[: self.frozen], self.task.rows(x))
+        features.write(index, vector.first, outputs)
         return outputs
 
-    def _step(
-        self,
-        layers: list[Affine],
-        velocity: Tensor | None,
-        inputs: Tensor,
-        batch: Batch,
-        clients: tuple[int, int],
-        epoch: int,
+    def _steps(self, vectors: list["_Vector"], inputs: Tensor, batch: Batch, epoch: int) -> None:
+        """All steps of a batch, from the lowest layer that is trained from the first epoch on."""
+        k = self.frozen if self.is_frozen(epoch) else 0
+        turn = self.turns[epoch][k:]
+        batch = batch._replace(x=inputs)
+        for _ in range(self.client.steps_per_batch):
+            for v in vectors:
+                velocity = None if v.velocity is None else v.velocity[k:]
+                self.task.descend(v.layers[k:], velocity, turn, batch, self.sgd, v.pulls.above(k))
+
+
+class _Vector:
+    """A trained vector of some neighbouring clients (S, d), by layers."""
+
+    def __init__(
+        self, task: DenseTask, w: Tensor, velocity: Tensor | None, term: Term, a: int, b: int
     ) -> None:
-        a, b = clients
-        speed = None if velocity is None else self.task.affine(velocity[a:b])
-        turn = self.turns[epoch]
-        above = self.frozen if self.is_frozen(epoch) else 0
-        if above:
-            layers, turn = layers[above:], turn[above:]
-            speed = None if speed is None else speed[above:]
-        self.task.descend(layers, speed, turn, batch._replace(x=inputs), self.sgd)
+        self.first = a
+        self.layers = task.affine(w)
+        self.velocity = None if velocity is None else task.affine(velocity)
+        anchor = None if term.anchor is None else task.affine(_clients(term.anchor, a, b))
+        slope = None if term.slope is None else task.affine(_clients(term.slope, a, b))
+        self.pulls = Pulls(term.pull, anchor, slope)
+
+
+def _part(value: Tensor | None, a: int, b: int) -> Tensor | None:
+    return None if value is None else value[a:b]
+
+
+def _clients(value: Tensor, a: int, b: int) -> Tensor:
+    """Some clients' rows; where it is the same for all (d,), a single one."""
+    return value[None] if value.ndim == 1 else value[a:b]
 
 
 class _Features:
@@ -453,7 +484,7 @@ class _Features:
 
 def _plain_updates(
     training: _PlainTraining,
-    received: Tensor,
+    states: Tensors,
     rows: Rows,
     plan: BatchSchedule,
     parts: list[np.ndarray],
@@ -463,14 +494,16 @@ def _plain_updates(
     They are trained in the place of their replies: to write (S, d) once more takes as long as a
     step.
     """
+    received = training.message["w"]
     update = received.new_empty(len(plan.sizes), len(received))
     for part in parts:
         first, size = int(part[0]), len(part)
+        positions = torch.from_numpy(part)
         adjacent = bool((np.diff(part) == 1).all())
         w = update[first : first + size] if adjacent else received.new_empty(size, len(received))
-        training.update(received, rows, plan.of(part), w)
+        training.update(select(states, positions), rows, plan.of(part), w)
         if not adjacent:
-            update.index_copy_(0, torch.from_numpy(part).to(w.device), w)
+            update.index_copy_(0, positions.to(w.device), w)
     return update
 
 

@@ -6,7 +6,7 @@ random is drawn before, so that every engine computes the same numbers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -16,7 +16,21 @@ from commonweal.schedules import factor
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors, merge, take
 
-__all__ = ["Client", "at_least", "squared_distance"]
+__all__ = ["PLAIN", "Client", "Term", "at_least", "squared_distance"]
+
+
+class Term(NamedTuple):
+    """What the loss of a vector v has beside that of the rows: pull/2 |v - anchor|^2 + <slope, v>.
+
+    anchor, slope: (d,)
+    """
+
+    pull: float = 0.0
+    anchor: Tensor | None = None
+    slope: Tensor | None = None
+
+
+PLAIN = Term()
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,8 @@ class Client:
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     # For speed. A class that overrides loss, step or descend has neither unless it says so.
-    # plain_steps: whether steps are those of this class, in the coordinates of `active`
+    # plain_steps: whether loss and step are those of this class, with the method's own `terms`,
+    #     `active`, `inner_rate` and `after_batch`, which then also take groups
     # takes_groups: whether loss and step also take groups, with a leading client axis everywhere
     plain_steps: ClassVar[bool] = True
     takes_groups: ClassVar[bool] = True
@@ -98,6 +113,14 @@ class Client:
         """Gradient steps on every batch."""
         return 1
 
+    def inner_rate(self, lr: float) -> float:
+        """The learning rate of these steps."""
+        return lr
+
+    def after_batch(self, params: Tensors, lr: float) -> Tensors:
+        """The vectors that the last of these steps moves in another way than by a gradient."""
+        return {}
+
     def draws(self, task: Task) -> int:
         """Uniform random numbers that a step needs."""
         return 0
@@ -133,6 +156,10 @@ class Client:
         w = message["w"]
         return {"w": w if private is None else merge(w, state["private"], private)}
 
+    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
+        """The vectors that are trained on the rows, with what else their losses have."""
+        return {"w": PLAIN}
+
     def loss(
         self,
         task: Task,
@@ -143,8 +170,17 @@ class Client:
         noise: Tensor,
     ) -> tuple[Tensor, Tensors]:
         """The objective on a batch, and the updated buffers (BatchNorm) of each vector by name."""
-        loss, buffers = task.batch_loss(params["w"], batch)
-        return loss, {"w": buffers}
+        losses = []
+        buffers: Tensors = {}
+        for name, term in self.terms(params, message, state).items():
+            v = params[name]
+            loss, buffers[name] = task.batch_loss(v, batch)
+            if term.anchor is not None:
+                loss = loss + term.pull / 2 * squared_distance(task, v, term.anchor)
+            if term.slope is not None:
+                loss = loss + (term.slope * task.trainable(v)).sum(-1)
+            losses.append(loss)
+        return sum(losses[1:], losses[0]), buffers
 
     def step(
         self,

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from commonweal.clients._own_model import OwnModel
-from commonweal.clients.client import at_least, squared_distance
-from commonweal.task import Batch, Task
+from commonweal.clients.client import PLAIN, Term, at_least
 from commonweal.tensors import Tensors
 
 __all__ = ["Ditto"]
@@ -26,7 +23,6 @@ class Ditto(OwnModel):
     v starts as the initial model. The others are those of sgd, for both models
     """
 
-    takes_groups: ClassVar[bool] = True
     # The authors let clients choose among 0.1, 1 and 2; under strong attacks 0.05, 0.1 and 0.2.
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"lam": (0.05, 0.1, 0.2, 1.0, 2.0)}
 
@@ -36,19 +32,8 @@ class Ditto(OwnModel):
         super().__post_init__()
         at_least(self, lam=0)
 
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        shared, buffers = task.batch_loss(params["w"], batch)
-        own, own_buffers = task.batch_loss(params["own"], batch)
-        penalty = self.lam / 2 * squared_distance(task, params["own"], message["w"])
-        return shared + own + penalty, {"w": buffers, "own": own_buffers}
+    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
+        return {"w": PLAIN, "own": Term(self.lam, anchor=message["w"])}
 
 
 ENTRIES = {"ditto": Ditto}

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from commonweal.clients.client import Client, at_least, squared_distance
-from commonweal.task import Batch, Task
+from commonweal.clients.client import Client, Term, at_least
 from commonweal.tensors import Tensors
 
 __all__ = ["FedProx"]
@@ -23,7 +20,6 @@ class FedProx(Client):
     mu: the penalty; 0 is plain SGD. The others are those of sgd
     """
 
-    takes_groups: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     mu: float = 0.01
@@ -32,18 +28,8 @@ class FedProx(Client):
         super().__post_init__()
         at_least(self, mu=0)
 
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        loss, buffers = task.batch_loss(params["w"], batch)
-        penalty = self.mu / 2 * squared_distance(task, params["w"], message["w"])
-        return loss + penalty, {"w": buffers}
+    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
+        return {"w": Term(self.mu, anchor=message["w"])}
 
 
 ENTRIES = {"fedprox": FedProx}

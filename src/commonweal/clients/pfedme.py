@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from commonweal.clients._own_model import OwnModel
-from commonweal.clients.client import squared_distance
+from commonweal.clients.client import Term
 from commonweal.errors import ConfigError
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors
@@ -28,6 +28,7 @@ class PFedMe(OwnModel):
     """
 
     takes_groups: ClassVar[bool] = True
+    plain_steps: ClassVar[bool] = True
 
     lam: float = 15.0
     inner: int = 5
@@ -43,6 +44,15 @@ class PFedMe(OwnModel):
     def steps_per_batch(self) -> int:
         return self.inner
 
+    def inner_rate(self, lr: float) -> float:
+        return self.inner_lr
+
+    def after_batch(self, params: Tensors, lr: float) -> Tensors:
+        return {"w": params["w"].lerp(params["own"], lr * self.lam)}
+
+    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
+        return {"own": Term(self.lam, anchor=params["w"])}
+
     def loss(
         self,
         task: Task,
@@ -52,9 +62,8 @@ class PFedMe(OwnModel):
         state: Tensors,
         noise: Tensor,
     ) -> tuple[Tensor, Tensors]:
-        loss, buffers = task.batch_loss(params["own"], batch)
-        penalty = self.lam / 2 * squared_distance(task, params["own"], params["w"])
-        return loss + penalty, {"w": buffers, "own": buffers}
+        loss, buffers = super().loss(task, params, batch, message, state, noise)
+        return loss, {"w": buffers["own"], "own": buffers["own"]}
 
     def step(
         self,
@@ -67,10 +76,8 @@ class PFedMe(OwnModel):
         last: bool,
     ) -> tuple[Tensors, State]:
         own_grad = {"own": grads["own"]}
-        moved, opt_state = self.descend(params, own_grad, opt_state, self.inner_lr)
-        if last:
-            moved["w"] = params["w"].lerp(moved["own"], lr * self.lam)
-        return moved, opt_state
+        moved, opt_state = self.descend(params, own_grad, opt_state, self.inner_rate(lr))
+        return moved | (self.after_batch(params | moved, lr) if last else {}), opt_state
 
 
 ENTRIES = {"pfedme": PFedMe}

@@ -8,14 +8,13 @@ divided by the steps they would be 1 / (1 - rho) times too large, and training w
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
+from commonweal.clients.client import Client, Term
 from commonweal.errors import ConfigError
-from commonweal.task import Batch, Task
+from commonweal.task import Task
 from commonweal.tensors import Tensors
 
 __all__ = ["Scaffold"]
@@ -28,8 +27,6 @@ class Scaffold(Client):
     The client keeps c_i, as long as the model, and sends twice as much as sgd.
     Its parameters are those of sgd; the optimizer must be sgd
     """
-
-    takes_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,18 +46,8 @@ class Scaffold(Client):
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"c": torch.zeros(task.num_trainable)}
 
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        loss, buffers = task.batch_loss(params["w"], batch)
-        correction = (message["c"] - state["c"]) * task.trainable(params["w"])
-        return loss + correction.sum(-1), {"w": buffers}
+    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
+        return {"w": Term(slope=message["c"] - state["c"])}
 
     def reply(
         self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor

@@ -1,185 +1,200 @@
-"""A round of FedAvg beside a careful hand-written loop and beside the limit, taken in turns.
+"""Where the time of a round goes, and what each way to save some of it gives.
 
-100 clients x 100 rows of 28 x 28, 10 per round, one epoch, batch 20, SGD. All three also compute
-the received model's loss and score on the cohort's training rows. The limit is one centralised pass
-over the same rows with batches of S * B rows. Prints medians as ratios to the loop, because
-machines are shared and noisy.
+Processor time of one thread, medians; contenders are taken in turns, because machines are shared
+and noisy. `benchmarks/speed` compares whole rounds with a hand-written loop, with the limit and
+with other libraries.
 
-    python benchmarks/round.py [--repeats N] [--threads N]
+    python benchmarks/round.py [--turns N]
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from commonweal import catalog, engines
+from commonweal import catalog, randomness, training
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
 from commonweal.clients import Client
+from commonweal.engines.simulator import CHUNK, Simulator
 from commonweal.evaluation import evaluate
 from commonweal.federation import Federation, Rows
 from commonweal.rules import FedAvg
+from commonweal.rules.rule import Reports
 from commonweal.servers import SGD
 from commonweal.task import Task
+from commonweal.tensors import is_finite
 
-CLIENTS = 100
-ROWS = 100
-COHORT = 10
-BATCH = 20
-LR = 0.1
 SHAPE = (1, 28, 28)
-MODELS = {
-    "logistic": "logistic",
-    "mlp 200": {"name": "mlp", "hidden": [200]},
-    "cnn 1.66M": "cnn",  # of McMahan et al. 2017
-}
+MODELS: dict[str, object] = {"logistic": "logistic", "mlp": {"name": "mlp", "hidden": [200]}}
+COHORTS = {"10 x 100 rows": (10, 100), "100 x 20 rows": (100, 20)}
 
 Work = Callable[[], object]
 
 
-def federation() -> Federation:
+def federation(clients: int, rows: int) -> Federation:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(CLIENTS * ROWS, *SHAPE, generator=generator)
-    y = torch.randint(0, 10, (CLIENTS * ROWS,), generator=generator)
-    rows = Rows(x, y, torch.arange(CLIENTS + 1) * ROWS)
-    return Federation(rows, rows, tuple(map(str, range(CLIENTS))), outputs=10)
+    x = torch.randn(clients * rows, *SHAPE, generator=generator)
+    y = torch.randint(0, 10, (clients * rows,), generator=generator)
+    part = Rows(x, y, torch.arange(clients + 1) * rows)
+    return Federation(part, part, tuple(map(str, range(clients))), outputs=10)
 
 
-def build_task(model: object) -> Task:
-    torch.manual_seed(0)
-    return Task(catalog.build("models", model, shape=SHAPE, outputs=10))
+class Bench:
+    """A cohort of all clients, and the parts of its round."""
+
+    def __init__(self, model: str, clients: int, rows: int, client: Client | None = None) -> None:
+        torch.manual_seed(0)
+        self.task = Task(catalog.build("models", MODELS[model], shape=SHAPE, outputs=10))
+        self.data = federation(clients, rows)
+        self.ids = torch.arange(clients)
+        self.algorithm = Averaging(self.task, FedAvg(), client or Client(), SGD())
+        self.state = self.algorithm.init(self.data.population)
+        self.message = self.algorithm.ask(self.state)
+        self.engine = Simulator(self.data)
+
+    def draw(self) -> training.BatchSchedule:
+        keys = [self.data.population.key(i) for i in self.ids.tolist()]
+        streams = [randomness.stream(0, 1, key, randomness.TRAIN) for key in keys]
+        client = self.algorithm.client
+        return training.schedule(client, self.task, self.data.train, self.ids, streams)
+
+    def report(self) -> object:
+        return evaluate(self.task, self.message["w"], self.data.train, self.ids)
+
+    def train(self, plan: training.BatchSchedule, chunk: int | None = CHUNK) -> Tensor:
+        trained = training.train_locally(
+            self.algorithm.client,
+            self.task,
+            self.message,
+            {},
+            self.data.train,
+            plan,
+            training.vmap_clients,
+            chunk,
+            models=False,
+        )
+        return trained.replies["update"]
+
+    def round(self) -> object:
+        replies = self.engine.collect(self.algorithm, Request(self.ids, self.message))
+        return self.algorithm.tell(self.state, replies, len(self.ids))
+
+    def parts(self) -> dict[str, Work]:
+        plan = self.draw()
+        update = self.train(plan)
+        weights = torch.full((len(update),), 1 / len(update))
+        return {
+            "random streams and batches": self.draw,
+            "loss of the received model": self.report,
+            "local training": lambda: self.train(plan),
+            "replies checked": lambda: is_finite(update),
+            "weighted sum": lambda: weights @ update,
+            "whole round": self.round,
+        }
 
 
-def hand_written(module: nn.Module, data: Rows, ids: Tensor) -> Work:
-    """What a careful person writes: no DataLoader, no deep copies, one flat average."""
-    parameters: list[Tensor] = list(module.parameters())
-    start = [p.detach().clone() for p in parameters]
-    loss = nn.CrossEntropyLoss()
-
-    def one_round() -> None:
-        total = [torch.zeros_like(p) for p in parameters]
-        for k in ids.tolist():
-            x = data.x[k * ROWS : (k + 1) * ROWS]
-            y = data.y[k * ROWS : (k + 1) * ROWS]
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, start)
-                outputs = module(x)
-                loss(outputs, y).item()
-                (outputs.argmax(1) == y).double().mean().item()
-            order = torch.randperm(ROWS)
-            for b in range(0, ROWS, BATCH):
-                rows = order[b : b + BATCH]
-                gradients = torch.autograd.grad(loss(module(x[rows]), y[rows]), parameters)
-                with torch.no_grad():
-                    torch._foreach_add_(parameters, gradients, alpha=-LR)
-            with torch.no_grad():
-                torch._foreach_add_(total, parameters, alpha=1 / len(ids))
-        with torch.no_grad():
-            torch._foreach_copy_(parameters, start)
-
-    return one_round
-
-
-def centralised(task: Task, data: Rows, ids: Tensor) -> Work:
-    """The same rows through one model in batches of S * B: no round can do less arithmetic."""
-    module = task.module
-    parameters: list[Tensor] = list(module.parameters())
-    start = [p.detach().clone() for p in parameters]
-    rows, _ = data.index_of(ids)
-    loss = nn.CrossEntropyLoss()
-
-    def one_pass() -> None:
-        evaluate(task, task.initial, data, ids)
-        order = rows[torch.randperm(len(rows))]
-        for b in range(0, len(rows), len(ids) * BATCH):
-            part = order[b : b + len(ids) * BATCH]
-            gradients = torch.autograd.grad(loss(module(data.x[part]), data.y[part]), parameters)
-            with torch.no_grad():
-                torch._foreach_add_(parameters, gradients, alpha=-LR)
-        with torch.no_grad():
-            torch._foreach_copy_(parameters, start)
-
-    return one_pass
-
-
-def ours(task: Task, data: Federation, ids: Tensor) -> tuple[Work, str]:
-    """A round of the simulator, and how it computes."""
-    algorithm = Averaging(task, FedAvg(), Client(batch=BATCH, lr=LR), SGD())
-    engine = engines.simulate(data)
-    state = algorithm.init(engine.population)
-
-    def one_round() -> None:
-        replies = engine.collect(algorithm, Request(ids, algorithm.ask(state)))
-        algorithm.tell(state, replies, CLIENTS)
-
-    return one_round, engine.facts(algorithm)["vectorize"]
-
-
-def in_turns(ways: dict[str, Work], repeats: int) -> dict[str, float]:
-    """The median seconds of each way, taken in turns."""
-    for way in ways.values():
-        way()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
+def in_turns(ways: dict[str, Work], turns: int) -> dict[str, float]:
+    """The median processor milliseconds of each way, taken in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
         for name, way in ways.items():
-            start = time.perf_counter()
+            start = time.process_time()
             way()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+            if turn:  # the first one is to warm up
+                taken[name].append(1e3 * (time.process_time() - start))
+    return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def evaluation(repeats: int) -> None:
-    """The evaluation of 10,000 clients beside one forward pass over their pooled rows."""
-    data = federation()
-    many = Rows(data.test.x, data.test.y, torch.arange(10_001))
-    task = build_task(MODELS["mlp 200"])
+def print_table(title: str, columns: dict[str, dict[str, float]]) -> None:
+    """One column per key, in markdown; rows are the ways."""
+    print(f"\n| {title}, processor ms | " + " | ".join(columns) + " |")
+    print("|---|" + "--:|" * len(columns))
+    for way in next(iter(columns.values())):
+        cells = " | ".join(f"{values[way]:.1f}" for values in columns.values())
+        print(f"| {way} | {cells} |")
 
-    def forward() -> None:
-        with torch.no_grad():
-            for part in torch.split(torch.arange(len(many.y)), 4096):
-                task.outputs(task.initial, many.x[part])
 
-    ways: dict[str, Work] = {
-        "forward": forward,
-        "evaluate": lambda: evaluate(task, task.initial, many),
+def profile(turns: int) -> None:
+    columns = {}
+    for model in MODELS:
+        for label, (clients, rows) in COHORTS.items():
+            columns[f"{model}, {label}"] = in_turns(Bench(model, clients, rows).parts(), turns)
+    print_table("a round", columns)
+
+
+def by_autograd(bench: Bench, plan: training.BatchSchedule) -> Tensor:
+    with mock.patch.object(training, "dense_task", return_value=None):
+        return bench.train(plan)
+
+
+def ways_to_train(turns: int) -> None:
+    columns = {}
+    for label, (clients, rows) in COHORTS.items():
+        bench = Bench("mlp", clients, rows)
+        plan = bench.draw()
+        ways: dict[str, Work] = {"vmap and autograd": partial(by_autograd, bench, plan)}
+        for power in (18, 19, 20, 21, 22, 24):
+            ways[f"closed form, chunks of 2^{power}"] = partial(bench.train, plan, 1 << power)
+        ways["closed form, all at once"] = partial(bench.train, plan, None)
+        columns[f"mlp, {label}"] = in_turns(ways, turns)
+    print_table("local training", columns)
+
+
+def gram(turns: int, clients: int = 100, parameters: int = 1_663_370) -> None:
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(clients, parameters, generator=generator)
+    exact = _reports(updates).gram
+
+    def single(columns: int) -> Tensor:
+        total = torch.zeros(clients, clients, dtype=torch.float64)
+        for block in torch.split(updates, columns, dim=1):
+            total += (block @ block.T).double()
+        return total
+
+    def double(columns: int) -> Tensor:
+        total = torch.zeros(clients, clients, dtype=torch.float64)
+        for block in torch.split(updates, columns, dim=1):
+            wide = block.double()
+            total = total + wide @ wide.T
+        return total
+
+    ways: dict[str, Callable[[], Tensor]] = {
+        "float64, blocks in one place (now)": lambda: _reports(updates).gram,
+        "float64, fresh blocks of 2^16 columns": lambda: double(1 << 16),
+        "float32, blocks of 2^10 columns": lambda: single(1 << 10),
+        "float32, one product": lambda: single(parameters),
     }
-    medians = in_turns(ways, repeats)
-    milliseconds = 1e3 * medians["evaluate"]
-    ratio = medians["evaluate"] / medians["forward"]
-    print(f"evaluation of 10,000 clients: {milliseconds:.1f} ms, {ratio:.2f} of one forward pass")
+    scale = exact.diagonal().outer(exact.diagonal()).sqrt()
+    times = in_turns(dict(ways), turns)
+    print(f"\n| Gram matrix of {clients} x {parameters} | processor ms | largest error |")
+    print("|---|--:|--:|")
+    for name, way in ways.items():
+        error = float(((way() - exact).abs() / scale).max())
+        print(f"| {name} | {times[name]:.0f} | {error:.0e} |")
 
 
-def main() -> None:
+def _reports(updates: Tensor) -> Reports:
+    ones = torch.ones(len(updates))
+    ids = torch.arange(len(updates))
+    return Reports(ids=ids, sizes=ones, losses=ones, clients=len(updates), updates=updates)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    data = federation()
-    ids = torch.arange(COHORT) * 7
-    for label, model in MODELS.items():
-        task = build_task(model)
-        our_round, mode = ours(task, data, ids)
-        ways = {
-            "loop": hand_written(task.module, data.train, ids),
-            "ours": our_round,
-            "limit": centralised(task, data.train, ids),
-        }
-        slow = label.startswith("cnn")
-        medians = in_turns(ways, max(3, arguments.repeats // 3) if slow else arguments.repeats)
-        loop = medians.pop("loop")
-        ratios = ", ".join(f"{name} {value / loop:.2f}" for name, value in medians.items())
-        print(
-            f"{label:10s} loop {1e3 * loop:7.1f} ms; of it: {ratios}  "
-            f"({mode}, {arguments.threads} threads)"
-        )
-    evaluation(arguments.repeats)
+    parser.add_argument("--turns", type=int, default=11)
+    turns = parser.parse_args(arguments).turns
+    torch.set_num_threads(1)
+    profile(turns)
+    ways_to_train(turns)
+    gram(max(1, turns // 4))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from commonweal.task import Task
+from commonweal.task import Batch, Task
+from commonweal.tensors import Tensors
 
-__all__ = ["between", "by_layer", "squared_cosine"]
+__all__ = ["between", "by_layer", "squared_cosine", "statistics"]
 
 
 def between(task: Task, w: Tensor, own: Tensor, m: float) -> Tensor:
@@ -28,3 +29,14 @@ def squared_cosine(a: Tensor, b: Tensor) -> Tensor:
     # A model of zeros, such as logistic at its start, has no angle.
     lengths = ((a * a).sum(-1) * (b * b).sum(-1)).clamp(min=1e-12)
     return (a * b).sum(-1).square() / lengths
+
+
+def statistics(
+    task: Task, w: Tensor, own: Tensor, m: float, batch: Batch, buffers: Tensor
+) -> Tensors:
+    """The buffers of the shared model, and of the point m that the client uses."""
+    if not task.has_batchnorm:
+        return {"w": buffers, "own": buffers}
+    shared = w.detach()
+    used = between(task, shared, own.detach(), m)
+    return {n: task.batch_loss(v, batch)[1] for n, v in (("w", shared), ("own", used))}

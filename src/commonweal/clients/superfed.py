@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients._line import between, by_layer, squared_cosine
+from commonweal.clients._line import between, by_layer, squared_cosine, statistics
 from commonweal.clients.client import Client, at_least, squared_distance
 from commonweal.errors import ConfigError
 from commonweal.task import Batch, Task
@@ -111,17 +111,7 @@ class SuPerFedMM(Client):
         point = self.mixing_point(task, noise) if self.begun(message) else w.new_zeros(())
         loss, buffers = task.batch_loss(w.lerp(own, point), batch)  # with the gradients of eq. 2.3
         angle = self.nu * squared_cosine(task.trainable(w), task.trainable(own))  # eq. 2.5
-        return loss + penalty + angle, self._statistics(task, w, own, batch, buffers)
-
-    def _statistics(
-        self, task: Task, w: Tensor, own: Tensor, batch: Batch, buffers: Tensor
-    ) -> Tensors:
-        """The buffers of the shared model, and of the point that the client uses."""
-        if not task.has_batchnorm:
-            return {"w": buffers, "own": buffers}
-        shared = w.detach()
-        used = between(task, shared, own.detach(), self.m)
-        return {n: task.batch_loss(v, batch)[1] for n, v in (("w", shared), ("own", used))}
+        return loss + penalty + angle, statistics(task, w, own, self.m, batch, buffers)
 
     def reply(
         self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor

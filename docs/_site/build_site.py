@@ -95,7 +95,7 @@ def _config(pages: Path, folder: Path) -> str:
         sys.exit(f"mkdocs.yml names pages that do not exist: {', '.join(sorted(named - found))}")
     rest = sorted(found - named)
     if rest:
-        config["nav"].append({"More": rest})
+        config["nav"].append({"Further pages": rest})
     config |= {"docs_dir": pages.name, "site_dir": folder.name}
     return str(yaml.safe_dump(config, sort_keys=False))
 

@@ -177,18 +177,21 @@ def test_a_killed_node_comes_back_with_its_state(tmp_path: Path) -> None:
 def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
     """Everything is killed after two rounds; --resume ends with the simulator's numbers."""
     given = experiment(rounds=4)
+    patient = max(60.0, 2 * timeout())
     list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
     folder = tmp_path / "run"
     configs = _flower_local.node_configs(given, 3, tmp_path / "run.flower" / "states")
     export(given.toml(), tmp_path / "run.flower" / "app", 3)
     with Runtime(tmp_path / "run.flower", configs) as runtime:
         runtime.start()
-        runtime.submit(runtime.folder / "app", out=str(folder), nodes=3, timeout=60.0)
+        runtime.submit(
+            runtime.folder / "app", out=str(folder), nodes=3, timeout=patient, wait=PATIENCE
+        )
         wait_until(lambda: len(written(folder)) >= 2, runtime)
         runtime.kill("superlink")
     with pytest.raises(RunError, match="--resume"):
-        _flower_local.run(given, folder, 3, False, 60.0, print)
-    _flower_local.run(given, folder, 3, True, 60.0, print)
+        _flower_local.run(given, folder, 3, False, patient, print)
+    _flower_local.run(given, folder, 3, True, patient, print)
     flower, simulator = Record.read(folder), Record.read(tmp_path / "simulator")
     assert len(flower.rounds) == 4 and flower.finished
     for a, b in zip(flower.rounds, simulator.rounds, strict=True):

@@ -12,7 +12,8 @@ from PIL import Image
 import commonweal
 from commonweal.datasets import Pool, _tables
 from commonweal.datasets.table import table
-from commonweal.errors import ConfigError, DataError
+from commonweal.errors import CommonwealError, ConfigError, DataError
+from commonweal.experiment import Experiment
 from commonweal.federation import Federation
 
 FIVE = {"name": "iid", "clients": 5}
@@ -207,6 +208,38 @@ def test_arrays_that_are_not_there(tmp_path: Path) -> None:
         commonweal.dataset("table", path=str(tmp_path / "u.npz"))
     with pytest.raises(DataError, match="it needs y and client too"):
         commonweal.dataset("table", path=str(tmp_path / "u.npz"), client="client")
+
+
+def test_survival_times_and_events_of_a_table(tmp_path: Path) -> None:
+    """Two columns of labels: Cox's loss, scored by concordance, and neither is a feature."""
+    rng = np.random.default_rng(0)
+    lines = ["age,dose,time,event,client"]
+    for k in range(120):
+        age, dose = rng.normal(60, 10), rng.normal()
+        time = rng.exponential(np.exp(-(age - 60) / 10 - dose))
+        lines.append(f"{age:.3f},{dose:.3f},{time + 0.001:.4f},{int(k % 4 > 0)},{'abc'[k % 3]}")
+    lines.append("50,1,2.5,,a")  # no event: left out
+    path = tmp_path / "s.csv"
+    path.write_text("\n".join(lines))
+    f = commonweal.dataset("table", path=str(path), label="time,event")
+    assert (f.loss, f.score, f.train.x.shape[1], f.outputs) == ("cox", "concordance", 2, 1)
+    assert len(f.train.y) + len(f.test.y) == 120 and f.train.y.shape[1:] == (2,)
+    assert set(f.train.y[:, 1].tolist()) == {0.0, 1.0}
+    times = sorted(float(line.split(",")[2]) for line in lines[1:-1])
+    got = sorted(torch.cat([f.train.y, f.test.y])[:, 0].tolist())
+    assert got == pytest.approx(times, rel=1e-5)
+    part = {"name": "table", "path": str(path), "label": "time,event"}
+    client = {"name": "sgd", "lr": 0.3, "batch": 0}
+    *_, last = commonweal.run(Experiment(dataset=part, rounds=15, client=client))
+    assert last.metrics["mean"] > 0.7
+    assert f.preparation is not None and f.preparation.label == "log risk of event"
+    for label, words in (
+        ("time,died", "label names the events 'died', which is no column"),
+        ("time,event,age", "name one column, or two, time and event"),
+        ("time,client", "holds no numbers: label = 'time,event' needs a time"),
+    ):
+        with pytest.raises(CommonwealError, match=words):
+            commonweal.dataset("table", path=str(path), label=label)
 
 
 # Folders

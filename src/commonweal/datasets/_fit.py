@@ -102,21 +102,29 @@ class Columns:
 
 
 def fit(
-    columns: Columns, label: str, client: str | None, options: Options, federation: Federation
+    columns: Columns,
+    label: str,
+    client: str | None,
+    options: Options,
+    federation: Federation,
+    event: str | None = None,
 ) -> Federation:
-    """The federation with its features, where its rows are numbers of rows of the table."""
+    """The federation with its features, where its rows are numbers of rows of the table.
+
+    event: a second column of labels
+    """
     rows = federation.train.x[:, 0].numpy()
     clients = [rows]
     if options.statistics == "federated":
         clients = np.split(rows, federation.train.offsets[1:-1].numpy())
-    features = [name for name in columns.names if name not in (label, client)]
+    features = [name for name in columns.names if name not in (label, client, event)]
     fitted = tuple(columns.fitted(name, clients, options) for name in features)
     used = [column for column in fitted if column.becomes != "nothing"]
     if not used:
         raise DataError("no column is left to learn from: drop fewer")
     preparation = Preparation(
         columns=fitted,
-        label=label,
+        label=label if event is None else f"log risk of {event}",  # what Cox's model gives
         client=client,
         class_names=federation.class_names,
         separator=options.separator,

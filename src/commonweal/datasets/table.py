@@ -52,7 +52,8 @@ def table(
 ) -> Federation | Pool:
     """Rows of a CSV (with a header), Parquet or npz file; score: accuracy, or R^2 for values
 
-    path: the file; label: the column of labels; client: that of clients ("client" if there is one)
+    path: the file; label: the column of labels, or "time,event": survival times and whether there
+        was an event, for Cox's loss; client: the column of clients ("client" if there is one)
     drop: columns to leave out (a,b); keep: columns that look like ids, but are not
     task: texts and up to 20 different whole numbers are "classes", other labels "values"
     scale: numbers get mean 0 and standard deviation 1 over all training rows
@@ -65,14 +66,23 @@ def table(
     file = Path(path).expanduser()
     if file.suffix == ".npz":
         return _from_npz(file, client, scale, clients, test, seed)
+    label, event = _survival(label)
     contents = open_table(file, label, client, drop, keep, separator, encoding)
     if separator == "auto":
         separator = separator_in(file, encoding)
     options = Options(scale, levels, statistics, separator, encoding)
-    return load_table(contents, task, options, clients, test, seed)
+    return load_table(contents, task, options, clients, test, seed, event)
 
 
 ENTRIES = {"table": table}
+
+
+def _survival(label: str) -> tuple[str, str | None]:
+    """The column of labels and, where two are named, that of events."""
+    names = names_in(label)
+    if len(names) > 2:
+        raise ConfigError(f"label = {label!r}: name one column, or two, time and event")
+    return (names[0], names[1]) if len(names) == 2 else (label, None)
 
 
 def open_table(
@@ -142,16 +152,24 @@ def load_table(
     clients: int | None,
     test: float,
     seed: int,
+    event: str | None = None,
 ) -> Federation | Pool:
     """The natural clients of a table, or a pool, its columns fitted on the training rows."""
     rows = contents.complete
+    if event is not None:
+        rows = rows[~_event_gaps(contents, event)[rows]]
     if len(rows) == 0:
         raise DataError(f"no row has a label in column {contents.label!r}: check the file")
-    y, class_names, notes = labels_of(contents, task, rows)
+    loss, score = (None, None) if event is None else ("cox", "concordance")
+    if event is None:
+        y, class_names, notes = labels_of(contents, task, rows)
+    else:
+        y, class_names, notes = _times(contents, event, rows), (), []
     lost = int(str(contents.facts["rows"])) - len(rows)
     if lost:
         notes.append(f"{lost} rows without a label or client are left out")
-    prepare = partial(fit, contents.columns, contents.label, contents.client, options)
+    names_of = (contents.label, contents.client)
+    prepare = partial(fit, contents.columns, *names_of, options, event=event)
     numbers = rows[:, None]  # stand for the rows until the training rows are known
     outputs = len(class_names) or None
     if contents.client is not None:
@@ -166,6 +184,8 @@ def load_table(
                 clients,
                 names.tolist(),
                 outputs=outputs,
+                loss=loss,
+                score=score,
                 notes=notes,
                 class_names=class_names,
             )
@@ -180,6 +200,8 @@ def load_table(
         seed,
         partition=None,
         outputs=outputs,
+        loss=loss,
+        score=score,
         notes=tuple(notes),
         class_names=class_names,
         prepare=prepare,
@@ -250,6 +272,26 @@ def labels_of(
             "to predict; if they are classes, say task = 'classes'"
         )
     return values.astype(np.float32), (), notes
+
+
+def _event_gaps(contents: Contents, event: str) -> np.ndarray:
+    if event not in contents.columns.names:
+        raise DataError(
+            f"label names the events {event!r}, which is no column: {contents.columns.names[:10]}"
+        )
+    return contents.columns.gaps(event)
+
+
+def _times(contents: Contents, event: str, rows: np.ndarray) -> np.ndarray:
+    """Times and events (N, 2), for Cox's loss."""
+    for name in (contents.label, event):
+        if contents.columns.column(name).becomes not in ("number", "boolean"):
+            raise DataError(
+                f"the column {name!r} holds no numbers: label = 'time,event' needs a time and "
+                "whether there was an event, 1 or 0"
+            )
+    both = [contents.columns.numbers(name)[rows] for name in (contents.label, event)]
+    return np.stack(both, 1).astype(np.float32)
 
 
 def _text_classes(

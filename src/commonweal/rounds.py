@@ -2,6 +2,7 @@
 
 import platform
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from commonweal import metrics
+from commonweal import metrics, notebook
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.catalog import trusting
 from commonweal.engines import Engine
@@ -71,6 +72,8 @@ def run(
     With your own model and rows, pass a Task and a Federation, and any of algorithm, rule, client,
     server, sampler, channels, rounds, cohort, seed, score, vectorize, device and evaluate_every.
 
+    In a notebook the rounds have a progress bar.
+
     >>> x, y, client = [[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"]
     >>> federation = Federation.from_arrays(x, y, client, test=0.5)
     >>> task = Task(torch.nn.Linear(1, 2))
@@ -78,7 +81,11 @@ def run(
     [1, 2]
     """
     job = _job(what, federation, parts)
-    return _rounds(job, None if out is None else Store(Path(out)), resume)
+    rounds = _rounds(job, None if out is None else Store(Path(out)), resume)
+    if not notebook.in_notebook():
+        return rounds
+    title = Record(Path(), tomllib.loads(job.text), {}, []).title
+    return notebook.with_bar(rounds, job.rounds, title)
 
 
 def _job(what: object, federation: Federation | None, parts: Values) -> Job:

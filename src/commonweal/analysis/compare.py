@@ -23,6 +23,7 @@ from commonweal.scores import find
 from commonweal.store import Record
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align"]
+__all__ += ["mean_change"]
 __all__ += ["baseline_cells", "cells", "failed_lines", "gather", "read_comparison", "results"]
 __all__ += ["run_cells", "run_cells_in_processes", "seed_list", "shard_of"]
 
@@ -383,6 +384,12 @@ def _result(
         for s, own in zip(seeds, rows, strict=True)
     ]
     return Result(label, clients, table, summaries, personal, lower_is_better)
+
+
+def mean_change(changes: Array) -> Array:
+    """The mean over seeds (K,) of changes (seeds, K), in which rounding is no change."""
+    mean: Array = np.round(changes.mean(0), 12)
+    return mean + 0.0  # -0.0 is 0
 
 
 def align(a: Result, b: Result) -> tuple[tuple[str, ...], Array, Array]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
-from commonweal.analysis.compare import ALONE, Result, align
+from commonweal.analysis.compare import ALONE, Result, align, mean_change
 from commonweal.metrics import Paired
 
 __all__ = ["ALONE", "POOLED", "Worth", "worth"]
@@ -31,13 +31,12 @@ class Worth:
     gains: Array  # (seeds, K)
     better_off: float  # the share of clients at least as well off as alone, by means over seeds
     excess_max: float  # what the client loses that loses most; 0: nobody
-    share: float | None  # of the way from alone to pooled, in the mean; None: pooled is no better
+    share: float | None  # of the way from alone to pooled, in the mean; None: there is none
 
     @property
     def change(self) -> Array:
         """Each client's mean gain over seeds, (K,)."""
-        mean: Array = self.gains.mean(0)
-        return mean
+        return mean_change(self.gains)
 
     @property
     def losers(self) -> list[int]:
@@ -65,7 +64,7 @@ def _worth(result: Result, alone: Result, pooled: Result | None) -> Worth:
     sign = -1.0 if result.lower_is_better else 1.0
     names, before, after = align(alone, result)
     lower = result.lower_is_better
-    means = (before.mean(0), after.mean(0))
+    means = (before.mean(0), before.mean(0) + mean_change(after - before))
     return Worth(
         label=result.label,
         clients=names,
@@ -77,7 +76,11 @@ def _worth(result: Result, alone: Result, pooled: Result | None) -> Worth:
 
 
 def _share(sign: float, result: Result, alone: Result, pooled: Result) -> float | None:
-    """The part of the way from alone to pooled, by the means over clients and seeds."""
+    """The part of the way from alone to pooled, by the means over clients and seeds.
+
+    None where pooled rows are no better than alone, or the result is below alone.
+    """
     mean, low, high = (float(each.scores.mean()) for each in (result, alone, pooled))
     way = sign * (high - low)
-    return None if way <= 0 else sign * (mean - low) / way
+    gone = sign * (mean - low)
+    return None if way <= 0 or gone < 0 else gone / way

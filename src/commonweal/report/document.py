@@ -23,7 +23,8 @@ MOST_PICTURES = 12  # heat maps and regrets
 STYLE = """
 :root { color-scheme: light; }
 body { font: 1rem/1.5 system-ui, sans-serif; color: #111; background: #fff; margin: 0 auto;
-  max-width: 46rem; padding: 1rem; overflow-wrap: anywhere; }
+  max-width: 60rem; padding: 1rem; overflow-wrap: anywhere; }
+p, figcaption, li { max-width: 46rem; }
 h1 { font-size: 1.6rem; line-height: 1.2; }
 h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #767676; }
 h3 { font-size: 1.05rem; }
@@ -199,7 +200,7 @@ def _comparison(report: Report) -> Section:
         header = ["label", *(column.title for column in grid.differences)]
         rows = _lines(grid, grid.differences, ("{}", "{}", "{}"))[1:]
         content.append(html.table("Differences", header, rows))
-    content += [tag("p", note) for note in grid.notes]
+    content += [tag("p", f"{note[0].upper()}{note[1:]}.") for note in grid.notes]
     base, *others = report.results
     content += [tag("p", tables.verdict(base, other, report.score)) for other in others]
     return _section("comparison", "The comparison", *content)
@@ -221,16 +222,11 @@ def _worth(report: Report) -> Section | None:
     if not found:
         return None
     content = [tag("p", sentence) for sentence in tables.worth_sentences(found, report.score)]
-    header = ["client", *(f"gain by {each.label}" for each in found)]
-    gains = [dict(zip(each.clients, each.change.tolist(), strict=True)) for each in found]
-    factor = tables.scale(report.score)
-    rows = []
-    for name in sorted(gains[0], key=lambda name: gains[0][name]):
-        known = [each.get(name) for each in gains]
-        rows.append((name, *("-" if v is None else f"{factor * v:+.2f}" for v in known)))
-    caption = "Gain against training alone (above 0: better off), mean over seeds"
-    numbers = html.table(caption, header, html.ends(rows, MOST_ROWS))
-    content.append(tag("details", tag("summary", "Every client"), numbers))
+    grid = tables.layout(tables.comparison(report.results, report.score, found=found))
+    header = ["label", *(column.title for column in grid.worth)]
+    rows = _lines(grid, grid.worth, ("{}", "{}", "{}"))
+    content.append(html.table("Against training alone", header, rows))
+    content.append(html.figure(plots.worth(found, report.score), "worth-figure", MOST_ROWS))
     return _section("worth", "Worth it, for whom: against training alone", *content)
 
 
@@ -244,7 +240,8 @@ def _clients(report: Report) -> Section:
         content.append(tag("p", _who("gained", change.gained)))
         content.append(tag("p", _who("lost", change.lost)))
         if change.same:
-            content.append(tag("p", f"{change.same} clients: no change."))
+            clients = "client" if change.same == 1 else "clients"
+            content.append(tag("p", f"{change.same} {clients}: no change."))
     return _section("clients", "Clients: who gained, who lost", *content)
 
 
@@ -264,15 +261,22 @@ def _rounds(report: Report) -> Section:
 
 
 def _weights(report: Report) -> Section | None:
-    pictures = _pictures(report, plots.weights)
+    pictures = _pictures(report, _draw_weights)
     if not pictures:
         return None
     note = (
         "The first seed of each label. A weight of 1 is an equal share of the cohort's update; "
-        "clients with more than 1 were favoured by the rule."
+        "clients with more than 1 were favoured by the rule. Labels whose weights are always equal "
+        "are left out."
     )
     figures = [html.figure(p, f"weights-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
     return _section("weights", "Weights: whom the rule favoured", tag("p", note), *figures)
+
+
+def _draw_weights(record: Record, label: str) -> Picture:
+    if plots.are_equal(plots.relative_weights(record)):
+        raise RunError(f"{label} gives equal weights: nothing to see")
+    return plots.weights(record, label)
 
 
 def _regret(report: Report) -> Section | None:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.compare import Result, align, gather
+from commonweal.analysis.compare import Result, align, gather, mean_change
 from commonweal.analysis.regret import Regret, of_run
+from commonweal.analysis.worth import Worth
 from commonweal.errors import RunError
+from commonweal.metrics import Paired, paired
 from commonweal.report.tables import scale, show_score
 from commonweal.store import Record
 from commonweal.text import shown
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "Plots", "clients", "draw", "front", "regret", "rounds", "weights"]
+__all__ = ["Picture", "Plots", "clients", "draw", "front", "regret", "rounds", "weights", "worth"]
 
 Array: TypeAlias = NDArray[np.float64]
 Point: TypeAlias = tuple[int, list[float]]  # a round and its values
@@ -240,12 +242,103 @@ class Changes(NamedTuple):
 def changes(base: Result, other: Result, score: str) -> Changes:
     """The clients whose mean score over seeds changed, by name. Of errors, a fall is a gain."""
     names, before, after = align(base, other)
-    change = (scale(score) * (after - before).mean(0)).tolist()
+    change = (scale(score) * mean_change(after - before)).tolist()
     pairs = sorted(zip(names, change, strict=True), key=lambda pair: -abs(pair[1]))
     sign = -1 if base.lower_is_better else 1
     gained = [pair for pair in pairs if sign * pair[1] > 0]
     lost = [pair for pair in pairs if sign * pair[1] < 0]
     return Changes(other.label, gained, lost, len(pairs) - len(gained) - len(lost))
+
+
+# Worth it, for whom
+
+
+def worth(found: Sequence[Worth], score: str) -> Picture:
+    """Every client's gain against training alone under each label, with intervals over seeds."""
+    first = found[0]
+    names = [first.clients[k] for k in np.argsort(first.change, kind="stable")]
+    with _styled():
+        if len(names) <= MOST_NAMES:
+            figure = _gains_by_name(found, names, score)
+            how = "one line per client; bars are 95 % intervals over seeds"
+        else:
+            figure = _sorted_gains(found, score)
+            how = "the share of clients that gain at most so much"
+    labels = ", ".join(each.label for each in found)
+    description = (
+        f"What each of {len(names)} clients gains against training alone under {labels}, in "
+        f"{_points(score)}: {how}. Right of 0: better off in the federation."
+    )
+    header = ("client", *(f"gain by {each.label}" for each in found))
+    gains = [dict(zip(each.clients, _intervals(each, score), strict=True)) for each in found]
+    rows = [(name, *(_gain_cell(each.get(name)) for each in gains)) for name in names]
+    return Picture("Gain against training alone", description, figure, header, rows)
+
+
+def _points(score: str) -> str:
+    return f"points of {score}" if scale(score) == 100 else score
+
+
+def _intervals(each: Worth, score: str) -> list[Paired]:
+    """Every client's mean gain with its interval, as shown."""
+    gains = scale(score) * each.gains
+    return [paired(gains[:, k], np.zeros(len(gains))) for k in range(gains.shape[1])]
+
+
+def _gain_cell(each: Paired | None) -> str:
+    if each is None:
+        return "-"
+    known = math.isfinite(each.low) and each.low < each.high
+    interval = f" [{each.low:+.2f}, {each.high:+.2f}]" if known else ""
+    return f"{each.difference:+.2f}{interval}"
+
+
+def _gains_by_name(found: Sequence[Worth], names: Sequence[str], score: str) -> "Figure":
+    figure = _figure(1.4 + 0.24 * len(names) + 0.2 * len(found))
+    axes = figure.subplots()
+    position = {name: k for k, name in enumerate(names)}
+    axes.axvline(0, color="#444444", linewidth=1)
+    for i, each in enumerate(found):
+        known = [k for k, name in enumerate(each.clients) if name in position]
+        y = np.array([position[each.clients[k]] for k in known]) + 0.5 / len(found) * i
+        intervals = [_intervals(each, score)[k] for k in known]
+        half = np.array([(one.high - one.low) / 2 for one in intervals])
+        axes.errorbar(
+            [one.difference for one in intervals],
+            y,
+            xerr=half if np.isfinite(half).all() else None,
+            fmt=MARKERS[i % len(MARKERS)],
+            color=COLOURS[i % len(COLOURS)],
+            markersize=5,
+            linewidth=1,
+            label=plain(each.label),
+        )
+    axes.set_yticks(np.arange(len(names)), [shortened(name) for name in names])
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_xlabel(f"gain against alone ({_points(score)})")
+    _legend(figure, axes)
+    return figure
+
+
+def _sorted_gains(found: Sequence[Worth], score: str) -> "Figure":
+    figure = _figure(3.6)
+    axes = figure.subplots()
+    axes.axvline(0, color="#444444", linewidth=1)
+    for i, each in enumerate(found):
+        values = np.sort(scale(score) * each.change)
+        share = 100 * np.arange(1, len(values) + 1) / len(values)
+        axes.step(
+            values,
+            share,
+            where="post",
+            color=COLOURS[i % len(COLOURS)],
+            linestyle=LINES[i % len(LINES)],
+            label=plain(each.label),
+        )
+    axes.set_xlabel(f"gain against alone ({_points(score)})")
+    axes.set_ylabel("clients that gain at most this (%)")
+    _legend(figure, axes)
+    return figure
 
 
 # Rounds
@@ -352,6 +445,12 @@ def relative_weights(record: Record) -> Weights:
 def _ratio(total: Array, count: Array) -> Array:
     mean: Array = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     return mean
+
+
+def are_equal(found: Weights) -> bool:
+    """Whether every client in a cohort always has the same weight: nothing to see."""
+    known = found.table[~np.isnan(found.table)]
+    return bool(np.allclose(known, 1.0, atol=1e-6))
 
 
 def weights(record: Record, label: str | None = None) -> Picture:
@@ -478,6 +577,8 @@ def regret(record: Record, label: str | None = None) -> Picture:
     with _styled():
         figure = _draw_regret(curve)
     bound = "" if curve.bound is None else f", where the theorem's bound is {curve.bound[-1]:.3f}"
+    if curve.estimated:
+        bound = ", estimated from cohorts (what Corollary 5.3 is about; no bound is proved for it)"
     description = (
         f"What the decisions of {label} cost beyond the best fixed mixture of clients in "
         f"hindsight: {curve.regret[-1]:.3f} after round {curve.rounds[-1]}{bound}."

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 
 from commonweal import metrics, scores
-from commonweal.analysis.compare import Result, align
+from commonweal.analysis.compare import Result, align, mean_change
 from commonweal.analysis.interpolation import Curve
 from commonweal.analysis.worth import Worth
 from commonweal.errors import ConfigError, did_you_mean
@@ -460,7 +460,7 @@ def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
     names, before, after = align(base, fair)
     sign = -1 if base.lower_is_better else 1
     factor = scale(score)
-    change = factor * (after - before).mean(0)
+    change = factor * mean_change(after - before)
     worst = int((sign * before.mean(0)).argmin())
     gain = int((sign * change > 0).sum())
     lose = int((sign * change < 0).sum())

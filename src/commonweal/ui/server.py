@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from commonweal import catalog
-from commonweal.analysis.compare import gather
+from commonweal.analysis.compare import Result, gather
 from commonweal.analysis.labels import by_label, seed_of
 from commonweal.analysis.worth import worth
 from commonweal.errors import CommonwealError, RunError
@@ -173,8 +174,16 @@ def _client(root: Path, request: Request) -> Values:
     return runs.client_history(folder, name) | more | {"score": record.facts["score"]}
 
 
-def _compare(root: Path, request: Request) -> Values:
-    """Curves and tables of the chosen runs, by label."""
+class _Chosen(NamedTuple):
+    """What runs that were chosen give over the seeds that all of them have."""
+
+    runs: dict[str, list[Record]]
+    results: list[Result]
+    baselines: list[Result]
+    score: str
+
+
+def _chosen(root: Path, request: Request) -> _Chosen:
     names = request.query_params.getlist("id")[:MOST_COMPARED]
     records = [runs.light(_folder(root, name)) for name in names]
     evaluated = [record for record in records if record.evaluated]
@@ -189,8 +198,14 @@ def _compare(root: Path, request: Request) -> Values:
     if len(scores) > 1:
         raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
     (score,) = scores
-    results, baselines = split(gather(paired))
-    grid = tables.layout(tables.comparison(results, score))
+    return _Chosen(paired, *split(gather(paired)), score)
+
+
+def _compare(root: Path, request: Request) -> Values:
+    """Curves and tables of the chosen runs, by label."""
+    paired, results, baselines, score = _chosen(root, request)
+    found = worth(results, baselines)
+    grid = tables.layout(tables.comparison(results, score, found=found))
     first, *others = results
     changes = [plots.changes(first, other, score)._asdict() for other in others]
     for each in changes:
@@ -207,10 +222,32 @@ def _compare(root: Path, request: Request) -> Values:
             [label, *(column.cells[i] for column in grid.columns)]
             for i, label in enumerate(grid.labels)
         ],
-        "notes": [*tables.worth_sentences(worth(results, baselines), score), *grid.notes],
+        "notes": [*tables.worth_sentences(found, score), *grid.notes],
+        "worth": _worth(grid),
         "curves": {label: runs.curve(group[0]) for label, group in paired.items()},
         "changes": changes,
     }
+
+
+def _worth(grid: tables.Grid) -> Values | None:
+    """The table of gains against training alone, where clients were trained alone, too."""
+    if not grid.worth:
+        return None
+    return {
+        "header": ["label", *(column.title for column in grid.worth)],
+        "rows": [
+            [label, *(column.cells[i] for column in grid.worth)]
+            for i, label in enumerate(grid.labels)
+        ],
+    }
+
+
+def _draw_worth(root: Path, request: Request) -> plots.Picture:
+    chosen = _chosen(root, request)
+    found = worth(chosen.results, chosen.baselines)
+    if not found:
+        raise RunError("none of these runs trains clients alone")
+    return plots.worth(found, chosen.score)
 
 
 DRAWINGS: dict[str, plots.Drawing] = {"weights": plots.weights, "regret": plots.regret}
@@ -219,6 +256,8 @@ DRAWINGS: dict[str, plots.Drawing] = {"weights": plots.weights, "regret": plots.
 async def _figure(root: Path, request: Request) -> Response:
     def drawn() -> bytes:
         what = request.query_params.get("what", "")
+        if what == "worth":
+            return plots.draw(_draw_worth(root, request).figure, "png")
         if what not in DRAWINGS:
             raise RunError(f"there is no figure {what!r}")
         record = Record.read(_asked(root, request))

@@ -231,12 +231,12 @@ function unfold(title, ...content) {
 }
 
 // A figure is drawn when it is unfolded, and not before.
-function figure(title, what, id) {
+function figure(title, what, ...ids) {
   const place = element("div", []);
   const whole = unfold(title, place);
   whole.addEventListener("toggle", () => {
     if (!whole.open || place.firstChild) return;
-    const address = "/api/figure?" + new URLSearchParams({ id, what });
+    const address = "/api/figure?" + new URLSearchParams([["what", what], ...ids.map((id) => ["id", id])]);
     const image = element("img", [], { alt: title });
     image.addEventListener("error", async () => {
       const answer = await fetch(address).then((response) => response.json());
@@ -287,6 +287,12 @@ async function showComparison(ids) {
   const place = element("div", [], { class: "chart" });
   const rows = found.rows.map((row) => element("tr", row.map((each, i) => cell(each, i ? "number" : "name"))));
   const first = ids[0];
+  const alone = found.worth ? [
+    element("h2", "Against training alone"),
+    table(found.worth.header, found.worth.rows.map((row) => element("tr",
+      row.map((each, i) => cell(each, i ? "number" : "name")))), "Against training alone"),
+    figure("Every client's gain against training alone", "worth", ...ids),
+  ] : [];
   const changes = found.changes.flatMap((each) => [
     element("h2", `${each.label} against ${found.base}`),
     who("gained", each.gained, each.more[0], first),
@@ -296,6 +302,7 @@ async function showComparison(ids) {
     element("h1", "Comparison"),
     element("p", found.title),
     table(found.header, rows, "Comparison"),
+    ...alone,
     ...found.notes.map((note) => element("p", note, { class: "note" })),
     element("h2", "Worst tenth of the clients over rounds (first seed)"),
     place,

@@ -105,6 +105,28 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"\n## {version}" in changes
 
 
+def test_files_for_a_code_host_can_be_read() -> None:
+    yaml = pytest.importorskip("yaml")
+    found = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in sorted(_host_files())}
+    assert found["test.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == [
+        "3.11",
+        "3.12",
+        "3.13",
+    ]
+    assert found["bug.yml"]["body"] and found["wish.yml"]["body"]
+    hooks = found[".pre-commit-config.yaml"]["repos"][0]["hooks"]
+    lint = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nlint:")[2]
+    for hook in hooks:  # the same programs as `make lint`
+        assert Path(hook["entry"].split()[0]).name in lint.partition("\n\n")[0]
+    assert found["CITATION.cff"]["cff-version"] == "1.2.0" and found["CITATION.cff"]["authors"]
+
+
+def _host_files() -> Iterator[Path]:
+    yield from (ROOT / ".github").rglob("*.yml")
+    yield ROOT / ".pre-commit-config.yaml"
+    yield ROOT / "CITATION.cff"
+
+
 def test_constraints_name_every_requirement_of_developers() -> None:
     """Nothing that `make setup` installs by name is left to chance."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -1,10 +1,11 @@
-"""A campaign against run folders: kills at file operations, flips, full disks, two processes.
+"""A campaign against runs: kills at file operations, flips, full disks, two processes, liars.
 
     make campaign                 a few minutes
     python benchmarks/campaign.py --short
 
 Prints a Markdown table of what was tried and what survived. A case survives if it ends with the
-bytes of a run that was left alone, or with a sentence and exit code 2.
+bytes of a run that was left alone, or with a sentence and exit code 2. A guarded rule survives
+liars if it loses at most 10 points of the honest clients' mean accuracy.
 """
 
 import argparse
@@ -16,9 +17,12 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from attacks import ATTACKS, LIARS, honest_mean, scores
 from commonweal import cli, rounds
 from commonweal.analysis.verify import problems
 from commonweal.engines.client_states import ClientStates
@@ -28,12 +32,19 @@ from commonweal.store import Record
 
 EXPERIMENT = """
 dataset = "vowel"
-rounds = {rounds}
+rounds = 3
 cohort = 3
-rule = "aaggff-s"
-client = "{client}"
-server = {{ name = "sgd", momentum = 0.9 }}
 """
+KINDS = {
+    "plain": 'rule = "aaggff-s"\nserver = { name = "sgd", momentum = 0.9 }\n',
+    "personal models in files": 'client = "ditto"\nrule = "aaggff-s"\n',
+    "client and server states": 'client = "scaffold"\nserver = "adam"\n',
+    "a guarded rule, validation, clients held out": (
+        'rule = "guarded(rule=term)"\nvalidation = 0.3\nunseen = 0.2\n'
+    ),
+}
+DRAW = random.Random(0)
+LOST = 10.0  # points that liars may cost
 
 Step = Callable[[str], None]  # called with a name before a file operation
 
@@ -119,10 +130,10 @@ def full() -> None:
 class Campaign:
     """Cases of one kind of run, each in a folder of its own."""
 
-    def __init__(self, work: Path, client: str, seed: int) -> None:
+    def __init__(self, work: Path, kind: str, seed: int) -> None:
         self.work = work
         self.file = work / "e.toml"
-        self.file.write_text(EXPERIMENT.format(rounds=3, client=client))
+        self.file.write_text(EXPERIMENT + KINDS[kind])
         self.draw = random.Random(seed)
         self.log = work / "log"
         assert ended(forked(lambda: command(self.file, work / "whole"), self.log)) == 0
@@ -159,8 +170,8 @@ class Campaign:
         return self.log.read_text(errors="replace")
 
     def flips(self, name: str, count: int) -> tuple[int, int]:
-        """Flip single bits of a file of a run that was stopped: how many were noticed."""
-        half = self.work / "half"
+        """Flip single bits of a file of a stopped or finished run: how many were noticed."""
+        half = self.work / ("whole" if name in FINISHED else "half")
         if not half.exists():
             job = job_from_experiment(read(self.file))
             going = rounds.run(job, out=half)
@@ -195,6 +206,57 @@ class Campaign:
         return count, good
 
 
+def comparison(folder: Path) -> None:
+    """A comparison with two workers, in this process."""
+    rounds.SAVE_EVERY = -1.0
+    given = ["vowel", "rounds=20", "--rules", "fedavg,afl", "--seeds", "2", "--jobs", "2"]
+    sys.argv = ["commonweal", "compare", *given, "--out", str(folder), "--quiet"]
+    cli.main()
+
+
+def alone(work: Callable[[], None]) -> Callable[[], None]:
+    """The work in a process group of its own: a kill reaches the workers, too."""
+
+    def begin() -> None:
+        os.setpgid(0, 0)
+        work()
+
+    return begin
+
+
+def comparisons(work: Path, count: int, draw: random.Random) -> tuple[int, int]:
+    """Kill comparisons and their workers at random instants; each is continued three times."""
+    log = work / "log"
+    start = time.monotonic()
+    assert ended(forked(lambda: comparison(work / "whole"), log)) == 0, log.read_text()
+    longest = time.monotonic() - start
+    whole = contents(work / "whole")
+    survived = 0
+    for k in range(count):
+        folder = work / f"compare-{k}"
+        for _ in range(2):
+            child = forked(alone(lambda: comparison(folder)), log)  # noqa: B023
+            time.sleep(draw.uniform(0.2, 0.8) * longest)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            ended(child)
+        code = ended(forked(lambda: comparison(folder), log))  # noqa: B023
+        survived += code == 0 and contents(folder) == whole
+    return count, survived
+
+
+def liars(rules: list[str], attacks: Sequence[str], count: int) -> tuple[int, int]:
+    """Guarded rules with so many liars of 20 clients: how often little is lost."""
+    who = LIARS[count]
+    good = 0
+    for rule in rules:
+        truth = honest_mean(scores(rule, 0, None, who), who)
+        for attack in attacks:
+            safe = honest_mean(scores(f"guarded(rule={rule})", 0, attack, who), who)
+            good += truth - safe <= LOST
+    return len(rules) * len(attacks), good
+
+
 FLIPPED = (
     "checkpoint.safetensors",
     "rounds.jsonl",
@@ -203,6 +265,7 @@ FLIPPED = (
     "clients.chunks",
     "0*.safetensors",
 )
+FINISHED = ("clients.csv", "unseen.csv", "model.safetensors", "best.safetensors")
 
 
 def main() -> None:
@@ -211,26 +274,35 @@ def main() -> None:
     short = parser.parse_args().short
     ClientStates.__init__.__defaults__ = (0, 0)  # states in files
     rows: list[tuple[str, int, int]] = []
-    for client in ("sgd",) if short else ("sgd", "ditto"):
+
+    def add(what: str, found: tuple[int, int]) -> None:
+        rows.append((what, *found))
+        print(f"{time.monotonic() - start:.0f} s: {what}: {found}", file=sys.stderr, flush=True)
+
+    start = time.monotonic()
+    for kind in list(KINDS)[: 1 if short else None]:
         with tempfile.TemporaryDirectory() as folder:
-            campaign = Campaign(Path(folder), client, seed=0)
-            every = 5 if short else 1
-            rows.append(
-                (f"killed at a file operation, {client}", *campaign.operations(kill, every))
-            )
-            rows.append(
-                (f"disk full from an operation on, {client}", *campaign.operations(full, every))
-            )
-            rows.append(
-                (f"two processes on one folder, {client}", *campaign.doubles(5 if short else 25))
-            )
+            campaign = Campaign(Path(folder), kind, seed=0)
+            every = 1 if kind == "plain" and not short else 5
+            add(f"killed at a file operation: {kind}", campaign.operations(kill, every))
+            add(f"disk full from an operation on: {kind}", campaign.operations(full, 2 * every))
+            if kind == "plain":
+                add("two processes on one folder", campaign.doubles(5 if short else 10))
     with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(Path(folder), "ditto", seed=1)
-        for name in FLIPPED:
-            rows.append((f"a bit of {name} flipped", *campaign.flips(name, 20 if short else 100)))
+        count = 1 if short else 3
+        add("comparison with workers, killed twice", comparisons(Path(folder), count, DRAW))
+    for kind, names in (("personal models in files", FLIPPED), (list(KINDS)[-1], FINISHED)):
+        with tempfile.TemporaryDirectory() as folder:
+            campaign = Campaign(Path(folder), kind, seed=1)
+            for name in names:
+                add(f"a bit of {name} flipped", campaign.flips(name, 20 if short else 100))
+    rules = ["aaggff-s"] if short else ["fedavg", "afl", "aaggff-s", "term"]
+    for number in LIARS:
+        add(f"{number} of 20 clients lie, guarded rules", liars(rules, list(ATTACKS), number))
     print("| what | tried | survived or noticed |\n|---|--:|--:|")
     for what, tried, good in rows:
         print(f"| {what} | {tried} | {good} |")
+    print(f"\n{(time.monotonic() - start) / 60:.0f} minutes.")
 
 
 if __name__ == "__main__":

@@ -332,7 +332,8 @@ def complete(kind: str, part: object) -> Part:
     entry = find(kind, part["name"])
     given = {key: _plain(value) for key, value in part.items() if key != "name"}
     for key, value in given.items():
-        if isinstance(value, int | float) and abs(value) > LARGEST:
+        long = isinstance(value, int) and not -(2**63) <= value < 2**63
+        if long or (isinstance(value, int | float) and abs(value) > LARGEST):
             raise ConfigError(f"{label} {entry.name!r}: {key} = {value:.4g} is too large")
     for key in given:
         if key not in entry.parameters:

@@ -46,6 +46,8 @@ __all__ = ["app", "main"]
 RULES = "fedavg,uniform,aaggff-s"  # that compare takes by default
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 
+STOPPED = 130  # the exit code after Ctrl-C
+NOTHING_LOST = "stopped; what was saved before is intact"
 MOST_BASELINES = 50  # clients up to which a comparison trains each of them alone, too
 
 app = typer.Typer(
@@ -79,6 +81,13 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         app()
+    except SystemExit as ended:
+        if ended.code == STOPPED and isinstance(_cause(ended), KeyboardInterrupt):
+            _say(NOTHING_LOST)
+        raise
+    except KeyboardInterrupt:
+        _say(NOTHING_LOST)
+        sys.exit(STOPPED)
     except CommonwealError as error:
         _fail(str(error))
     except OSError as error:  # a path that is too long or may not be searched, a full disk
@@ -90,6 +99,11 @@ def main() -> None:
         _fail(
             f"this needs more memory than there is ({error}): make models, data or groups smaller"
         )
+
+
+def _cause(ended: SystemExit) -> BaseException | None:
+    """Why typer ends with some code: Ctrl-C, unless a command has said something about it."""
+    return None if ended.__context__ is None else ended.__context__.__cause__
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -272,7 +286,7 @@ def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -
             f"stopped after round {saved}; all rounds are saved in {folder}: continue with the "
             "same command and --resume"
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     if missing is not None:
         _write_picture(folder, *missing)
     return last
@@ -830,7 +844,7 @@ def _run_plan(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]
                     failures[step.cell.folder] = step.failure
     except KeyboardInterrupt:
         _say("stopped; every finished round is saved: the same command continues from there")
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     return failures
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from commonweal.engines import Engine
 from commonweal.errors import CommonwealError, ConfigError, DataError, did_you_mean
 from commonweal.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.federation import Federation
+from commonweal.memory import check_memory
 from commonweal.population import Population
 from commonweal.preparation import Preparation
 from commonweal.rules.excess import Excess
@@ -167,13 +167,10 @@ def _check_memory(part: Values, facts: Values) -> None:
     except Exception:
         return  # a model that cannot be built so; if it cannot be built at all, building says so
     size = sum(value.numel() for value in module.parameters())
-    needed = TRAINING_COPIES * 4 * size
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > available:
-        raise ConfigError(
-            f"model {part['name']!r} would have {size:,} parameters, and its training needs "
-            f"{needed / 1e9:,.1f} GB of memory; this machine has {available / 1e9:,.1f} GB"
-        )
+    check_memory(
+        f"model {part['name']!r} would have {size:,} parameters, and its training",
+        TRAINING_COPIES * 4 * size,
+    )
 
 
 def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
@@ -311,7 +308,19 @@ def _job(
     sampler.check(engine.population)
     if text is None:
         text = _describe(task, algorithm, parts, settings, sampler, engine)
-    return Job(algorithm, engine, settings, sampler, text)
+    job = Job(algorithm, engine, settings, sampler, text)
+    _check_cohort(job)
+    return job
+
+
+def _check_cohort(job: Job) -> None:
+    """Raise ConfigError where the updates of a round do not fit into memory."""
+    asked = min(job.cohort, job.population.clients)
+    size = job.task.size
+    check_memory(
+        f"a cohort of {asked:,} clients with {size:,} parameters each (set cohort to fewer)",
+        asked * size * 4,
+    )
 
 
 def _algorithm(

@@ -21,6 +21,7 @@ from commonweal.errors import ConfigError, DivergedError, ResumeWarning, RunErro
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, read
 from commonweal.federation import Federation
+from commonweal.files import read_plain
 from commonweal.job import Job, job_from_experiment, job_from_parts
 from commonweal.population import Population
 from commonweal.scores import find
@@ -326,7 +327,7 @@ def _reopened(folder: Path, task: Task | None, federation: Federation | None) ->
     try:
         if task is None or federation is None:
             return job_from_experiment(read(path))
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path).decode()
         tables = tomllib.loads(text)
         given = {key: value for key, value in tables.items() if key not in ("dataset", "model")}
         job = job_from_parts(task, federation, **given)

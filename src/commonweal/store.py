@@ -589,12 +589,12 @@ def _cell(value: float) -> str:
 def _difference(known: Path, experiment: str) -> str:
     """What the new experiment changes, as `key = value`; empty where they are the same."""
     try:
-        old = known.read_text(encoding="utf-8")
+        old = read_plain(known).decode()
         if old == experiment:
             return ""
         before = _flat_items(tomllib.loads(old))
         after = _flat_items(tomllib.loads(experiment))
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         return "its experiment.toml cannot be read"
     changed = [f"{key} = {value!r}" for key, value in after.items() if before.get(key) != value]
     if changed:

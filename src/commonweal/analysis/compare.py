@@ -17,6 +17,7 @@ from commonweal.analysis.workers import worker_pool
 from commonweal.errors import ConfigError, DataError, DivergedError, LockedError, RunError
 from commonweal.evaluation import Evaluation
 from commonweal.experiment import Experiment, change
+from commonweal.files import read_plain
 from commonweal.job import job_from_experiment
 from commonweal.rounds import Round, run
 from commonweal.scores import find
@@ -49,9 +50,9 @@ class Cell:
     def finished(self) -> bool:
         """Whether the folder holds this run, with all rounds."""
         try:
-            text = (self.folder / "experiment.toml").read_text(encoding="utf-8")
-        except OSError:
-            return False
+            text = read_plain(self.folder / "experiment.toml").decode()
+        except (OSError, UnicodeDecodeError):
+            return False  # running it says what is wrong
         return text == self.experiment.toml() and Record.read(self.folder).finished
 
 

@@ -9,6 +9,7 @@ import torch
 from commonweal.engines.client_states import read_state
 from commonweal.errors import RunError
 from commonweal.files import digest, read_plain
+from commonweal.sealed import unpack
 from commonweal.store import (
     Record,
     Store,
@@ -33,10 +34,14 @@ def problems(folder: str | Path) -> list[str]:
         if (folder / "model.safetensors").exists():
             Record(folder, {}, {}, []).model()
             found += _tables(folder)
+        if (folder / "best.safetensors").exists():
+            unpack(read_plain(folder / "best.safetensors"), repr(str(folder / "best.safetensors")))
         Record(folder, {}, {}, []).samples()
         Record(folder, {}, {}, []).preparation()
     except RunError as error:
         found.append(str(error))
+    except OSError as error:
+        found.append(f"{str(error.filename)!r} cannot be read ({error.strerror})")
     return found
 
 

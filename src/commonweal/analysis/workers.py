@@ -4,8 +4,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 
 import torch
 
@@ -14,10 +16,18 @@ __all__ = ["worker_pool"]
 LOOK_EVERY = 1.0  # seconds between looks whether the parent still lives
 
 
-def worker_pool(jobs: int) -> ProcessPoolExecutor:
-    """So many processes. A worker whose parent was killed ends itself: its run can be resumed."""
-    context = get_context("spawn")
-    return ProcessPoolExecutor(jobs, context, _prepare, (os.getpid(),))
+@contextmanager
+def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes. They end with what uses them, however it ends: runs can be resumed."""
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (os.getpid(),))
+    try:
+        yield pool
+    except BaseException:  # Ctrl-C: do not wait for what they are at
+        for worker in active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _prepare(parent: int) -> None:

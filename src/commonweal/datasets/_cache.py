@@ -6,6 +6,7 @@ checksum is computed again only when its size or its time has changed. Any of it
 
 import hashlib
 import inspect
+import math
 import os
 import shutil
 import sys
@@ -18,8 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from commonweal.datasets._files import cache_root
+from commonweal.errors import DataError
+from commonweal.files import check_plain
+from commonweal.memory import check_memory
 
-__all__ = ["Arrays", "New", "cached", "checksum", "write"]
+__all__ = ["Arrays", "New", "cached", "check_array", "checksum", "write"]
 
 Arrays = dict[str, np.ndarray]
 New = Callable[[str, tuple[int, ...], DTypeLike], np.ndarray]  # name, shape, type -> to be filled
@@ -73,6 +77,7 @@ def _in_memory(parse: Parse) -> Arrays:
     arrays: Arrays = {}
 
     def new(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        check_array(shape, dtype)
         arrays[name] = np.empty(shape, dtype)
         return arrays[name]
 
@@ -80,7 +85,15 @@ def _in_memory(parse: Parse) -> Arrays:
     return arrays
 
 
+def check_array(shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    """Raise DataError for an array that does not fit into memory."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    shown = " x ".join(f"{each:,}" for each in shape)
+    check_memory(f"an array of {shown} numbers", size, DataError)
+
+
 def _file(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    check_array(shape, dtype)
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
     # Reserve the space now: a full disk is an error here, but a crash while writing mapped memory.
     if sys.platform == "linux":
@@ -121,6 +134,7 @@ def _listing(folder: Path) -> str:
 def checksum(path: Path) -> str:
     """A file's SHA-256, remembered as long as its size and time stay the same."""
     source = path.resolve()
+    check_plain(source)
     stat = path.stat()
     now = f"{stat.st_size} {stat.st_mtime_ns}"
     name = hashlib.sha256(str(source).encode()).hexdigest()

@@ -19,6 +19,8 @@ import platformdirs
 
 from commonweal.datasets._sources import advice
 from commonweal.errors import DataError
+from commonweal.files import check_plain
+from commonweal.memory import available, check_memory
 
 __all__ = [
     "cache_root",
@@ -32,7 +34,8 @@ __all__ = [
 ]
 
 SUFFIXES = ("", ".gz", ".xz")
-UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress}
+PIECE = 1 << 24  # bytes that are unpacked at once
+PACKED = (".gz", ".xz")
 READ_ERRORS = (
     OSError,
     EOFError,
@@ -40,6 +43,8 @@ READ_ERRORS = (
     lzma.LZMAError,
     zipfile.BadZipFile,
     tarfile.TarError,
+    RuntimeError,  # zipfile: encrypted
+    NotImplementedError,  # zipfile: compressed in an unknown way
 )
 
 
@@ -106,10 +111,27 @@ def _unreadable(path: Path, error: BaseException) -> str:
 def read_bytes(path: Path) -> bytes:
     """A file's bytes, unpacked."""
     try:
-        data = path.read_bytes()
-        return UNPACK[path.suffix](data) if path.suffix in UNPACK else data
+        check_plain(path)
+        check_memory(f"{str(path)!r}", path.stat().st_size, DataError)
+        if path.suffix not in PACKED:
+            return path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else lzma.open(path) as file:
+            return _read(file, path)
     except READ_ERRORS as error:
         raise DataError(_unreadable(path, error)) from None
+
+
+def _read(file: io.BufferedIOBase, path: Path) -> bytes:
+    """All that unpacking gives, unless it is more than there is memory for."""
+    most = available()
+    parts: list[bytes] = []
+    size = 0
+    while part := file.read(PIECE):
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            check_memory(f"{str(path)!r}, unpacked,", size, DataError)
+    return b"".join(parts)
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -125,6 +147,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 def list_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     """The names of the files in a folder, .zip or .tar. Their contents are not read."""
     try:
+        if not path.is_dir():
+            check_plain(path)
         return [name for name in _names(path) if name.endswith(suffixes)]
     except READ_ERRORS as error:
         raise DataError(_unreadable(path, error)) from None
@@ -143,6 +167,8 @@ def _names(path: Path) -> list[str]:
 def read_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, bytes]]:
     """The files in a folder, .zip or .tar with their contents, by name (a .tar in its order)."""
     try:
+        if not path.is_dir():
+            check_plain(path)
         if path.is_dir():
             yield from _read_folder(path, suffixes)
         elif path.suffix == ".zip":
@@ -163,6 +189,8 @@ def _read_zip(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, byte
     with zipfile.ZipFile(path) as archive:
         for name in sorted(archive.namelist()):
             if name.endswith(suffixes) and not name.endswith("/"):
+                size = archive.getinfo(name).file_size
+                check_memory(f"{name!r} in {str(path)!r}", size, DataError)
                 yield name, archive.read(name)
 
 
@@ -170,6 +198,7 @@ def _read_tar(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, byte
     with tarfile.open(path) as archive:
         for member in archive:
             if member.isfile() and member.name.endswith(suffixes):
+                check_memory(f"{member.name!r} in {str(path)!r}", member.size, DataError)
                 content = archive.extractfile(member) or io.BytesIO()
                 yield _plain(member), content.read()
 

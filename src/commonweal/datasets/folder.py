@@ -4,11 +4,13 @@
 .jpg).
 """
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._fit import Options
 from commonweal.datasets._images import fill_images, match_images
@@ -17,9 +19,11 @@ from commonweal.datasets._tables import Batch, read_batches
 from commonweal.datasets.table import Names, Task, load_table, names_in, read_table
 from commonweal.errors import DataError
 from commonweal.federation import Federation
+from commonweal.memory import check_memory
 
 __all__ = ["folder"]
 
+MOST_SIDE = 1 << 14  # of an image
 TABLES = (".csv", ".csv.gz", ".parquet")
 CLIENT = "the client's folder"  # a column that no file has
 
@@ -43,6 +47,7 @@ def folder(
     size: images are resized to (3, size, size); clients: how many of the clients to use
     test: the share of each client's rows that is held out; seed: which rows and clients
     """
+    check_bounds("folder size", size, least=1, most=MOST_SIDE)
     root = Path(path).expanduser()
     files = _files(root)
     tables = [file for file in files if file.name.endswith(TABLES)]
@@ -88,6 +93,7 @@ def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int)
     owner: list[str] = []
     for file in files:
         try:
+            _check_archive(file)
             with np.load(file) as opened:
                 x.append(opened["x"])
                 y.append(opened["y"])
@@ -97,6 +103,14 @@ def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int)
             ) from None
         owner += [file.parent.name] * len(y[-1])
     return natural_federation(np.concatenate(x), np.concatenate(y), owner, test, seed, clients)
+
+
+def _check_archive(path: Path) -> None:
+    """Raise DataError for an npz file whose unpacked arrays do not fit into memory."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        check_memory(f"{str(path)!r}, unpacked,", unpacked, DataError)
 
 
 def _from_images(root: Path, size: int, clients: int | None, test: float, seed: int) -> Federation:

@@ -4,6 +4,7 @@ After Li et al., MLSys 2020 (FedProx): client k has n_k rows x ~ N(feature * c_k
 labels argmax((W + label * W_k)' x), with c_k, W and W_k standard normal and n_k log-normal.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy as np
 from commonweal import randomness
 from commonweal.datasets._bounds import check_bounds
 from commonweal.federation import Federation
+from commonweal.memory import check_memory
 
 __all__ = ["synthetic"]
 
+MOST_QUANTITY = 10  # a client of e^10 = 22,000 times the median is one deviation away
 CHUNK = 1 << 22  # numbers drawn at once
 
 
@@ -41,6 +44,7 @@ def synthetic(
         check_bounds(f"synthetic {name}", value, least=2)
     for name, skew in (("label", label), ("feature", feature), ("quantity", quantity)):
         check_bounds(f"synthetic {name}", skew, least=0)
+    _check_size(clients, rows, features, classes, quantity)
     rng = randomness.stream(seed, 0, 0, randomness.DRAW)
     sizes = _draw_sizes(clients, rows, quantity, rng)
     shared = rng.standard_normal((features, classes), dtype=np.float32)
@@ -57,6 +61,17 @@ def synthetic(
 
 
 ENTRIES = {"synthetic": synthetic}
+
+
+def _check_size(clients: int, rows: int, features: int, classes: int, quantity: float) -> None:
+    """Raise ConfigError where the rows would not fit into memory."""
+    check_bounds("synthetic quantity", quantity, most=MOST_QUANTITY)
+    expected = clients * rows * math.exp(quantity**2 / 2)  # the mean of a log-normal size
+    needed = expected * (4 * features + 16) + 64 * clients + 4 * features * classes
+    check_memory(
+        f"synthetic data of {clients:,} clients with {rows:,} rows of {features:,} features each",
+        needed,
+    )
 
 
 def _draw_sizes(clients: int, median: int, quantity: float, rng: np.random.Generator) -> np.ndarray:

@@ -3,12 +3,14 @@
 import csv
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.errors import DataError, did_you_mean
+from commonweal.files import check_plain
 from commonweal.population import Population
 from commonweal.samplers.sampler import Sampler
 
@@ -62,6 +64,7 @@ def _id(name: str, population: Population, path: str) -> int:
 def _read(path: str) -> dict[int, tuple[str, ...]]:
     by_round: dict[int, list[str]] = {}
     try:
+        check_plain(Path(path))
         with open(path, encoding="utf-8-sig", newline="") as file:
             for line in csv.DictReader(file):
                 if line["client"] is None:

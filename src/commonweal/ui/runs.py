@@ -16,6 +16,7 @@ import numpy as np
 from commonweal import scores as scoring
 from commonweal.analysis.labels import flat
 from commonweal.errors import CommonwealError, RunError
+from commonweal.files import check_plain, read_plain
 from commonweal.report.tables import scale
 from commonweal.store import Record, StoredRound, check_format
 from commonweal.values import Values
@@ -110,12 +111,12 @@ def describe(root: Path, folder: Path) -> Run:
 
 def read_small(folder: Path) -> tuple[Values, Values]:
     try:
-        experiment = dict(_parse((folder / "experiment.toml").read_text(encoding="utf-8")))
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        experiment = dict(_parse(read_plain(folder / "experiment.toml").decode()))
+        facts = json.loads(read_plain(folder / "run.json"))
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
         raise RunError(f"{missing} is missing: the run was stopped while it began") from None
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"experiment.toml or run.json is damaged: {error}") from None
     if not isinstance(facts, Mapping):
         raise RunError(f"run.json of {folder.name!r} is damaged: it is not a table")
@@ -158,6 +159,7 @@ def _last(folder: Path) -> tuple[int, Values]:
 
 def _tail(path: Path, size: int) -> bytes:
     try:
+        check_plain(path)
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - size))
@@ -182,6 +184,7 @@ def new_rounds(folder: Path, offset: int) -> tuple[list[Values], int]:
     """The rounds written after some byte: number and metrics. Only whole lines are read."""
     found = []
     try:
+        check_plain(folder / "rounds.jsonl")
         with open(folder / "rounds.jsonl", "rb", buffering=BUFFER) as file:
             file.seek(offset)
             for line in file:
@@ -191,6 +194,8 @@ def new_rounds(folder: Path, offset: int) -> tuple[list[Values], int]:
                 found.append(_round(line))
     except FileNotFoundError:
         return [], 0
+    except OSError as error:
+        raise RunError(f"rounds.jsonl is damaged: {error.strerror}") from None
     return found, offset
 
 

@@ -35,7 +35,7 @@ class Effort:
     sweep: tuple[int, int, int] = (10, 10, 50)  # rules, seeds, rounds
 
 
-FULL = Effort(turns=15, slow_turns=5, works=WORKS, growth=growth.GROWTH)
+FULL = Effort(turns=11, slow_turns=3, works=WORKS, growth=growth.GROWTH)
 QUICK = Effort(
     turns=3,
     slow_turns=1,

@@ -16,7 +16,7 @@ from torch import Tensor
 from commonweal import catalog, run
 from commonweal.analysis.compare import Cell, Step, cells, run_cells, run_cells_in_processes
 from commonweal.datasets.heart import heart
-from commonweal.errors import CommonwealError
+from commonweal.errors import CommonwealError, ConfigError
 from commonweal.evaluation import evaluate
 from commonweal.experiment import read, values
 from commonweal.federation import Rows
@@ -45,12 +45,15 @@ GRADIENTS = {"fedrep": 2.0}
 
 def personal(turns: int, work: Work = MLP) -> list[Target]:
     """Every client method beside sgd, and how many gradients of a batch it takes."""
-    names = list(catalog.entries("clients"))
     data = work.federation()
     ways: list[Contender] = []
-    for name in names:
+    for name in catalog.entries("clients"):
         client = {"name": name, "batch": work.batch, "lr": 0.01}
-        ways.append(InProcess(name, ours(work, work.task(), data, client=client)))
+        try:
+            ways.append(InProcess(name, ours(work, work.task(), data, client=client)))
+        except ConfigError as error:
+            print(f"{name} is skipped: {error}")
+    names = [way.name for way in ways]
     times = in_turns(ways, turns)
     gradients = {name: count_gradients(name) for name in names}
     rows = []

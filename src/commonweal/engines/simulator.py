@@ -68,6 +68,7 @@ class Simulator(Engine):
         self.states = ClientStates(federation.clients)
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
+        self._stateless: dict[Algorithm, bool] = {}
 
     @property
     def federation(self) -> Federation:
@@ -160,6 +161,10 @@ class Simulator(Engine):
         return replies
 
     def _states(self, algorithm: Algorithm, ids: Tensor) -> Tensors:
+        if algorithm not in self._stateless:
+            self._stateless[algorithm] = not algorithm.init_client(0)
+        if self._stateless[algorithm] and len(self.states) == 0:
+            return {}  # a random stream per client would be drawn for nothing
         each = []
         for client in ids.tolist():
             state = self.states.get(client)

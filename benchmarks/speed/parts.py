@@ -69,7 +69,7 @@ def personal(turns: int, work: Work = MLP) -> list[Target]:
 
 
 def count_gradients(name: str) -> int:
-    """How often a client's round evaluates the loss of a batch to train on."""
+    """How many gradients of a batch a client's round takes: of the batch's loss, or of its own."""
     work = Work("", "mlp", clients=1, rows=20, cohort=1, batch=10, features=8, hidden=4)
     count = 0
     original = Task.batch_loss
@@ -80,10 +80,13 @@ def count_gradients(name: str) -> int:
         return original(task, w, batch)
 
     client = {"name": name, "batch": work.batch, "lr": 0.01}
-    with mock.patch.object(Task, "batch_loss", counting):
-        one_round = ours(work, work.task(), work.federation(), client=client, vectorize="loop")
+    one_round = ours(work, work.task(), work.federation(), client=client, vectorize="loop")
+    with (
+        mock.patch.object(Task, "batch_loss", counting),
+        mock.patch.object(torch.autograd, "grad", wraps=torch.autograd.grad) as grad,
+    ):
         one_round()
-    return count
+    return max(count, grad.call_count)
 
 
 # Parts of a round

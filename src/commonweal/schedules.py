@@ -43,7 +43,14 @@ def factor(schedule: str | None, t: int) -> float:
         return 1.0
     try:
         value = _value(_parsed(schedule), float(t))
-    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError) as error:
+    except (
+        ConfigError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        SyntaxError,
+        RecursionError,
+    ) as error:
         raise ConfigError(f"schedule = {schedule[:60]!r}: {error}; {EXAMPLES}") from None
     if not 0 < value < math.inf:
         raise ConfigError(
@@ -62,7 +69,7 @@ def check(schedule: str | None, rounds: int) -> None:
 
 def _parsed(schedule: str) -> ast.expr:
     if len(schedule) > LONGEST:
-        raise ValueError(f"it has more than {LONGEST} characters")
+        raise ConfigError(f"it has more than {LONGEST} characters")
     return ast.parse(schedule.strip().replace("^", "**"), mode="eval").body
 
 
@@ -70,7 +77,7 @@ def _value(node: ast.expr, t: float) -> float:
     if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
         if isinstance(node.value, int | float):
             return float(node.value)
-        raise ValueError(f"{ast.unparse(node)!r} is not a number")
+        raise ConfigError(f"{ast.unparse(node)!r} is not a number")
     if isinstance(node, ast.Name) and node.id in ("t", "pi"):
         return t if node.id == "t" else math.pi
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -81,4 +88,4 @@ def _value(node: ast.expr, t: float) -> float:
         function = FUNCTIONS.get(ast.unparse(node.func))
         if function is not None:
             return function(*(_value(each, t) for each in node.args))
-    raise ValueError(f"{ast.unparse(node)!r} is not known")
+    raise ConfigError(f"{ast.unparse(node)!r} is not known")

@@ -84,8 +84,9 @@ INTERNAL = {
     "job.py": {"kind"},  # a parameter: a class of the tree
     "samplers/trace.py": {"ValueError"},
     "sealed.py": {"ValueError"},  # as json raises it, caught by `unpack`
-    # OSError: a short write, caught by `writing`; the others, as parsers raise them: damaged files
-    "store.py": {"KeyError", "OSError", "ValueError"},
+    "chunks.py": {"OSError", "ValueError"},  # a damaged file, caught by `Chunks`
+    "memory.py": {"kind"},  # a parameter: a class of the tree
+    "store.py": {"KeyError", "ValueError"},  # as parsers raise them: damaged files
     "tensors.py": {"ValueError"},  # a damaged checkpoint, caught by `Store.read_checkpoint`
 }
 

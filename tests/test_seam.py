@@ -383,7 +383,7 @@ def test_a_run_over_processes_writes_the_simulators_record(tmp_path: Path) -> No
     assert len(apart.rounds) == 3
     for a, b in zip(apart.rounds, together.rounds, strict=True):
         for name in ("clients", "losses", "scores", "weights", "dropped", "bytes"):
-            assert vars(a)[name] == vars(b)[name], name
+            assert getattr(a, name) == getattr(b, name), name
         assert a.metrics == pytest.approx(b.metrics, nan_ok=True)
         assert a.personal and a.personal == pytest.approx(b.personal, nan_ok=True)
     model = "model.safetensors"

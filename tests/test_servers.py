@@ -88,7 +88,7 @@ def test_adaptive_steps_are_algorithm_2(
 
 
 def test_adagrad_has_no_decay_rate_that_it_does_not_use() -> None:
-    assert set(catalog.find("servers", "adagrad").parameters) == {"lr", "b1", "tau"}
+    assert set(catalog.find("servers", "adagrad").parameters) == {"lr", "b1", "tau", "schedule"}
 
 
 def test_defaults_are_the_papers() -> None:

@@ -332,7 +332,8 @@ def complete(kind: str, part: object) -> Part:
     entry = find(kind, part["name"])
     given = {key: _plain(value) for key, value in part.items() if key != "name"}
     for key, value in given.items():
-        long = isinstance(value, int) and not -(2**63) <= value < 2**63
+        most = 2**64 if key == "seed" else 2**63
+        long = isinstance(value, int) and not -(2**63) <= value < most
         if long or (isinstance(value, int | float) and abs(value) > LARGEST):
             raise ConfigError(f"{label} {entry.name!r}: {key} = {value:.4g} is too large")
     for key in given:

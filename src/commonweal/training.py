@@ -477,8 +477,7 @@ class _Features:
         self.values[index + self.shift[first : first + len(index)]] = outputs
 
     def read(self, index: Tensor, first: int) -> Tensor:
-        if self.values is None:
-            raise RuntimeError("features are read before the first epoch")
+        assert self.values is not None  # the first epoch writes them
         return self.values[index + self.shift[first : first + len(index)]]
 
 

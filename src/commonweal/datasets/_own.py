@@ -154,7 +154,9 @@ class OwnTable:
         """The agreed class of every row of the file; -1 where it has no label."""
         y, own = self.labels
         if not own:
-            raise DataError("its labels are values, but the clients have agreed on classes")
+            raise DataError(
+                f"its labels are values, but the clients have agreed on {len(names)} classes"
+            )
         unknown = [name for name in own if name not in names]
         if unknown:
             raise DataError(

@@ -188,7 +188,7 @@ def _check_mixtures(mixtures: tuple[tuple[float, ...], ...]) -> None:
                 f"afl mixtures: {list(mixture)} sums to {sum(mixture):g}; a mixture sums to 1"
             )
     if not mixtures:
-        raise ConfigError("afl mixtures = []: give at least one mixture of clients")
+        raise ConfigError(f"afl mixtures = {list(mixtures)}: give at least one mixture of clients")
 
 
 ENTRIES = {"afl": AFL}

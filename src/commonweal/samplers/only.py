@@ -28,7 +28,8 @@ class Only(Sampler):
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ConfigError("sampler only names = []: give the name of at least one client")
+            names = list(self.names)
+            raise ConfigError(f"sampler only names = {names}: give the name of at least one client")
 
     def __call__(
         self,

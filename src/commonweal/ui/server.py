@@ -246,7 +246,9 @@ def _draw_worth(root: Path, request: Request) -> plots.Picture:
     chosen = _chosen(root, request)
     found = worth(chosen.results, chosen.baselines)
     if not found:
-        raise RunError("none of these runs trains clients alone")
+        raise RunError(
+            f"none of these {len(chosen.results)} results is of clients that train alone"
+        )
     return plots.worth(found, chosen.score)
 
 

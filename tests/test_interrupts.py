@@ -76,3 +76,27 @@ def test_before_the_first_round(tmp_path: Path) -> None:
     when(process, (tmp_path / "here").exists)
     assert "stopped; what was saved before is intact" in interrupted(process)
     assert not (tmp_path / "run").exists()
+
+
+def workers(process: int) -> list[int]:
+    """The processes that a process started for runs."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in _command(child)]
+
+
+def _command(process: str) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def test_a_worker_that_is_killed_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(SLOW)
+    given = ["--rules", "fedavg", "--seeds", "2", "--jobs", "2", "--out", "runs"]
+    process = started(tmp_path, "compare", "e.toml", *given)
+    folder = tmp_path / "runs" / "fedavg" / "seed-0"
+    when(process, (folder / "checkpoint.safetensors").exists)
+    os.kill(workers(process.pid)[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "a worker process was ended from outside" in said
+    assert "Traceback" not in said
+    assert problems(folder) == []

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
@@ -93,6 +94,11 @@ def main() -> None:
     except OSError as error:  # a path that is too long or may not be searched, a full disk
         where = "" if error.filename is None else f" {str(error.filename)[:200]!r}"
         _fail(f"cannot use{where or ' the output'}: {error.strerror}")
+    except BrokenProcessPool:
+        _fail(
+            "a worker process was ended from outside, perhaps for want of memory: what is finished "
+            "is kept; run the same command again, with fewer --jobs"
+        )
     except RecursionError:
         _fail("something in the experiment is nested too deeply: make it flatter")
     except MemoryError as error:

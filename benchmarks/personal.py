@@ -26,6 +26,7 @@ from torch import Tensor
 
 from commonweal import catalog, randomness
 from commonweal.algorithms.averaging import Averaging
+from commonweal.analysis import reproduction
 from commonweal.analysis.interpolation import Curve, curve, evaluate_score
 from commonweal.clients import Client
 from commonweal.datasets import Noise
@@ -45,51 +46,30 @@ from commonweal.task import Task
 from commonweal.tensors import num_bytes
 from commonweal.training import schedule, train_locally, vmap_clients
 
-# Table 2.3, MNIST, K = 50 / 100 / 500: accuracy in per cent; SuPerFed at each client's best m on
-# its test rows.
-PUBLISHED = {
-    "sgd": {50: 95.69, 100: 89.78, 500: 96.04},
-    "fedprox": {50: 95.13, 100: 93.25, 500: 96.50},
-    "scaffold": {50: 95.50, 100: 90.58, 500: 96.60},
-    "lg-fedavg": {50: 98.21, 100: 97.52, 500: 96.05},
-    "fedper": {50: 99.23, 100: 99.14, 500: 98.67},
-    "apfl": {50: 99.40, 100: 99.19, 500: 98.98},
-    "pfedme": {50: 81.10, 100: 82.48, 500: 81.96},
-    "ditto": {50: 97.07, 100: 97.13, 500: 97.20},
-    "fedrep": {50: 99.11, 100: 99.04, 500: 97.94},
-    "superfed-mm": {50: 99.45, 100: 99.38, 500: 99.24},
-    "superfed-lm": {50: 99.48, 100: 99.31, 500: 98.83},
-}
-# Table 2.6, MNIST, K = 100, Dirichlet 10: ECE, MCE, accuracy.
-NOISY = {
-    ("pair", 0.1): {
-        "sgd": (0.17, 0.58, 82.40),
-        "fedprox": (0.17, 0.58, 82.05),
-        "scaffold": (0.16, 0.58, 60.86),
-        "lg-fedavg": (0.23, 0.66, 73.65),
-        "fedper": (0.17, 0.57, 82.43),
-        "apfl": (0.18, 0.60, 80.18),
-        "pfedme": (0.23, 0.66, 72.05),
-        "ditto": (0.22, 0.66, 72.39),
-        "fedrep": (0.20, 0.62, 77.95),
-        "superfed-mm": (0.16, 0.53, 83.67),
-        "superfed-lm": (0.14, 0.49, 84.78),
-    },
-    ("symmetric", 0.6): {
-        "sgd": (0.42, 0.75, 49.52),
-        "fedprox": (0.42, 0.74, 49.98),
-        "scaffold": (0.44, 0.73, 51.46),
-        "lg-fedavg": (0.45, 0.75, 47.79),
-        "fedper": (0.40, 0.73, 52.41),
-        "apfl": (0.40, 0.79, 52.15),
-        "pfedme": (0.44, 0.76, 45.79),
-        "ditto": (0.41, 0.77, 45.11),
-        "fedrep": (0.43, 0.74, 51.30),
-        "superfed-mm": (0.30, 0.69, 56.07),
-        "superfed-lm": (0.32, 0.72, 54.69),
-    },
+# Methods here, and what the thesis calls them.
+METHODS = {
+    "sgd": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "lg-fedavg": "LG-FedAvg",
+    "fedper": "FedPer",
+    "apfl": "APFL",
+    "pfedme": "pFedMe",
+    "ditto": "Ditto",
+    "fedrep": "FedRep",
+    "superfed-mm": "SuPerFed-MM",
+    "superfed-lm": "SuPerFed-LM",
 }
 LINES = ("apfl", "superfed-mm", "superfed-lm")  # methods whose lines between models are shown
+
+
+def published(table: str, method: str) -> dict[str, float]:
+    """A method's published cells by column; empty where the thesis has no such table."""
+    if table not in reproduction.names():
+        return {}
+    found = reproduction.find(table)
+    (row,) = (row for row in found.rows if row.name == METHODS[method])
+    return dict(zip(found.columns, row.published, strict=True))
 
 
 # The thesis's protocol
@@ -182,12 +162,12 @@ def table(a: argparse.Namespace) -> None:
     print("accuracy over clients in %: mean (std)\n")
     print("| method | published | global model | personal model | visited | minutes |")
     print("|---|--:|--:|--:|--:|--:|")
-    for name in a.methods or PUBLISHED:
+    for name in a.methods or METHODS:
         done = finish(f, name, a)
-        published = PUBLISHED[name].get(a.clients, float("nan"))
+        theirs = published(f"thesis/mnist-{a.clients}", name).get("own model", float("nan"))
         models = f"{spread(done.shared)} | {spread(done.shared.personal)}"
         visited = f"{done.visited} of {a.clients}"
-        line = f"| {name} | {published:.2f} | {models} | {visited} | {done.minutes:.1f} |"
+        line = f"| {name} | {theirs:.2f} | {models} | {visited} | {done.minutes:.1f} |"
         print(line, flush=True)
         if name in LINES:
             show_line(done, a.out and a.out / f"curve-{name}-{a.clients}.svg")
@@ -228,7 +208,7 @@ def noise(a: argparse.Namespace) -> None:
     print("ECE / MCE / accuracy with right test labels, and with as noisy ones (authors' code)\n")
     print("| method | published | global | personal | global, noisy | personal, noisy | minutes |")
     print("|---|--:|--:|--:|--:|--:|--:|")
-    for name in a.methods or PUBLISHED:
+    for name in a.methods or METHODS:
         done = finish(f, name, a)
         cells = []
         for rows, own in itertools.product((f.test, noisy_test), (False, True)):
@@ -239,8 +219,9 @@ def noise(a: argparse.Namespace) -> None:
             each = [evaluate_score(done.job, done.last.state, k, own, rows).score for k in kinds]
             ece, mce, right = (float(scores.mean()) for scores in each)
             cells.append(f"{ece:.2f} / {mce:.2f} / {100 * right:.2f}")
-        published = NOISY.get((a.noise, a.rate), {}).get(name, ())
-        theirs = " / ".join(f"{v:.2f}" for v in published) or "-"
+        columns = f"{a.noise} {a.rate:g}: "
+        cited = published("thesis/noise-mnist", name).items()
+        theirs = " / ".join(f"{v:.2f}" for c, v in cited if c.startswith(columns)) or "-"
         print(f"| {name} | {theirs} | {' | '.join(cells)} | {done.minutes:.1f} |", flush=True)
         if name in LINES:
             line = curve(done.job, done.last.state)
@@ -295,7 +276,7 @@ def speed(a: argparse.Namespace) -> None:
     f = pathological_federation(50)
     t = build_task(0)
     base = 0.0
-    for name in ["sgd", *(n for n in PUBLISHED if n != "sgd")]:
+    for name in ["sgd", *(n for n in METHODS if n != "sgd")]:
         if name.startswith("superfed"):
             client = build_client(name, 1, begin=0.0)  # both models are trained
         else:

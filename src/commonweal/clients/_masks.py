@@ -5,12 +5,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
 from commonweal.task import Task
-from commonweal.tensors import State, Tensors
 
-__all__ = ["descend_in", "head_layer", "layer_mask"]
+__all__ = ["head_layer", "layer_mask"]
 
 
 @lru_cache(maxsize=16)
@@ -51,13 +49,3 @@ def head_layer(task: Task) -> tuple[str, ...]:
             f"{type(task.module).__name__} has no linear layer inside: name the layers of the head"
         )
     return (linear[-1],)
-
-
-def descend_in(
-    active: Tensor, client: Client, params: Tensors, grads: Tensors, opt_state: State, lr: float
-) -> tuple[Tensors, State]:
-    """The client's step in the active coordinates (d,) of w only."""
-    active = active.to(params["w"].device)
-    moved, opt_state = client.descend(params, {"w": grads["w"] * active}, opt_state, lr)
-    # Momentum and weight decay must not move the other part.
-    return {"w": torch.where(active, moved["w"], params["w"])}, opt_state

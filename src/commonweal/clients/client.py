@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from commonweal.errors import ConfigError
@@ -192,12 +193,18 @@ class Client:
         epoch: Tensor,
         last: bool,
     ) -> tuple[Tensors, State]:
-        """One gradient step. Buffers are written afterwards.
+        """One gradient step in the active coordinates. Buffers are written afterwards.
 
         opt_state: empty at the first step of a round; epoch: passes finished, a scalar;
         last: whether this is the last of `steps_per_batch` on the same batch
         """
-        return self.descend(params, grads, opt_state, lr)
+        active = self.active(task, epoch)
+        if active is None:
+            return self.descend(params, grads, opt_state, lr)
+        active = active.to(params["w"].device)
+        moved, opt_state = self.descend(params, {"w": grads["w"] * active}, opt_state, lr)
+        # Momentum and weight decay must not move the other part.
+        return {"w": torch.where(active, moved["w"], params["w"])}, opt_state
 
     def descend(
         self, params: Tensors, grads: Tensors, opt_state: State, lr: float

@@ -5,15 +5,14 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from commonweal.clients._masks import descend_in, head_layer, layer_mask
+from commonweal.clients._masks import head_layer, layer_mask
 from commonweal.clients.client import Client
 from commonweal.clients.fine_tune import FineTune
 from commonweal.task import Task
-from commonweal.tensors import State, Tensors
 
 __all__ = ["FedBABU"]
 
@@ -26,8 +25,6 @@ class FedBABU(FineTune):
     tune: what clients train after the last round, "head" or "all"
     The others are those of fine-tune (tune_epochs, tune_lr, ...)
     """
-
-    plain_steps: ClassVar[bool] = True
 
     head: tuple[str, ...] = ()
     tune: Literal["head", "all"] = "head"
@@ -42,18 +39,6 @@ class FedBABU(FineTune):
     def active(self, task: Task, epoch: Tensor) -> Tensor:
         return ~self.head_mask(task)
 
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        return descend_in(self.active(task, epoch), self, params, grads, opt_state, lr)
-
     @property
     def tuner(self) -> Client:
         return super().tuner if self.tune == "all" else _HeadOnly(**self.tuning(), head=self.head)
@@ -63,24 +48,10 @@ class FedBABU(FineTune):
 class _HeadOnly(Client):
     """Local SGD in the head."""
 
-    plain_steps: ClassVar[bool] = True
-
     head: tuple[str, ...] = ()
 
     def active(self, task: Task, epoch: Tensor) -> Tensor:
         return layer_mask(task, self.head or head_layer(task), "head")
-
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        return descend_in(self.active(task, epoch), self, params, grads, opt_state, lr)
 
 
 ENTRIES = {"fedbabu": FedBABU}

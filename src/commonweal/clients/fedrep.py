@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.clients._masks import descend_in, head_layer, layer_mask
+from commonweal.clients._masks import head_layer, layer_mask
 from commonweal.clients.client import Client
 from commonweal.errors import ConfigError
 from commonweal.task import Task
@@ -63,11 +63,10 @@ class FedRep(Client):
         last: bool,
     ) -> tuple[Tensors, State]:
         head_turn = epoch < self.head_epochs
-        active = self.active(task, epoch)
         if opt_state:
             # The body starts with an optimizer of its own.
             opt_state = _scaled(opt_state["inner"], opt_state["head_turn"] == head_turn)
-        moved, opt_state = descend_in(active, self, params, grads, opt_state, lr)
+        moved, opt_state = super().step(task, params, grads, opt_state, lr, epoch, last)
         return moved, {"inner": opt_state, "head_turn": head_turn}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from commonweal.analysis import reproduction
 from commonweal.analysis.reproduction import Measured, PublishedTable
+from commonweal.report.rules_page import markdown_row
 
 __all__ = ["main", "page"]
 
@@ -65,9 +66,9 @@ def _counts(tables: Iterable[PublishedTable]) -> str:
         by_paper.setdefault(table.paper, Counter()).update(found)
     lines = ["| paper | cells | " + " | ".join(KINDS) + " |", "|---|" + "--:|" * (1 + len(KINDS))]
     for paper, found in by_paper.items():
-        lines.append(_line([paper, found.total(), *(found[kind] for kind in KINDS)]))
+        lines.append(markdown_row([paper, found.total(), *(found[kind] for kind in KINDS)]))
     total = sum(by_paper.values(), Counter[str]())
-    lines.append(_line(["all", total.total(), *(total[kind] for kind in KINDS)]))
+    lines.append(markdown_row(["all", total.total(), *(total[kind] for kind in KINDS)]))
     return "\n".join(lines) + "\n"
 
 
@@ -98,13 +99,13 @@ def _sentence(table: PublishedTable, measured: Measured | None) -> str:
 def _rows(table: PublishedTable, measured: Measured) -> list[str]:
     has_code = any(row.code for row in table.rows)
     header = ["method", "figure", "published", *(["code"] if has_code else []), "ours", ""]
-    lines = [_line(header), "|---|---|" + "--:|" * (len(header) - 3) + "---|"]
+    lines = [markdown_row(header), "|---|---|" + "--:|" * (len(header) - 3) + "---|"]
     for row, column, ours, verdict in reproduction.cells_of(table, measured):
         if not ours:
             continue
         code = [reproduction.figure(row.code, (), column)] if has_code else []
         lines.append(
-            _line(
+            markdown_row(
                 [
                     row.name + _chosen(measured, row.name) if column == 0 else "",
                     table.columns[column],
@@ -122,10 +123,6 @@ def _chosen(measured: Measured, row: str) -> str:
     chosen = measured.chosen.get(row, {})
     values = [f"{key.partition('.')[2]} {value}" for key, value in chosen.items()]
     return f" ({', '.join(values)})" if values else ""
-
-
-def _line(cells: Iterable[object]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """The page of rules: `python -m commonweal.report.rules_page > docs/rules.md`."""
 
+from collections.abc import Iterable
+
 from commonweal.catalog import Entry
 from commonweal.report.listing import families
 from commonweal.rules.rule import Rule
 
-__all__ = ["main", "page", "rules_table"]
+__all__ = ["main", "markdown_row", "page", "rules_table"]
 
 HEADER = ("rule", "family", "response", "update rule", "weights")
 PAGE = """# Rules
@@ -51,9 +53,9 @@ def page() -> str:
 
 def rules_table() -> str:
     """The table of all rules in Markdown."""
-    lines = [_line(HEADER), "|" + "---|" * len(HEADER)]
+    lines = [markdown_row(HEADER), "|" + "---|" * len(HEADER)]
     for found in families().values():
-        lines += [_line(_cells(entry)) for entry in found]
+        lines += [markdown_row(_cells(entry)) for entry in found]
     return "\n".join(lines) + "\n"
 
 
@@ -69,9 +71,9 @@ def _formula(entry: Entry) -> str:
     return entry.details.split("\n\n")[0].replace("\n", " ")
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return "| " + " | ".join(escaped) + " |"
+def markdown_row(cells: Iterable[object]) -> str:
+    """A row of a table in Markdown."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:

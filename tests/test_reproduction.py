@@ -1,11 +1,13 @@
 """Published tables: their files are whole, their experiments valid, and verdicts can fail."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 from typer.testing import CliRunner
 
 from commonweal.analysis import reproduction
@@ -58,6 +60,7 @@ def test_a_table_is_whole(name: str) -> None:
             assert len(cells) in (0, len(table.columns)), row.name
     if table.ours is not None:
         assert len(table.ours.columns) == len(table.columns)
+        assert all(len(row.columns) in (0, len(table.columns)) for row in table.rows)
         assert table.ours.seeds
     assert len({row.name for row in table.rows}) == len(table.rows)
 
@@ -131,6 +134,66 @@ def test_runs_give_figures(tmp_path: Path) -> None:
     assert mean == pytest.approx(100 * np.mean(list(scores.values())))
     assert gini == record.evaluated[-1].metrics["gini"]
     assert andrew == pytest.approx(100 * scores["Andrew"])
+
+
+def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
+    from commonweal.analysis import interpolation
+    from commonweal.analysis.compare import run_cells
+    from commonweal.rounds import reopen
+
+    changes = ("client=superfed-mm", "client.begin=0")
+    rows = (
+        Row("own", set=changes),
+        Row("shared", set=changes, columns=("mean", "gini", "own:ece")),
+    )
+    table = replace(small(), rows=rows)
+    assert table.ours is not None
+    columns = ("own", "own:loss", "own:accuracy")
+    table = replace(table, ours=replace(table.ours, seeds=(0,), columns=columns))
+    cells = reproduction.plan(table, {}, tmp_path)
+    for _ in run_cells(cells):
+        pass
+    figures = reproduction.measure(table, cells, {}).figures
+    job, state = reopen(cells[0].folder)
+    line = interpolation.curve(job, state)
+    best = [scores.index(max(scores)) for scores in line.scores.tolist()]
+    own, loss, middle = figures["own"][0]
+    assert own == pytest.approx(100 * line.scores.amax(1).mean())
+    losses = [min(_of_best(s, v)) for s, v in zip(line.scores, line.losses, strict=True)]
+    assert loss == pytest.approx(np.mean(losses))
+    assert middle == pytest.approx(line.scores[:, 5].mean())
+    shared, _, ece = figures["shared"][0]
+    assert shared == pytest.approx(100 * line.scores[:, 0].mean())
+    assert 0 < ece < 1 and max(best) > 0
+
+
+def _of_best(scores: Tensor, losses: Tensor) -> list[float]:
+    highest = float(scores.max())
+    return [v for s, v in zip(scores.tolist(), losses.tolist(), strict=True) if s == highest]
+
+
+def test_a_table_can_be_recorded_row_by_row(tmp_path: Path) -> None:
+    table = replace(small(), name="aaggff/heart")
+
+    def record(row: str, value: float, seeds: tuple[int, ...] = (0,), version: str = "1") -> None:
+        measured = Measured(seeds, {row: {"rule.t": value}}, {row: ((value,),)}, version)
+        reproduction.save(table, measured, tmp_path)
+
+    def recorded() -> dict[str, list[list[float]]]:
+        read = json.loads((tmp_path / "aaggff" / "heart.json").read_text())
+        assert list(read["chosen"]) == list(read["figures"])
+        figures: dict[str, list[list[float]]] = read["figures"]
+        return figures
+
+    record("FedAvg", 1.0)
+    record("TERM", 2.0)
+    assert recorded() == {"FedAvg": [[1.0]], "TERM": [[2.0]]}
+    record("FedAvg", 3.0)
+    assert recorded() == {"FedAvg": [[3.0]], "TERM": [[2.0]]}
+    record("FedAvg", 4.0, seeds=(1,))  # other seeds: the rows do not belong together
+    assert recorded() == {"FedAvg": [[4.0]]}
+    record("TERM", 5.0, seeds=(1,), version="2")
+    assert recorded() == {"TERM": [[5.0]]}
 
 
 def cell(ours: tuple[float, ...], spreads: tuple[float, ...] = (), runs: int = 4) -> str:

@@ -95,6 +95,11 @@ class Curve:
         oracle = self.scores.amin(1) if self.lower_is_better else self.scores.amax(1)
         return {"m by validation": self.validated, "m by oracle": oracle}
 
+    def oracle_losses(self) -> Tensor:
+        """The losses (K',) at each client's best point; of points with equal scores, the lowest."""
+        is_best = self.scores == self.adaptive()["m by oracle"][:, None]
+        return torch.where(is_best, self.losses, torch.inf).amin(1)
+
 
 class _Along(NamedTuple):
     """Every client's scores and losses at every point, (K, 11)."""

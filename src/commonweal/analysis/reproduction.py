@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -35,7 +35,7 @@ Floats: TypeAlias = tuple[float, ...]
 Chosen: TypeAlias = Mapping[str, Mapping[str, Value]]  # row -> key -> value
 
 NOT_SCALED = ("gini", "angle", "kl")  # metrics that are not shares
-LINES = ("apfl", "superfed-mm", "superfed-lm")  # whose authors report the best point of a line
+LINES = ("superfed-mm", "superfed-lm")  # whose authors report the best point of a line
 NEAR = 1.0  # points by which a reproduced cell may be off
 ROUNDING = 0.005  # of published figures
 VALIDATION = 0.25  # share of the training rows by which parameters are chosen
@@ -51,6 +51,7 @@ class Row:
     code: Floats = ()  # what the authors' code gives when it is run again
     set: tuple[str, ...] | None = None  # changes of the experiment; None: not run here
     grid: Mapping[str, tuple[Value, ...]] | None = None  # key -> the values that the paper tried
+    columns: tuple[str, ...] = ()  # its metrics, where they are others than the table's
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Ours:
     """How a table is run here."""
 
     seeds: tuple[int, ...]
-    columns: tuple[str, ...]  # the metric of each column; client:NAME is one client's score
+    columns: tuple[str, ...]  # the metric of each column, see `_figure`
     experiment: Values
     tune: int | None = None  # the seed on whose validation rows grids are searched
 
@@ -213,10 +214,11 @@ def measure(table: PublishedTable, cells: Sequence[Cell], chosen: Chosen) -> Mea
     from commonweal import __version__
 
     assert table.ours is not None
+    columns = {row.name: row.columns or table.ours.columns for row in table.rows}
     figures: dict[str, list[Floats]] = {}
     for cell in cells:
         if cell.finished:
-            figures.setdefault(cell.label, []).append(_figures(cell.folder, table.ours.columns))
+            figures.setdefault(cell.label, []).append(_figures(cell.folder, columns[cell.label]))
     seeds = table.ours.seeds
     whole = {row: tuple(found) for row, found in figures.items() if len(found) == len(seeds)}
     return Measured(seeds, chosen, whole, __version__)
@@ -228,41 +230,82 @@ def _figures(folder: Path, columns: Sequence[str]) -> Floats:
 
 
 def _figure(record: Record, column: str) -> float:
-    last = record.evaluated[-1]
+    """A metric of the last round's model; client:NAME is the score of one client.
+
+    own, own:loss, own:ece ...: the clients' mean by the models that they use.
+    """
     if column == "own":
         return 100 * _own(record)
+    if column == "own:loss":
+        return _own_loss(record)
+    if column.startswith("own:"):
+        job, state = reopen(record.folder)
+        found = interpolation.evaluate_score(job, state, column.removeprefix("own:"), own=True)
+        return float(found.score[found.scored].mean())
     if column.startswith("client:"):
         table = record.clients()
         position = table.names.index(column.removeprefix("client:"))
         return 100 * float(table.evaluation.score[position])
-    value = last.metrics[column]
+    value = record.evaluated[-1].metrics[column]
     return value if column in NOT_SCALED else 100 * value
 
 
 def _own(record: Record) -> float:
     """The mean score of the models that clients use; on a line, at each client's best point."""
     last = record.evaluated[-1]
-    if record.experiment["client"]["name"] in LINES:
-        job, state = reopen(record.folder)
-        oracle = interpolation.curve(job, state).adaptive()["m by oracle"]
-        return float(oracle.mean())
+    if _on_a_line(record):
+        return float(_line(record).adaptive()["m by oracle"].mean())
     return last.personal.get("mean", last.metrics["mean"])
 
 
+def _own_loss(record: Record) -> float:
+    """The mean loss of these models."""
+    if _on_a_line(record):
+        return float(_line(record).oracle_losses().mean())
+    evaluation = record.clients().evaluation
+    own = evaluation.personal or evaluation
+    return float(own.losses[own.scored].mean())
+
+
+def _on_a_line(record: Record) -> bool:
+    return record.experiment["client"]["name"] in LINES
+
+
+def _line(record: Record) -> interpolation.Curve:
+    return interpolation.curve(*reopen(record.folder))
+
+
 def save(table: PublishedTable, measured: Measured, folder: Path) -> Path:
-    """Write what was measured as `<folder>/<paper>/<name>.json`."""
+    """Write what was measured as `<folder>/<paper>/<name>.json`.
+
+    Rows that the file has from the same seeds and version, and that were not run now, are kept: a
+    long table can be run row by row.
+    """
     file = folder / f"{table.name}.json"
+    if file.exists():
+        measured = _with_rows_of(_measured(file.read_text("utf-8")), measured)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, to_json(vars(measured)))
     return file
 
 
+def _with_rows_of(before: Measured, now: Measured) -> Measured:
+    if (before.seeds, before.version) != (now.seeds, now.version):
+        return now
+    chosen = {**before.chosen, **now.chosen}
+    return replace(now, chosen=chosen, figures={**before.figures, **now.figures})
+
+
 def measured_by_us(name: str) -> Measured | None:
     """What stands in the ledger for a table, if it was run."""
     try:
-        read = json.loads(_file(name, "json"))
+        return _measured(_file(name, "json"))
     except FileNotFoundError:
         return None
+
+
+def _measured(text: str) -> Measured:
+    read = json.loads(text)
     figures = {row: tuple(map(tuple, seeds)) for row, seeds in read["figures"].items()}
     return Measured(tuple(read["seeds"]), read["chosen"], figures, read["version"])
 

@@ -31,7 +31,10 @@ def reproduce(
         bool, typer.Option("--recorded", help="Show what we measured, without running anything.")
     ] = False,
     record: Annotated[
-        Path | None, typer.Option(help="Also write the figures as JSON into this folder.")
+        Path | None,
+        typer.Option(
+            help="Also write the figures as JSON into this folder, beside its other rows."
+        ),
     ] = None,
 ) -> None:
     """Run a published table's experiments, and print published figures beside ours.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal.algorithms.algorithm import Algorithm, Request
+from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.algorithms.two_phase import TwoPhase
 from commonweal.clients.client import Client
 from commonweal.clients.ditto import Ditto
@@ -391,9 +391,9 @@ class Watching(Simulator):
         super().__init__(*arguments, **options)
         self.together: list[list[int]] = []
 
-    def _answers(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Tensors:
+    def _group(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Group:
         self.together.append(request.clients[positions].tolist())
-        return super()._answers(algorithm, request, positions)
+        return super()._group(algorithm, request, positions)
 
 
 @pytest.mark.parametrize(

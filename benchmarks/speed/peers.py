@@ -15,7 +15,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from .timing import Timed
+from .timing import Timed, threads_text
 from .work import Work
 
 __all__ = ["PEERS", "Peer", "PeerError", "PeerProcess", "install", "installed", "start"]
@@ -78,7 +78,7 @@ def start(peer: Peer, work: Work, threads: int, processes: int, rounds: int) -> 
         "processes": processes,
         "rounds_per_turn": rounds,
     }
-    label = f"{processes} processes" if processes > 1 else f"{threads} threads"
+    label = f"{processes} processes" if processes > 1 else threads_text(threads)
     return PeerProcess(f"{peer.name}, {label}", peer, spec, processes)
 
 

@@ -46,7 +46,8 @@ def compared(times: dict[str, list[Timed]], base: str) -> str:
                 ratio(times[base], turns, processor=True).text() if known else "",
             )
         )
-    return table(("", "ms", "processor ms", f"{base} of it", "in processor time"), rows)
+    header = ("", "ms", "processor ms", "ours / it", "in processor time")
+    return f"Ours is {base!r}.\n\n{table(header, rows)}"
 
 
 def best(times: dict[str, list[Timed]], contender: str) -> str:

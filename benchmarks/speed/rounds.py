@@ -7,7 +7,7 @@ from dataclasses import replace
 from .contenders import centralised, hand_written, ours
 from .peers import PEERS, PeerError, installed, start
 from .report import Target, best, compared
-from .timing import Contender, InProcess, Timed, in_turns, ratio
+from .timing import Contender, InProcess, Timed, in_turns, ratio, threads_text
 from .work import CNN, DEVICES, LOGISTIC, LSTM, MLP, UNEQUAL, WORKS, Work
 
 __all__ = ["compare_rounds", "smaller"]
@@ -17,6 +17,7 @@ AGAINST_PFL = {LOGISTIC.name: 0.5, MLP.name: 0.5, CNN.name: 1.0, LSTM.name: 1.0}
 AGAINST_PEERS = {LOGISTIC.name: 0.4, MLP.name: 0.4}
 AGAINST_LOOP = {DEVICES.name: 0.7, UNEQUAL.name: 0.7, CNN.name: 1.05, LSTM.name: 1.05}
 AGAINST_LIMIT = {MLP.name: 2.5, CNN.name: 2.5}
+MANY = 1000  # clients from which Flower is skipped: it takes minutes to start 10,000
 SLOW = (CNN.name, LSTM.name, DEVICES.name, UNEQUAL.name)  # a turn is one round
 
 
@@ -61,7 +62,7 @@ def _here(work: Work, threads: Sequence[int], rounds: int) -> list[Contender]:
             "limit with a loss pass": centralised(work, work.task(), data, True),
         }
         for name, way in ways.items():
-            found.append(InProcess(f"{name}, {count} threads", way, count, rounds))
+            found.append(InProcess(f"{name}, {threads_text(count)}", way, count, rounds))
     return found
 
 
@@ -70,6 +71,9 @@ def _peers(work: Work, threads: Sequence[int], rounds: int) -> list[Contender]:
     for peer in PEERS:
         if not installed(peer):
             print(f"{peer.name} is not installed: skipped (--peers installs it)")
+            continue
+        if peer.name == "flower" and work.clients > MANY:
+            print(f"{work.name}: flower takes minutes to start {work.clients:,} clients: skipped")
             continue
         # Of the others, pfl alone is asked for in all its ways.
         ways = [(count, 1) for count in (threads if peer.name == "pfl" else threads[:1])]
@@ -102,10 +106,8 @@ def _targets(work: Work, times: dict[str, list[Timed]], fastest: dict[str, str])
     found = []
     for contender, limits in asked.items():
         if contender in fastest and work.name in limits:
-            theirs = times[fastest[contender]]
-            # Processor time, where both have it: the clock shows the neighbours' load, too.
-            known = all(turn.processor > 0 for turn in theirs)
-            measured = ratio(base, theirs, processor=known).median
+            # On the clock, as more threads or processes take more processor time for less of it.
+            measured = ratio(base, times[fastest[contender]]).median
             found.append(Target(f"{work.name}: of {contender}", limits[work.name], measured))
     return found
 

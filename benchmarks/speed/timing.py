@@ -8,7 +8,16 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = ["Contender", "InProcess", "Spread", "Timed", "in_turns", "ratio", "spread"]
+__all__ = [
+    "Contender",
+    "InProcess",
+    "Spread",
+    "Timed",
+    "in_turns",
+    "ratio",
+    "spread",
+    "threads_text",
+]
 
 
 class Timed(NamedTuple):
@@ -91,3 +100,7 @@ def in_turns(contenders: list[Contender], turns: int) -> dict[str, list[Timed]]:
         for each in contenders:
             times[each.name].append(each.turn())
     return times
+
+
+def threads_text(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from commonweal.federation import Rows
+from commonweal.layout import channels_last
 from commonweal.task import Task
 from commonweal.tensors import Tensors, select
 from commonweal.training import Vectorize, single
@@ -74,6 +75,7 @@ def evaluate_rows(
     task: Task, w: Tensor, rows: Rows, index: Tensor | None = None
 ) -> tuple[Tensor, Tensors]:
     """The loss and the statistics of every row, or of those with these numbers, by one model."""
+    task = channels_last(task, rows.x)
     w = w.to(rows.device)
     total = len(rows.y) if index is None else len(index)
     at_once = max(1, PASS // task.width(rows.x))
@@ -91,6 +93,8 @@ def evaluate_rows_by_models(
     task: Task, models: Tensor, rows: Rows, ids: Tensor, vectorize: Vectorize
 ) -> tuple[Tensor, Tensors]:
     """The loss and the statistics of every row by its client's own model, client after client."""
+    if vectorize is single:
+        task = channels_last(task, rows.x)
     models = models.to(rows.device)
     each = vectorize(task.evaluate_rows, (0, 0, 0))
     width = task.width(rows.x)

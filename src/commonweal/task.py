@@ -373,8 +373,25 @@ class Task:
 
     @cached_property
     def has_dropout(self) -> bool:
-        """Whether training draws random numbers inside the module (dropout)."""
+        """Whether a layer draws random numbers in training."""
         return any(_draws(layer) for layer in self.module.modules())
+
+    @cached_property
+    def _drawing(self) -> dict[torch.Size, bool]:
+        return {}
+
+    def draws_inside(self, x: Tensor) -> bool:
+        """Whether training on rows like x draws random numbers, in a layer or in a forward."""
+        shape = x.shape[1:]
+        if shape not in self._drawing:
+            generator = torch.default_generator
+            before = generator.get_state()
+            rows = self.ready(torch.zeros(2, *shape, dtype=x.dtype))
+            with torch.no_grad():
+                deepcopy(self.module).train()(rows)
+            self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
+            generator.set_state(before)
+        return self._drawing[shape]
 
 
 class InUnits(nn.Module):

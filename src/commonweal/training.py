@@ -20,6 +20,7 @@ from commonweal.clients.client import Client, Term
 from commonweal.dense import DenseTask, PlainSGD, Pulls, dense_task, forward
 from commonweal.errors import DataError
 from commonweal.federation import Rows
+from commonweal.layout import channels_last
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors, move, select
 from commonweal.values import Function, Value
@@ -300,7 +301,7 @@ def _train_together(
         plain.train(params, states, rows, plan)
     else:
         train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
-        with _seeded(plan.seeds, rows.device):
+        with _seeded(task, plan.seeds, rows):
             params = _all_steps(params, states, plan, train_on_batch)
     reply = vectorize(lambda p, s, n: client.reply(task, p, message, s, n), (0, 0, 0))
     replies, new_states = reply(params, states, steps)
@@ -563,6 +564,8 @@ def _batch_function(
     if dense is not None:
         task = dense
         vectorize = as_it_is
+    if vectorize is single:
+        task = channels_last(task, rows.x)
 
     def loss(p: Tensors, x: Tensor, y: Tensor, weight: Tensor, s: Tensors, u: Tensor) -> Value:
         return client.loss(task, p, Batch(x, y, weight), message, s, u)
@@ -620,16 +623,19 @@ def _write_buffers(task: Task, params: Tensors, buffers: Tensors) -> Tensors:
 
 
 @contextmanager
-def _seeded(seeds: tuple[int, ...], device: torch.device) -> Iterator[None]:
-    """Seed torch's generator for a single client, whose module may draw inside (dropout).
+def _seeded(task: Task, seeds: tuple[int, ...], rows: Rows) -> Iterator[None]:
+    """Seed torch's generator for a single client whose module draws inside (dropout).
 
     torch.random.fork_rng takes as long as training a small client. vmap refuses such modules.
     """
+    if len(seeds) > 1 or not task.draws_inside(rows.x):
+        yield
+        return
     generator = torch.default_generator
     before = generator.get_state()
-    if len(seeds) == 1 and device.type == "cpu":
+    if rows.device.type == "cpu":
         generator.manual_seed(seeds[0])
-    elif len(seeds) == 1:
+    else:
         torch.manual_seed(seeds[0])  # the generators of all devices
     try:
         yield

@@ -11,7 +11,7 @@ from commonweal.task import Task
 __all__ = ["head_layer", "layer_mask"]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def layer_mask(task: Task, prefixes: tuple[str, ...], parameter: str) -> Tensor:
     """The coordinates (d,) of these layers and of those inside them: `block` has `block.conv`.
 
@@ -39,7 +39,7 @@ def _inside(layer: str, prefixes: tuple[str, ...]) -> bool:
     return any(f"{layer}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def head_layer(task: Task) -> tuple[str, ...]:
     """The name of the last linear layer."""
     modules = task.module.named_modules()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
 from commonweal.devices import find_device
+from commonweal.engines._workers import Answer, Workers, answer
 from commonweal.engines.client_states import ClientStates
 from commonweal.engines.engine import Engine
 from commonweal.errors import ConfigError, DataError, did_you_mean
@@ -69,6 +70,7 @@ class Simulator(Engine):
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
         self._stateless: dict[Algorithm, bool] = {}
+        self._workers: dict[Algorithm, Workers] = {}
 
     @property
     def federation(self) -> Federation:
@@ -100,14 +102,15 @@ class Simulator(Engine):
         return mode, why
 
     def _preferred(self, task: Task) -> tuple[str, str]:
-        if self.vectorize in ("vmap", "chunked") and task.has_dropout:
+        draws = task.draws_inside(self.rows.train.x)
+        if self.vectorize in ("vmap", "chunked") and draws:
             raise ConfigError(
                 f"vectorize = {self.vectorize!r} cannot run a model with dropout: "
                 "use 'loop' or 'auto'"
             )
         if self.vectorize != "auto":
             return self.vectorize, "requested"
-        if task.has_dropout:
+        if draws:
             return "loop", "the model draws random numbers (dropout)"
         slow = nn.modules.conv._ConvNd | nn.RNNBase
         if any(isinstance(layer, slow) for layer in task.module.modules()):
@@ -127,24 +130,26 @@ class Simulator(Engine):
         if len(request.clients) == 0:
             return Replies(request.clients, {})
         values: Tensors = {}
-        for positions in self._groups(algorithm, request.clients):
-            part = self._answers(algorithm, request, positions)
-            if len(positions) == len(request.clients):
-                values = part
-                continue
-            for name, value in part.items():
+        parts = list(self._groups(algorithm, request.clients))
+        groups = (self._group(algorithm, request, positions) for positions in parts)
+        answers = self._answers(algorithm, request, groups, len(parts))
+        for positions, (replies, states) in zip(parts, answers, strict=True):
+            self._keep(request.clients[positions], states, int(request.message["round"]))
+            if len(parts) == 1:
+                return Replies(request.clients, replies)
+            for name, value in replies.items():
                 if name not in values:
                     values[name] = value.new_empty(len(request.clients), *value.shape[1:])
                 values[name].index_copy_(0, positions, value)
         return Replies(request.clients, values)
 
-    def _answers(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Tensors:
-        """Run a group of clients, given by their positions in the request."""
+    def _group(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Group:
+        """The clients at these positions of a request."""
         ids = request.clients[positions]
         round = int(request.message["round"])
         purpose = randomness.purpose(request.purpose)
         keys = [self.population.key(client) for client in ids.tolist()]
-        group = Group(
+        return Group(
             ids=ids,
             rows=self._on_device("train"),
             states=self._states(algorithm, ids),
@@ -153,12 +158,35 @@ class Simulator(Engine):
             each=select(request.each, positions),
             at_once=None if self.vectorize == "vmap" else self.chunk,
         )
-        replies, states = algorithm.answer(request, group)
-        if states and states is not group.states:
-            for k, client in enumerate(ids.tolist()):
-                own = {name: value[k].clone() for name, value in states.items()}
-                self.states.put(client, own, round)
-        return replies
+
+    def _answers(
+        self, algorithm: Algorithm, request: Request, groups: Iterator[Group], count: int
+    ) -> Iterator[Answer]:
+        """What groups answer, in their order."""
+        workers = min(count, torch.get_num_threads())
+        if workers == 1 or not self._takes_threads(algorithm):
+            return (answer(algorithm, request, group) for group in groups)
+        known = self._workers.get(algorithm)
+        if known is None or known.count != workers:
+            known = self._workers[algorithm] = Workers(algorithm, workers)
+        return known.answers(request, groups)
+
+    def _takes_threads(self, algorithm: Algorithm) -> bool:
+        """Whether clients that are computed one by one may be so in threads.
+
+        Where "loop" is requested they are not: then it is for debugging, or the model is small.
+        """
+        if algorithm.client is None or self.vectorize == "loop" or self.device.type != "cpu":
+            return False
+        one_by_one = self.decision(algorithm)[0] == "loop"
+        # Random numbers inside a module come from one generator for all threads.
+        return one_by_one and not algorithm.client_task.draws_inside(self.rows.train.x)
+
+    def _keep(self, ids: Tensor, states: Tensors, round: int) -> None:
+        """Keep the states of clients after a round."""
+        for k, client in enumerate(ids.tolist() if states else []):
+            own = {name: value[k].clone() for name, value in states.items()}
+            self.states.put(client, own, round)
 
     def _states(self, algorithm: Algorithm, ids: Tensor) -> Tensors:
         if algorithm not in self._stateless:

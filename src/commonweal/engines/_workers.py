@@ -1,0 +1,70 @@
+"""Clients that are computed one by one, several at a time: in threads, with one core each.
+
+A client's numbers are those of one thread, whatever the number of threads. Threads suffice, as
+torch computes outside of Python's lock.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from queue import SimpleQueue
+
+import torch
+
+from commonweal.algorithms.algorithm import Algorithm, Group, Request
+from commonweal.tensors import Tensors
+
+__all__ = ["Answer", "Workers", "answer"]
+
+Answer = tuple[Tensors, Tensors]  # replies, and states where they changed
+
+
+def answer(algorithm: Algorithm, request: Request, group: Group) -> Answer:
+    """What a group answers."""
+    replies, states = algorithm.answer(request, group)
+    return replies, {} if states is group.states else states
+
+
+class Workers:
+    """Threads that answer a request, each with a copy of the algorithm.
+
+    Two threads cannot run one module at a time, as its parameters are replaced for a call.
+    """
+
+    def __init__(self, algorithm: Algorithm, count: int) -> None:
+        self.count = count
+        self._copies: SimpleQueue[Algorithm] = SimpleQueue()
+        for _ in range(count):
+            self._copies.put(deepcopy(algorithm))
+
+    def answers(self, request: Request, groups: Iterator[Group]) -> Iterator[Answer]:
+        """The answers of groups in their order; few groups are prepared before they are needed."""
+        pending: deque[Future[Answer]] = deque()
+        with _pool(self.count) as pool:
+            for group in groups:
+                pending.append(pool.submit(self._answer, request, group))
+                if len(pending) > self.count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+
+    def _answer(self, request: Request, group: Group) -> Answer:
+        algorithm = self._copies.get()
+        try:
+            return answer(algorithm, request, group)
+        finally:
+            self._copies.put(algorithm)
+
+
+@contextmanager
+def _pool(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads that share the cores."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(count, "client", torch.set_num_threads, (threads // count,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)

@@ -315,6 +315,26 @@ def test_mobilenet_with_groupnorm_has_no_statistics() -> None:
     assert sum(isinstance(m, nn.GroupNorm) for m in module.modules()) == 27
 
 
+def test_a_cnn_of_other_channels() -> None:
+    module = build("cnn", (3, 32, 32), 10, channels=(8, 16), hidden=64)
+    weights = [25 * 3 * 8 + 8, 25 * 8 * 16 + 16, 16 * 8 * 8 * 64 + 64, 64 * 10 + 10]
+    assert sum(p.numel() for p in module.parameters()) == sum(weights)
+    with pytest.raises(ConfigError, match="name two numbers"):
+        build("cnn", (3, 32, 32), 10, channels=(8,))
+
+
+def test_an_lstm_reads_the_last_tokens_of_its_context() -> None:
+    torch.manual_seed(0)
+    short = build("lstm", (20,), 96, context=6)
+    long = build("lstm", (20,), 96)
+    long.load_state_dict(short.state_dict())
+    x = torch.randint(0, 96, (3, 20), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(short(x), long(x[:, 14:]))
+    assert not torch.allclose(short(x), long(x))
+    with pytest.raises(ConfigError, match=r"lstm context = 6: .* a label per token"):
+        build("lstm", (20,), 96, labels=(20,), context=6)
+
+
 def test_an_lstm_with_projection_and_two_dense_layers_by_hand() -> None:
     part = {"name": "lstm", "embedding": 4, "hidden": 6, "layers": 1, "projection": 3, "dense": 5}
     module = catalog.build("models", part, shape=(7,), outputs=9)

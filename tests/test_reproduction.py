@@ -10,12 +10,13 @@ import pytest
 from torch import Tensor
 from typer.testing import CliRunner
 
-from commonweal.analysis import reproduction
-from commonweal.analysis.reproduction import Measured, Ours, PublishedTable, Row
+from commonweal.analysis import curves, reproduction
+from commonweal.analysis.reproduction import Claim, Measured, Ours, PublishedTable, Row
 from commonweal.cli import app
-from commonweal.errors import ConfigError
+from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import Experiment, change
 from commonweal.report import ledger
+from commonweal.store import Record, RoundRecord
 
 NAMES = reproduction.names()
 
@@ -125,8 +126,6 @@ def test_runs_give_figures(tmp_path: Path) -> None:
         pass
     measured = reproduction.measure(table, cells, chosen)
     mean, gini, andrew = measured.figures["FedAvg"][1]
-    from commonweal.store import Record
-
     record = Record.read(cells[1].folder)
     scores = dict(
         zip(record.clients().names, record.clients().evaluation.score.tolist(), strict=True)
@@ -220,6 +219,65 @@ def test_cells_are_counted_once() -> None:
     counts = ledger.kinds_of(table, measured)
     assert counts == {"beside": 3, "not run": 6}
     assert counts.total() == table.cells
+
+
+def test_repeated_cells_are_shown_but_not_counted() -> None:
+    name = "aaggff/mqp-minilm"
+    table = reproduction.find(name)
+    source = {row.name: row for row in reproduction.find(table.repeats).rows}
+    for row in table.rows:
+        if row.name in source:
+            assert row.published == source[row.name].published
+    assert any(row.published for row in table.rows)
+    assert table.cells == 0
+    assert ledger.kinds_of(table, reproduction.measured_by_us(name)).total() == 0
+
+
+def test_claims_stand_beside_what_we_got() -> None:
+    table = replace(small(), claims=(Claim("TERM is better.", "it is not."),))
+    assert "- Claim: TERM is better. Ours: it is not." in ledger._table(table)
+
+
+def rounds(*losses: dict[str, float]) -> list[RoundRecord]:
+    """Rounds of two clients, weighted 1/4 and 3/4."""
+    found = []
+    for number, each in enumerate(losses, 1):
+        weights = dict(zip(each, (0.25, 0.75), strict=True))
+        scores = tuple(0.0 for _ in each)
+        found.append(RoundRecord(number, tuple(each), tuple(each.values()), scores, weights))
+    return found
+
+
+def test_curves_by_hand() -> None:
+    # b falls, then c rises; a and b report only once before.
+    run = rounds({"a": 4.0, "b": 8.0}, {"b": 6.0, "c": 2.0}, {"c": 3.0, "d": 1.0})
+    assert curves.improved(run) == 0.5
+    assert curves.cumulative_objective(run) == 7.0 + 3.0 + 1.5
+    with pytest.raises(RunError, match="no client reports in two rounds in a row"):
+        curves.improved(run[:1])
+
+
+def test_metrics_after_a_round(tmp_path: Path) -> None:
+    from commonweal.analysis.compare import run_cells
+
+    table = small()
+    assert table.ours is not None
+    ours = replace(
+        table.ours,
+        seeds=(0,),
+        columns=("mean@1", "mean", "improved"),
+        experiment=table.ours.experiment | {"evaluate_every": 1},
+    )
+    table = replace(table, ours=ours, rows=table.rows[:1])
+    cells = reproduction.plan(table, {}, tmp_path)
+    for _ in run_cells(cells):
+        pass
+    record = Record.read(cells[0].folder)
+    figures = reproduction.measure(table, cells, {}).figures["FedAvg"][0]
+    means = [each.metrics["mean"] for each in record.evaluated]
+    assert figures[:2] == pytest.approx([100 * mean for mean in means])
+    fell = [b <= a for a, b in zip(record.rounds[0].losses, record.rounds[1].losses, strict=True)]
+    assert figures[2] == pytest.approx(100 * np.mean(fell))
 
 
 def test_the_page_is_up_to_date() -> None:

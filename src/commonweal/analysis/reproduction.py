@@ -18,18 +18,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from commonweal.analysis import interpolation, tuning
+from commonweal.analysis import curves, interpolation, tuning
 from commonweal.analysis.compare import Cell
 from commonweal.analysis.workers import worker_pool
 from commonweal.errors import ConfigError, did_you_mean
 from commonweal.experiment import Experiment, change
 from commonweal.files import write_file
 from commonweal.rounds import reopen
-from commonweal.store import Record, to_json
+from commonweal.store import Record, RoundRecord, to_json
 from commonweal.values import Value, Values
 
-__all__ = ["Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure", "find"]
-__all__ += ["measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]
+__all__ = ["Claim", "Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure"]
+__all__ += ["find", "measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]
 
 Floats: TypeAlias = tuple[float, ...]
 Chosen: TypeAlias = Mapping[str, Mapping[str, Value]]  # row -> key -> value
@@ -52,6 +52,14 @@ class Row:
     set: tuple[str, ...] | None = None  # changes of the experiment; None: not run here
     grid: Mapping[str, tuple[Value, ...]] | None = None  # key -> the values that the paper tried
     columns: tuple[str, ...] = ()  # its metrics, where they are others than the table's
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper's text or one of its figures says, and what we got."""
+
+    says: str
+    ours: str
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,17 @@ class PublishedTable:
     rows: tuple[Row, ...]
     why: str = ""
     errors: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    repeats: str = ""  # the table whose published cells are shown again, and counted only there
     runs: int = 0  # over which the paper averages; 0: it does not say
     spread: str = ""  # what the numbers in brackets are over: "seeds" or "clients"
     ours: Ours | None = None
 
     @property
     def cells(self) -> int:
-        """How many cells are published."""
+        """How many cells are published, and not in another table."""
+        if self.repeats:
+            return 0
         return sum(not math.isnan(value) for row in self.rows for value in row.published)
 
 
@@ -107,13 +119,25 @@ def find(name: str) -> PublishedTable:
         raise ConfigError(f"there is no published table {name!r}: {did_you_mean(name, names())}")
     read = tomllib.loads(_file(name, "toml"))
     rows = tuple(Row(**_with_tuples(row)) for row in read.pop("rows"))
+    claims = tuple(Claim(**claim) for claim in read.pop("claims", ()))
     ours = read.pop("ours", None)
     return PublishedTable(
         name=name,
-        rows=rows,
+        rows=_published_in(read["repeats"], rows) if "repeats" in read else rows,
+        claims=claims,
         ours=None if ours is None else Ours(**_with_tuples(ours)),
         **_with_tuples(read),
     )
+
+
+def _published_in(other: str, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows with the cells that another table has in the rows of the same names."""
+    known = {row.name: row for row in find(other).rows}
+    found = []
+    for row in rows:
+        source = known.get(row.name, row)
+        found.append(replace(row, published=source.published, spreads=source.spreads))
+    return tuple(found)
 
 
 def _with_tuples(values: Mapping[str, Value]) -> Values:
@@ -233,6 +257,7 @@ def _figure(record: Record, column: str) -> float:
     """A metric of the last round's model; client:NAME is the score of one client.
 
     own, own:loss, own:ece ...: the clients' mean by the models that they use.
+    mean@400: a metric after round 400; objective, improved: curves over all rounds.
     """
     if column == "own":
         return 100 * _own(record)
@@ -242,12 +267,26 @@ def _figure(record: Record, column: str) -> float:
         job, state = reopen(record.folder)
         found = interpolation.evaluate_score(job, state, column.removeprefix("own:"), own=True)
         return float(found.score[found.scored].mean())
+    if column == "objective":
+        return curves.cumulative_objective(record.rounds)
+    if column == "improved":
+        return 100 * curves.improved(record.rounds)
+    if "@" in column:
+        metric, _, number = column.partition("@")
+        return _scaled(metric, _evaluated_in(record, int(number)).metrics[metric])
     if column.startswith("client:"):
         table = record.clients()
         position = table.names.index(column.removeprefix("client:"))
         return 100 * float(table.evaluation.score[position])
-    value = record.evaluated[-1].metrics[column]
-    return value if column in NOT_SCALED else 100 * value
+    return _scaled(column, record.evaluated[-1].metrics[column])
+
+
+def _scaled(metric: str, value: float) -> float:
+    return value if metric in NOT_SCALED else 100 * value
+
+
+def _evaluated_in(record: Record, number: int) -> RoundRecord:
+    return next(each for each in record.evaluated if each.number == number)
 
 
 def _own(record: Record) -> float:
@@ -318,8 +357,10 @@ def verdict(table: PublishedTable, row: Row, column: int, ours: Floats) -> str:
 
     Spreads over seeds are often so large that many points are within noise: that is said. Where
     only one of the two spreads is known, the other one is taken to be the same; where none is,
-    the difference is given without a verdict.
+    the difference is given without a verdict. Of other data or another model nothing is said.
     """
+    if table.status.startswith("other"):
+        return ""
     if not row.published or not ours or math.isnan(row.published[column]):
         return ""
     difference = float(np.mean(ours)) - row.published[column]

@@ -138,3 +138,5 @@ def _print(table: "PublishedTable", measured: "Measured | None") -> None:
     console.print(found)
     for sentence in table.errors:
         console.print(f"- {sentence}", markup=False)
+    for claim in table.claims:
+        console.print(f"- Claim: {claim.says} Ours: {claim.ours}", markup=False)

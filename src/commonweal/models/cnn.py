@@ -2,26 +2,33 @@
 
 from torch import nn
 
+from commonweal.errors import ConfigError
 from commonweal.models._shapes import Shape, image
 
 __all__ = ["cnn"]
 
 
-def cnn(shape: Shape, outputs: int, hidden: int = 512) -> nn.Module:
-    """[5x5 convolution, ReLU, 2x2 max pooling] with 32 and 64 channels, then a hidden layer.
+def cnn(
+    shape: Shape, outputs: int, hidden: int = 512, channels: tuple[int, ...] = (32, 64)
+) -> nn.Module:
+    """Twice [5x5 convolution, ReLU, 2x2 max pooling], then a hidden layer.
 
     hidden: units of the hidden layer (1,663,370 parameters in all for MNIST)
+    channels: of both convolutions
     """
-    channels, height, width = image("cnn", shape, 4)
+    inputs, height, width = image("cnn", shape, 4)
+    if len(channels) != 2 or min(channels) < 1:
+        raise ConfigError(f"cnn channels = {list(channels)}: name two numbers of at least 1")
+    first, second = channels
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.Conv2d(inputs, first, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
+        nn.Conv2d(first, second, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), hidden),
+        nn.Linear(second * (height // 4) * (width // 4), hidden),
         nn.ReLU(),
         nn.Linear(hidden, outputs),
     )

@@ -22,6 +22,7 @@ def lstm(
     vocabulary: int = 0,
     projection: int = 0,
     dense: int = 0,
+    context: int = 0,
 ) -> nn.Module:
     """Embedded tokens, stacked LSTMs, and a linear layer on the last state, or on every state
 
@@ -31,6 +32,7 @@ def lstm(
     vocabulary: the number of different tokens (0: as many as outputs)
     projection: numbers to which each LSTM's state is projected (Sak et al. 2014; 0: none)
     dense: units of a dense layer with ReLU before the last linear one (0: there is none)
+    context: how many tokens of a row are read, the last ones (0: all)
     """
     sequence("lstm", shape)
     tokens = vocabulary or outputs
@@ -40,11 +42,16 @@ def lstm(
         raise ConfigError(
             f"lstm projection = {projection}: it must be below hidden = {hidden} (0: none)"
         )
+    if context < 0 or (context and labels):
+        raise ConfigError(
+            f"lstm context = {context}: at least 0, and 0 for rows with a label per token"
+        )
     if projection:  # a hint that torch gives once per process
         warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
     recurrent = nn.LSTM(width, hidden, layers, batch_first=True, proj_size=projection)
     head = _head(projection or hidden, dense, outputs)
-    return _LSTM(nn.Embedding(tokens, width), recurrent, head, every_token=bool(labels))
+    embedded = nn.Embedding(tokens, width)
+    return _LSTM(embedded, recurrent, head, every_token=bool(labels), context=context)
 
 
 def _head(inputs: int, dense: int, outputs: int) -> nn.Module:
@@ -55,16 +62,23 @@ def _head(inputs: int, dense: int, outputs: int) -> nn.Module:
 
 class _LSTM(nn.Module):
     def __init__(
-        self, embedding: nn.Embedding, lstm: nn.LSTM, head: nn.Module, every_token: bool
+        self,
+        embedding: nn.Embedding,
+        lstm: nn.LSTM,
+        head: nn.Module,
+        every_token: bool,
+        context: int,
     ) -> None:
         super().__init__()
         self.every_token = every_token
+        self.context = context
         self.embedding = embedding
         self.lstm = lstm
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.lstm(self.embedding(x))  # (B, L, hidden)
+        read = x[:, -self.context :]  # all tokens if context is 0
+        states, _ = self.lstm(self.embedding(read))  # (B, L, hidden)
         result: Tensor = self.head(states if self.every_token else states[:, -1])
         return result
 

@@ -45,6 +45,8 @@ def page() -> str:
 def kinds_of(table: PublishedTable, measured: Measured | None) -> Counter[str]:
     """How many cells of a table are reproduced, differ, and so on."""
     found: Counter[str] = Counter()
+    if table.repeats:
+        return found
     for row, column, ours, verdict in reproduction.cells_of(table, measured):
         if reproduction.figure(row.published, (), column):
             found[_kind(table, bool(ours), verdict)] += 1
@@ -83,6 +85,8 @@ def _table(table: PublishedTable) -> str:
         lines += [*(f"- {sentence}" for sentence in table.errors), ""]
     if measured is not None:
         lines += [*_rows(table, measured), ""]
+    if table.claims:
+        lines += [*(f"- Claim: {claim.says} Ours: {claim.ours}" for claim in table.claims), ""]
     return "\n".join(lines)
 
 
@@ -112,7 +116,7 @@ def _rows(table: PublishedTable, measured: Measured) -> list[str]:
                     reproduction.figure(row.published, row.spreads, column),
                     *code,
                     reproduction.spread(ours),
-                    "" if table.status.startswith("other") else verdict,
+                    verdict,
                 ]
             )
         )

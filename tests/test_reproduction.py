@@ -242,9 +242,15 @@ def rounds(*losses: dict[str, float]) -> list[RoundRecord]:
     """Rounds of two clients, weighted 1/4 and 3/4."""
     found = []
     for number, each in enumerate(losses, 1):
-        weights = dict(zip(each, (0.25, 0.75), strict=True))
-        scores = tuple(0.0 for _ in each)
-        found.append(RoundRecord(number, tuple(each), tuple(each.values()), scores, weights))
+        found.append(
+            RoundRecord(
+                number=number,
+                clients=tuple(each),
+                losses=tuple(each.values()),
+                scores=(0.0, 0.0),
+                weights=dict(zip(each, (0.25, 0.75), strict=True)),
+            )
+        )
     return found
 
 

@@ -528,8 +528,9 @@ def test_sentences_of_mqp_are_what_an_encoder_sees(tmp_path: Path) -> None:
     def encode(text: str) -> torch.Tensor:
         ids = [words.index(word) for word in ["[CLS]", *text.replace("?", " ?").split(), "[SEP]"]]
         with torch.no_grad():
-            mean = body(torch.tensor([ids])).last_hidden_state[0].mean(0)
-        return mean / mean.norm()
+            mean: torch.Tensor = body(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        unit: torch.Tensor = mean / mean.norm()
+        return unit
 
     a = encode("a b 3?")
     b = encode("3 b a?")

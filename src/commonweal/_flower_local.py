@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from commonweal._flower_runtime import Runtime, export
+from commonweal._flower_runtime import Runtime, check_experiment, export
 from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import Experiment
 from commonweal.job import build_dataset
@@ -85,6 +85,7 @@ def node_configs(
     experiment: Experiment, nodes: int | None, states: Path
 ) -> dict[str, dict[str, object]]:
     """The configuration of each node: one client of the experiment's dataset."""
+    check_experiment(experiment)
     names = build_dataset(experiment).names
     count = len(names) if nodes is None else nodes
     if not 1 <= count <= len(names):

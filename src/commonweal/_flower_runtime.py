@@ -23,10 +23,11 @@ from pathlib import Path
 from types import TracebackType
 
 from commonweal.errors import ConfigError, RunError
+from commonweal.experiment import Experiment
 from commonweal.files import write_file
 from commonweal.values import Value
 
-__all__ = ["Runtime", "export", "write_keys"]
+__all__ = ["Runtime", "check_experiment", "export", "write_keys"]
 
 HOST = "127.0.0.1"
 PATIENCE = 180.0  # seconds until a process that does not start is given up
@@ -197,6 +198,20 @@ The run:
 
     flwr run . server --stream
 """
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raise ConfigError for settings that mean nothing on Flower."""
+    if experiment.unseen:
+        raise ConfigError(
+            f"unseen = {experiment.unseen}: on Flower every connected client trains; hold clients "
+            "out in the simulator, or leave it out"
+        )
+    if experiment.device != "cpu":
+        raise ConfigError(
+            f"device = {experiment.device!r}: Flower's nodes compute on the CPU; leave it out, or "
+            "run the experiment in the simulator"
+        )
 
 
 def export(toml: str, folder: Path, nodes: int = 2, out: str = "") -> str:

@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commonweal._flower_runtime import check_experiment
 from commonweal.errors import ConfigError, DataError
 from commonweal.values import Value, Values
 
@@ -78,7 +79,7 @@ def member(experiment: "Experiment | str | Path", config: Values) -> "Member":
     from commonweal.job import build_algorithm
 
     opened = _read(experiment)
-    _check(opened)
+    check_experiment(opened)
     if "data" in config:
         about, node = _own(opened, config)
     else:
@@ -185,14 +186,6 @@ def make_server_app(experiment: "Experiment | str | Path", **settings: Value) ->
 KEYS = ("out", "resume", "nodes", "wait", "timeout")
 
 
-def _check(experiment: "Experiment") -> None:
-    if experiment.unseen:
-        raise ConfigError(
-            f"unseen = {experiment.unseen}: on Flower every connected client trains; hold clients "
-            "out in the simulator, or leave it out"
-        )
-
-
 def job_of(experiment: "Experiment", engine: "FlowerEngine") -> "Job":
     """The job of an experiment on the nodes of an engine."""
     from commonweal.job import job_on
@@ -213,7 +206,7 @@ def run_on(
     from commonweal import rounds
     from commonweal.store import Record
 
-    _check(experiment)
+    check_experiment(experiment)
     folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
     begun = resume and (folder / "rounds.jsonl").exists()
     preparation = Record.read(folder).preparation() if begun else None

@@ -87,6 +87,15 @@ def test_more_nodes_than_clients_are_refused(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError) and "15 clients" in str(done.exception)
 
 
+@pytest.mark.parametrize("setting", ["device=cuda", "unseen=0.2"])
+def test_settings_that_mean_nothing_on_flower_are_refused(tmp_path: Path, setting: str) -> None:
+    arguments = ["flower", "run", "examples/vowel.toml", setting]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run")])
+    assert isinstance(done.exception, ConfigError)
+    assert setting.partition("=")[0] in str(done.exception)
+    assert "simulator" in str(done.exception)
+
+
 def test_what_a_process_starts_in_another_session_ends_with_it(tmp_path: Path) -> None:
     from commonweal._flower_runtime import Runtime
 

@@ -1,5 +1,6 @@
 """The closed form of dense stacks against autograd, and which modules it takes."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,16 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.clients import Client
+from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
 from commonweal.clients.ditto import Ditto
 from commonweal.clients.fedbabu import FedBABU
 from commonweal.clients.fedper import FedPer
 from commonweal.clients.fedprox import FedProx
 from commonweal.clients.fedrep import FedRep
+from commonweal.clients.lg_fedavg import LGFedAvg
 from commonweal.clients.pfedme import PFedMe
 from commonweal.clients.propfair import PropFairClient
 from commonweal.clients.scaffold import Scaffold
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
+from commonweal.clients.term import TERMClient
 from commonweal.dense import dense_task
 from commonweal.federation import Federation
 from commonweal.task import Batch, Task
@@ -212,6 +216,16 @@ METHODS: dict[str, Client] = {
     "superfed-mm": SuPerFedMM(batch=8, begin=0),
     "superfed-lm": SuPerFedLM(batch=8, begin=0),
     "propfair": PropFairClient(batch=8),
+    "propfair, beyond": PropFairClient(batch=8, epochs=2, baseline=0.9, margin=0.3, huber=True),
+    "propfair with all": PropFairClient(batch=8, momentum=0.5, weight_decay=0.1),
+    "propfair, clipped": PropFairClient(batch=8, clip=0.1),
+    "term": TERMClient(batch=8, epochs=2, t=2.0),
+    "term, untilted": TERMClient(batch=8, t=0.0),
+    "term with all": TERMClient(batch=8, t=-1.0, momentum=0.5, weight_decay=0.1),
+    "alone": Alone(batch=8, epochs=2),
+    "alone with all": Alone(batch=8, momentum=0.5, weight_decay=0.1),
+    "lg-fedavg": LGFedAvg(batch=8, epochs=2),
+    "lg-fedavg, two runs": LGFedAvg(batch=8, lower=("0.1", "1.0")),
 }
 
 
@@ -223,17 +237,19 @@ def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
     message |= {n: torch.randn_like(v) / 9 for n, v in client.init_shared(task).items()}
     each = [client.init_client(task, seed) for seed in range(f.clients)]
 
-    def trained(ids: list[int], how: Vectorize, at_once: int | None = None) -> Trained:
+    def trained(
+        ids: list[int], how: Vectorize, at_once: int | None = None, models: bool = True
+    ) -> Trained:
         plan = planned(client, task, f, ids, round=3)
         states = stack([each[k] for k in ids])
-        return train_locally(client, task, message, states, f.train, plan, how, at_once)
+        return train_locally(client, task, message, states, f.train, plan, how, at_once, models)
 
     one = task.size + 8 * task.width(f.train.x)
-    for at_once in (None, 2 * one):
-        together = trained(list(range(f.clients)), vmap_clients, at_once)
+    alone = [trained([k], single) for k in range(f.clients)]
+    for at_once, models in itertools.product((None, 2 * one), (True, False)):
+        together = trained(list(range(f.clients)), vmap_clients, at_once, models)
         for k in range(f.clients):
-            alone = trained([k], single)
-            for got, want in zip(together[:2], alone[:2], strict=True):
+            for got, want in zip(together[:2], alone[k][:2], strict=True):
                 assert set(got) == set(want)
                 for value in got:
                     close(got[value][k], want[value][0], rtol=1e-4, atol=1e-6)

@@ -5,6 +5,7 @@ SGD changes the models in place. The numbers are those of autograd up to roundin
 dense stacks is decided by their modules and their loss alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,8 +15,13 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from commonweal.task import LOSSES, Batch, Task
+from commonweal.tensors import Tensors
 
-__all__ = ["Affine", "DenseTask", "Layer", "PlainSGD", "Pulls", "dense_task", "forward"]
+__all__ = ["Affine", "DenseTask", "Layer", "PlainSGD", "Pulls", "RowFactors"]
+__all__ += ["dense_task", "forward"]
+
+# Losses (S, B) and weights (S, B) of rows -> the derivatives of the objectives by these losses
+RowFactors = Callable[[Tensor, Tensor], Tensor]
 
 CLOSED = ("cross-entropy", "binary", "squared")  # losses whose derivative is written down here
 
@@ -97,9 +103,8 @@ class DenseTask(Task):
         """The clients' losses (S,) and their gradients (S, d)."""
         layers = self.affine(w)
         inputs, outputs = forward(layers, self.rows(batch.x))
-        y = self._scaled(batch.y)
-        losses = LOSSES[self.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
-        slope = self._slope(outputs, y, batch.weight)
+        losses = self._row_losses(outputs, self._scaled(batch.y))
+        slope = self.slope(outputs, batch)
         grads = torch.empty_like(w)
         targets = self.affine(grads)
         for k in reversed(range(len(layers))):
@@ -107,6 +112,13 @@ class DenseTask(Task):
             if k:
                 slope = _below(layers, inputs, slope, k)
         return (losses * batch.weight).sum(-1), grads
+
+    def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        """Each row's loss (S, B) by its client's model, and its statistics (S, B, c) by name."""
+        _, outputs = forward(self.affine(w), self.rows(x))
+        losses, stats = self.row_results(outputs.flatten(0, 1), y.flatten())
+        by_client = {name: values.view(*y.shape, -1) for name, values in stats.items()}
+        return losses.view(y.shape), by_client
 
     def layers_in(self, mask: Tensor | None) -> tuple[bool, ...] | None:
         """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some."""
@@ -123,7 +135,14 @@ class DenseTask(Task):
             found.append(bool(inside.all()))
         return tuple(found)
 
-    def first_updates(self, received: Tensor, batch: Batch, lr: float, update: Tensor) -> None:
+    def first_updates(
+        self,
+        received: Tensor,
+        batch: Batch,
+        lr: float,
+        update: Tensor,
+        factors: RowFactors | None = None,
+    ) -> None:
         """Write lr times the clients' gradients at the same model (d,) to `update` (S, d).
 
         The weights are the same for all: what is below a layer is one product for the group.
@@ -135,7 +154,7 @@ class DenseTask(Task):
             bias = None if layer.bias is None else layer.bias[0, 0]
             x = nn.functional.linear(x, layer.weight[0], bias)
             x = x.relu_() if layer.relu else x
-        slope = self._slope(x, self._scaled(batch.y), batch.weight)
+        slope = self.slope(x, batch, factors)
         targets = self.affine(update)
         for k in reversed(range(len(shared))):
             _add(targets[k], inputs[k], slope, beta=0.0, alpha=lr)
@@ -151,14 +170,16 @@ class DenseTask(Task):
         batch: Batch,
         sgd: "PlainSGD",
         pulls: "Pulls",
+        factors: RowFactors | None = None,
     ) -> None:
         """Take a step of SGD in the active layers, in place. `batch.x` are inputs (S, B, inputs).
 
         velocity: where the sums of gradients are, for a momentum
         pulls: the gradients of what the loss has beside the rows
+        factors: what the rows' gradients are multiplied by (None: the rows' weights)
         """
         inputs, outputs = forward(layers, batch.x)
-        slope = self._slope(outputs, self._scaled(batch.y), batch.weight)
+        slope = self.slope(outputs, batch, factors)
         lowest = active.index(True)
         for k in reversed(range(lowest, len(layers))):
             below = None if k == lowest else _below(layers, inputs, slope, k)  # before it moves
@@ -168,8 +189,12 @@ class DenseTask(Task):
             if below is not None:
                 slope = below
 
-    def _slope(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def slope(self, outputs: Tensor, batch: Batch, factors: RowFactors | None = None) -> Tensor:
         """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
+        y = self._scaled(batch.y)
+        weight = batch.weight
+        if factors is not None:
+            weight = factors(self._row_losses(outputs, y), weight)
         if self.loss == "cross-entropy":
             slope = outputs.softmax(-1)
             slope.scatter_add_(-1, y[..., None], slope.new_full((), -1.0).expand(*y.shape, 1))
@@ -178,6 +203,9 @@ class DenseTask(Task):
         else:
             slope = 2 * (outputs - y[..., None])
         return slope.mul_(weight[..., None])
+
+    def _row_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return LOSSES[self.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
 
 
 class _Loss(torch.autograd.Function):

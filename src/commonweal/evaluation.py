@@ -7,11 +7,12 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from commonweal.dense import dense_task
 from commonweal.federation import Rows
 from commonweal.layout import channels_last
 from commonweal.task import Task
 from commonweal.tensors import Tensors, select
-from commonweal.training import Vectorize, single
+from commonweal.training import Vectorize, single, vmap_clients
 
 __all__ = ["Evaluation", "evaluate", "evaluate_models", "evaluate_rows", "evaluate_rows_by_models"]
 
@@ -96,7 +97,8 @@ def evaluate_rows_by_models(
     if vectorize is single:
         task = channels_last(task, rows.x)
     models = models.to(rows.device)
-    each = vectorize(task.evaluate_rows, (0, 0, 0))
+    dense = dense_task(task) if vectorize is vmap_clients else None
+    each = vectorize(task.evaluate_rows, (0, 0, 0)) if dense is None else dense.evaluate_rows
     width = task.width(rows.x)
     sizes = rows.sizes[ids].tolist()
     parts = []

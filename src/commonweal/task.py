@@ -332,7 +332,10 @@ class Task:
 
     def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
-        outputs = self._call(self._inference, self.tensors(w), x)
+        return self.row_results(self._call(self._inference, self.tensors(w), x), y)
+
+    def row_results(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        """The same from the module's outputs (N, c)."""
         if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
             outputs, y = outputs.cpu(), y.cpu()
             stats = {name: scores.find(name).row_stats(outputs, y) for name in self.scores}

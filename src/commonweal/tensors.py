@@ -1,6 +1,7 @@
 """Named tensors: what travels in messages and what is kept as state."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +14,10 @@ __all__ = [
     "flatten",
     "is_finite",
     "merge",
+    "merge_into",
     "move",
     "num_bytes",
+    "put",
     "select",
     "spans",
     "stack",
@@ -81,8 +84,11 @@ def is_finite(value: Tensor) -> Tensor:
     return finite if finite.all() else torch.isfinite(flat).all(1)
 
 
+@lru_cache(maxsize=16)
 def spans(mask: Tensor) -> list[tuple[int, int, bool]]:
     """Where runs of equal values of a mask (d,) begin and end, and their values.
+
+    Remembered by the tensor, not by its values: masks are never changed.
 
     >>> spans(torch.tensor([True, True, False]))
     [(0, 2, True), (2, 3, False)]
@@ -93,8 +99,13 @@ def spans(mask: Tensor) -> list[tuple[int, int, bool]]:
 
 
 def take(values: Tensor, mask: Tensor) -> Tensor:
-    """`values[..., mask]` by copies of whole runs: masks of layers have few, an index is slow."""
+    """`values[..., mask]` by whole runs: masks of layers have few, an index is slow.
+
+    A single run is a view.
+    """
     pieces = [values[..., a:b] for a, b, inside in spans(mask) if inside]
+    if len(pieces) == 1:
+        return pieces[0]
     return torch.cat(pieces, -1) if pieces else values[..., :0]
 
 
@@ -115,3 +126,23 @@ def merge(outside: Tensor, inside: Tensor, mask: Tensor) -> Tensor:
             pieces.append(outside[..., begin : begin + b - a])
             left += b - a
     return torch.cat(pieces, -1)
+
+
+def merge_into(target: Tensor, outside: Tensor, inside: Tensor, mask: Tensor) -> None:
+    """Write what `merge` returns to the vectors of a group (S, d). outside: (d,); inside: (S, p)"""
+    taken = 0
+    for a, b, is_inside in spans(mask):
+        if is_inside:
+            target[:, a:b] = inside[:, taken : taken + b - a]
+            taken += b - a
+        else:
+            target[:, a:b] = outside[a:b]
+
+
+def put(target: Tensor, values: Tensor, mask: Tensor) -> None:
+    """`target[..., mask] = values` by whole runs, in place: inverts `take`."""
+    taken = 0
+    for a, b, inside in spans(mask):
+        if inside:
+            target[..., a:b] = values[..., taken : taken + b - a]
+            taken += b - a

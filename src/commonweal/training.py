@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from commonweal.clients.client import Client, Term
-from commonweal.dense import DenseTask, PlainSGD, Pulls, dense_task, forward
+from commonweal.dense import DenseTask, PlainSGD, Pulls, RowFactors, dense_task, forward
 from commonweal.errors import DataError
 from commonweal.federation import Rows
 from commonweal.layout import channels_last
 from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors, move, select
+from commonweal.tensors import State, Tensors, merge_into, move, select, take
 from commonweal.values import Function, Value
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "keep_freed_memory",
     "schedule",
     "single",
+    "start_models",
     "train_locally",
     "vmap_clients",
 ]
@@ -215,9 +216,8 @@ def _train_in_chunks(
 ) -> Trained:
     parts = chunks(task, rows, plan, at_once)
     plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
-    if plain is not None and not models and _base_model(client, task):
-        update = _plain_updates(plain, states, rows, plan, parts)
-        return Trained({"update": update}, states, update[:, :0])
+    if plain is not None and not models and _base_start(client) and _base_reply(client):
+        return _plain_updates(plain, states, rows, plan, parts)
     in_order = len(parts) == 1 and bool((np.diff(parts[0]) > 0).all())
     gathered = _Gathered(len(plan.sizes))
     for part in parts:
@@ -292,27 +292,62 @@ def _train_together(
     only the others are computed.
     """
     steps = torch.from_numpy(plan.steps).to(rows.device)
-    # `steps` gives vmap the size of the group where clients have no state.
-    start = vectorize(lambda state, _: client.start(task, message, state), (0, 0))
-    params: Tensors = start(states, steps)
     plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
     if plain is not None:
-        params = {n: v.clone(memory_format=torch.contiguous_format) for n, v in params.items()}
+        params = _own_copies(client, task, message, states, len(steps))
         plain.train(params, states, rows, plan)
     else:
+        # `steps` gives vmap the size of the group where clients have no state.
+        start = vectorize(lambda state, _: client.start(task, message, state), (0, 0))
         train_on_batch = _batch_function(client, task, message, rows, plan, vectorize)
         with _seeded(task, plan.seeds, rows):
-            params = _all_steps(params, states, plan, train_on_batch)
+            params = _all_steps(start(states, steps), states, plan, train_on_batch)
     reply = vectorize(lambda p, s, n: client.reply(task, p, message, s, n), (0, 0, 0))
     replies, new_states = reply(params, states, steps)
     return Trained(replies, new_states, params["w"])
 
 
-def _base_model(client: Client, task: Task) -> bool:
-    """Whether a client trains the received model as a whole and replies with its update only."""
-    method = type(client)
-    base = method.start is Client.start and method.reply is Client.reply
-    return base and client.private_mask(task) is None
+def start_models(
+    client: Client, task: Task, message: Tensors, states: Tensors, count: int, vectorize: Vectorize
+) -> Tensor:
+    """The models (S, d) with which some clients start."""
+    if vectorize is vmap_clients and _base_start(client):
+        models = message["w"].new_empty(count, task.size)
+        _write_start(message, states, client.private_mask(task), models)
+        return models
+    # The second argument gives vmap the size of the group where clients have no state.
+    start = vectorize(lambda state, _: client.start(task, message, state)["w"], (0, 0))
+    started: Tensor = start(states, torch.empty(count))
+    return started
+
+
+def _write_start(message: Tensors, states: Tensors, private: Tensor | None, models: Tensor) -> None:
+    """The same in place, where `start` is that of the base class. private: the mask"""
+    if private is None:
+        models.copy_(message["w"])
+    else:
+        merge_into(models, message["w"], states["private"], private)
+
+
+def _own_copies(
+    client: Client, task: Task, message: Tensors, states: Tensors, count: int
+) -> Tensors:
+    """The vectors that clients start with, which may be changed in place."""
+    if _base_start(client):
+        return {"w": start_models(client, task, message, states, count, vmap_clients)}
+    start = vmap_clients(lambda state, _: client.start(task, message, state), (0, 0))
+    params: Tensors = start(states, torch.empty(count, device=message["w"].device))
+    return {n: v.clone(memory_format=torch.contiguous_format) for n, v in params.items()}
+
+
+def _base_start(client: Client) -> bool:
+    """Whether a client trains the received model with its private part, and nothing else."""
+    return type(client).start is Client.start
+
+
+def _base_reply(client: Client) -> bool:
+    """Whether a client replies with the update only, and keeps its private part only."""
+    return type(client).reply is Client.reply
 
 
 def _plain_sgd(
@@ -325,15 +360,29 @@ def _plain_sgd(
     if client.optimizer != "sgd" or client.clip is not None:
         return None
     epochs = int(((plan.steps - 1) // plan.steps_per_epoch).max()) + 1
+    turns = _turns(client, task, dense, epochs)
+    if turns is None:
+        return None
+    rate = client.inner_rate(client.rate(int(message["round"])))
+    sgd = PlainSGD(rate, client.momentum, client.weight_decay)
+    return _PlainTraining(client, dense, message, sgd, turns, client.private_mask(task))
+
+
+def _turns(
+    client: Client, task: Task, dense: DenseTask, epochs: int
+) -> tuple[tuple[bool, ...], ...] | None:
+    """The layers that are trained, by epoch; None: parts of some, or none."""
     turns = []
+    before = None
     for epoch in range(epochs):
-        layers = dense.layers_in(client.active(task, torch.tensor(epoch)))
+        mask = client.active(task, torch.tensor(epoch))
+        if before is None or mask is None or not torch.equal(mask, before):
+            layers = dense.layers_in(mask)
         if layers is None or not any(layers):
             return None
         turns.append(layers)
-    rate = client.inner_rate(client.rate(int(message["round"])))
-    sgd = PlainSGD(rate, client.momentum, client.weight_decay)
-    return _PlainTraining(client, dense, message, sgd, tuple(turns))
+        before = mask
+    return tuple(turns)
 
 
 class _PlainTraining(NamedTuple):
@@ -344,6 +393,13 @@ class _PlainTraining(NamedTuple):
     message: Tensors
     sgd: PlainSGD
     turns: tuple[tuple[bool, ...], ...]  # the layers that are trained, by epoch
+    private: Tensor | None  # the mask of the coordinates that stay with the clients
+
+    @property
+    def factors(self) -> RowFactors | None:
+        """What the rows' gradients are multiplied by; None: their weights."""
+        base = type(self.client).row_factors is Client.row_factors
+        return None if base else self.client.row_factors
 
     @property
     def frozen(self) -> int:
@@ -354,20 +410,29 @@ class _PlainTraining(NamedTuple):
         """Whether these layers are still as they were in the first epoch."""
         return not any(any(turn[: self.frozen]) for turn in self.turns[: epoch + 1])
 
-    def update(self, states: Tensors, rows: Rows, plan: BatchSchedule, update: Tensor) -> None:
-        """Write the updates (S, d) of clients that train the received model (d,)."""
+    def update(
+        self,
+        states: Tensors,
+        rows: Rows,
+        plan: BatchSchedule,
+        update: Tensor,
+        private: Tensor | None,
+    ) -> None:
+        """Write the clients' updates (S, d), and their next private parts (S, p) if they have."""
         received = self.message["w"]
-        if self._first_is_plain(states):  # the clients take it from the same model
+        if private is None and self._first_is_plain(states):  # from the same model
             batch, _ = _next_batch(rows, plan, 0, len(update))
             with torch.no_grad():
-                self.task.first_updates(received, batch, self.sgd.lr, update)
+                self.task.first_updates(received, batch, self.sgd.lr, update, self.factors)
             if plan.steps[0] == 1:
                 return
             torch.sub(received, update, out=update)
             self.train({"w": update}, states, rows, plan, taken=1)
         else:
-            update.copy_(received)
+            _write_start(self.message, states, self.private, update)
             self.train({"w": update}, states, rows, plan)
+        if private is not None and self.private is not None:
+            private.copy_(take(update, self.private))
         torch.sub(received, update, out=update)
 
     def _first_is_plain(self, states: Tensors) -> bool:
@@ -392,14 +457,14 @@ class _PlainTraining(NamedTuple):
                 weight = weight.to(rows.device)
                 epochs = step // plan.steps_per_epoch[:active]
                 for a, b in self._runs(epochs):
-                    batch = Batch(rows.x[index[a:b]], rows.y[index[a:b]], weight[a:b])
                     epoch = int(epochs[a])
                     vectors = [
                         _Vector(self.task, params[n][a:b], _part(velocity[n], a, b), term, a, b)
                         for n, term in terms.items()
                     ]
-                    inputs = self._inputs(vectors[0], batch.x, index[a:b], epoch, features)
-                    self._steps(vectors, inputs, batch, epoch)
+                    inputs = self._inputs(vectors[0], rows, index[a:b], epoch, features)
+                    batch = Batch(inputs, rows.y[index[a:b]], weight[a:b])
+                    self._steps(vectors, batch, epoch)
                     self._after({n: v[a:b] for n, v in params.items()})
 
     def _after(self, params: Tensors) -> None:
@@ -415,29 +480,31 @@ class _PlainTraining(NamedTuple):
         return list(pairwise([0, *cuts.tolist(), len(epochs)]))
 
     def _inputs(
-        self, vector: "_Vector", x: Tensor, index: Tensor, epoch: int, features: "_Features"
+        self, vector: "_Vector", rows: Rows, index: Tensor, epoch: int, features: "_Features"
     ) -> Tensor:
         """The inputs of the lowest layer that is trained from the first epoch on.
 
         As long as those below are not trained, their outputs are computed for every row once.
         """
         if not self.frozen or not self.is_frozen(epoch):
-            return self.task.rows(x)
+            return self.task.rows(rows.x[index])
         if epoch:
             return features.read(index, vector.first)
-        _, outputs = forward(vector.layers[: self.frozen], self.task.rows(x))
+        _, outputs = forward(vector.layers[: self.frozen], self.task.rows(rows.x[index]))
         features.write(index, vector.first, outputs)
         return outputs
 
-    def _steps(self, vectors: list["_Vector"], inputs: Tensor, batch: Batch, epoch: int) -> None:
+    def _steps(self, vectors: list["_Vector"], batch: Batch, epoch: int) -> None:
         """All steps of a batch, from the lowest layer that is trained from the first epoch on."""
         k = self.frozen if self.is_frozen(epoch) else 0
         turn = self.turns[epoch][k:]
-        batch = batch._replace(x=inputs)
         for _ in range(self.client.steps_per_batch):
             for v in vectors:
                 velocity = None if v.velocity is None else v.velocity[k:]
-                self.task.descend(v.layers[k:], velocity, turn, batch, self.sgd, v.pulls.above(k))
+                pulls = v.pulls.above(k)
+                self.task.descend(
+                    v.layers[k:], velocity, turn, batch, self.sgd, pulls, self.factors
+                )
 
 
 class _Vector:
@@ -488,23 +555,28 @@ def _plain_updates(
     rows: Rows,
     plan: BatchSchedule,
     parts: list[np.ndarray],
-) -> Tensor:
-    """The updates (S, d) of clients that train the received model by plain SGD.
+) -> Trained:
+    """The updates (S, d) of clients that train the received model, by plain SGD.
 
     They are trained in the place of their replies: to write (S, d) once more takes as long as a
     step.
     """
     received = training.message["w"]
-    update = received.new_empty(len(plan.sizes), len(received))
+    replies = {"update": received.new_empty(len(plan.sizes), len(received))}
+    if training.private is not None:
+        replies["private"] = torch.empty_like(states["private"])
     for part in parts:
-        first, size = int(part[0]), len(part)
         positions = torch.from_numpy(part)
         adjacent = bool((np.diff(part) == 1).all())
-        w = update[first : first + size] if adjacent else received.new_empty(size, len(received))
-        training.update(select(states, positions), rows, plan.of(part), w)
+        where = slice(int(part[0]), int(part[-1]) + 1) if adjacent else positions
+        places = select(replies, where)  # views, where they are adjacent
+        own = select(states, where)
+        training.update(own, rows, plan.of(part), places["update"], places.get("private"))
         if not adjacent:
-            update.index_copy_(0, positions.to(w.device), w)
-    return update
+            for name, value in places.items():
+                replies[name].index_copy_(0, positions.to(value.device), value)
+    update = replies.pop("update")
+    return Trained({"update": update}, states | replies, update[:, :0])
 
 
 def _next_batch(rows: Rows, plan: BatchSchedule, step: int, clients: int) -> tuple[Batch, Tensor]:

@@ -33,7 +33,7 @@ from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.task import Task
 from commonweal.tensors import State, Tensors
-from commonweal.training import BatchSchedule, Trained, schedule, train_locally
+from commonweal.training import BatchSchedule, Trained, schedule, start_models, train_locally
 
 __all__ = ["Averaging"]
 
@@ -283,10 +283,9 @@ class Averaging(Algorithm):
         """Evaluate the received model, with each client's private part, on the training rows."""
         if self.client.private_mask(self.task) is None:
             return evaluate(self._reporting, message["w"], group.rows, group.ids)
-        start = group.vectorize(
-            lambda state, _: self.client.start(self.task, message, state)["w"], (0, 0)
+        models = start_models(
+            self.client, self.task, message, group.states, len(group.ids), group.vectorize
         )
-        models = start(group.states, group.ids)
         return evaluate_models(self._reporting, models, group.rows, group.ids, group.vectorize)
 
     def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:

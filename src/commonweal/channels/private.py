@@ -1,11 +1,12 @@
 """The private part of a model (FedPer and its kin) is removed before a reply is sent."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from commonweal.channels.channel import Channel
-from commonweal.tensors import Tensors, merge, take
+from commonweal.tensors import Tensors, put, take
 
 __all__ = ["PrivateMask"]
 
@@ -19,10 +20,15 @@ class PrivateMask(Channel):
 
     mask: Tensor  # (d,) true where the coordinate stays with the client
 
+    @cached_property
+    def sent(self) -> Tensor:
+        return ~self.mask
+
     def encode(self, reply: Tensors, memory: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
-        return reply | {"update": take(reply["update"], ~self.mask)}, memory
+        return reply | {"update": take(reply["update"], self.sent)}, memory
 
     def decode(self, values: Tensors) -> Tensors:
         sent = values["update"]
-        private = sent.new_zeros(len(sent), int(self.mask.sum()))
-        return values | {"update": merge(sent, private, self.mask)}
+        update = sent.new_zeros(len(sent), len(self.mask))
+        put(update, sent, self.sent)
+        return values | {"update": update}

@@ -6,6 +6,7 @@ against it. The server's model stays the initial one: what counts is the clients
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -27,7 +28,12 @@ class Alone(Client):
     personalizes: ClassVar[bool] = True
 
     def private_mask(self, task: Task) -> Tensor:
-        return torch.ones(task.size, dtype=torch.bool)
+        return _whole(task)
+
+
+@lru_cache(maxsize=16)
+def _whole(task: Task) -> Tensor:
+    return torch.ones(task.size, dtype=torch.bool)
 
 
 ENTRIES = {"alone": Alone}

@@ -65,7 +65,7 @@ class Client:
 
     # For speed. A class that overrides loss, step or descend has neither unless it says so.
     # plain_steps: whether loss and step are those of this class, with the method's own `terms`,
-    #     `active`, `inner_rate` and `after_batch`, which then also take groups
+    #     `row_factors`, `active`, `inner_rate` and `after_batch`, which then also take groups
     # takes_groups: whether loss and step also take groups, with a leading client axis everywhere
     plain_steps: ClassVar[bool] = True
     takes_groups: ClassVar[bool] = True
@@ -160,6 +160,10 @@ class Client:
     def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
         """The vectors that are trained on the rows, with what else their losses have."""
         return {"w": PLAIN}
+
+    def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
+        """The derivatives (B,) of `loss` by the losses (B,) of a batch's rows."""
+        return weight
 
     def loss(
         self,

@@ -5,6 +5,7 @@ Liang et al., Think Locally, Act Globally: Federated Learning with Local and Glo
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor
@@ -31,7 +32,12 @@ class LGFedAvg(Client):
     def private_mask(self, task: Task) -> Tensor:
         if self.lower:
             return layer_mask(task, self.lower, "lower")
-        return ~layer_mask(task, head_layer(task), "lower")
+        return _below_head(task)
+
+
+@lru_cache(maxsize=16)
+def _below_head(task: Task) -> Tensor:
+    return ~layer_mask(task, head_layer(task), "lower")
 
 
 ENTRIES = {"lg-fedavg": LGFedAvg}

@@ -31,6 +31,7 @@ class PropFairClient(Client):
     """
 
     takes_groups: ClassVar[bool] = True
+    plain_steps: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     baseline: float = 2.0
@@ -44,6 +45,13 @@ class PropFairClient(Client):
                 f"propfair baseline = {self.baseline}, margin = {self.margin}: "
                 "the margin must be above 0 and below the baseline"
             )
+
+    def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
+        loss = (losses * weight).sum(-1, keepdim=True)
+        limit = self.baseline - self.margin
+        beyond = loss.new_tensor(1 / (self.margin if self.huber else self.baseline))
+        within = 1 / (self.baseline - loss.clamp(max=limit))
+        return weight * torch.where(loss > limit, beyond, within)
 
     def loss(
         self,

@@ -5,6 +5,7 @@ objective. The rule of the same name is the tilt of clients; together they are b
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,7 +24,14 @@ class TERMClient(Client):
     The others are those of sgd
     """
 
+    plain_steps: ClassVar[bool] = True
+
     t: float = 1.0
+
+    def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
+        if self.t == 0:
+            return weight
+        return (self.t * losses + weight.log()).softmax(-1)
 
     def loss(
         self,

@@ -213,8 +213,22 @@ METHODS: dict[str, Client] = {
     "apfl": APFL(batch=8),
     "pfedme": PFedMe(batch=8, inner=3),
     "pfedme with all": PFedMe(batch=8, inner=3, momentum=0.5, weight_decay=0.1, lam=2.0),
+    "apfl, fixed": APFL(batch=8, epochs=2, alpha=0.3, adaptive=False),
+    "apfl with all": APFL(batch=8, epochs=2, momentum=0.5, weight_decay=0.1),
+    "apfl, clipped": APFL(batch=8, clip=0.1),
     "superfed-mm": SuPerFedMM(batch=8, begin=0),
+    "superfed-mm with all": SuPerFedMM(
+        batch=8, epochs=2, begin=0, mu=0.3, momentum=0.5, weight_decay=0.1
+    ),
+    "superfed-mm, no penalties": SuPerFedMM(batch=8, begin=0, mu=0.0, nu=0.0),
+    "superfed-mm, before": SuPerFedMM(batch=8, begin=5, mu=0.3),
+    "superfed-mm, early": SuPerFedMM(batch=8, begin=5, early=True),
+    "superfed-mm, clipped": SuPerFedMM(batch=8, begin=0, clip=0.1),
     "superfed-lm": SuPerFedLM(batch=8, begin=0),
+    "superfed-lm with all": SuPerFedLM(
+        batch=8, epochs=2, begin=0, mu=0.3, momentum=0.5, weight_decay=0.1
+    ),
+    "superfed-lm, early": SuPerFedLM(batch=8, begin=5, early=True, momentum=0.5),
     "propfair": PropFairClient(batch=8),
     "propfair, beyond": PropFairClient(batch=8, epochs=2, baseline=0.9, margin=0.3, huber=True),
     "propfair with all": PropFairClient(batch=8, momentum=0.5, weight_decay=0.1),
@@ -262,5 +276,5 @@ def test_a_method_of_ones_own_is_left_to_autograd_unless_it_says_otherwise() -> 
 
     assert Client.plain_steps and Client.takes_groups
     assert not Own.plain_steps and not Own.takes_groups
-    assert not APFL.plain_steps and APFL.takes_groups
+    assert APFL.plain_steps and APFL.takes_groups
     assert FedPer.plain_steps and FedRep.plain_steps and not FedRep.takes_groups

@@ -29,6 +29,7 @@ class Work:
     lr: float = 0.1
     spread: float = 0.0  # of the logarithm of the sizes
     hidden: int = 200
+    layers: int = 1  # hidden ones
     features: int = 784  # of a row; a sequence's length for the lstm
 
     def spec(self) -> Values:
@@ -73,7 +74,7 @@ class Work:
     def task(self) -> Task:
         models: dict[str, Value] = {
             "logistic": "logistic",
-            "mlp": {"name": "mlp", "hidden": [self.hidden]},
+            "mlp": {"name": "mlp", "hidden": [self.hidden] * self.layers},
             "cnn": "cnn",
             "lstm": "lstm",
         }

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from commonweal.task import LOSSES, Batch, Task
 from commonweal.tensors import Tensors
 
-__all__ = ["Affine", "DenseTask", "Layer", "PlainSGD", "Pulls", "RowFactors"]
+__all__ = ["Affine", "DenseTask", "Layer", "Pair", "PairTerms", "PlainSGD", "Pulls", "RowFactors"]
 __all__ += ["dense_task", "forward"]
 
 # Losses (S, B) and weights (S, B) of rows -> the derivatives of the objectives by these losses
@@ -62,6 +62,32 @@ class Pulls(NamedTuple):
     def above(self, k: int) -> "Pulls":
         anchor = None if self.anchor is None else self.anchor[k:]
         return Pulls(self.strength, anchor, None if self.slope is None else self.slope[k:])
+
+
+class Pair(NamedTuple):
+    """Two models of each client that are trained together, and the room that their steps need."""
+
+    models: Tensor  # (S, 2, d)
+    other: Tensor  # (S, 2, d): the sums of gradients of a momentum, or the next models
+    mixture: Tensor  # (S, d)
+
+    def of(self, clients: int) -> "Pair":
+        """The pairs of the first clients."""
+        return Pair(*(value[:clients] for value in self))
+
+    def swapped(self) -> "Pair":
+        return Pair(self.other, self.models, self.mixture)
+
+
+class PairTerms(NamedTuple):
+    """What the loss of a pair w, v has beside that of the rows.
+
+    pull/2 |w - anchor|^2 + angle cos^2(w, v)
+    """
+
+    pull: float = 0.0
+    anchor: Tensor | None = None
+    angle: float = 0.0
 
 
 class PlainSGD(NamedTuple):
@@ -189,6 +215,56 @@ class DenseTask(Task):
             if below is not None:
                 slope = below
 
+    def descend_pair(
+        self, pair: Pair, batch: Batch, m: Tensor, both: bool, sgd: "PlainSGD", terms: PairTerms
+    ) -> bool:
+        """A step of SGD of two models, with the loss of the rows at the points m (S, layers).
+
+        both: whether it trains both; otherwise the first model takes a step of its own
+        Returns whether the models are now in `pair.other`.
+        """
+        inputs, slopes = self._slopes(self._mix(pair, m), batch)
+        points = m.T[..., None, None]  # (layers, S, 1, 1)
+        second = [slope * at for slope, at in zip(slopes, points, strict=True)]
+        first_inputs, first = inputs, [s - t for s, t in zip(slopes, second, strict=True)]
+        if not both:
+            first_inputs, first = self._slopes(self.affine(pair.models[:, 0]), batch)
+        target, beta, alpha = _pair_start(pair, sgd, terms)
+        places = [self.affine(target[:, i]) for i in (0, 1)]
+        for k in range(len(self.stack)):
+            _add(places[0][k], first_inputs[k], first[k], beta, alpha)
+            _add(places[1][k], inputs[k], second[k], beta, alpha)
+        if sgd.momentum:
+            pair.models.sub_(pair.other, alpha=sgd.lr)
+        return not sgd.momentum and target is pair.other
+
+    def point_gradient(self, pair: Pair, batch: Batch, m: Tensor) -> Tensor:
+        """The derivatives (S, 1) of the losses by the points m (S, layers), moved alike."""
+        inputs, slopes = self._slopes(self._mix(pair, m), batch)
+        first, second = (self.affine(pair.models[:, i]) for i in (0, 1))
+        total = m.new_zeros(len(m), 1)
+        for k, (x, slope) in enumerate(zip(inputs, slopes, strict=True)):
+            difference = _outputs(second[k], x) - _outputs(first[k], x)
+            total += (difference * slope).sum((1, 2))[:, None]
+        return total
+
+    def _mix(self, pair: Pair, m: Tensor) -> list[Affine]:
+        """Write the points m (S, layers) between the models to the mixture."""
+        first, second, mixture = map(self.affine, (*pair.models.unbind(1), pair.mixture))
+        for k in range(len(self.stack)):
+            ends = zip(first[k].tensors, second[k].tensors, mixture[k].tensors, strict=True)
+            for a, b, point in ends:
+                torch.lerp(a, b, m[:, k, None, None], out=point)
+        return mixture
+
+    def _slopes(self, layers: list[Affine], batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """The inputs of every layer, and the derivatives of the losses by its outputs."""
+        inputs, outputs = forward(layers, batch.x)
+        slopes = [self.slope(outputs, batch)]
+        for k in reversed(range(1, len(layers))):
+            slopes.insert(0, _below(layers, inputs, slopes[0], k))
+        return inputs, slopes
+
     def slope(self, outputs: Tensor, batch: Batch, factors: RowFactors | None = None) -> Tensor:
         """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
         y = self._scaled(batch.y)
@@ -275,13 +351,65 @@ def forward(layers: list[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
     inputs = []
     for layer in layers:
         inputs.append(x)
-        if layer.bias is None:
-            x = torch.bmm(x, layer.weight.mT)
-        else:
-            x = torch.baddbmm(layer.bias, x, layer.weight.mT)
+        x = _outputs(layer, x)
         if layer.relu:
             x = x.relu_()
     return inputs, x
+
+
+def _outputs(layer: Affine, x: Tensor) -> Tensor:
+    """What a layer gives, before a ReLU."""
+    if layer.bias is None:
+        return torch.bmm(x, layer.weight.mT)
+    return torch.baddbmm(layer.bias, x, layer.weight.mT)
+
+
+def _pair_start(pair: Pair, sgd: PlainSGD, terms: PairTerms) -> tuple[Tensor, float, float]:
+    """Begin a step by all but the rows' gradients: these are to be added to what is returned.
+
+    The place (S, 2, d), what it is then multiplied by, and what the gradients are multiplied by.
+    """
+    matrix = _pair_matrix(pair.models, sgd, terms)
+    if sgd.momentum and matrix is None:
+        return pair.other, sgd.momentum, 1.0
+    if matrix is None:
+        return pair.models, 1.0, -sgd.lr
+    if sgd.momentum:
+        pair.other.baddbmm_(matrix, pair.models, beta=sgd.momentum)
+        factor = 1.0
+    else:
+        matrix *= -sgd.lr
+        matrix.diagonal(dim1=1, dim2=2).add_(1.0)
+        torch.bmm(matrix, pair.models, out=pair.other)
+        factor = -sgd.lr
+    if terms.anchor is not None:
+        pair.other[:, 0].sub_(terms.anchor, alpha=factor * terms.pull)
+    return pair.other, 1.0, factor
+
+
+def _pair_matrix(models: Tensor, sgd: PlainSGD, terms: PairTerms) -> Tensor | None:
+    """The gradients of all terms but the anchor as sums of the two models, (S, 2, 2).
+
+    With c = <w, v>, A = |w|^2 and B = |v|^2 the gradient of c^2 / AB by w is
+    2c / AB (v - c / A w). None: there are no such terms.
+    """
+    decay = sgd.weight_decay
+    if not (decay or terms.pull or terms.angle):
+        return None
+    matrix = models.new_zeros(len(models), 2, 2)
+    matrix[:, 0, 0] = decay + terms.pull
+    matrix[:, 1, 1] = decay
+    if not terms.angle:
+        return matrix
+    products = torch.bmm(models, models.mT)
+    lengths = products.diagonal(dim1=1, dim2=2)  # (S, 2)
+    both = lengths.prod(-1, keepdim=True)  # (S, 1)
+    cross = products[:, :1, 1]
+    factor = 2 * terms.angle * cross / both.clamp(min=1e-12)  # as in squared_cosine
+    matrix.diagonal(dim1=1, dim2=2).sub_(torch.where(both < 1e-12, 0.0, factor * cross / lengths))
+    matrix[:, 0, 1:] = factor
+    matrix[:, 1, :1] = factor
+    return matrix
 
 
 def _below(layers: list[Affine], inputs: list[Tensor], slope: Tensor, k: int) -> Tensor:

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from commonweal.clients.client import Client, Term
-from commonweal.dense import DenseTask, PlainSGD, Pulls, RowFactors, dense_task, forward
+from commonweal.dense import (
+    DenseTask,
+    Pair,
+    PairTerms,
+    PlainSGD,
+    Pulls,
+    RowFactors,
+    dense_task,
+    forward,
+)
 from commonweal.errors import DataError
 from commonweal.federation import Rows
 from commonweal.layout import channels_last
@@ -337,7 +346,14 @@ def _own_copies(
         return {"w": start_models(client, task, message, states, count, vmap_clients)}
     start = vmap_clients(lambda state, _: client.start(task, message, state), (0, 0))
     params: Tensors = start(states, torch.empty(count, device=message["w"].device))
+    if _has_line(client, params):  # they are copied when they are put side by side
+        return params
     return {n: v.clone(memory_format=torch.contiguous_format) for n, v in params.items()}
+
+
+def _has_line(client: Client, params: Tensors) -> bool:
+    """Whether w and own are trained on a line between them."""
+    return type(client).line is not Client.line and "own" in params
 
 
 def _base_start(client: Client) -> bool:
@@ -447,6 +463,9 @@ class _PlainTraining(NamedTuple):
         self, params: Tensors, states: Tensors, rows: Rows, plan: BatchSchedule, taken: int = 0
     ) -> None:
         """Change the vectors (S, d) by all steps of their clients but the first `taken`."""
+        if _has_line(self.client, params):
+            self._train_pair(params, states, rows, plan)
+            return
         terms = self.client.terms(params, self.message, states)
         velocity = {n: torch.zeros_like(params[n]) if self.sgd.momentum else None for n in terms}
         features = _Features(plan)
@@ -466,6 +485,37 @@ class _PlainTraining(NamedTuple):
                     batch = Batch(inputs, rows.y[index[a:b]], weight[a:b])
                     self._steps(vectors, batch, epoch)
                     self._after({n: v[a:b] for n, v in params.items()})
+
+    @torch.no_grad()
+    def _train_pair(
+        self, params: Tensors, states: Tensors, rows: Rows, plan: BatchSchedule
+    ) -> None:
+        """The same where w and own are trained on a line between them."""
+        models = torch.stack([params["w"], params["own"]], 1)
+        room = torch.zeros_like(models) if self.sgd.momentum else torch.empty_like(models)
+        pair = Pair(models, room, torch.empty_like(params["own"]))
+        pull = self.client.terms(params, self.message, states)["w"]
+        swaps = False
+        for step in range(plan.steps[0]):
+            active = int((plan.steps > step).sum())
+            batch, noise = _next_batch(rows, plan, step, active)
+            batch = batch._replace(x=self.task.rows(batch.x))
+            some = pair.of(active)
+            params["w"], params["own"] = pair.models.unbind(1)
+            line = self.client.line(self.task, select(params, slice(active)), self.message, noise)
+            assert line is not None  # as there is an own model
+            m = line.m.expand(active, len(self.task.stack))
+            if line.learns and step == 0:
+                grad = self.task.point_gradient(some, batch, m)
+                params |= self.client.move_point(params, grad, self.sgd.lr)
+            terms = PairTerms(pull.pull, pull.anchor, line.angle)
+            swaps = self.task.descend_pair(some, batch, m, line.both, self.sgd, terms)
+            if swaps:
+                pair = pair.swapped()
+        if swaps:  # those who were done earlier may be on the other side
+            before = torch.from_numpy((plan.steps[0] - plan.steps) % 2 == 1)
+            pair.models[before] = pair.other[before]
+        params["w"], params["own"] = pair.models.unbind(1)
 
     def _after(self, params: Tensors) -> None:
         lr = self.client.rate(int(self.message["round"]))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from commonweal.algorithms.algorithm import Group, Replies, Request
 from commonweal.clients import APFL, Client, FedProx, Scaffold, SuPerFedMM
 from commonweal.clients._masks import head_layer, layer_mask
+from commonweal.clients.client import Line
 from commonweal.engines.simulator import Simulator
 from commonweal.errors import ConfigError
 from commonweal.job import Job, job_from_parts
@@ -435,8 +436,8 @@ def test_it_is_sgd(method: Client) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AtShared(SuPerFedMM):
-    def mixing_point(self, task: Task, noise: Tensor) -> Tensor:
-        return 0 * noise[0]
+    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line:
+        return Line(0 * noise, angle=self.nu)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
+from commonweal.clients.client import Client, Line
 from commonweal.errors import ConfigError
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors
@@ -27,6 +27,7 @@ class APFL(Client):
 
     personalizes: ClassVar[bool] = True
     takes_groups: ClassVar[bool] = True
+    plain_steps: ClassVar[bool] = True
 
     alpha: float = 0.5
     adaptive: bool = True
@@ -44,6 +45,12 @@ class APFL(Client):
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         return {"w": message["w"], "own": state["own"], "a": state["a"]}
+
+    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line:
+        return Line(params["a"], both=False, learns=self.adaptive)
+
+    def move_point(self, params: Tensors, grad: Tensor, lr: float) -> Tensors:
+        return {"a": (params["a"] - lr * grad).clamp(0, 1)}
 
     def loss(
         self,
@@ -72,7 +79,7 @@ class APFL(Client):
     ) -> tuple[Tensors, State]:
         a = params["a"]
         if self.adaptive and not opt_state:  # the first step of the round
-            a = (a - lr * grads["a"]).clamp(0, 1)
+            a = self.move_point(params, grads["a"], lr)["a"]
         model_grads = {"w": grads["w"], "own": grads["own"]}
         moved, opt_state = self.descend(params, model_grads, opt_state, lr)
         return moved | {"a": a}, opt_state | {"a": a}

@@ -17,7 +17,7 @@ from commonweal.schedules import factor
 from commonweal.task import Batch, Task
 from commonweal.tensors import State, Tensors, merge, take
 
-__all__ = ["PLAIN", "Client", "Term", "at_least", "squared_distance"]
+__all__ = ["PLAIN", "Client", "Line", "Term", "at_least", "squared_distance"]
 
 
 class Term(NamedTuple):
@@ -32,6 +32,21 @@ class Term(NamedTuple):
 
 
 PLAIN = Term()
+
+
+class Line(NamedTuple):
+    """The loss of the rows is taken at the point (1-m) w + m own between two trained vectors.
+
+    m: (1,), or one per layer (layers,)
+    both: whether it trains w and own, or own only and w is trained on the rows by itself
+    angle: the factor of cos^2(w, own) in the loss
+    learns: whether m moves, at the first step of a round, as `move_point` says
+    """
+
+    m: Tensor
+    both: bool = True
+    angle: float = 0.0
+    learns: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,8 @@ class Client:
 
     # For speed. A class that overrides loss, step or descend has neither unless it says so.
     # plain_steps: whether loss and step are those of this class, with the method's own `terms`,
-    #     `row_factors`, `active`, `inner_rate` and `after_batch`, which then also take groups
+    #     `row_factors`, `line`, `move_point`, `active`, `inner_rate` and `after_batch`, which then
+    #     also take groups
     # takes_groups: whether loss and step also take groups, with a leading client axis everywhere
     plain_steps: ClassVar[bool] = True
     takes_groups: ClassVar[bool] = True
@@ -160,6 +176,14 @@ class Client:
     def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
         """The vectors that are trained on the rows, with what else their losses have."""
         return {"w": PLAIN}
+
+    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line | None:
+        """Where between w and own the loss of the rows is taken; None: at every vector itself."""
+        return None
+
+    def move_point(self, params: Tensors, grad: Tensor, lr: float) -> Tensors:
+        """The vectors that move with the derivative (1,) of the loss by the m of a line."""
+        return {}
 
     def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
         """The derivatives (B,) of `loss` by the losses (B,) of a batch's rows."""

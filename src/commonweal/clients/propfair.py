@@ -49,7 +49,7 @@ class PropFairClient(Client):
     def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
         loss = (losses * weight).sum(-1, keepdim=True)
         limit = self.baseline - self.margin
-        beyond = loss.new_tensor(1 / (self.margin if self.huber else self.baseline))
+        beyond = 1 / (self.margin if self.huber else self.baseline)
         within = 1 / (self.baseline - loss.clamp(max=limit))
         return weight * torch.where(loss > limit, beyond, within)
 

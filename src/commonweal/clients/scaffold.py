@@ -57,7 +57,8 @@ class Scaffold(Client):
         # The sum over j = 1, ..., steps of (1 - rho^j) / (1 - rho).
         moves = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         lr = self.rate(int(message["round"]))
-        change = update[: task.num_trainable] / (moves * lr) - message["c"]
+        # u / (moves lr) - c, without a vector in between.
+        change = torch.addcmul(-message["c"], update[: task.num_trainable], 1 / (moves * lr))
         return {"update": update, "change": change}, {"c": state["c"] + change}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from commonweal.clients._line import between, by_layer, squared_cosine, statistics
-from commonweal.clients.client import Client, at_least, squared_distance
+from commonweal.clients.client import Client, Line, Term, at_least, squared_distance
 from commonweal.errors import ConfigError
 from commonweal.task import Batch, Task
 from commonweal.tensors import Tensors
@@ -36,6 +36,7 @@ class SuPerFedMM(Client):
 
     personalizes: ClassVar[bool] = True
     takes_groups: ClassVar[bool] = True
+    plain_steps: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
         "mu": (0.0, 0.01, 0.1, 1.0),
         "nu": (0.0, 1.0, 2.0, 5.0),
@@ -58,7 +59,6 @@ class SuPerFedMM(Client):
             )
 
     def check(self, task: Task, rounds: int) -> None:
-        name = type(task.module).__name__
         if self.begin >= max(rounds, 1):
             raise ConfigError(
                 f"superfed begin = {self.begin:g} of {rounds} rounds: "
@@ -68,30 +68,34 @@ class SuPerFedMM(Client):
         if torch.equal(task.reinitialised(0), task.reinitialised(1)):
             raise ConfigError(
                 "superfed needs another initialisation for every client, "
-                f"but no layer of {name} has reset_parameters: add it"
+                f"but no layer of {type(task.module).__name__} has reset_parameters: add it"
             )
 
     def draws(self, task: Task) -> int:
         return max(task.layers) + 1 if self.by_layer else 1
-
-    def mixing_point(self, task: Task, noise: Tensor) -> Tensor:
-        """The batch's random m: one for the model (1,), or one per coordinate (d,)."""
-        return by_layer(task, noise) if self.by_layer else noise[..., :1]
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.reinitialised(seed), "joined": torch.zeros(1)}
 
     def begun(self, message: Tensors) -> bool:
         """Whether the clients' own models are trained in this round."""
-        begin = self.begin
-        if begin < 1:
-            begin = int(begin * int(message["rounds"]))
+        fraction = self.begin < 1
+        begin = int(self.begin * int(message["rounds"])) if fraction else self.begin
         return int(message["round"]) > begin
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         if self.early or self.begun(message):
             return {"w": message["w"], "own": state["own"]}
         return {"w": message["w"]}
+
+    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
+        return {"w": Term(self.mu, anchor=message["w"])}
+
+    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line | None:
+        if "own" not in params:
+            return None
+        m = noise if self.begun(message) else 0 * noise
+        return Line(m, angle=self.nu)
 
     def loss(
         self,
@@ -104,11 +108,12 @@ class SuPerFedMM(Client):
     ) -> tuple[Tensor, Tensors]:
         w = params["w"]
         penalty = self.mu / 2 * squared_distance(task, w, message["w"])  # eq. 2.4
-        if "own" not in params:
+        line = self.line(task, params, message, noise)
+        if line is None:
             loss, buffers = task.batch_loss(w, batch)
             return loss + penalty, {"w": buffers}
         own = params["own"]
-        point = self.mixing_point(task, noise) if self.begun(message) else w.new_zeros(())
+        point = by_layer(task, line.m) if self.by_layer else line.m
         loss, buffers = task.batch_loss(w.lerp(own, point), batch)  # with the gradients of eq. 2.3
         angle = self.nu * squared_cosine(task.trainable(w), task.trainable(own))  # eq. 2.5
         return loss + penalty + angle, statistics(task, w, own, self.m, batch, buffers)
@@ -117,8 +122,8 @@ class SuPerFedMM(Client):
         self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
         if "own" in params:
-            joined = torch.full_like(state["joined"], float(self.begun(message)))
-            state = {"own": params["own"], "joined": joined}
+            joined = float(self.begun(message))
+            state = {"own": params["own"], "joined": torch.full_like(state["joined"], joined)}
         return {"update": message["w"] - params["w"]}, state
 
     def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:

@@ -1,7 +1,7 @@
 """The page of published tables: `python -m commonweal.report.ledger > docs/ledger.md`."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from commonweal.analysis import reproduction
 from commonweal.analysis.reproduction import Measured, PublishedTable
@@ -96,8 +96,19 @@ def _sentence(table: PublishedTable, measured: Measured | None) -> str:
     text = f"`{table.name}`, {cells}{table.unit}. {table.status.capitalize()}{why}."
     if measured is None:
         return text
-    seeds = ", ".join(map(str, measured.seeds))
-    return f"{text} Seeds {seeds}, version {measured.version}."
+    return f"{text} Seeds {_seeds(measured.seeds)}, version {measured.version}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """The seeds as text: 2, 4, 6; many in a row: 0 to 49.
+
+    >>> _seeds((2, 4, 6)), _seeds(tuple(range(50)))
+    ('2, 4, 6', '0 to 49')
+    """
+    first, last = seeds[0], seeds[-1]
+    if len(seeds) > 3 and tuple(seeds) == tuple(range(first, last + 1)):
+        return f"{first} to {last}"
+    return ", ".join(map(str, seeds))
 
 
 def _rows(table: PublishedTable, measured: Measured) -> list[str]:

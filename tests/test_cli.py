@@ -520,6 +520,14 @@ print("exit", code, "slow", sorted(slow), file=sys.stderr)
 """
 
 
+def test_help_joins_the_lines_of_a_paragraph_and_loses_no_word(command: Command) -> None:
+    lines = [line.strip() for line in command("compare", "--help").out.splitlines()]
+    start = next(k for k, line in enumerate(lines) if line.startswith("Runs that are finished"))
+    assert len(lines[start]) > 70  # not broken where the source is
+    assert lines[start + 1].endswith("is a line of the result.")
+    assert "runs/FILE-compare." in " ".join(lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

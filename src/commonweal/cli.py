@@ -53,6 +53,7 @@ MOST_BASELINES = 50  # clients up to which a comparison trains each of them alon
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # lines of a paragraph are joined
     suggest_commands=False,  # click suggests them already
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -228,7 +229,7 @@ def run(
     changes: Changes = None,
     to: Annotated[
         Path | None,
-        typer.Option("--out", help="The run's folder; by default runs/<file>-<rule>-<seed>."),
+        typer.Option("--out", help="The run's folder; by default runs/FILE-RULE-SEED."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")
@@ -696,7 +697,7 @@ def compare(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--out", help="The folder of the runs; by default runs/<file>-compare."),
+        typer.Option("--out", help="The folder of the runs; by default runs/FILE-compare."),
     ] = None,
     columns: Annotated[
         str | None,
@@ -953,7 +954,7 @@ def data_show(
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--out", help="The figure; by default <dataset>.png.")
+        Path | None, typer.Option("--out", help="The figure; by default DATASET.png.")
     ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,

@@ -67,7 +67,7 @@ def run(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--out", help="The run folder; by default runs/flower-<file>-<rule>-<seed>."),
+        typer.Option("--out", help="The run folder; by default runs/flower-FILE-RULE-SEED."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")

@@ -39,7 +39,7 @@ def init(
     client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
     to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The experiment; by default <table>.toml.")
+        Path | None, typer.Option("--out", "-o", help="The experiment; by default TABLE.toml.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

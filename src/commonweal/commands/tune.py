@@ -61,7 +61,7 @@ def tune(
     ] = "worst",
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one per core.", min=0)] = 0,
     to: Annotated[
-        Path | None, typer.Option("--out", help="The folder; by default runs/<file>-tuned.")
+        Path | None, typer.Option("--out", help="The folder; by default runs/FILE-tuned.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:

@@ -62,7 +62,7 @@ def _methods(turns: int, work: Work, sgd: Values, setting: str) -> list[Target]:
         except ConfigError as error:
             print(f"{name} is skipped: {error}")
             continue
-        for _ in range(2 * work.clients // work.cohort):  # most clients have a state then
+        for _ in range(3 * work.clients // work.cohort):  # most clients have a state then
             one_round()
         ways.append(InProcess(name, one_round))
     times = in_turns(ways, turns)

@@ -225,7 +225,7 @@ def _train_in_chunks(
 ) -> Trained:
     parts = chunks(task, rows, plan, at_once)
     plain = _plain_sgd(client, task, message, plan) if vectorize is vmap_clients else None
-    if plain is not None and not models and _base_start(client) and _base_reply(client):
+    if plain is not None and not models and client.trains_received(message):
         return _plain_updates(plain, states, rows, plan, parts)
     in_order = len(parts) == 1 and bool((np.diff(parts[0]) > 0).all())
     gathered = _Gathered(len(plan.sizes))
@@ -361,11 +361,6 @@ def _base_start(client: Client) -> bool:
     return type(client).start is Client.start
 
 
-def _base_reply(client: Client) -> bool:
-    """Whether a client replies with the update only, and keeps its private part only."""
-    return type(client).reply is Client.reply
-
-
 def _plain_sgd(
     client: Client, task: Task, message: Tensors, plan: BatchSchedule
 ) -> "_PlainTraining | None":
@@ -377,11 +372,19 @@ def _plain_sgd(
         return None
     epochs = int(((plan.steps - 1) // plan.steps_per_epoch).max()) + 1
     turns = _turns(client, task, dense, epochs)
-    if turns is None:
+    if turns is None or not _fits_pairs(client, turns):
         return None
     rate = client.inner_rate(client.rate(int(message["round"])))
     sgd = PlainSGD(rate, client.momentum, client.weight_decay)
     return _PlainTraining(client, dense, message, sgd, turns, client.private_mask(task))
+
+
+def _fits_pairs(client: Client, turns: tuple[tuple[bool, ...], ...]) -> bool:
+    """Whether a method with a line has nothing else that steps of a pair do not know."""
+    method = type(client)
+    whole = all(all(turn) for turn in turns) and client.steps_per_batch == 1
+    base = method.row_factors is Client.row_factors and method.after_batch is Client.after_batch
+    return method.line is Client.line or (whole and base)
 
 
 def _turns(

@@ -79,14 +79,16 @@ class SuPerFedMM(Client):
 
     def begun(self, message: Tensors) -> bool:
         """Whether the clients' own models are trained in this round."""
-        fraction = self.begin < 1
-        begin = int(self.begin * int(message["rounds"])) if fraction else self.begin
+        begin = self.begin if self.begin >= 1 else int(self.begin * int(message["rounds"]))
         return int(message["round"]) > begin
 
+    def trains_received(self, message: Tensors) -> bool:
+        return not (self.early or self.begun(message))
+
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
-        if self.early or self.begun(message):
-            return {"w": message["w"], "own": state["own"]}
-        return {"w": message["w"]}
+        if self.trains_received(message):
+            return {"w": message["w"]}
+        return {"w": message["w"], "own": state["own"]}
 
     def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
         return {"w": Term(self.mu, anchor=message["w"])}
@@ -94,8 +96,7 @@ class SuPerFedMM(Client):
     def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line | None:
         if "own" not in params:
             return None
-        m = noise if self.begun(message) else 0 * noise
-        return Line(m, angle=self.nu)
+        return Line(noise * self.begun(message), angle=self.nu)
 
     def loss(
         self,

@@ -126,6 +126,13 @@ def test_the_mask_removes_coordinates_and_the_server_has_zeros_there() -> None:
     assert decoded["loss"] is values["loss"] and values["update"].shape == (2, 2)
 
 
+@pytest.mark.parametrize("sent", [1, 3, 4])
+def test_an_update_of_another_length_is_not_taken_for_the_shared_part(sent: int) -> None:
+    channel = PrivateMask(torch.tensor([False, True, False, True]))
+    with pytest.raises(ValueError, match="places"):
+        channel.decode({"update": torch.ones(2, sent)})
+
+
 def test_clip_follows_the_private_mask_of_fedper() -> None:
     """The bound is on what is sent: a client's private head is neither counted nor clipped."""
     t, f = mlp(), federation(scale={1: 30.0})

@@ -2,14 +2,17 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from commonweal import training
 from commonweal.clients import Client
+from commonweal.clients._masks import head_layer, layer_mask
 from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
 from commonweal.clients.ditto import Ditto
@@ -26,7 +29,7 @@ from commonweal.clients.term import TERMClient
 from commonweal.dense import dense_task
 from commonweal.federation import Federation
 from commonweal.task import Batch, Task
-from commonweal.tensors import merge, stack, take
+from commonweal.tensors import merge, merge_into, put, stack, take
 from commonweal.training import Trained, Vectorize, chunks, single, train_locally, vmap_clients
 from helpers import close, federation, planned
 
@@ -195,6 +198,21 @@ def test_parts_of_vectors_are_taken_and_merged_by_runs(text: str) -> None:
     assert torch.equal(merge(values, own, mask), want)
     assert torch.equal(merge(values[:, ~mask], own, mask), want)
     assert torch.equal(torch.vmap(lambda o: merge(values[0], o, mask))(own)[0], want[0])
+    written = torch.empty(2, len(mask))
+    merge_into(written, values[0], own, mask)
+    assert torch.equal(written, torch.stack([merge(values[0], each, mask) for each in own]))
+    put(values, own, mask)
+    assert torch.equal(values, want)
+    with pytest.raises(ValueError, match="values for"):
+        put(values, torch.zeros(2, own.shape[1] + 1), mask)
+
+
+@dataclass(frozen=True)
+class HeadOnLine(SuPerFedMM):
+    """A method with a line that trains some layers of w only, which pairs do not know."""
+
+    def active(self, task: Task, epoch: Tensor) -> Tensor:
+        return layer_mask(task, head_layer(task), "head")
 
 
 METHODS: dict[str, Client] = {
@@ -224,6 +242,7 @@ METHODS: dict[str, Client] = {
     "superfed-mm, before": SuPerFedMM(batch=8, begin=5, mu=0.3),
     "superfed-mm, early": SuPerFedMM(batch=8, begin=5, early=True),
     "superfed-mm, clipped": SuPerFedMM(batch=8, begin=0, clip=0.1),
+    "superfed-mm, in the head": HeadOnLine(batch=8, begin=0, momentum=0.5),
     "superfed-lm": SuPerFedLM(batch=8, begin=0),
     "superfed-lm with all": SuPerFedLM(
         batch=8, epochs=2, begin=0, mu=0.3, momentum=0.5, weight_decay=0.1
@@ -267,6 +286,25 @@ def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
                 assert set(got) == set(want)
                 for value in got:
                     close(got[value][k], want[value][0], rtol=1e-4, atol=1e-6)
+
+
+BY_AUTOGRAD = ["apfl, clipped", "fedprox, clipped", "propfair, clipped"]
+BY_AUTOGRAD += ["superfed-mm, clipped", "superfed-mm, in the head"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_what_has_no_closed_form_needs_autograd(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f, task, client = federation(SIZES), task_of("nested"), METHODS[name]
+    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.initial}
+    message |= client.init_shared(task)
+    states = stack([client.init_client(task, seed) for seed in range(f.clients)])
+    plan = planned(client, task, f, list(range(f.clients)), round=3)
+    gradients = Mock(wraps=training._gradients)
+    monkeypatch.setattr(training, "_gradients", gradients)
+    train_locally(client, task, message, states, f.train, plan, vmap_clients)
+    assert gradients.called == (name in BY_AUTOGRAD)
 
 
 def test_a_method_of_ones_own_is_left_to_autograd_unless_it_says_otherwise() -> None:

@@ -141,8 +141,11 @@ def merge_into(target: Tensor, outside: Tensor, inside: Tensor, mask: Tensor) ->
 
 def put(target: Tensor, values: Tensor, mask: Tensor) -> None:
     """`target[..., mask] = values` by whole runs, in place: inverts `take`."""
+    runs = [(a, b) for a, b, inside in spans(mask) if inside]
+    count = sum(b - a for a, b in runs)
+    if values.shape[-1] != count:
+        raise ValueError(f"{values.shape[-1]} values for {count} places")
     taken = 0
-    for a, b, inside in spans(mask):
-        if inside:
-            target[..., a:b] = values[..., taken : taken + b - a]
-            taken += b - a
+    for a, b in runs:
+        target[..., a:b] = values[..., taken : taken + b - a]
+        taken += b - a

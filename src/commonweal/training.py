@@ -472,6 +472,7 @@ class _PlainTraining(NamedTuple):
         terms = self.client.terms(params, self.message, states)
         velocity = {n: torch.zeros_like(params[n]) if self.sgd.momentum else None for n in terms}
         features = _Features(plan)
+        views: dict[tuple[int, int], list[_Vector]] = {}  # by clients: to slice takes time
         with torch.no_grad():
             for step in range(taken, plan.steps[0]):
                 active = int((plan.steps > step).sum())
@@ -480,10 +481,12 @@ class _PlainTraining(NamedTuple):
                 epochs = step // plan.steps_per_epoch[:active]
                 for a, b in self._runs(epochs):
                     epoch = int(epochs[a])
-                    vectors = [
-                        _Vector(self.task, params[n][a:b], _part(velocity[n], a, b), term, a, b)
-                        for n, term in terms.items()
-                    ]
+                    if (a, b) not in views:
+                        views[a, b] = [
+                            _Vector(self.task, params[n][a:b], _part(velocity[n], a, b), term, a, b)
+                            for n, term in terms.items()
+                        ]
+                    vectors = views[a, b]
                     inputs = self._inputs(vectors[0], rows, index[a:b], epoch, features)
                     batch = Batch(inputs, rows.y[index[a:b]], weight[a:b])
                     self._steps(vectors, batch, epoch)

@@ -29,6 +29,8 @@ class PrivateMask(Channel):
 
     def decode(self, values: Tensors) -> Tensors:
         sent = values["update"]
-        update = sent.new_zeros(len(sent), len(self.mask))
+        update = sent.new_empty(len(sent), len(self.mask))
         put(update, sent, self.sent)
+        private = len(self.mask) - sent.shape[-1]
+        put(update, sent.new_zeros(()).expand(len(sent), private), self.mask)
         return values | {"update": update}

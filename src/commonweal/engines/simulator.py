@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
+from commonweal.dense import dense_task
 from commonweal.devices import find_device
 from commonweal.engines._workers import Answer, Workers, answer
 from commonweal.engines.client_states import ClientStates
@@ -115,6 +116,8 @@ class Simulator(Engine):
         slow = nn.modules.conv._ConvNd | nn.RNNBase
         if any(isinstance(layer, slow) for layer in task.module.modules()):
             return "loop", "convolutions and recurrent layers are faster client by client"
+        if dense_task(task) is not None:
+            return "chunked", "stacks of linear layers are trained together in closed form"
         if task.size >= LARGE:
             return "loop", f"{task.size} parameters keep the cores busy client by client"
         return "chunked", f"{task.size} parameters in layers that are faster together"

@@ -226,7 +226,8 @@ class DenseTask(Task):
         inputs, slopes = self._slopes(self._mix(pair, m), batch)
         points = m.T[..., None, None]  # (layers, S, 1, 1)
         second = [slope * at for slope, at in zip(slopes, points, strict=True)]
-        first_inputs, first = inputs, [s - t for s, t in zip(slopes, second, strict=True)]
+        first = [slope - part for slope, part in zip(slopes, second, strict=True)]
+        first_inputs = inputs
         if not both:
             first_inputs, first = self._slopes(self.affine(pair.models[:, 0]), batch)
         target, beta, alpha = _pair_start(pair, sgd, terms)

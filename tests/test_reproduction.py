@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from commonweal.analysis import curves, reproduction
 from commonweal.analysis.reproduction import Claim, Measured, Ours, PublishedTable, Row
 from commonweal.cli import app
+from commonweal.commands.reproduce import _restricted
 from commonweal.errors import ConfigError, RunError
 from commonweal.experiment import Experiment, change
 from commonweal.report import ledger
@@ -302,3 +303,8 @@ def test_command_lists_and_shows() -> None:
 def test_other_rows_and_seeds(tmp_path: Path) -> None:
     unknown = CliRunner().invoke(app, ["reproduce", "aaggff/heart", "--rows", "FedAvh"])
     assert isinstance(unknown.exception, ConfigError) and "FedAvg" in str(unknown.exception)
+
+
+def test_a_row_whose_name_has_a_comma() -> None:
+    table = _restricted(reproduction.find("semi-vred/cifar10"), "", "FedAvg, Ditto")
+    assert [row.name for row in table.rows] == ["FedAvg, Ditto"]

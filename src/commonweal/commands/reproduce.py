@@ -85,7 +85,7 @@ def _restricted(table: "PublishedTable", seeds: str, rows: str) -> "PublishedTab
         table = replace(table, ours=replace(table.ours, seeds=tuple(seed_list(seeds))))
     if rows:
         known = {row.name: row for row in table.rows}
-        wanted = [row.strip() for row in rows.split(",")]
+        wanted = [rows] if rows in known else [row.strip() for row in rows.split(",")]
         for row in wanted:
             if row not in known:
                 raise ConfigError(f"{table.name} has no row {row!r}: {did_you_mean(row, known)}")

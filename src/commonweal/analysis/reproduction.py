@@ -257,7 +257,6 @@ def _figure(record: Record, column: str) -> float:
     """A metric of the last round's model; client:NAME is the score of one client.
 
     own, own:loss, own:ece ...: the clients' mean by the models that they use.
-    line:0.5: the clients' mean at this point of the line from the shared model to their own.
     mean@400: a metric after round 400; objective, improved: curves over all rounds.
     """
     if column == "own":
@@ -268,9 +267,6 @@ def _figure(record: Record, column: str) -> float:
         job, state = reopen(record.folder)
         found = interpolation.evaluate_score(job, state, column.removeprefix("own:"), own=True)
         return float(found.score[found.scored].mean())
-    if column.startswith("line:"):
-        point = interpolation.POINTS.index(float(column.removeprefix("line:")))
-        return 100 * float(_line(record).scores[:, point].mean())
     if column == "objective":
         return curves.cumulative_objective(record.rounds)
     if column == "improved":

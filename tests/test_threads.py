@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from unittest import mock
 
 import pytest
@@ -17,7 +16,7 @@ from commonweal.engines.simulator import Simulator
 from commonweal.evaluation import evaluate
 from commonweal.federation import Federation
 from commonweal.layout import ChannelsLast, channels_last
-from commonweal.task import Batch, Task
+from commonweal.task import Task
 from commonweal.tensors import Tensors
 from helpers import averaging, batches_of, close, collected, federation, planned, torch_training
 
@@ -119,27 +118,12 @@ def test_clients_keep_their_states_in_threads_as_without() -> None:
         equal(states[0][client], states[1][client])
 
 
-@dataclass(frozen=True)
-class Failing(Client):
-    """Fails in its loss."""
-
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        raise ZeroDivisionError("on purpose")
-
-
 def test_what_a_thread_raises_is_raised_and_no_thread_is_left() -> None:
     torch.set_num_threads(2)
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError, match="on purpose"):
-        collected(Task(pooled()), federation(SIZES, (1, 8, 8)), "auto", Failing())
+    fails = mock.patch.object(Client, "loss", side_effect=ZeroDivisionError("on purpose"))
+    with fails, pytest.raises(ZeroDivisionError, match="on purpose"):
+        collected(Task(pooled()), federation(SIZES, (1, 8, 8)), "auto", Client())
     assert threading.active_count() == before
     assert torch.get_num_threads() == 2
 

@@ -22,6 +22,7 @@ def make_runs(
     seeds: int = 2,
     rounds: int = 4,
     names: Sequence[str] = NAMES,
+    client: str = "sgd",
 ) -> list[Path]:
     """Runs of small data in folders rule/seed-0, ..."""
     rng = np.random.default_rng(5)
@@ -38,7 +39,7 @@ def make_runs(
                 torch.manual_seed(seed)
                 task = Task(nn.Linear(2, 3))
             settings: Values = {"seed": seed, "rounds": rounds, "evaluate_every": 2}
-            for _ in run(task, federation, out=folder, rule=rule, **settings):
+            for _ in run(task, federation, out=folder, rule=rule, client=client, **settings):
                 pass
             folders.append(folder)
     return folders

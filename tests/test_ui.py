@@ -270,3 +270,16 @@ def test_the_list_reads_only_the_end_of_rounds(page: Page, tmp_path: Path) -> No
     (run,) = runs.search(tmp_path, "")
     assert run.state == "finished"
     assert run.mean == json.loads(last)["metrics"]["mean"]
+
+
+def test_figures_are_of_the_models_that_clients_use(tmp_path: Path) -> None:
+    (folder,) = make_runs(tmp_path, ("fedavg",), seeds=1, client="alone")
+    last = json.loads((folder / "rounds.jsonl").read_bytes().splitlines()[-1])
+    assert last["personal"]["mean"] != last["metrics"]["mean"]
+    (run,) = runs.search(tmp_path, "alone")
+    assert run.title == "fedavg, alone"
+    assert run.mean == last["personal"]["mean"]
+    assert run.worst == last["personal"]["worst_10"]
+    found, _ = runs.new_rounds(folder, 0)
+    assert found[-1]["metrics"] == last["personal"]
+    assert runs.curve(runs.light(folder))["mean"][-1] == last["personal"]["mean"]

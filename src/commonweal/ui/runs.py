@@ -28,6 +28,7 @@ RECENT = 60.0  # seconds since the last round in which an unfinished run counts 
 MOST_POINTS = 300  # of a chart
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
 METRICS = b'"metrics": '  # quotes in names are escaped: nothing but the key looks like this
+OWN = ', "personal": '  # follows the metrics, where clients use models of their own
 SHOWN = ("mean", "worst_10", "best_10", "worst")
 
 
@@ -91,7 +92,7 @@ def describe(root: Path, folder: Path) -> Run:
         score = str(facts.get("score", "accuracy"))
         return Run(
             id=name,
-            title=Record(folder, experiment, facts, []).title,
+            title=_title(Record(folder, experiment, facts, [])),
             dataset=str(table.get("dataset.name", table.get("dataset", "?"))),
             seed=int(experiment.get("seed", 0)),
             state=_state(folder),
@@ -107,6 +108,12 @@ def describe(root: Path, folder: Path) -> Run:
             f"{type(error).__name__}: {error}" if not isinstance(error, CommonwealError) else ""
         )
         return Run(name, "?", "?", 0, "broken", 0, 0, None, None, "", 1.0, problem or str(error))
+
+
+def _title(record: Record) -> str:
+    """The rule, followed by a client method other than sgd."""
+    client = str(flat(record.experiment).get("client.name", "sgd"))
+    return record.title if client == "sgd" else f"{record.title}, {client}"
 
 
 def read_small(folder: Path) -> tuple[Values, Values]:
@@ -150,8 +157,8 @@ def _last(folder: Path) -> tuple[int, Values]:
     number = re.match(rb'\{"round": (\d+)', timings)
     end = len(tail)
     while (start := tail.rfind(METRICS, 0, end)) >= 0:
-        metrics = _value(tail[start + len(METRICS) :])
-        if isinstance(metrics, dict) and metrics:
+        metrics = _metrics(tail[start + len(METRICS) :])
+        if metrics:
             return int(number[1]) if number else 0, metrics
         end = start
     return int(number[1]) if number else 0, {}
@@ -168,13 +175,17 @@ def _tail(path: Path, size: int) -> bytes:
         return b""
 
 
-def _value(data: bytes) -> object:
-    """The JSON value at the beginning, or None where it is cut off."""
+def _metrics(data: bytes) -> Values | None:
+    """The metrics at the beginning, of the models that clients use; None where they are cut off."""
+    text = data.decode(errors="replace")
+    decoder = json.JSONDecoder()
     try:
-        value: object = json.JSONDecoder().raw_decode(data.decode(errors="replace"))[0]
+        metrics, end = decoder.raw_decode(text)
+        if text.startswith(OWN, end):
+            metrics, _ = decoder.raw_decode(text, end + len(OWN))
     except ValueError:
         return None
-    return value
+    return metrics if isinstance(metrics, dict) else None
 
 
 # One run
@@ -202,8 +213,8 @@ def new_rounds(folder: Path, offset: int) -> tuple[list[Values], int]:
 def _round(line: bytes) -> Values:
     number = re.match(rb'\{"round": (\d+)', line)
     start = line.rfind(METRICS)
-    metrics = _value(line[start + len(METRICS) :]) if start >= 0 else None
-    if number is None or not isinstance(metrics, dict):
+    metrics = _metrics(line[start + len(METRICS) :]) if start >= 0 else None
+    if number is None or metrics is None:
         start_of_line = line[:40].decode(errors="replace")
         raise RunError(
             f"rounds.jsonl is damaged at the line {start_of_line!r}: delete it and "
@@ -224,7 +235,7 @@ def curve(record: Record) -> Values:
     chosen = [evaluated[k] for k in _thin(len(evaluated))]
     columns: Values = {"round": [each.number for each in chosen]}
     for key in SHOWN:
-        columns[key] = [each.metrics.get(key) for each in chosen]
+        columns[key] = [(each.personal or each.metrics).get(key) for each in chosen]
     return columns
 
 

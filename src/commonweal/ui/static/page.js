@@ -118,7 +118,7 @@ async function showRuns() {
     document.getElementById("folder").textContent = found.folder;
     count.textContent = found.matching > found.runs.length
       ? `the first ${found.runs.length} of ${found.matching} runs` : `${found.matching} runs`;
-    const header = ["", "folder", "rule", "dataset", "seed", "rounds", "state", "mean", "worst tenth"];
+    const header = ["", "folder", "method", "dataset", "seed", "rounds", "state", "mean", "worst tenth"];
     place.replaceChildren(table(header, found.runs.map(row), "Runs"));
     say("");
     if (found.running) timer = setTimeout(load, 2000);

@@ -282,4 +282,10 @@ def test_figures_are_of_the_models_that_clients_use(tmp_path: Path) -> None:
     assert run.worst == last["personal"]["worst_10"]
     found, _ = runs.new_rounds(folder, 0)
     assert found[-1]["metrics"] == last["personal"]
-    assert runs.curve(runs.light(folder))["mean"][-1] == last["personal"]["mean"]
+    record = runs.light(folder)
+    assert runs.curve(record)["mean"][-1] == last["personal"]["mean"]
+    clients = runs.client_page(record, "", most=99)["clients"]
+    assert min(each["score"] for each in clients) == last["personal"]["worst"]
+    worst = clients[0]  # the worst off is first
+    history = runs.client_history(folder, worst["name"])["scores"]
+    assert history["score"][-1] == worst["score"]

@@ -254,7 +254,8 @@ def client_page(record: Record, words: str, most: int) -> Values:
     """The clients whose names match, the worst off first, and how many there are."""
     table = record.clients()
     wanted = words.lower().split()
-    scores = table.evaluation.score.tolist()
+    used = table.evaluation.personal or table.evaluation  # by the models that clients use
+    scores = used.score.tolist()
     rows = table.evaluation.sizes.tolist()
     matching = [
         k for k, name in enumerate(table.names) if all(word in name.lower() for word in wanted)
@@ -274,7 +275,8 @@ def client_history(folder: Path, name: str) -> Values:
     shown = [evaluated[k] for k in _thin(len(evaluated))]
     scores: Values = {"round": [record.rounds[k].number for k in shown]}
     for key in ("score", "loss"):
-        scores[key] = [_known(own[f"test.{key}"][k]) for k in shown]
+        used = own.get(f"test.personal_{key}", own.get(f"test.{key}", []))
+        scores[key] = [_known(used[k]) for k in shown]
     took_part = [
         k
         for k, each in enumerate(record.rounds)

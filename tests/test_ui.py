@@ -97,7 +97,8 @@ def test_chosen_runs_are_compared(page: Page, window: Browser) -> None:
     last = page.root / "fedavg" / "seed-0" / "rounds.jsonl"
     mean = json.loads(last.read_text().splitlines()[-1])["metrics"]["mean"]
     line = next(row for row in rows(window) if row.startswith("fedavg"))
-    assert f"\t{100 * mean:.1f}\t" in line  # one seed has no deviation
+    assert f"\t{100 * mean:.1f}" in line  # one seed has no deviation
+    assert "(best)" in " ".join(rows(window))
     assert len(window.find(".uplot canvas")) == 1
     assert window.errors() == []
 

@@ -191,9 +191,10 @@ def _introduction(report: Report) -> list[Html]:
 
 def _comparison(report: Report) -> Section:
     grid = tables.layout(tables.comparison(report.results, report.score))
-    marks = ("{}", "{} (best)", "{} (second)")
     first = html.table(
-        grid.title, ["label", *(c.title for c in grid.figures)], _lines(grid, grid.figures, marks)
+        grid.title,
+        ["label", *(c.title for c in grid.figures)],
+        _lines(grid, grid.figures, tables.MARKS),
     )
     content = [first]
     if grid.differences:

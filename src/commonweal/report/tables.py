@@ -25,6 +25,7 @@ from commonweal.store import ClientTable, Record, RoundRecord, to_json
 from commonweal.text import quoted, shown
 
 __all__ = [
+    "MARKS",
     "Comparison",
     "PAPERS",
     "choices",
@@ -482,6 +483,9 @@ def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
 
 
 # Comparisons as text
+
+
+MARKS = ("{}", "{} (best)", "{} (second)")  # in words, by a column's marks
 
 
 class Column(NamedTuple):

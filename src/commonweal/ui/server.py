@@ -219,7 +219,7 @@ def _compare(root: Path, request: Request) -> Values:
         "base": first.label,
         "header": ["label", *(column.title for column in grid.columns)],
         "rows": [
-            [label, *(column.cells[i] for column in grid.columns)]
+            [label, *(tables.MARKS[c.marks[i]].format(c.cells[i]) for c in grid.columns)]
             for i, label in enumerate(grid.labels)
         ],
         "notes": [*tables.worth_sentences(found, score), *grid.notes],

@@ -272,7 +272,7 @@ def test_apfl(optimizer: str) -> None:
 
 def test_pfedme() -> None:
     method = client("pfedme", lam=2.0)
-    w, theta, move = T.initial, own_vector(), Heavy()
+    w, theta, move = T.initial, T.initial, Heavy()  # theta starts at the received model
     for x, y, _ in batches(method):
         for _ in range(2):
             theta = move(theta, gradient(theta, x, y) + 2.0 * (theta - w), 0.05)
@@ -472,7 +472,6 @@ def test_ditto_without_a_penalty_is_training_alone() -> None:
     [
         ("ditto", {"lam": 0.0}, {}),
         ("apfl", {"adaptive": False}, {"a": torch.ones(1)}),
-        ("pfedme", {"lam": 1e-9, "inner": 1, "inner_lr": 0.1}, {}),
     ],
 )
 def test_buffers_belong_to_their_model(
@@ -486,9 +485,16 @@ def test_buffers_belong_to_their_model(
     reply, after = trained(method, t, F, sent(t), {"own": other} | state)
     alone, _ = trained(client("sgd"), t, F, sent(t) | {"w": other}, {})
     close(after["own"], other - alone["update"])
-    if name != "pfedme":  # whose shared model takes the buffers of theta
-        plain, _ = trained(client("sgd"), t, F, sent(t), {})
-        close(reply["update"], plain["update"])
+    plain, _ = trained(client("sgd"), t, F, sent(t), {})
+    close(reply["update"], plain["update"])
+
+
+def test_pfedmes_buffers_are_those_of_theta() -> None:
+    t = task(norm=True)
+    method = client("pfedme", lam=1e-9, inner=1, inner_lr=0.1)  # theta is trained as by sgd
+    _, after = trained(method, t, F, sent(t), {"own": t.reinitialised(4)})
+    plain, _ = trained(client("sgd"), t, F, sent(t), {})
+    close(after["own"], t.initial - plain["update"])
 
 
 def test_apfl_at_0_uses_the_shared_model() -> None:

@@ -1,7 +1,9 @@
 """pfedme: personalisation by Moreau envelopes.
 
 Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. The
-server's w <- (1-b) w + b mean(w_i) is the server optimizer sgd with lr = b.
+server's w <- (1-b) w + b mean(w_i) is the server optimizer sgd with lr = b. The paper leaves open
+where theta starts; as in the authors' code it is the received model. The theta of a client's last
+visit would pull w back to where it was then.
 """
 
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ class PFedMe(OwnModel):
 
     lam: the penalty; lr lam above 1 overshoots
     inner: theta's steps per batch; inner_lr: their learning rate, with sgd's other parameters
-    theta is kept from round to round. The others are those of sgd
+    theta starts at the received model in every round. The others are those of sgd
     """
 
     takes_groups: ClassVar[bool] = True
@@ -39,6 +41,9 @@ class PFedMe(OwnModel):
         if self.inner < 1 or self.inner_lr <= 0 or self.lam <= 0:
             values = f"inner = {self.inner}, inner_lr = {self.inner_lr}, lam = {self.lam}"
             raise ConfigError(f"pfedme {values}: all must be above 0")
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"], "own": message["w"]}
 
     @property
     def steps_per_batch(self) -> int:

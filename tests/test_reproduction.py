@@ -272,7 +272,7 @@ def test_metrics_after_a_round(tmp_path: Path) -> None:
     ours = replace(
         table.ours,
         seeds=(0,),
-        columns=("mean@1", "mean", "improved"),
+        columns=("mean@1", "mean", "improved", "root:std"),
         experiment=table.ours.experiment | {"evaluate_every": 1},
     )
     table = replace(table, ours=ours, rows=table.rows[:1])
@@ -285,6 +285,7 @@ def test_metrics_after_a_round(tmp_path: Path) -> None:
     assert figures[:2] == pytest.approx([100 * mean for mean in means])
     fell = [b <= a for a, b in zip(record.rounds[0].losses, record.rounds[1].losses, strict=True)]
     assert figures[2] == pytest.approx(100 * np.mean(fell))
+    assert figures[3] ** 2 == pytest.approx(100 * record.evaluated[-1].metrics["std"])
 
 
 def test_the_page_is_up_to_date() -> None:

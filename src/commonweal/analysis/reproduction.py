@@ -258,7 +258,10 @@ def _figure(record: Record, column: str) -> float:
 
     own, own:loss, own:ece ...: the clients' mean by the models that they use.
     mean@400: a metric after round 400; objective, improved: curves over all rounds.
+    root:std: the square root of a figure, as AdaFed prints its spreads.
     """
+    if column.startswith("root:"):
+        return math.sqrt(_figure(record, column.removeprefix("root:")))
     if column == "own":
         return 100 * _own(record)
     if column == "own:loss":

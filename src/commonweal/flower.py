@@ -8,7 +8,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commonweal._flower_runtime import check_experiment
 from commonweal.errors import ConfigError, DataError
 from commonweal.values import Value, Values
 
@@ -75,6 +74,7 @@ def make_client_app(experiment: "Experiment | str | Path") -> "ClientApp":
 
 def member(experiment: "Experiment | str | Path", config: Values) -> "Member":
     """The client that a node's configuration names."""
+    from commonweal._flower_runtime import check_experiment
     from commonweal.engines._flower_node import Member
     from commonweal.job import build_algorithm
 
@@ -204,6 +204,7 @@ def run_on(
 ) -> None:
     """Run an experiment on a grid and write it to a folder."""
     from commonweal import rounds
+    from commonweal._flower_runtime import check_experiment
     from commonweal.store import Record
 
     check_experiment(experiment)

@@ -33,19 +33,24 @@ class Workers:
     Two threads cannot run one module at a time, as its parameters are replaced for a call.
     """
 
-    def __init__(self, algorithm: Algorithm, count: int) -> None:
-        self.count = count
-        self._copies: SimpleQueue[Algorithm] = SimpleQueue()
-        for _ in range(count):
-            self._copies.put(deepcopy(algorithm))
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self._copies: SimpleQueue[Algorithm] = SimpleQueue()  # those that no thread uses
+        self._made = 0
 
-    def answers(self, request: Request, groups: Iterator[Group]) -> Iterator[Answer]:
-        """The answers of groups in their order; few groups are prepared before they are needed."""
+    def answers(self, request: Request, groups: Iterator[Group], count: int) -> Iterator[Answer]:
+        """The answers of groups in their order, by `count` threads.
+
+        Few groups are prepared before they are needed.
+        """
+        for _ in range(self._made, count):
+            self._copies.put(deepcopy(self._algorithm))
+        self._made = max(self._made, count)
         pending: deque[Future[Answer]] = deque()
-        with _pool(self.count) as pool:
+        with _pool(count) as pool:
             for group in groups:
                 pending.append(pool.submit(self._answer, request, group))
-                if len(pending) > self.count:
+                if len(pending) > count:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()

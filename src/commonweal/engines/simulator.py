@@ -169,10 +169,9 @@ class Simulator(Engine):
         workers = min(count, torch.get_num_threads())
         if workers == 1 or not self._takes_threads(algorithm):
             return (answer(algorithm, request, group) for group in groups)
-        known = self._workers.get(algorithm)
-        if known is None or known.count != workers:
-            known = self._workers[algorithm] = Workers(algorithm, workers)
-        return known.answers(request, groups)
+        if algorithm not in self._workers:
+            self._workers[algorithm] = Workers(algorithm)
+        return self._workers[algorithm].answers(request, groups, workers)
 
     def _takes_threads(self, algorithm: Algorithm) -> bool:
         """Whether clients that are computed one by one may be so in threads.

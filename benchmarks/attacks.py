@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 import commonweal
-from commonweal import catalog
 from commonweal.algorithms.algorithm import Outcome, Replies
 from commonweal.algorithms.averaging import Averaging
-from commonweal.errors import DivergedError
-from commonweal.job import Job, job_from_experiment
+from commonweal.base.errors import DivergedError
+from commonweal.base.tensors import State, Tensors
+from commonweal.base.values import Value, Values
+from commonweal.config import catalog
+from commonweal.jobs.job import Job, job_from_experiment
 from commonweal.rules import Rule
-from commonweal.tensors import State, Tensors
-from commonweal.values import Value, Values
 
 DATA = {"name": "synthetic", "clients": 20, "rows": 100, "quantity": 0.5, "test": 0.5}
 ROUNDS = 20

@@ -12,10 +12,10 @@ import time
 
 import torch
 
-from commonweal.experiment import Experiment
-from commonweal.job import job_from_experiment
-from commonweal.rounds import run
-from commonweal.values import Values
+from commonweal.base.values import Values
+from commonweal.config.experiment import Experiment
+from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.rounds import run
 
 SETS: dict[str, Values] = {
     "adult": {"dataset": "adult"},

@@ -23,12 +23,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from attacks import ATTACKS, LIARS, honest_mean, scores
-from commonweal import cli, rounds
-from commonweal.analysis.verify import problems
-from commonweal.engines.client_states import ClientStates
-from commonweal.experiment import read
-from commonweal.job import job_from_experiment
-from commonweal.store import Record
+from commonweal import cli
+from commonweal.config.experiment import read
+from commonweal.jobs import rounds
+from commonweal.jobs.job import job_from_experiment
+from commonweal.record.client_states import ClientStates
+from commonweal.record.store import Record
+from commonweal.record.verify import problems
 
 EXPERIMENT = """
 dataset = "vowel"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from commonweal.experiment import Experiment
-from commonweal.rounds import run
-from commonweal.values import Values
+from commonweal.base.values import Values
+from commonweal.config.experiment import Experiment
+from commonweal.jobs.rounds import run
 from defaults import SETS, Cell, tail
 
 FIRST_SEED = 100

@@ -15,11 +15,11 @@ import torch
 
 from choice import FEDERATIONS, FIRST_SEED
 from commonweal.algorithms.averaging import Averaging
-from commonweal.experiment import Experiment
-from commonweal.job import job_from_experiment
-from commonweal.rounds import run
+from commonweal.base.tensors import State
+from commonweal.config.experiment import Experiment
+from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.rounds import run
 from commonweal.rules import AdaFed, Decision, Reports
-from commonweal.tensors import State
 
 NAMES = ("vowel", "digits, Dirichlet 0.1")
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import commonweal
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets.partition import IID, Dirichlet, DirichletByClass, Quantity, Shards
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 T = TypeVar("T")
 

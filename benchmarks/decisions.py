@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from commonweal import Reports, Rule, rule
-from commonweal.store import Store
-from commonweal.tensors import State, flatten, num_bytes
+from commonweal.base.tensors import State, flatten, num_bytes
+from commonweal.record.store import Store
 
 POPULATIONS = (10**4, 10**6, 10**9)
 

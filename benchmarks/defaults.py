@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import ttest_rel
 
-from commonweal import catalog
-from commonweal.experiment import Experiment
-from commonweal.federation import Federation
-from commonweal.job import build_dataset, job_from_experiment
-from commonweal.rounds import Round, run
-from commonweal.values import Values
+from commonweal.base.values import Values
+from commonweal.config import catalog
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation
+from commonweal.jobs.job import build_dataset, job_from_experiment
+from commonweal.jobs.rounds import Round, run
 
 Array = npt.NDArray[np.float64]
 

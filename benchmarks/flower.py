@@ -20,11 +20,11 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
-from commonweal import rounds
-from commonweal._flower_runtime import Runtime, export
-from commonweal.experiment import Experiment
+from commonweal.config.experiment import Experiment
 from commonweal.flower import FairStrategy, make_client_app, run_on
-from commonweal.job import job_from_experiment
+from commonweal.flower.runtime import Runtime, export
+from commonweal.jobs import rounds
+from commonweal.jobs.job import job_from_experiment
 from flower_helpers import LocalGrid, configs, mean_app
 
 ROUNDS = 10

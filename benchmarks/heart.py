@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commonweal.experiment import read
-from commonweal.rounds import run
+from commonweal.config.experiment import read
+from commonweal.jobs.rounds import run
 
 PROTOCOL = Path(__file__).parents[1] / "examples" / "heart.toml"
 SEEDS = (2, 4, 6)

@@ -24,27 +24,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal import catalog, randomness
 from commonweal.algorithms.averaging import Averaging
 from commonweal.analysis import reproduction
 from commonweal.analysis.interpolation import Curve, curve, evaluate_score
+from commonweal.base import randomness
+from commonweal.base.tensors import num_bytes
 from commonweal.clients import Client
+from commonweal.config import catalog
+from commonweal.data.federation import Federation
+from commonweal.data.population import Population
 from commonweal.datasets import Noise
 from commonweal.datasets.mnist import mnist
 from commonweal.datasets.noise import Pair, Symmetric
 from commonweal.datasets.partition import DirichletByClass
-from commonweal.evaluation import Evaluation
-from commonweal.federation import Federation
-from commonweal.job import Job, job_from_parts
-from commonweal.population import Population
+from commonweal.jobs.job import Job, job_from_parts
+from commonweal.jobs.rounds import Round, run
 from commonweal.report.figures import draw_curve
-from commonweal.rounds import Round, run
 from commonweal.rules import FedAvg
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers import SGD
-from commonweal.task import Task
-from commonweal.tensors import num_bytes
-from commonweal.training import schedule, train_locally, vmap_clients
+from commonweal.training.evaluation import Evaluation
+from commonweal.training.local import schedule, train_locally, vmap_clients
+from commonweal.training.task import Task
 
 # Methods here, and what the thesis calls them.
 METHODS = {

@@ -20,8 +20,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from commonweal.evaluation import Evaluation
-from commonweal.store import FORMAT, ClientTable, Record, RoundRecord, Store
+from commonweal.record.store import FORMAT, ClientTable, Record, RoundRecord, Store
+from commonweal.training.evaluation import Evaluation
 
 T = TypeVar("T")
 

@@ -17,18 +17,20 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from commonweal import catalog, randomness, training
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
+from commonweal.base import randomness
+from commonweal.base.tensors import is_finite
 from commonweal.clients import Client
+from commonweal.config import catalog
+from commonweal.data.federation import Federation, Rows
 from commonweal.engines.simulator import CHUNK, Simulator
-from commonweal.evaluation import evaluate
-from commonweal.federation import Federation, Rows
 from commonweal.rules import FedAvg
 from commonweal.rules.rule import Reports
 from commonweal.servers import SGD
-from commonweal.task import Task
-from commonweal.tensors import is_finite
+from commonweal.training import local
+from commonweal.training.evaluation import evaluate
+from commonweal.training.task import Task
 
 SHAPE = (1, 28, 28)
 MODELS: dict[str, object] = {"logistic": "logistic", "mlp": {"name": "mlp", "hidden": [200]}}
@@ -58,24 +60,24 @@ class Bench:
         self.message = self.algorithm.ask(self.state)
         self.engine = Simulator(self.data)
 
-    def draw(self) -> training.BatchSchedule:
+    def draw(self) -> local.BatchSchedule:
         keys = [self.data.population.key(i) for i in self.ids.tolist()]
         streams = [randomness.stream(0, 1, key, randomness.TRAIN) for key in keys]
         client = self.algorithm.client
-        return training.schedule(client, self.task, self.data.train, self.ids, streams)
+        return local.schedule(client, self.task, self.data.train, self.ids, streams)
 
     def report(self) -> object:
         return evaluate(self.task, self.message["w"], self.data.train, self.ids)
 
-    def train(self, plan: training.BatchSchedule, chunk: int | None = CHUNK) -> Tensor:
-        trained = training.train_locally(
+    def train(self, plan: local.BatchSchedule, chunk: int | None = CHUNK) -> Tensor:
+        trained = local.train_locally(
             self.algorithm.client,
             self.task,
             self.message,
             {},
             self.data.train,
             plan,
-            training.vmap_clients,
+            local.vmap_clients,
             chunk,
             models=False,
         )
@@ -128,8 +130,8 @@ def profile(turns: int) -> None:
     print_table("a round", columns)
 
 
-def by_autograd(bench: Bench, plan: training.BatchSchedule) -> Tensor:
-    with mock.patch.object(training, "dense_task", return_value=None):
+def by_autograd(bench: Bench, plan: local.BatchSchedule) -> Tensor:
+    with mock.patch.object(local, "dense_task", return_value=None):
         return bench.train(plan)
 
 

@@ -1,4 +1,4 @@
-"""Quadratic-program solvers for `commonweal.rules._simplex`: time, accuracy and failures of each.
+"""Quadratic-program solvers for `commonweal.rules.simplex`: time, accuracy and failures of each.
 
     python benchmarks/solvers.py [--repeats 5] [--sizes 4 15 100 1000]
 
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from commonweal.errors import CommonwealError
-from commonweal.rules import _simplex
+from commonweal.base.errors import CommonwealError
+from commonweal.rules import simplex
 
 Array = np.ndarray
 Problem = tuple[Array, Array, Array, Array]  # A (K, K), b (K,), lower (K,), upper (K,)
@@ -61,7 +61,7 @@ def scaled(problem: Problem) -> Problem:
 
 def ours(m: Any, a: Array, b: Array, lower: Array, upper: Array) -> Array:
     """What the library itself returns, conversions and checks included."""
-    return np.asarray(_simplex.quadratic(*(torch.from_numpy(x) for x in (a, b, lower, upper))))
+    return np.asarray(simplex.quadratic(*(torch.from_numpy(x) for x in (a, b, lower, upper))))
 
 
 def piqp(m: Any, a: Array, b: Array, lower: Array, upper: Array) -> Array:

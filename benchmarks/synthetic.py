@@ -23,15 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal import catalog, metrics
+from commonweal import metrics
+from commonweal.base.tensors import State
+from commonweal.config import catalog
+from commonweal.data.federation import Federation
 from commonweal.datasets import Pool
-from commonweal.federation import Federation
-from commonweal.job import Job, job_from_parts
+from commonweal.jobs.job import Job, job_from_parts
+from commonweal.jobs.rounds import run
 from commonweal.report.pictures import picture
-from commonweal.rounds import run
 from commonweal.synthetic import assess
-from commonweal.task import Task
-from commonweal.tensors import State
+from commonweal.training.task import Task
 
 CLIENTS = 10
 ROUNDS = 40

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from commonweal.experiment import Experiment
+from commonweal.config.experiment import Experiment
 
 Rows = list[dict[str, str]]
 CLINICS = ("clinic a", "clinic/b", "c")

@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal import randomness
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
+from commonweal.base import randomness
+from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
+from commonweal.data.federation import Federation, Rows
 from commonweal.engines.simulator import Simulator
-from commonweal.federation import Federation, Rows
 from commonweal.rules import Rule
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers import SGD, ServerOptimizer
-from commonweal.task import Task
-from commonweal.tensors import Tensors
-from commonweal.training import BatchSchedule, schedule
+from commonweal.training.local import BatchSchedule, schedule
+from commonweal.training.task import Task
 
 
 def data(*names: str) -> Path:

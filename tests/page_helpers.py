@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from commonweal.federation import Federation
-from commonweal.rounds import run
-from commonweal.task import Task
-from commonweal.values import Values
+from commonweal.base.values import Values
+from commonweal.data.federation import Federation
+from commonweal.jobs.rounds import run
+from commonweal.training.task import Task
 
 IMAGE = "<img src=x onerror=document.title='hacked'>"
 NAMES = (IMAGE, "$\\frac$ & \"quoted\" 'single'", "Zoë 李\x07", "d", "e")

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from commonweal import catalog
+from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
-from commonweal.federation import Federation
-from commonweal.task import Task
-from commonweal.tensors import Tensors
-from commonweal.training import single, train_locally
+from commonweal.config import catalog
+from commonweal.data.federation import Federation
+from commonweal.training.local import single, train_locally
+from commonweal.training.task import Task
 from helpers import planned
 
 METHODS = list(catalog.entries("clients"))

@@ -20,13 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from commonweal import catalog, randomness
-from commonweal.clients.client import Client
-from commonweal.evaluation import evaluate_rows, evaluate_rows_by_models
-from commonweal.federation import Rows
-from commonweal.task import Task
-from commonweal.tensors import Tensors, stack
-from commonweal.training import Trained, Vectorize, schedule, single, train_locally, vmap_clients
+from commonweal.base import randomness
+from commonweal.base.tensors import Tensors, stack
+from commonweal.config import catalog
+from commonweal.data.federation import Rows
+from commonweal.training.client import Client
+from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
+from commonweal.training.local import (
+    Trained,
+    Vectorize,
+    schedule,
+    single,
+    train_locally,
+    vmap_clients,
+)
+from commonweal.training.task import Task
 
 CLIENTS = 2
 ROWS = 4  # per client

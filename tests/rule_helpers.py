@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import commonweal
+from commonweal.base.tensors import State
 from commonweal.rules import FedAvg, Reports, Rule
-from commonweal.tensors import State
 
 Numbers = Sequence[float] | Tensor
 Table = Sequence[Sequence[float]] | Tensor

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
+from commonweal.base.tensors import select
+from commonweal.data.federation import Federation, Rows
 from commonweal.engines.engine import Engine
 from commonweal.engines.simulator import Simulator
-from commonweal.federation import Federation, Rows
-from commonweal.job import Job, job_from_parts
-from commonweal.rounds import Round
-from commonweal.store import Record, RoundRecord
-from commonweal.task import Task
-from commonweal.tensors import select
+from commonweal.jobs.job import Job, job_from_parts
+from commonweal.jobs.rounds import Round
+from commonweal.record.store import Record, RoundRecord
+from commonweal.training.task import Task
 
 Lost = Callable[[Request], dict[int, str]]  # which replies to a request never come, and why
 

@@ -7,12 +7,12 @@ import torch
 from sklearn.datasets import load_digits
 
 import commonweal
-from commonweal import catalog
-from commonweal.federation import Federation
-from commonweal.population import Population
+from commonweal.config import catalog
+from commonweal.data.federation import Federation
+from commonweal.data.population import Population
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers import SGD
-from commonweal.task import Task
+from commonweal.training.task import Task
 
 ROUNDS = 5
 SEED = 3

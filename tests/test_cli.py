@@ -15,14 +15,15 @@ from rich.console import Console
 from torch import nn
 
 import commonweal
-from commonweal import catalog, cli
-from commonweal.experiment import Experiment, read
-from commonweal.federation import Federation
+from commonweal import cli
+from commonweal.config import catalog
+from commonweal.config.experiment import Experiment, read
+from commonweal.data.federation import Federation
+from commonweal.jobs.rounds import Round, run
+from commonweal.record.store import Record
 from commonweal.report import listing
 from commonweal.report.remarks import Remarks
-from commonweal.rounds import Round, run
-from commonweal.store import Record
-from commonweal.task import Task
+from commonweal.training.task import Task
 
 TEXT = """
 dataset = "vowel"
@@ -225,7 +226,7 @@ def interrupted(*_: object, **__: object) -> Iterator[Any]:
 def test_ctrl_c_ends_with_130_and_says_how_to_continue(
     command: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commonweal.rounds.run", interrupted)
+    monkeypatch.setattr("commonweal.jobs.rounds.run", interrupted)
     result = command("run", file, "--out", tmp_path / "r")
     assert result.code == 130
     assert "Traceback" not in result.err
@@ -242,7 +243,7 @@ LONG = (
 def test_ctrl_c_names_the_folder_so_that_it_can_be_copied(
     command: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commonweal.rounds.run", interrupted)
+    monkeypatch.setattr("commonweal.jobs.rounds.run", interrupted)
     assert str(tmp_path / LONG) in command("run", file, "--out", tmp_path / LONG).err
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import commonweal
-from commonweal import errors
-from commonweal.errors import CommonwealError, ConfigError, DataError, RunError, did_you_mean
+from commonweal.base import errors
+from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError, did_you_mean
 
 FILES = sorted(Path(commonweal.__file__).parent.rglob("*.py"))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from commonweal import metrics
-from commonweal.errors import DataError
+from commonweal.base.errors import DataError
 from commonweal.metrics import (
     Against,
     against,

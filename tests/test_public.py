@@ -109,7 +109,7 @@ def test_the_package_is_typed() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=shown)
 def test_no_module_is_shadowed(package: Path) -> None:
-    """`commonweal.rounds` is the module of that name, also where a function could be meant."""
+    """`commonweal.jobs.rounds` is the module of that name, also where a function could be meant."""
     parent = importlib.import_module(dotted(package))
     for path in sorted(package.iterdir()):
         if path.suffix != ".py" and path not in PACKAGES:

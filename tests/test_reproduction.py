@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from commonweal.analysis import curves, reproduction
 from commonweal.analysis.reproduction import Claim, Measured, Ours, PublishedTable, Row
+from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app
 from commonweal.commands.reproduce import _restricted
-from commonweal.errors import ConfigError, RunError
-from commonweal.experiment import Experiment, change
+from commonweal.config.experiment import Experiment, change
+from commonweal.record.store import Record, RoundRecord
 from commonweal.report import ledger
-from commonweal.store import Record, RoundRecord
 
 NAMES = reproduction.names()
 
@@ -139,7 +139,7 @@ def test_runs_give_figures(tmp_path: Path) -> None:
 def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
     from commonweal.analysis import interpolation
     from commonweal.analysis.compare import run_cells
-    from commonweal.rounds import reopen
+    from commonweal.jobs.rounds import reopen
 
     changes = ("client=superfed-mm", "client.begin=0")
     rows = (

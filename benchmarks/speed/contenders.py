@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from commonweal import run
-from commonweal.federation import Federation, Rows
-from commonweal.task import Task
-from commonweal.values import Value, Values
+from commonweal.base.values import Value, Values
+from commonweal.data.federation import Federation, Rows
+from commonweal.training.task import Task
 
 from .work import Work
 

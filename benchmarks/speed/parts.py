@@ -13,16 +13,17 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from commonweal import catalog, run
+from commonweal import run
 from commonweal.analysis.compare import Cell, Step, cells, run_cells, run_cells_in_processes
+from commonweal.base.errors import CommonwealError, ConfigError
+from commonweal.base.values import Values
+from commonweal.config import catalog
+from commonweal.config.experiment import read, values
+from commonweal.data.federation import Rows
 from commonweal.datasets.heart import heart
-from commonweal.errors import CommonwealError, ConfigError
-from commonweal.evaluation import evaluate
-from commonweal.experiment import read, values
-from commonweal.federation import Rows
 from commonweal.rules.rule import Reports
-from commonweal.task import Batch, Task
-from commonweal.values import Values
+from commonweal.training.evaluation import evaluate
+from commonweal.training.task import Batch, Task
 
 from .contenders import ours
 from .report import Target, compared, table

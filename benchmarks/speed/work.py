@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from commonweal import catalog
-from commonweal.federation import Federation, Rows
-from commonweal.task import Task
-from commonweal.values import Value, Values
+from commonweal.base.values import Value, Values
+from commonweal.config import catalog
+from commonweal.data.federation import Federation, Rows
+from commonweal.training.task import Task
 
 __all__ = ["CNN", "DEVICES", "LOGISTIC", "LSTM", "MLP", "UNEQUAL", "WORKS", "Work"]
 

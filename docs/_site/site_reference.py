@@ -12,10 +12,10 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 import commonweal
-from commonweal import catalog
-from commonweal.catalog import KINDS, Entry
 from commonweal.cli import app
-from commonweal.experiment import Experiment, RunSettings
+from commonweal.config import catalog
+from commonweal.config.catalog import KINDS, Entry
+from commonweal.config.experiment import Experiment, RunSettings
 from commonweal.report import listing
 
 __all__ = ["write"]

@@ -35,35 +35,35 @@ __all__ = [
 if TYPE_CHECKING:
     from commonweal import metrics
     from commonweal.analysis.comparison import compare
-    from commonweal.api import client, dataset, load, model, rule, server
-    from commonweal.errors import CommonwealError
-    from commonweal.experiment import Experiment
-    from commonweal.federation import Federation
-    from commonweal.rounds import Round, reopen, run
+    from commonweal.base.errors import CommonwealError
+    from commonweal.config.experiment import Experiment
+    from commonweal.data.federation import Federation
+    from commonweal.jobs.api import client, dataset, load, model, rule, server
+    from commonweal.jobs.rounds import Round, reopen, run
+    from commonweal.record.store import Record
     from commonweal.rules.rule import Decision, Reports, Rule
-    from commonweal.store import Record
-    from commonweal.task import Task
+    from commonweal.training.task import Task
 
 # Where each public name is, imported when it is first used: torch takes two seconds.
 _HOMES = {
-    "CommonwealError": "errors",
+    "CommonwealError": "base.errors",
     "Decision": "rules.rule",
-    "Experiment": "experiment",
-    "Federation": "federation",
-    "Record": "store",
+    "Experiment": "config.experiment",
+    "Federation": "data.federation",
+    "Record": "record.store",
     "Reports": "rules.rule",
-    "Round": "rounds",
+    "Round": "jobs.rounds",
     "Rule": "rules.rule",
-    "Task": "task",
-    "client": "api",
+    "Task": "training.task",
+    "client": "jobs.api",
     "compare": "analysis.comparison",
-    "dataset": "api",
-    "load": "api",
-    "model": "api",
-    "reopen": "rounds",
-    "rule": "api",
-    "run": "rounds",
-    "server": "api",
+    "dataset": "jobs.api",
+    "load": "jobs.api",
+    "model": "jobs.api",
+    "reopen": "jobs.rounds",
+    "rule": "jobs.api",
+    "run": "jobs.rounds",
+    "server": "jobs.api",
 }
 
 

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commonweal import __version__, catalog
-from commonweal.catalog import KINDS, Entry
+from commonweal import __version__
+from commonweal.base.errors import CommonwealError, ConfigError, ResumeWarning, did_you_mean
+from commonweal.base.text import reflowed, shown
 from commonweal.commands import tables as table_commands
 from commonweal.commands.card import card
 from commonweal.commands.doctor import doctor
@@ -28,17 +29,17 @@ from commonweal.commands.reproduce import reproduce
 from commonweal.commands.tune import tune
 from commonweal.commands.ui import ui
 from commonweal.commands.verify import verify
-from commonweal.errors import CommonwealError, ConfigError, ResumeWarning, did_you_mean
+from commonweal.config import catalog
+from commonweal.config.catalog import KINDS, Entry
 from commonweal.report import FORMATS, listing
-from commonweal.text import reflowed, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from commonweal.analysis.compare import Cell, Result
-    from commonweal.job import Job
-    from commonweal.rounds import Round
-    from commonweal.store import Record
+    from commonweal.jobs.job import Job
+    from commonweal.jobs.rounds import Round
+    from commonweal.record.store import Record
 
     Samples = tuple[Tensor, Tensor]  # synthetic rows and their labels
 
@@ -144,7 +145,7 @@ def _print(text: str) -> None:
 
 
 def _print_json(value: object) -> None:
-    from commonweal.store import to_json
+    from commonweal.record.store import to_json
 
     print(shown(to_json(value, indent=None).decode(), "json"), end="")
 
@@ -244,24 +245,24 @@ def run(
 
     Every finished round is saved: a run that was stopped continues with --resume.
     """
-    from commonweal.experiment import Experiment, named
+    from commonweal.config.experiment import Experiment, named
 
     base, stem = named(file, changes or [])
     experiment = Experiment(**base)
     folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
 
-    from commonweal.store import Record
+    from commonweal.record.store import Record
 
     silent = quiet or as_json
     if experiment.engine == "flower":
-        from commonweal import _flower_local
+        from commonweal.flower import local
 
         say = (lambda text: None) if silent else _say
-        _flower_local.run(experiment, folder, None, resume, _flower_local.TIMEOUT, say)
+        local.run(experiment, folder, None, resume, local.TIMEOUT, say)
         _show_run(Record.read(folder), quiet, as_json)
         return
 
-    from commonweal.job import job_from_experiment
+    from commonweal.jobs.job import job_from_experiment
 
     job = job_from_experiment(experiment)
     last = _run_job(job, experiment.title, folder, resume, silent)
@@ -272,7 +273,7 @@ def run(
 
 def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -> int:
     """Run all rounds. Returns the last one; 0: the run was finished before."""
-    from commonweal import rounds
+    from commonweal.jobs import rounds
     from commonweal.report.progress import run_bar
     from commonweal.report.remarks import Remarks
 
@@ -300,7 +301,7 @@ def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -
 
 
 def _saved_rounds(folder: Path) -> int:
-    from commonweal.store import Record
+    from commonweal.record.store import Record
 
     started = (folder / "experiment.toml").exists()
     return len(Record.read(folder).rounds) if started else 0
@@ -314,7 +315,7 @@ def _picture_round(folder: Path, done: "Round") -> None:
 
 def _missing_picture(folder: Path) -> "tuple[int, Samples | None] | None":
     """The last evaluated round and its synthetic rows, if its picture was not written."""
-    from commonweal.store import Record
+    from commonweal.record.store import Record
 
     if not (folder / "synthetic.npz").exists():
         return None
@@ -330,7 +331,7 @@ def _picture_path(folder: Path, number: int) -> Path:
 
 
 def _write_picture(folder: Path, number: int, samples: "Samples | None") -> None:
-    from commonweal.files import write_file
+    from commonweal.base.files import write_file
     from commonweal.report.pictures import picture
 
     image = b"" if samples is None else picture(*samples)
@@ -386,7 +387,7 @@ def show(
             raise ConfigError(f"{what!r} is not a run's folder: figures are drawn of runs")
         _show_entries(what, as_json)
         return
-    from commonweal.store import Record
+    from commonweal.record.store import Record
 
     if not (Path(what) / "experiment.toml").exists() and not (regret or figures):
         _show_comparison(Path(what), quiet, as_json)
@@ -454,8 +455,8 @@ def _draw_models(
 ) -> None:
     """Draw figures of a run's models, from its last checkpoint."""
     from commonweal.analysis import interpolation
+    from commonweal.jobs.rounds import reopen
     from commonweal.report import figures, tables
-    from commonweal.rounds import reopen
 
     figures.check_suffix(curve, landscape, reliability)
     job, state = reopen(folder, trust=trust)
@@ -504,8 +505,8 @@ def _grid(entry: Entry) -> dict[str, list[object]]:
     """The values of a rule's or client method's parameters that its publication tried."""
     if entry.kind not in ("rules", "clients"):
         return {}
-    from commonweal.clients.client import Client
     from commonweal.rules.rule import Rule
+    from commonweal.training.client import Client
 
     part = entry.factory
     assert isinstance(part, type) and issubclass(part, Rule | Client)
@@ -635,7 +636,7 @@ def _kind_of_own(name: str) -> str:
     """The kind of a part in a file or module of the user's (./my_rules.py:MaxMin)."""
     import inspect
 
-    from commonweal.job import INTERFACES
+    from commonweal.jobs.job import INTERFACES
 
     factory = catalog.find("rules", name).factory
     for kind, interface in INTERFACES.items():
@@ -740,7 +741,7 @@ def compare(
         chosen = tuned_rules(tuned, None if rules is None else chosen)
         settings = tuned_settings(tuned)
     from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
-    from commonweal.experiment import named
+    from commonweal.config.experiment import named
     from commonweal.report import figures, tables
 
     figures.check_suffix(picture)
@@ -793,7 +794,7 @@ def _run_shard(
 
 
 def _clients(plan: Sequence["Cell"], failures: Mapping[Path, str]) -> int:
-    from commonweal.store import Record
+    from commonweal.record.store import Record
 
     folder = next(cell.folder for cell in plan if cell.folder not in failures)
     return int(Record.read(folder).facts.get("clients", 0))
@@ -819,8 +820,8 @@ def _compare(
     optional: there may be no result at all
     """
     from commonweal.analysis.compare import failed_lines, results
-    from commonweal.errors import RunError
-    from commonweal.store import Record
+    from commonweal.base.errors import RunError
+    from commonweal.record.store import Record
 
     failures = _run_plan(plan, quiet, jobs)
     found = results(plan, failures)
@@ -912,8 +913,8 @@ def demo(
     Takes about two minutes.
     """
     from commonweal.analysis.compare import baseline_cells, cells
-    from commonweal.experiment import values
-    from commonweal.files import write_file
+    from commonweal.base.files import write_file
+    from commonweal.config.experiment import values
     from commonweal.report import figures, tables
 
     folder = to or Path("demo")
@@ -964,14 +965,14 @@ def data_show(
 
     For example: commonweal data show digits partition=dirichlet partition.alpha=0.1 test=0.5
     """
-    from commonweal.experiment import Experiment, change
+    from commonweal.config.experiment import Experiment, change
 
     values = change({"dataset": name}, [_of_dataset(text) for text in changes or []])
     experiment = Experiment(**values)
 
     from commonweal.analysis import describe
     from commonweal.datasets._download import differing
-    from commonweal.job import build_dataset
+    from commonweal.jobs.job import build_dataset
     from commonweal.report.figures import draw_federation
 
     federation = build_dataset(experiment)

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri, stdtrit, xlogy
 from torch import Tensor
 
-from commonweal.errors import DataError
+from commonweal.base.errors import DataError
 
 __all__ = [
     "Against",

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.algorithms.algorithm import Group, Replies, Request
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors
 from commonweal.clients import APFL, Client, FedProx, Scaffold, SuPerFedMM
-from commonweal.clients._masks import head_layer, layer_mask
-from commonweal.clients.client import Line
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError
-from commonweal.job import Job, job_from_parts
-from commonweal.rounds import Round, run
+from commonweal.jobs.job import Job, job_from_parts
+from commonweal.jobs.rounds import Round, run
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Need
-from commonweal.task import Batch, Task
-from commonweal.tensors import Tensors
-from commonweal.training import single
+from commonweal.training.client import Line
+from commonweal.training.local import single
+from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.task import Batch, Task
 from helpers import averaging, planned, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task, trained
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal import randomness
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
 from commonweal.clients import Client, FedBABU, FedBN, FineTune, PropFairClient, TERMClient
+from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError
-from commonweal.federation import Federation
-from commonweal.job import job_from_parts
-from commonweal.rounds import Round, reopen, run
-from commonweal.task import Task
-from commonweal.training import schedule
+from commonweal.jobs.job import job_from_parts
+from commonweal.jobs.rounds import Round, reopen, run
+from commonweal.training.local import schedule
+from commonweal.training.task import Task
 from helpers import batches_of, close, planned
 from personal_helpers import client, federation, sent, task, trained
 

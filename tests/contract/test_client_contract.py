@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from commonweal import catalog
-from commonweal._client_checks import CLIENT_CHECKS, check_client
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors, flatten
+from commonweal.checks.clients import CLIENT_CHECKS, check_client
 from commonweal.clients import Client
+from commonweal.config import catalog
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError
-from commonweal.job import Job
-from commonweal.rounds import run
-from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors, flatten
-from commonweal.training import single
+from commonweal.jobs.job import Job
+from commonweal.jobs.rounds import run
+from commonweal.training.local import single
+from commonweal.training.task import Batch, Task
 from helpers import averaging, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task
 from run_helpers import contents, stop_after

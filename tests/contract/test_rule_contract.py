@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 import commonweal
-from commonweal import catalog
-from commonweal._samples import large_ids, sample_reports, sample_rounds
-from commonweal.checks import (
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, flatten
+from commonweal.checks.rules import (
     RULE_CHECKS,
     check_rule,
     falling_weight,
     find_problem,
     response_rises,
 )
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
+from commonweal.checks.samples import large_ids, sample_reports, sample_rounds
+from commonweal.config import catalog
+from commonweal.data.population import Setting
 from commonweal.rules import AAggFFS, Decision, Kind, Reports, Rule, Stateless
 from commonweal.rules.rule import prior_weights
-from commonweal.tensors import State, flatten
 from rule_helpers import build
 
 Case = tuple[str, dict[str, object]]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from commonweal.base.errors import DataError
 from commonweal.datasets import _download, _sources
 from commonweal.datasets._sources import File
-from commonweal.errors import DataError
 
 HERE = Path(_sources.__file__).parent
 OWN = {"vowel", "digits", "synthetic", "table", "folder"}  # datasets without original files

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 import commonweal
 from commonweal.analysis.describe import facts, remarks, skewness
+from commonweal.base.errors import CommonwealError, ConfigError, DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets import _cache, _idx
 from commonweal.datasets._cache import cached, checksum
 from commonweal.datasets.emnist import emnist
-from commonweal.errors import CommonwealError, ConfigError, DataError
-from commonweal.federation import Federation
 
 NAMES = _idx.FILES
 TWO = {"name": "iid", "clients": 2}

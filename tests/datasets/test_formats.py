@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 import commonweal
+from commonweal.base.errors import ConfigError, DataError
 from commonweal.datasets._shared import choose_clients
-from commonweal.errors import ConfigError, DataError
 
 ONE = {"name": "iid", "clients": 1}
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commonweal
-from commonweal import _plain
+from commonweal.base.errors import DataError
+from commonweal.data import plain_table
+from commonweal.data.federation import Federation
+from commonweal.data.preprocessing import Column, Preparation, Summary, fit_numbers
 from commonweal.datasets import _tables
-from commonweal.errors import DataError
-from commonweal.federation import Federation
-from commonweal.preparation import Column, Preparation, Summary, fit_numbers
 
 WARDS = ("north", "south", "west")
 
@@ -146,19 +146,21 @@ def test_a_german_table_is_the_same_table(tmp_path: Path) -> None:
 )
 def test_decimal_commas(text: str, number: float) -> None:
     column = {"name": "a", "becomes": "number", "decimal": ","}
-    assert _plain.parser(column)(text) == number
+    assert plain_table.parser(column)(text) == number
 
 
 @pytest.mark.parametrize("text", ["12.5", "1.23,4", "a", "1,2,3", "1_0"])
 def test_what_is_no_decimal_comma(text: str) -> None:
     with pytest.raises(ValueError):
-        _plain.parser({"name": "a", "becomes": "number", "decimal": ","})(text)
+        plain_table.parser({"name": "a", "becomes": "number", "decimal": ","})(text)
 
 
 def test_dates_are_days_and_times_of_year_and_week() -> None:
     column = Column("d", "date", order="year-month-day")
     texts = ["1970-01-01", "2024-02-29T12:00", "2024-01-01", ""]
-    days = [_plain.parser({"becomes": "date", "order": column.order})(text) for text in texts[:2]]
+    days = [
+        plain_table.parser({"becomes": "date", "order": column.order})(text) for text in texts[:2]
+    ]
     assert days == [0, int(np.datetime64("2024-02-29").astype(int)) + 0.5]
     x = Preparation((column,)).rows({"d": texts})
     assert x[:, 0].tolist() == pytest.approx([0, 19782.5, 19723, 0])
@@ -257,7 +259,7 @@ def test_new_rows_are_prepared_as_the_training_rows_were(tmp_path: Path) -> None
     federation = load(path)
     preparation = federation.preparation
     assert preparation is not None
-    again = preparation.rows(_plain.read_csv(path))
+    again = preparation.rows(plain_table.read_csv(path))
     ordered = np.array(sorted(again.tolist()))
     known = np.array(sorted(known_rows(federation).tolist()))
     assert np.array_equal(ordered, known)
@@ -274,7 +276,7 @@ def test_a_preparation_survives_json(tmp_path: Path) -> None:
 def test_new_rows_that_do_not_fit(tmp_path: Path) -> None:
     preparation = load(write_csv(tmp_path / "t.csv", rows_of())).preparation
     assert preparation is not None
-    new = _plain.read_csv(write_csv(tmp_path / "n.csv", rows_of(4)))
+    new = plain_table.read_csv(write_csv(tmp_path / "n.csv", rows_of(4)))
     new["city"] = ["Bonn", "Paris", "Ulm", ""]
     x = preparation.rows(new | {"more": ["1"] * 4})
     assert x[1, -4:].tolist() == [0, 0, 0, 0] and x[0, -4:].tolist() == [1, 0, 0, 0]

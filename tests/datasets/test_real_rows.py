@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import commonweal
+from commonweal.data.federation import Federation
 from commonweal.datasets import berka, celeba, isic, shakespeare
-from commonweal.federation import Federation
 
 Real = Callable[..., Path]
 ONE = {"name": "iid", "clients": 1}

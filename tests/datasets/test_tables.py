@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 import commonweal
+from commonweal.base.errors import CommonwealError, ConfigError, DataError
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation
 from commonweal.datasets import Pool, _tables
 from commonweal.datasets.table import table
-from commonweal.errors import CommonwealError, ConfigError, DataError
-from commonweal.experiment import Experiment
-from commonweal.federation import Federation
 
 FIVE = {"name": "iid", "clients": 5}
 

@@ -18,10 +18,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 
 from typer.testing import CliRunner
 
-from commonweal._flower_runtime import export
+from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app
-from commonweal.errors import ConfigError, RunError
-from commonweal.experiment import Experiment
+from commonweal.config.experiment import Experiment
+from commonweal.flower import local
+from commonweal.flower.runtime import export
 
 
 def test_export_writes_an_app_that_flower_accepts(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_settings_that_mean_nothing_on_flower_are_refused(tmp_path: Path, settin
 
 
 def test_what_a_process_starts_in_another_session_ends_with_it(tmp_path: Path) -> None:
-    from commonweal._flower_runtime import Runtime
+    from commonweal.flower.runtime import Runtime
 
     code = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60'], "
     code += "start_new_session=True); open('pid', 'w').write(str(p.pid)); time.sleep(60)"
@@ -149,12 +150,11 @@ def test_engine_flower_of_an_experiment_starts_flower(
 ) -> None:
     """`commonweal run` does what `commonweal flower run` does; Python says where to turn."""
     import commonweal
-    from commonweal import _flower_local
 
     asked: list[Any] = []
-    monkeypatch.setattr(_flower_local, "run", lambda *values: asked.append(values))
+    monkeypatch.setattr(local, "run", lambda *values: asked.append(values))
     monkeypatch.setattr("commonweal.cli._show_run", lambda *values: None)
-    monkeypatch.setattr("commonweal.store.Record.read", lambda folder: None)
+    monkeypatch.setattr("commonweal.record.store.Record.read", lambda folder: None)
     arguments = ["run", "examples/vowel.toml", "engine=flower", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

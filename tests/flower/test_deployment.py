@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
-from commonweal import _flower_local, rounds
-from commonweal._flower_runtime import Runtime, export
-from commonweal.errors import RunError
-from commonweal.experiment import Experiment
-from commonweal.flower import member
-from commonweal.job import job_from_experiment
-from commonweal.store import Record
+from commonweal.base.errors import RunError
+from commonweal.config.experiment import Experiment
+from commonweal.flower import local, member
+from commonweal.flower.runtime import Runtime, export
+from commonweal.jobs import rounds
+from commonweal.jobs.job import job_from_experiment
+from commonweal.record.store import Record
 from flower_tables import patients, write
 from flower_tables import table_experiment as own_experiment
 from helpers import close
@@ -32,7 +32,7 @@ PATIENCE = 300.0  # seconds for each step; a quiet machine needs far less
 def timeout() -> float:
     """Seconds in which clients can answer here: Flower starts a Python process per message."""
     began = time.monotonic()
-    importing = [sys.executable, "-c", "import commonweal.engines.flower"]
+    importing = [sys.executable, "-c", "import commonweal.flower.engine"]
     started = [subprocess.Popen(importing) for _ in range(3)]
     assert [process.wait() for process in started] == [0, 0, 0]
     return round(min(300.0, 5 + 3 * (time.monotonic() - began)))
@@ -136,7 +136,7 @@ def said_of(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_killed_node_comes_back_with_its_state(tmp_path: Path) -> None:
     given = experiment(rounds=50, evaluate_every=50)
-    configs = _flower_local.node_configs(given, 3, tmp_path / "states")
+    configs = local.node_configs(given, 3, tmp_path / "states")
     app = tmp_path / "app"
     export(given.toml(), app, 3)
     out = tmp_path / "run"
@@ -180,7 +180,7 @@ def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
     patient = max(60.0, 2 * timeout())
     list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
     folder = tmp_path / "run"
-    configs = _flower_local.node_configs(given, 3, tmp_path / "run.flower" / "states")
+    configs = local.node_configs(given, 3, tmp_path / "run.flower" / "states")
     export(given.toml(), tmp_path / "run.flower" / "app", 3)
     with Runtime(tmp_path / "run.flower", configs) as runtime:
         runtime.start()
@@ -190,8 +190,8 @@ def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
         wait_until(lambda: len(written(folder)) >= 2, runtime)
         runtime.kill("superlink")
     with pytest.raises(RunError, match="--resume"):
-        _flower_local.run(given, folder, 3, False, patient, print)
-    _flower_local.run(given, folder, 3, True, patient, print)
+        local.run(given, folder, 3, False, patient, print)
+    local.run(given, folder, 3, True, patient, print)
     flower, simulator = Record.read(folder), Record.read(tmp_path / "simulator")
     assert len(flower.rounds) == 4 and flower.finished
     for a, b in zip(flower.rounds, simulator.rounds, strict=True):
@@ -204,7 +204,7 @@ def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_too_few_nodes_end_the_run_with_a_sentence(tmp_path: Path) -> None:
     given = experiment(rounds=2)
-    configs = _flower_local.node_configs(given, 1, tmp_path / "states")
+    configs = local.node_configs(given, 1, tmp_path / "states")
     export(given.toml(), tmp_path / "app", 2)
     with Runtime(tmp_path / "runtime", configs) as runtime:
         runtime.start()

@@ -12,12 +12,12 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 import torch
 from flwr.app import Array, ArrayRecord, Message
 
-from commonweal import rounds
-from commonweal.errors import RunError
-from commonweal.experiment import Experiment
+from commonweal.base.errors import RunError
+from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, job_of, make_client_app, run_on
-from commonweal.job import build_dataset, job_from_experiment
-from commonweal.store import Record
+from commonweal.jobs import rounds
+from commonweal.jobs.job import build_dataset, job_from_experiment
+from commonweal.record.store import Record
 from flower_helpers import LocalGrid
 from helpers import close
 
@@ -221,7 +221,7 @@ def test_a_node_whose_first_query_was_lost_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a SuperLink does whose database is locked."""
-    monkeypatch.setattr("commonweal.engines.flower.AGAIN", 0.3)
+    monkeypatch.setattr("commonweal.flower.engine.AGAIN", 0.3)
     grid = grid_of(experiment(), tmp_path)
     answer = grid.answer
     lost = {list(grid.nodes)[1]}

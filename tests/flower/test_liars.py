@@ -13,11 +13,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
-from commonweal import rounds
-from commonweal.experiment import Experiment
+from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, job_of, make_client_app
-from commonweal.job import job_from_experiment
-from commonweal.rounds import Round
+from commonweal.jobs import rounds
+from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.rounds import Round
 from flower_helpers import LocalGrid
 from helpers import close
 

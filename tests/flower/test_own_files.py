@@ -12,13 +12,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 
 from typer.testing import CliRunner
 
-from commonweal import rounds
+from commonweal.base.errors import DataError, RunError
 from commonweal.cli import app as command
-from commonweal.errors import DataError, RunError
-from commonweal.experiment import Experiment
+from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, job_of, make_client_app, run_on
-from commonweal.job import job_from_experiment
-from commonweal.store import Record
+from commonweal.jobs import rounds
+from commonweal.jobs.job import job_from_experiment
+from commonweal.record.store import Record
 from flower_helpers import LocalGrid
 from flower_tables import CLINICS, Rows, patients, write
 from flower_tables import table_experiment as experiment

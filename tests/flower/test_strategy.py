@@ -20,11 +20,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import commonweal
+from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app as command
-from commonweal.errors import ConfigError, RunError
 from commonweal.flower import FairStrategy, loss_before_training
+from commonweal.record.store import Record
 from commonweal.rules.rule import Reports
-from commonweal.store import Record
 from flower_helpers import FIRST, LocalGrid, configs, distance, mean_app, rows
 
 NODES = [FIRST + 7919 * k for k in range(4)]
@@ -445,7 +445,7 @@ def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
 
 
 def test_without_flower_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "commonweal.engines.flower")
+    monkeypatch.delitem(sys.modules, "commonweal.flower.engine")
     monkeypatch.delattr(commonweal.engines, "flower")
     for name in [name for name in sys.modules if name.partition(".")[0] == "flwr"]:
         monkeypatch.delitem(sys.modules, name)

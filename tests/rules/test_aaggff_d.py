@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 import commonweal
-from commonweal.errors import ConfigError
-from commonweal.rules import AAggFFD, Rule, Uniform
-from commonweal.rules import _simplex as simplex
-from commonweal.rules._online import response
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, flatten, unflatten
+from commonweal.rules import AAggFFD, Rule, Uniform, simplex
 from commonweal.rules._table import empty_table, lookup, put
-from commonweal.tensors import State, flatten, unflatten
+from commonweal.rules.online import response
 from rule_helpers import ORACLE_CDFS, build, play, reports, uniforms, vowel, weigh
 
 Array = npt.NDArray[np.float64]

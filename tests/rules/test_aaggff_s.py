@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.rules import AAggFFS, Rule
-from commonweal.rules import _simplex as simplex
-from commonweal.rules._online import decision_loss, response
+from commonweal.base.errors import ConfigError
+from commonweal.rules import AAggFFS, Rule, simplex
+from commonweal.rules.online import decision_loss, response
 from rule_helpers import ORACLE_CDFS, build, play, reports, weigh
 
 Array = npt.NDArray[np.float64]

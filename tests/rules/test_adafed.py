@@ -10,12 +10,12 @@ from torch import Tensor
 import commonweal
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
+from commonweal.base.errors import ConfigError
 from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError
 from commonweal.rules import AdaFed
 from commonweal.servers import SGD
-from commonweal.task import Task
+from commonweal.training.task import Task
 from helpers import close, federation, loaded, module, torch_loss
 from rule_helpers import build, normals, reports, uniforms, updates_of, vowel, warnings, weigh
 

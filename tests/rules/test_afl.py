@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
 from commonweal.rules import AFL, FedAvg, Rule
 from commonweal.servers import SGD, Optimistic, Polyak, ServerOptimizer
-from commonweal.tensors import State
 from rule_helpers import build, play, reports, uniforms, updates_of, vowel, weigh
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import Directions, FedMGDA
 from rule_helpers import build, normals, reports, vowel, weigh
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import commonweal
-from commonweal.checks import RULE_CHECKS, find_problem
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
+from commonweal.checks.rules import RULE_CHECKS, find_problem
 from commonweal.rules import AFL, OWA, Excess, FedAvg, QFedAvg
 from rule_helpers import play, reports, vowel, weigh
 

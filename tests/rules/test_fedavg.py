@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import commonweal
-from commonweal.errors import DataError
+from commonweal.base.errors import DataError
 from commonweal.rules import FedAvg, Reports
 from rule_helpers import weigh
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.data.population import Setting
 from commonweal.rules import FedDGGA
 from rule_helpers import play, reports, uniforms, vowel
 

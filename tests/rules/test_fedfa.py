@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import FedFA
 from rule_helpers import play, reports, uniforms, vowel, weigh
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import FedFV
 from rule_helpers import normals, reports, uniforms, updates_of, vowel, weigh
 

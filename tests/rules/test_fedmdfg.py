@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import FedMDFG, FedMGDA
 from rule_helpers import normals, reports, uniforms, vowel, weigh
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import FedMGDA, FedMGDAPlus
 from rule_helpers import build, normals, reports, vowel, weigh
 

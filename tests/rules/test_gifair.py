@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import GIFAIR, FedAvg
 from rule_helpers import reports, uniforms, vowel, weigh
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import commonweal
-from commonweal import catalog
-from commonweal.errors import ConfigError
-from commonweal.job import job_from_experiment
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.config import catalog
+from commonweal.data.population import Setting
+from commonweal.jobs.job import job_from_experiment
 from commonweal.rules import (
     AFL,
     AdaFed,

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import commonweal
-from commonweal import catalog
 from commonweal.algorithms.algorithm import Replies, Request
 from commonweal.algorithms.averaging import Averaging
-from commonweal.errors import ConfigError
-from commonweal.job import Job, job_from_experiment
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors, flatten, select
+from commonweal.config import catalog
+from commonweal.data.population import Setting
+from commonweal.jobs.job import Job, job_from_experiment
 from commonweal.rules import (
     AFL,
     TERM,
@@ -27,7 +28,6 @@ from commonweal.rules import (
     Reports,
     Rule,
 )
-from commonweal.tensors import State, Tensors, flatten, select
 from helpers import data
 from rule_helpers import (
     build,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import OWA
 from rule_helpers import reports, uniforms, vowel, weigh
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import PropFair
 from rule_helpers import build, reports, uniforms, vowel, warnings, weigh
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.job import job_from_experiment
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.data.population import Setting
+from commonweal.jobs.job import job_from_experiment
 from commonweal.rules import FedAvg, Guarded, QFedAvg, Uniform
 from rule_helpers import build, normals, reports, uniforms, vowel, vowel_experiment, weigh
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from commonweal.errors import DataError
+from commonweal.base.errors import DataError
 from commonweal.rules import AFL, AAggFFD, AAggFFS, FedFA, Rule
-from commonweal.rules._seats import by_client, empty_seats, extend_mixture, take_seats
+from commonweal.rules.slots import by_client, empty_seats, extend_mixture, take_seats
 from rule_helpers import play, reports, uniforms, weigh
 
 HASHES = [10**15, -(2**62), 2**62, -1, 7_000_000_001]

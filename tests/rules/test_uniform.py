@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from commonweal.job import job_from_experiment
-from commonweal.rounds import converse
+from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.rounds import converse
 from commonweal.rules import FedAvg, Uniform
 from rule_helpers import reports, uniforms, vowel_experiment, weigh
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules import FedAvg, VRed
 from rule_helpers import normals, reports, uniforms, vowel, warnings, weigh
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal.errors import DataError
+from commonweal.base.errors import DataError
+from commonweal.base.tensors import State
 from commonweal.synthetic import _energy
 from commonweal.synthetic._energy import (
     SCHEDULES,
@@ -27,8 +28,7 @@ from commonweal.synthetic._fit import (
     scaled,
 )
 from commonweal.synthetic.fedevg import FedEvg
-from commonweal.task import Task
-from commonweal.tensors import State
+from commonweal.training.task import Task
 from synthetic_helpers import digits, population, task
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import commonweal
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.models._spectral import Spectral
 
 every = pytest.mark.parametrize("name", ["energy-cnn", "energy-resnet"])

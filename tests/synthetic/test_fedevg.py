@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal import randomness
 from commonweal.algorithms.algorithm import Group, Replies, Request
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.tensors import State, Tensors
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError, DataError
-from commonweal.experiment import Experiment
-from commonweal.federation import Federation
-from commonweal.job import job_from_experiment
-from commonweal.rounds import run
+from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.rounds import run
+from commonweal.record.store import Record
 from commonweal.rules import AFL, TERM, FedMGDA
-from commonweal.store import Record
 from commonweal.synthetic import FedEvg
 from commonweal.synthetic._energy import exponentials, mixture
 from commonweal.synthetic.fedevg import Preset
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors
-from commonweal.training import single
+from commonweal.training.local import single
+from commonweal.training.task import Task
 from run_helpers import Lossy, job
 from synthetic_helpers import ROUNDS, SEED, SMALL, built, digits, population, task
 

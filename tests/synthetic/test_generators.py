@@ -9,13 +9,13 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
-from commonweal import catalog
 from commonweal.algorithms.algorithm import Request
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.config import catalog
+from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation
-from commonweal.job import Job, job_from_parts
-from commonweal.rounds import run
+from commonweal.jobs.job import Job, job_from_parts
+from commonweal.jobs.rounds import run
 from commonweal.rules import Rule
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers import SGD
@@ -23,7 +23,7 @@ from commonweal.synthetic import FedCGAN, FedCVAE
 from commonweal.synthetic._fit import fit
 from commonweal.synthetic._generating import Generating
 from commonweal.synthetic.fedcvae import _gaussian
-from commonweal.task import Batch, Task
+from commonweal.training.task import Batch, Task
 from synthetic_helpers import SMALL, built, digits, population, task
 
 every = pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])

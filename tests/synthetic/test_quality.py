@@ -6,10 +6,10 @@ import torch
 from scipy.linalg import sqrtm
 from torch import nn
 
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.federation import Federation
 from commonweal.synthetic import Quality, assess, frechet, nearest
-from commonweal.task import Task
+from commonweal.training.task import Task
 from synthetic_helpers import digits, task
 
 

@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 
 from commonweal import cli
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Request, Sample
+from commonweal.base.tensors import flatten
+from commonweal.config.experiment import read
+from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
-from commonweal.experiment import read
-from commonweal.federation import Federation
-from commonweal.job import Job, job_from_experiment, job_from_parts
+from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
+from commonweal.jobs.rounds import Round, reopen, run
+from commonweal.record.store import Record
 from commonweal.report.pictures import picture
-from commonweal.rounds import Round, reopen, run
 from commonweal.samplers import Uniform
-from commonweal.store import Record
 from commonweal.synthetic import _fit, _generating, fedevg
-from commonweal.tensors import flatten
 from run_helpers import Lossy, contents, job, stop_after, without
 from synthetic_helpers import SEED, SMALL, built, digits, population, task
 

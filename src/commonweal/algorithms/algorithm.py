@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.federation import Rows
-from commonweal.population import Population
+from commonweal.base.tensors import State, Tensors, is_finite
+from commonweal.data.federation import Rows
+from commonweal.data.population import Population
 from commonweal.rules.rule import Need
 from commonweal.samplers.sampler import Sampler
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors, is_finite
-from commonweal.training import Vectorize
+from commonweal.training.client import Client
+from commonweal.training.local import Vectorize
+from commonweal.training.task import Task
 
 __all__ = [
     "Algorithm",

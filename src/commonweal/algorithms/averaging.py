@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from commonweal import randomness, schedules, scores
 from commonweal.algorithms.algorithm import (
     Algorithm,
     Conversation,
@@ -22,18 +21,20 @@ from commonweal.algorithms.algorithm import (
     Sample,
     keep_finite,
 )
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.evaluation import Evaluation, evaluate, evaluate_models
-from commonweal.federation import Rows
-from commonweal.population import Population, Setting
+from commonweal.data.federation import Rows
+from commonweal.data.population import Population, Setting
 from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors
-from commonweal.training import BatchSchedule, Trained, schedule, start_models, train_locally
+from commonweal.training import schedules, scores
+from commonweal.training.client import Client
+from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
+from commonweal.training.local import BatchSchedule, Trained, schedule, start_models, train_locally
+from commonweal.training.task import Task
 
 __all__ = ["Averaging"]
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal import randomness
 from commonweal.algorithms.algorithm import (
     Algorithm,
     Conversation,
@@ -24,17 +23,18 @@ from commonweal.algorithms.algorithm import (
     keep_finite,
 )
 from commonweal.algorithms.averaging import buffer_weights
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError, RunError
-from commonweal.evaluation import evaluate
-from commonweal.population import Population
-from commonweal.rules._simplex import project
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.tensors import State, Tensors
+from commonweal.data.population import Population
+from commonweal.rules.simplex import project
 from commonweal.samplers.by_weight import ByWeight
 from commonweal.samplers.uniform import Uniform
 from commonweal.servers.server import ServerOptimizer
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors
-from commonweal.training import schedule, train_locally
+from commonweal.training.client import Client
+from commonweal.training.evaluation import evaluate
+from commonweal.training.local import schedule, train_locally
+from commonweal.training.task import Task
 
 __all__ = ["DRFA"]
 

@@ -14,18 +14,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from commonweal import randomness
 from commonweal.algorithms._noisy import intrinsic_dimension, upper_component
 from commonweal.algorithms.algorithm import Conversation, Group, Replies, Request, Sample
 from commonweal.algorithms.averaging import Averaging
-from commonweal.clients.client import Client
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
 from commonweal.clients.fedprox import FedProx
-from commonweal.errors import ConfigError
-from commonweal.evaluation import evaluate_rows
-from commonweal.federation import Rows
-from commonweal.population import Population
+from commonweal.data.federation import Rows
+from commonweal.data.population import Population
 from commonweal.rules.fedavg import FedAvg
-from commonweal.tensors import State, Tensors
+from commonweal.training.client import Client
+from commonweal.training.evaluation import evaluate_rows
 
 __all__ = ["FedCorr"]
 

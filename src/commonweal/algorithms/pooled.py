@@ -11,12 +11,12 @@ import torch
 
 from commonweal.algorithms.algorithm import Conversation, Group, Request, Sample
 from commonweal.algorithms.averaging import Averaging
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
-from commonweal.errors import ConfigError
-from commonweal.federation import Rows
+from commonweal.data.federation import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
-from commonweal.tensors import State, Tensors
 
 __all__ = ["Pooled"]
 

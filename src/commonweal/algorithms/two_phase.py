@@ -11,9 +11,9 @@ from torch import Tensor
 
 from commonweal.algorithms.algorithm import Conversation, Group, Outcome, Replies, Request, Sample
 from commonweal.algorithms.averaging import Averaging, buffer_weights
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
 from commonweal.rules.rule import Decision
-from commonweal.tensors import State, Tensors
 
 __all__ = ["TwoPhase"]
 

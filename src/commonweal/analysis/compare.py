@@ -12,16 +12,17 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal import catalog, metrics
+from commonweal import metrics
 from commonweal.analysis.workers import worker_pool
-from commonweal.errors import ConfigError, DataError, DivergedError, LockedError, RunError
-from commonweal.evaluation import Evaluation
-from commonweal.experiment import Experiment, change
-from commonweal.files import read_plain
-from commonweal.job import job_from_experiment
-from commonweal.rounds import Round, run
-from commonweal.scores import find
-from commonweal.store import Record
+from commonweal.base.errors import ConfigError, DataError, DivergedError, LockedError, RunError
+from commonweal.base.files import read_plain
+from commonweal.config import catalog
+from commonweal.config.experiment import Experiment, change
+from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.rounds import Round, run
+from commonweal.record.store import Record
+from commonweal.training.evaluation import Evaluation
+from commonweal.training.scores import find
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align"]
 __all__ += ["mean_change"]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from commonweal import catalog
 from commonweal.analysis.compare import (
     Cell,
     Result,
@@ -17,15 +16,16 @@ from commonweal.analysis.compare import (
     run_cells,
 )
 from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError, DataError, DivergedError, RunError
-from commonweal.experiment import Experiment, values
-from commonweal.federation import Federation
-from commonweal.frames import frame
-from commonweal.rounds import run
-from commonweal.store import Record
-from commonweal.task import Task
-from commonweal.values import Value
+from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
+from commonweal.base.frames import frame
+from commonweal.base.values import Value
+from commonweal.config import catalog
+from commonweal.config.experiment import Experiment, values
+from commonweal.data.federation import Federation
+from commonweal.jobs.rounds import run
+from commonweal.record.store import Record
+from commonweal.training.client import Client
+from commonweal.training.task import Task
 
 __all__ = ["Comparison", "compare"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from commonweal.errors import RunError
-from commonweal.store import RoundRecord
+from commonweal.base.errors import RunError
+from commonweal.record.store import RoundRecord
 
 __all__ = ["cumulative_objective", "improved"]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commonweal.federation import Federation
+from commonweal.data.federation import Federation
 
 __all__ = ["facts", "remarks", "skewness"]
 

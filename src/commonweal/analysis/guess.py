@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.text import shown
+from commonweal.config.experiment import to_toml
+from commonweal.data.federation import Federation
+from commonweal.data.preprocessing import GAP, OTHER, Column
 from commonweal.datasets import build_federation
 from commonweal.datasets._shared import Pool
 from commonweal.datasets._tables import Found, Survey, read_batches, separator_in, survey
 from commonweal.datasets.partition import IID
 from commonweal.datasets.table import IMBALANCE, table
-from commonweal.errors import ConfigError, DataError
-from commonweal.experiment import to_toml
-from commonweal.federation import Federation
-from commonweal.preparation import GAP, OTHER, Column
-from commonweal.scores import SCORES
-from commonweal.text import shown
+from commonweal.training.scores import SCORES
 
 __all__ = ["Guess", "guess"]
 

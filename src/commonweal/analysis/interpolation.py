@@ -11,24 +11,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from commonweal import calibration
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.evaluation import (
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
+from commonweal.data.federation import Federation, Rows
+from commonweal.jobs.job import Job
+from commonweal.training import calibration
+from commonweal.training.client import Client
+from commonweal.training.evaluation import (
     Evaluation,
     evaluate,
     evaluate_models,
     evaluate_rows,
     evaluate_rows_by_models,
 )
-from commonweal.federation import Federation, Rows
-from commonweal.job import Job
-from commonweal.scores import find
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors
-from commonweal.training import Vectorize, single, vmap_clients
+from commonweal.training.local import Vectorize, single, vmap_clients
+from commonweal.training.scores import find
+from commonweal.training.task import Task
 
 __all__ = [
     "POINTS",

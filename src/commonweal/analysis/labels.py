@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from commonweal.analysis.worth import ALONE, POOLED
-from commonweal.errors import RunError
-from commonweal.store import Record
-from commonweal.values import Value, Values
+from commonweal.base.errors import RunError
+from commonweal.base.values import Value, Values
+from commonweal.record.store import Record
 
 __all__ = ["by_label", "find_runs", "flat", "seed_of"]
 

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal import catalog
-from commonweal.errors import RunError
+from commonweal.base.errors import RunError
+from commonweal.config import catalog
+from commonweal.record.store import Record, RoundRecord
 from commonweal.rules import AAggFFD, AAggFFS, Excess, Grouped, Guarded
-from commonweal.rules._online import doubly_robust
-from commonweal.rules._simplex import best_fixed
+from commonweal.rules.online import doubly_robust
 from commonweal.rules.rule import Reports, Rule
-from commonweal.store import Record, RoundRecord
+from commonweal.rules.simplex import best_fixed
 
 __all__ = ["Regret", "cumulative_regret", "of_run"]
 

@@ -21,12 +21,12 @@ import numpy as np
 from commonweal.analysis import curves, interpolation, tuning
 from commonweal.analysis.compare import Cell
 from commonweal.analysis.workers import worker_pool
-from commonweal.errors import ConfigError, did_you_mean
-from commonweal.experiment import Experiment, change
-from commonweal.files import write_file
-from commonweal.rounds import reopen
-from commonweal.store import Record, RoundRecord, to_json
-from commonweal.values import Value, Values
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.files import write_file
+from commonweal.base.values import Value, Values
+from commonweal.config.experiment import Experiment, change
+from commonweal.jobs.rounds import reopen
+from commonweal.record.store import Record, RoundRecord, to_json
 
 __all__ = ["Claim", "Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure"]
 __all__ += ["find", "measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]

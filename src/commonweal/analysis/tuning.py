@@ -17,19 +17,20 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from commonweal import catalog, scores
 from commonweal.analysis.compare import cells
 from commonweal.analysis.workers import worker_pool
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError, DataError, DivergedError
-from commonweal.experiment import Experiment
-from commonweal.federation import Federation, Rows
-from commonweal.files import digest, write_file
-from commonweal.job import build_dataset, job_from_experiment
-from commonweal.rounds import run
+from commonweal.base.errors import ConfigError, DataError, DivergedError
+from commonweal.base.files import digest, write_file
+from commonweal.base.values import Value, Values
+from commonweal.config import catalog
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation, Rows
+from commonweal.jobs.job import build_dataset, job_from_experiment
+from commonweal.jobs.rounds import run
+from commonweal.record.store import to_json
 from commonweal.rules.rule import Rule
-from commonweal.store import to_json
-from commonweal.values import Value, Values
+from commonweal.training import scores
+from commonweal.training.client import Client
 
 __all__ = ["By", "Choice", "Trial", "choose", "held_out", "read_chosen", "tune"]
 __all__ += ["Sampler", "changes_of", "further", "tuned_rules", "tuned_settings", "with_values"]

@@ -8,8 +8,8 @@ in which the experiment lists them, and undone in the opposite order.
 import numpy as np
 from torch import Tensor
 
-from commonweal.task import Task
-from commonweal.tensors import Tensors
+from commonweal.base.tensors import Tensors
+from commonweal.training.task import Task
 
 __all__ = ["Channel"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors
 from commonweal.channels.channel import Channel
-from commonweal.errors import ConfigError
-from commonweal.tensors import Tensors
 
 __all__ = ["Clip"]
 

@@ -5,8 +5,8 @@ from functools import cached_property
 
 from torch import Tensor
 
+from commonweal.base.tensors import Tensors, put, take
 from commonweal.channels.channel import Channel
-from commonweal.tensors import Tensors, put, take
 
 __all__ = ["PrivateMask"]
 

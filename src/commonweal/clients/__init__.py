@@ -2,7 +2,6 @@
 
 from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
-from commonweal.clients.client import Client
 from commonweal.clients.ditto import Ditto
 from commonweal.clients.fedbabu import FedBABU
 from commonweal.clients.fedbn import FedBN
@@ -16,6 +15,7 @@ from commonweal.clients.propfair import PropFairClient
 from commonweal.clients.scaffold import Scaffold
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 from commonweal.clients.term import TERMClient
+from commonweal.training.client import Client
 
 __all__ = [
     "APFL",

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.task import Task
-from commonweal.tensors import Tensors
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client
+from commonweal.training.task import Task
 
 __all__ = ["OwnModel"]
 

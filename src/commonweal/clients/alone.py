@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.task import Task
+from commonweal.training.client import Client
+from commonweal.training.task import Task
 
 __all__ = ["Alone"]
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client, Line
-from commonweal.errors import ConfigError
-from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
+from commonweal.training.client import Client, Line
+from commonweal.training.task import Batch, Task
 
 __all__ = ["APFL"]
 

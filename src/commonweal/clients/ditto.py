@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from commonweal.base.tensors import Tensors
 from commonweal.clients._own_model import OwnModel
-from commonweal.clients.client import PLAIN, Term, at_least
-from commonweal.tensors import Tensors
+from commonweal.training.client import PLAIN, Term, at_least
 
 __all__ = ["Ditto"]
 

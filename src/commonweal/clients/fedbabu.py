@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from commonweal.clients._masks import head_layer, layer_mask
-from commonweal.clients.client import Client
 from commonweal.clients.fine_tune import FineTune
-from commonweal.task import Task
+from commonweal.training.client import Client
+from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.task import Task
 
 __all__ = ["FedBABU"]
 

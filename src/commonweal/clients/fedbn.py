@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from commonweal.clients._masks import layer_mask
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.task import Task
+from commonweal.base.errors import ConfigError
+from commonweal.training.client import Client
+from commonweal.training.masks import layer_mask
+from commonweal.training.task import Task
 
 __all__ = ["FedBN"]
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.clients._masks import head_layer, layer_mask
-from commonweal.clients.client import Client
-from commonweal.task import Task
+from commonweal.training.client import Client
+from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.task import Task
 
 __all__ = ["FedPer"]
 

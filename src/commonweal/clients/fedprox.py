@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from commonweal.clients.client import Client, Term, at_least
-from commonweal.tensors import Tensors
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client, Term, at_least
 
 __all__ = ["FedProx"]
 

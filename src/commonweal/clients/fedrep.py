@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.clients._masks import head_layer, layer_mask
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
+from commonweal.training.client import Client
+from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.task import Task
 
 __all__ = ["FedRep"]
 

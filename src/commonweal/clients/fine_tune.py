@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.task import Task
-from commonweal.tensors import Tensors
-from commonweal.values import Values
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors
+from commonweal.base.values import Values
+from commonweal.training.client import Client
+from commonweal.training.task import Task
 
 __all__ = ["FineTune"]
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
 from commonweal.clients._own_model import OwnModel
-from commonweal.clients.client import Term
-from commonweal.errors import ConfigError
-from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors
+from commonweal.training.client import Term
+from commonweal.training.task import Batch, Task
 
 __all__ = ["PFedMe"]
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.task import Batch, Task
-from commonweal.tensors import Tensors
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client
+from commonweal.training.task import Batch, Task
 
 __all__ = ["PropFairClient"]
 

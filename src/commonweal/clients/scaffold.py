@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.clients.client import Client, Term
-from commonweal.errors import ConfigError
-from commonweal.task import Task
-from commonweal.tensors import Tensors
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client, Term
+from commonweal.training.task import Task
 
 __all__ = ["Scaffold"]
 

@@ -4,7 +4,7 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 AISTATS 2017.
 """
 
-from commonweal.clients.client import Client
+from commonweal.training.client import Client
 
 __all__ = ["Client"]
 

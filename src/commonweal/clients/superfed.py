@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.clients._line import between, by_layer, squared_cosine, statistics
-from commonweal.clients.client import Client, Line, Term, at_least, squared_distance
-from commonweal.errors import ConfigError
-from commonweal.task import Batch, Task
-from commonweal.tensors import Tensors
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client, Line, Term, at_least, squared_distance
+from commonweal.training.line import between, by_layer, squared_cosine, statistics
+from commonweal.training.task import Batch, Task
 
 __all__ = ["SuPerFedLM", "SuPerFedMM"]
 

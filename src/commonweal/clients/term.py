@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.clients.client import Client
-from commonweal.task import Batch, Task
-from commonweal.tensors import Tensors
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client
+from commonweal.training.task import Batch, Task
 
 __all__ = ["TERMClient"]
 

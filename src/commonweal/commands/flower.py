@@ -29,11 +29,11 @@ def export(
 
     For example: commonweal flower export examples/vowel.toml vowel-app
     """
-    from commonweal import _flower_runtime
-    from commonweal.experiment import read
+    from commonweal.config.experiment import read
+    from commonweal.flower import runtime
 
     experiment = read(file, changes or [])
-    _flower_runtime.export(experiment.toml(), folder, nodes)
+    runtime.export(experiment.toml(), folder, nodes)
     typer.echo(f"a Flower app: {folder}; its README.md says how to run it")
 
 
@@ -51,7 +51,7 @@ def keys(
 
     For example: commonweal flower keys keys --host 10.0.0.5 --node clinic-a --node clinic-b
     """
-    from commonweal._flower_runtime import write_keys
+    from commonweal.flower.runtime import write_keys
 
     names = node or ["node-1", "node-2"]
     write_keys(folder, names, host or [])
@@ -82,11 +82,11 @@ def run(
     TLS and node authentication are on; everything is on 127.0.0.1 and ends with the command. It
     is for trials: the simulator is far faster.
     """
-    from commonweal import _flower_local
-    from commonweal.experiment import read
+    from commonweal.config.experiment import read
+    from commonweal.flower import local
 
     experiment = read(file, changes or [])
     folder = to or Path("runs") / f"flower-{file.stem}-{experiment.title}-{experiment.seed}"
     say = (lambda text: None) if quiet else typer.echo
-    _flower_local.run(experiment, folder, nodes, resume, timeout, say)
+    local.run(experiment, folder, nodes, resume, timeout, say)
     say(f"saved in {folder}: commonweal show {folder}")

@@ -25,7 +25,7 @@ def report(
 
     For example: commonweal report runs/vowel-compare -o vowel.html
     """
-    from commonweal.files import write_file
+    from commonweal.base.files import write_file
     from commonweal.report import document
 
     found = document.collect(folders)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commonweal.text import shown
+from commonweal.base.text import shown
 
 if TYPE_CHECKING:
     from commonweal.analysis.reproduction import Measured, PublishedTable
@@ -79,7 +79,7 @@ def _restricted(table: "PublishedTable", seeds: str, rows: str) -> "PublishedTab
     from dataclasses import replace
 
     from commonweal.analysis.compare import seed_list
-    from commonweal.errors import ConfigError, did_you_mean
+    from commonweal.base.errors import ConfigError, did_you_mean
 
     if seeds and table.ours is not None:
         table = replace(table, ours=replace(table.ours, seeds=tuple(seed_list(seeds))))

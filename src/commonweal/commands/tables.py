@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from commonweal import trackers
-from commonweal.errors import ConfigError, did_you_mean
-from commonweal.text import shown
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.text import shown
 
 __all__ = ["export", "init", "predict"]
 
@@ -51,7 +51,7 @@ def init(
     if toml.exists():
         raise ConfigError(f"{str(toml)!r} exists already: delete it, or name another with --out")
     from commonweal.analysis.guess import guess
-    from commonweal.files import write_file
+    from commonweal.base.files import write_file
 
     found = guess(path, label, client, toml)
     write_file(toml, found.experiment.encode(), durable=False)
@@ -81,9 +81,9 @@ def predict(
 
     For example: commonweal predict runs/patients-fedavg-0 new.csv -o predictions.csv
     """
-    from commonweal.files import write_file
-    from commonweal.prediction import predict_table
-    from commonweal.store import Record
+    from commonweal.base.files import write_file
+    from commonweal.export.prediction import predict_table
+    from commonweal.record.store import Record
 
     predictions = predict_table(Record.read(run), path, client, trust)
     if not quiet:
@@ -150,7 +150,7 @@ def export(
     if follow:
         raise ConfigError(f"--follow is for trackers ({', '.join(TRACKERS)}), not for {form}")
     from commonweal import export as exports
-    from commonweal.store import Record
+    from commonweal.record.store import Record
 
     chosen = exports.FORMS[FORMS.index(form)]
     path = exports.export(Record.read(run), chosen, to, client, trust)

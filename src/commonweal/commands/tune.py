@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commonweal import catalog
-from commonweal.errors import ConfigError
-from commonweal.text import shown
+from commonweal.base.errors import ConfigError
+from commonweal.base.text import shown
+from commonweal.config import catalog
 
 if TYPE_CHECKING:
     from commonweal.analysis.tuning import Trial
@@ -89,7 +89,7 @@ def tune(
             "tuning needs optuna: install it with pip install 'commonweal[tune]'"
         ) from None
     from commonweal.analysis import tuning
-    from commonweal.experiment import change, values
+    from commonweal.config.experiment import change, values
 
     base = change(values(file), changes or [])
     folder = to or Path("runs") / f"{file.stem}-tuned"
@@ -120,10 +120,10 @@ def tune(
 def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool) -> None:
     """Write what was chosen, draw the front and print both."""
     from commonweal.analysis import tuning
-    from commonweal.files import write_file
+    from commonweal.base.files import write_file
     from commonweal.report import plots
     from commonweal.report.tables import show_score
-    from commonweal.scores import find
+    from commonweal.training.scores import find
 
     lower = find(score).lower_is_better
     best = tuning.choose(found, "mean" if by == "mean" else "worst", lower)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 
 __all__ = ["ui"]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commonweal.errors import RunError
+from commonweal.base.errors import RunError
 
 __all__ = ["verify"]
 
@@ -22,8 +22,8 @@ def verify(
 
     Reads every file of the run and compares it with the digests in the folder.
     """
-    from commonweal.analysis.verify import problems
-    from commonweal.store import Record
+    from commonweal.record.store import Record
+    from commonweal.record.verify import problems
 
     rounds = len(Record.read(folder).rounds)
     found = problems(folder)

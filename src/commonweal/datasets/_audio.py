@@ -5,7 +5,7 @@ import wave
 
 import numpy as np
 
-from commonweal.errors import DataError
+from commonweal.base.errors import DataError
 
 __all__ = ["read_wave", "spectra"]
 

@@ -2,7 +2,7 @@
 
 import operator
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 
 __all__ = ["check_bounds"]
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal import randomness
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.federation import Federation, Rows
 from commonweal.datasets._shared import Pool
 from commonweal.datasets.noise import Noise
 from commonweal.datasets.partition import Dealer, FlowerPartitioner, Partition, as_partition, assign
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation, Rows
 
 __all__ = ["add_noise", "build_federation", "deal", "pool_clients", "standardize_columns"]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from commonweal.base.errors import DataError
+from commonweal.base.files import check_plain
+from commonweal.base.memory import check_memory
 from commonweal.datasets._files import cache_root
-from commonweal.errors import DataError
-from commonweal.files import check_plain
-from commonweal.memory import check_memory
 
 __all__ = ["Arrays", "New", "cached", "check_array", "checksum", "write"]
 

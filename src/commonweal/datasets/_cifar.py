@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._files import find, locate, read_bytes, read_members
-from commonweal.errors import DataError
 
 __all__ = ["read_binary", "read_sheets"]
 

@@ -8,11 +8,11 @@ import hashlib
 import logging
 from pathlib import Path
 
+from commonweal.base.errors import DataError, did_you_mean
 from commonweal.datasets import _sources
 from commonweal.datasets._cache import checksum
 from commonweal.datasets._files import data_root, find
 from commonweal.datasets._sources import File
-from commonweal.errors import DataError, did_you_mean
 
 __all__ = ["differing", "fetch", "sources"]
 

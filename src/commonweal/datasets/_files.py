@@ -17,10 +17,10 @@ from pathlib import Path
 
 import platformdirs
 
+from commonweal.base.errors import DataError
+from commonweal.base.files import check_plain
+from commonweal.base.memory import available, check_memory
 from commonweal.datasets._sources import advice
-from commonweal.errors import DataError
-from commonweal.files import check_plain
-from commonweal.memory import available, check_memory
 
 __all__ = [
     "cache_root",

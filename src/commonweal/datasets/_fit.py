@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 import torch
 
-from commonweal import _plain
-from commonweal.datasets._cache import Arrays
-from commonweal.errors import DataError
-from commonweal.federation import Federation, Rows
-from commonweal.preparation import (
+from commonweal.base.errors import DataError
+from commonweal.base.values import Value
+from commonweal.data import plain_table
+from commonweal.data.federation import Federation, Rows
+from commonweal.data.preprocessing import (
     GAP,
     OTHER,
     Column,
@@ -19,7 +19,7 @@ from commonweal.preparation import (
     fit_numbers,
     fit_text,
 )
-from commonweal.values import Value
+from commonweal.datasets._cache import Arrays
 
 __all__ = ["Columns", "Options", "fit", "with_features"]
 
@@ -145,11 +145,11 @@ def with_features(part: Rows, columns: Columns, used: Sequence[Column]) -> Rows:
     """Rows with their features, where they are numbers of rows of the table."""
     numbers = part.x[:, 0].numpy()
     described = [asdict(column) for column in used]
-    x = np.empty((len(numbers), sum(map(_plain.width, described))), np.float32)
+    x = np.empty((len(numbers), sum(map(plain_table.width, described))), np.float32)
     for begin in range(0, len(numbers), CHUNK):
         rows = numbers[begin : begin + CHUNK]
         pairs = zip(used, described, strict=True)
-        parts = [_plain.column_features(d, columns.values(c, rows)) for c, d in pairs]
+        parts = [plain_table.column_features(d, columns.values(c, rows)) for c, d in pairs]
         x[begin : begin + CHUNK] = np.concatenate(parts, 1)
     return Rows(torch.from_numpy(x), part.y, part.offsets)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._files import locate, read_bytes
-from commonweal.errors import DataError
 
 __all__ = ["FILES", "read_idx", "read_images"]
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New
 from commonweal.datasets._files import list_members, read_members
-from commonweal.errors import DataError
 
 __all__ = ["SUFFIXES", "fill_images", "match_images"]
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets._files import data_root, read_bytes
 from commonweal.datasets._shared import natural_federation
 from commonweal.datasets._sources import advice
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["User", "leaf_federation", "leaf_files", "leaf_users"]
 

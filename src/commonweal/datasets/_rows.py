@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, write
-from commonweal.errors import DataError
 
 __all__ = ["RowCollector"]
 

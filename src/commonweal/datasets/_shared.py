@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commonweal import randomness
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.federation import Federation, number_clients
+from commonweal.data.preprocessing import Preparation
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets.partition import DirichletByClass, Partition
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation, number_clients
-from commonweal.preparation import Preparation
 
 __all__ = [
     "DEFAULT_PARTITION",

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commonweal import _plain
+from commonweal.base.errors import DataError, did_you_mean
+from commonweal.data import plain_table
+from commonweal.data.preprocessing import Column
 from commonweal.datasets._cache import New, write
-from commonweal.errors import DataError, did_you_mean
-from commonweal.preparation import Column
 
 if TYPE_CHECKING:
     import pyarrow
@@ -79,7 +79,9 @@ def _check_file(path: Path) -> None:
 
 def separator_in(path: Path, encoding: str = "utf-8") -> str:
     """The separator of a CSV, from its first lines."""
-    return "," if path.suffix == ".parquet" else _plain.separator_of(_first_lines(path, encoding))
+    return (
+        "," if path.suffix == ".parquet" else plain_table.separator_of(_first_lines(path, encoding))
+    )
 
 
 def _first_lines(path: Path, encoding: str) -> list[str]:
@@ -103,7 +105,7 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
         codecs.lookup(encoding)
         lines = _first_lines(path, encoding)
         if separator == "auto":
-            separator = _plain.separator_of(lines)
+            separator = plain_table.separator_of(lines)
         header = next(csv.reader(io.StringIO("\n".join(lines)), delimiter=separator), [])
         names = _header(path, header)
         with arrow_csv.open_csv(
@@ -112,7 +114,7 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
             arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pyarrow.string()),
-                null_values=list(_plain.MISSING),
+                null_values=list(plain_table.MISSING),
                 strings_can_be_null=True,
             ),
         ) as reader:
@@ -198,7 +200,7 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
         raise DataError(
             f"column {name!r} holds {kind}, neither numbers nor texts: drop it"
         ) from None
-    gap = pyarrow.compute.is_in(texts, pyarrow.array(_plain.MISSING))
+    gap = pyarrow.compute.is_in(texts, pyarrow.array(plain_table.MISSING))
     return pyarrow.compute.if_else(gap, None, texts)
 
 
@@ -225,7 +227,7 @@ def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
     coded = values.cast(pyarrow.string()).dictionary_encode()
     texts = [text.strip() for text in coded.dictionary.to_pylist()]
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    gaps = [i for i, text in enumerate(texts) if _plain.is_missing(text)]
+    gaps = [i for i, text in enumerate(texts) if plain_table.is_missing(text)]
     if gaps:
         codes = np.where(np.isin(codes, gaps), -1, codes)
     return texts, codes
@@ -234,13 +236,13 @@ def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
 def _candidates() -> list[Column]:
     """What a column may hold, in order of preference; text is always possible."""
     numbers = [Column("", "number"), Column("", "number", decimal=",")]
-    truths = [Column("", "boolean", words=words) for words in _plain.TRUTH]
-    dates = [Column("", "date", order=order) for order in _plain.DATES]
+    truths = [Column("", "boolean", words=words) for words in plain_table.TRUTH]
+    dates = [Column("", "date", order=order) for order in plain_table.DATES]
     return [*numbers, *truths, *dates]
 
 
 def _fits(column: Column, texts: Sequence[str]) -> bool:
-    parse = _plain.parser(asdict(column))
+    parse = plain_table.parser(asdict(column))
     try:
         for text in texts:
             parse(text)
@@ -290,7 +292,7 @@ class Found:
         if not self.possible and not first:
             return 0
         texts, codes = _encoded(values)
-        known = {text for text in texts if not _plain.is_missing(text)}
+        known = {text for text in texts if not plain_table.is_missing(text)}
         self.gaps += int((codes < 0).sum()) - values.null_count
         self.possible = [c for c in self.possible if _fits(c, sorted(known))]
         return len(known)
@@ -432,7 +434,7 @@ def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
     if cast is not None:
         return cast
     texts, codes = _encoded(values)
-    parse = _plain.parser(asdict(column))
+    parse = plain_table.parser(asdict(column))
     table = np.array([*map(parse, texts), np.nan])
     numbers: np.ndarray = table[codes]
     return numbers

@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._files import locate, read_text
 from commonweal.datasets._shared import Test, standardize
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["adult"]
 

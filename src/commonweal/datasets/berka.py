@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._shared import natural_federation, standardize
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["berka", "summarize_transactions"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
+from commonweal.base.errors import DataError, did_you_mean
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate, read_members, read_text
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
-from commonweal.errors import DataError, did_you_mean
-from commonweal.federation import Federation
 
 __all__ = ["Photo", "celeba", "from_leaf", "from_lists"]
 

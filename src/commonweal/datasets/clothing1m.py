@@ -7,11 +7,11 @@ images in `clothing1m`.
 from pathlib import Path
 from typing import Literal
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import locate, read_text
 from commonweal.datasets._images import fill_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
-from commonweal.errors import DataError
 
 __all__ = ["clothing1m"]
 

@@ -6,10 +6,10 @@ A client is a writer.
 
 import numpy as np
 
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
 from commonweal.datasets._rows import RowCollector
-from commonweal.federation import Federation
 
 __all__ = ["femnist"]
 

@@ -10,6 +10,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.base.memory import check_memory
+from commonweal.data.federation import Federation
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._fit import Options
@@ -17,9 +20,6 @@ from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import natural_federation
 from commonweal.datasets._tables import Batch, read_batches
 from commonweal.datasets.table import Names, Task, load_table, names_in, read_table
-from commonweal.errors import DataError
-from commonweal.federation import Federation
-from commonweal.memory import check_memory
 
 __all__ = ["folder"]
 

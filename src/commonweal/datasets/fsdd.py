@@ -8,13 +8,13 @@ import re
 from pathlib import PurePosixPath
 from typing import Literal
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave, spectra
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import find, locate, read_members
 from commonweal.datasets._rows import RowCollector
 from commonweal.datasets._shared import Test, natural_federation
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["fsdd"]
 

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation, Rows
 from commonweal.datasets._files import locate
 from commonweal.datasets._shared import standardize
-from commonweal.errors import DataError
-from commonweal.federation import Federation, Rows
 
 __all__ = ["Prep", "fill_gaps", "heart", "one_hot"]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import Test, natural_federation
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["Lesion", "isic", "read_split"]
 

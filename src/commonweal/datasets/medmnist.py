@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
-from commonweal.errors import DataError
 
 __all__ = ["medmnist"]
 

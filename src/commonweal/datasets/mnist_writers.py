@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._files import locate
 from commonweal.datasets._idx import read_idx, read_images
 from commonweal.datasets._shared import natural_federation
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["mnist_writers"]
 

@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._shared import natural_federation
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation
 
 __all__ = ["mqp"]
 

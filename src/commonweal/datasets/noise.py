@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commonweal import randomness
+from commonweal.base import randomness
+from commonweal.base.errors import DataError
 from commonweal.datasets._bounds import check_bounds
-from commonweal.errors import DataError
 
 __all__ = ["Noise", "Pair", "Symmetric", "Uneven"]
 

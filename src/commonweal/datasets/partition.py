@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal import randomness
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, DataError
 from commonweal.datasets._bounds import check_bounds
-from commonweal.errors import ConfigError, DataError
 
 __all__ = [
     "IID",

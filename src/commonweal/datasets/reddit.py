@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._leaf import User, leaf_federation, leaf_files, leaf_users
 from commonweal.datasets._rows import RowCollector
 from commonweal.datasets._words import BEGIN, END, PAD, UNKNOWN, encode, vocabulary
-from commonweal.federation import Federation
 
 __all__ = ["reddit"]
 

@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import Arrays, New, cached
 from commonweal.datasets._characters import CLASSES, encode
 from commonweal.datasets._files import find, locate, read_members
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
 from commonweal.datasets._rows import RowCollector
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["read_roles", "shakespeare"]
 

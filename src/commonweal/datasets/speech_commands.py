@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from commonweal.base.errors import DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, list_members, locate, read_members
 from commonweal.datasets._shared import natural_federation
-from commonweal.errors import DataError
-from commonweal.federation import Federation
 
 __all__ = ["speech_commands"]
 

@@ -7,14 +7,14 @@ author with texts in both files.
 from collections.abc import Iterator
 from pathlib import Path
 
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate
 from commonweal.datasets._leaf import leaf_federation
 from commonweal.datasets._rows import RowCollector
 from commonweal.datasets._shared import choose_clients
 from commonweal.datasets._words import encode, shift, vocabulary
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation
 
 __all__ = ["stackoverflow"]
 

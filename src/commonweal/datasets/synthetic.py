@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commonweal import randomness
+from commonweal.base import randomness
+from commonweal.base.memory import check_memory
+from commonweal.data.federation import Federation
 from commonweal.datasets._bounds import check_bounds
-from commonweal.federation import Federation
-from commonweal.memory import check_memory
 
 __all__ = ["synthetic"]
 

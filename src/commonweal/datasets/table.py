@@ -15,15 +15,15 @@ from typing import Literal
 
 import numpy as np
 
-from commonweal import _plain
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data import plain_table
+from commonweal.data.federation import Federation, number_clients
+from commonweal.data.preprocessing import Column, Statistics
 from commonweal.datasets._build import standardize_columns
 from commonweal.datasets._cache import Arrays, New, cached, checksum
 from commonweal.datasets._fit import Columns, Options, fit
 from commonweal.datasets._shared import Pool, natural_federation
 from commonweal.datasets._tables import CLIENT, Batches, fill_table, read_batches, separator_in
-from commonweal.errors import ConfigError, DataError
-from commonweal.federation import Federation, number_clients
-from commonweal.preparation import Column, Statistics
 
 __all__ = ["CLASSES", "Contents", "Task", "labels_of", "load_table", "names_in"]
 __all__ += ["open_table", "read_table", "table"]
@@ -227,7 +227,7 @@ def read_table(
     """The contents of a table, from the cache if it was read before."""
     if not file.is_file():
         next(batches())  # says what is wrong with it
-    parsed_by = checksum(Path(_plain.__file__))
+    parsed_by = checksum(Path(plain_table.__file__))
 
     def parse(new: New) -> None:
         fill_table(new, batches, label, client, drop, keep)

@@ -6,11 +6,11 @@ The publisher's test part has no labels: its validation part is used as the test
 
 from pathlib import Path, PurePosixPath
 
+from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, list_members, locate, read_members
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
-from commonweal.errors import DataError
 
 __all__ = ["tiny_imagenet"]
 

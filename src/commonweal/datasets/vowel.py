@@ -8,8 +8,8 @@ from importlib.resources import files
 
 import numpy as np
 
+from commonweal.data.federation import Federation
 from commonweal.datasets._shared import natural_federation
-from commonweal.federation import Federation
 
 __all__ = ["vowel"]
 

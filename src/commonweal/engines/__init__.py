@@ -1,9 +1,9 @@
 """Engines: who carries the messages. The simulator holds all clients in this process."""
 
+from commonweal.base.values import Value
+from commonweal.data.federation import Federation
 from commonweal.engines.engine import Engine
 from commonweal.engines.simulator import Simulator
-from commonweal.federation import Federation
-from commonweal.values import Value
 
 __all__ = ["Engine", "simulate"]
 

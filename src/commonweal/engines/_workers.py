@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import torch
 
 from commonweal.algorithms.algorithm import Algorithm, Group, Request
-from commonweal.tensors import Tensors
+from commonweal.base.tensors import Tensors
 
 __all__ = ["Answer", "Workers", "answer"]
 

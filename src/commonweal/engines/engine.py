@@ -6,12 +6,12 @@ from pathlib import Path
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
-from commonweal.evaluation import Evaluation
-from commonweal.federation import Federation
-from commonweal.population import Population
-from commonweal.preparation import Preparation
-from commonweal.tensors import State, Tensors
-from commonweal.values import Values
+from commonweal.base.tensors import State, Tensors
+from commonweal.base.values import Values
+from commonweal.data.federation import Federation
+from commonweal.data.population import Population
+from commonweal.data.preprocessing import Preparation
+from commonweal.training.evaluation import Evaluation
 
 __all__ = ["Engine"]
 

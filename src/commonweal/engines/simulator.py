@@ -13,21 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from commonweal import randomness, scores
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
-from commonweal.dense import dense_task
-from commonweal.devices import find_device
+from commonweal.base import randomness
+from commonweal.base.devices import find_device
+from commonweal.base.errors import ConfigError, DataError, did_you_mean
+from commonweal.base.tensors import State, Tensors, select, stack
+from commonweal.base.values import Values
+from commonweal.data.federation import Federation, Rows
+from commonweal.data.population import Population
 from commonweal.engines._workers import Answer, Workers, answer
-from commonweal.engines.client_states import ClientStates
 from commonweal.engines.engine import Engine
-from commonweal.errors import ConfigError, DataError, did_you_mean
-from commonweal.evaluation import Evaluation, evaluate, evaluate_models
-from commonweal.federation import Federation, Rows
-from commonweal.population import Population
-from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors, select, stack
-from commonweal.training import Vectorize, keep_freed_memory, single, vmap_clients
-from commonweal.values import Values
+from commonweal.record.client_states import ClientStates
+from commonweal.training import scores
+from commonweal.training.dense import dense_task
+from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
+from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap_clients
+from commonweal.training.task import Batch, Task
 
 __all__ = ["MODES", "Simulator"]
 

@@ -1,6 +1,6 @@
 """What models need of the rows they are given."""
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 
 __all__ = ["Shape", "image", "sequence"]
 

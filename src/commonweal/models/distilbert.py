@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape, sequence
 
 __all__ = ["distilbert"]

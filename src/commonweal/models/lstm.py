@@ -4,7 +4,7 @@ import warnings
 
 from torch import Tensor, nn
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape, sequence
 
 __all__ = ["lstm"]

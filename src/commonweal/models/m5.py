@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape
 
 __all__ = ["m5"]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape
 
 __all__ = ["mlp"]

@@ -8,11 +8,11 @@ from commonweal import __version__
 from commonweal.analysis.compare import Result, gather
 from commonweal.analysis.labels import by_label, find_runs, flat, seed_of
 from commonweal.analysis.worth import ALONE, POOLED, worth
-from commonweal.errors import RunError
+from commonweal.base.errors import RunError
+from commonweal.record.store import Record
 from commonweal.report import html, plots, tables
 from commonweal.report.html import Html, join, tag
 from commonweal.report.plots import Picture
-from commonweal.store import Record
 
 __all__ = ["Report", "collect", "render", "split"]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from commonweal.analysis.compare import Result, align
 from commonweal.analysis.interpolation import POINTS, Curve, Landscape
 from commonweal.analysis.regret import Regret
-from commonweal.errors import ConfigError, RunError
-from commonweal.federation import Federation
+from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.text import shown
+from commonweal.data.federation import Federation
 from commonweal.report.tables import scale
-from commonweal.text import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from commonweal.base.text import shown
 from commonweal.report.plots import Picture, draw, plain
-from commonweal.text import shown
 
 __all__ = ["Html", "figure", "join", "table", "tag"]
 

@@ -3,8 +3,8 @@
 import ast
 from pathlib import Path
 
-from commonweal import catalog
-from commonweal.catalog import KINDS, Entry
+from commonweal.config import catalog
+from commonweal.config.catalog import KINDS, Entry
 
 __all__ = ["FAMILIES", "LISTS", "families", "summaries"]
 
@@ -61,9 +61,9 @@ def _metrics() -> dict[str, str]:
 
 
 def _scores() -> dict[str, str]:
-    """The entries of SCORES in commonweal.scores, and what they mean."""
+    """The entries of SCORES in commonweal.training.scores, and what they mean."""
     found = {}
-    for node in _parse("commonweal.scores").body:
+    for node in _parse("commonweal.training.scores").body:
         if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "SCORES":
             continue
         assert isinstance(node.value, ast.Dict)

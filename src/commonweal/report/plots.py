@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from commonweal.analysis.compare import Result, align, gather, mean_change
 from commonweal.analysis.regret import Regret, of_run
 from commonweal.analysis.worth import Worth
-from commonweal.errors import RunError
+from commonweal.base.errors import RunError
+from commonweal.base.text import shown
+from commonweal.base.values import Value
 from commonweal.metrics import Paired, paired
+from commonweal.record.store import Record
 from commonweal.report.tables import scale, show_score
-from commonweal.store import Record
-from commonweal.text import shown
-from commonweal.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ from rich.progress import (
 )
 
 from commonweal.analysis.compare import Cell, Step
+from commonweal.base.text import shown
+from commonweal.jobs.rounds import Round
 from commonweal.report.tables import show_score
-from commonweal.rounds import Round
-from commonweal.scores import find
-from commonweal.text import shown
+from commonweal.training.scores import find
 
 __all__ = ["Download", "comparison_bar", "download_bar", "run_bar"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from commonweal.analysis import describe
-from commonweal.job import Job
-from commonweal.rounds import Round
+from commonweal.jobs.job import Job
+from commonweal.jobs.rounds import Round
 
 __all__ = ["Remarks"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from commonweal.catalog import Entry
+from commonweal.config.catalog import Entry
 from commonweal.report.listing import families
 from commonweal.rules.rule import Rule
 

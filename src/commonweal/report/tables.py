@@ -13,16 +13,17 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from commonweal import metrics, scores
+from commonweal import metrics
 from commonweal.analysis.compare import Result, align, mean_change
 from commonweal.analysis.interpolation import Curve
 from commonweal.analysis.worth import Worth
-from commonweal.errors import ConfigError, did_you_mean
-from commonweal.evaluation import Evaluation
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.text import quoted, shown
 from commonweal.metrics import Against, Paired
+from commonweal.record.store import ClientTable, Record, RoundRecord, to_json
 from commonweal.report import Format
-from commonweal.store import ClientTable, Record, RoundRecord, to_json
-from commonweal.text import quoted, shown
+from commonweal.training import scores
+from commonweal.training.evaluation import Evaluation
 
 __all__ = [
     "MARKS",

@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 
 __all__ = ["label_clusters"]
 

@@ -7,7 +7,7 @@ Entries are sorted by id and held in two parts. `recent` is small and copied in 
 import torch
 from torch import Tensor
 
-from commonweal.tensors import State
+from commonweal.base.tensors import State
 
 __all__ = ["empty_table", "lookup", "put"]
 

@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
-from commonweal.rules._online import CDF, Scale, check_range, response
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
 from commonweal.rules._table import empty_table, lookup, put
+from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
-from commonweal.tensors import State
 
 __all__ = ["AAggFFD"]
 

@@ -19,11 +19,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules._simplex import quadratic, solve
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
-from commonweal.tensors import State
+from commonweal.rules.simplex import quadratic, solve
 
 __all__ = ["AdaFed"]
 

@@ -14,13 +14,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
-from commonweal.rules._online import on_cohort, relative
-from commonweal.rules._seats import by_client, empty_seats, extend, extend_mixture, take_seats
-from commonweal.rules._simplex import project, project_ball, project_hull, project_inside
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
+from commonweal.rules.online import on_cohort, relative
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
-from commonweal.tensors import State
+from commonweal.rules.simplex import project, project_ball, project_hull, project_inside
+from commonweal.rules.slots import by_client, empty_seats, extend, extend_mixture, take_seats
 
 __all__ = ["AFL"]
 

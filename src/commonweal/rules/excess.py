@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule
-from commonweal.tensors import State
 
 __all__ = ["Excess"]
 

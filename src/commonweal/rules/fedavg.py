@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.rules._online import mixture
+from commonweal.rules.online import mixture
 from commonweal.rules.rule import Kind, Reports, Stateless
 
 __all__ = ["FedAvg"]

@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
-from commonweal.rules._online import on_cohort
-from commonweal.rules._seats import by_client, empty_seats, extend, extend_mixture, take_seats
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
+from commonweal.rules.online import on_cohort
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
-from commonweal.tensors import State
+from commonweal.rules.slots import by_client, empty_seats, extend, extend_mixture, take_seats
 
 __all__ = ["FedDGGA"]
 

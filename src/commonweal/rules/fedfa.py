@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
-from commonweal.rules._seats import empty_seats, extend, take_seats
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
-from commonweal.tensors import State
+from commonweal.rules.slots import empty_seats, extend, take_seats
 
 __all__ = ["FedFA"]
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
 

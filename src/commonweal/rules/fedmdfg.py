@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules._simplex import quadratic
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
+from commonweal.rules.simplex import quadratic
 
 __all__ = ["FedMDFG"]
 

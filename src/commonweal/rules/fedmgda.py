@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.rules._simplex import quadratic
+from commonweal.base.errors import ConfigError
 from commonweal.rules.rule import Kind, Need, Prior, Reports, Stateless, prior_weights
+from commonweal.rules.simplex import quadratic
 
 __all__ = ["FedMGDA"]
 

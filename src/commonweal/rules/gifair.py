@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 __all__ = ["GIFAIR"]

@@ -11,11 +11,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
 from commonweal.rules._clusters import label_clusters
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule
-from commonweal.tensors import State
 
 __all__ = ["Grouped"]
 

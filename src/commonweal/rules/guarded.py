@@ -13,8 +13,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
 from commonweal.rules._outliers import (
     CLEAR,
     FEW,
@@ -26,7 +27,6 @@ from commonweal.rules._outliers import (
 )
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
-from commonweal.tensors import State
 
 __all__ = ["Guarded"]
 

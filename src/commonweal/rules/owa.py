@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules._levels import levels
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
 

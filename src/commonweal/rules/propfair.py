@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.rules._online import mixture, relative
+from commonweal.base.errors import ConfigError
+from commonweal.rules.online import mixture, relative
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless
 
 __all__ = ["PropFair"]

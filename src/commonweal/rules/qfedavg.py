@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Setting
-from commonweal.rules._online import mixture
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
+from commonweal.rules.online import mixture
 from commonweal.rules.rule import Decision, Kind, Need, Prior, Reports, Rule, prior_weights
-from commonweal.tensors import State
 
 __all__ = ["QFedAvg"]
 

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError, DataError
-from commonweal.population import Setting
-from commonweal.tensors import State
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
 
 __all__ = ["Decision", "Kind", "Need", "Prior", "Reports", "Rule", "Stateless", "prior_weights"]
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.rules._online import mixture, relative
+from commonweal.rules.online import mixture, relative
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless
 
 __all__ = ["TERM"]

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.errors import ConfigError
+from commonweal.base.errors import ConfigError
 from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 __all__ = ["VRed"]

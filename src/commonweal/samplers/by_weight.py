@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.population import Population
+from commonweal.base.errors import ConfigError
+from commonweal.data.population import Population
 from commonweal.samplers.sampler import Sampler
 
 __all__ = ["ByWeight"]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError, DataError, did_you_mean
-from commonweal.population import Population
+from commonweal.base.errors import ConfigError, DataError, did_you_mean
+from commonweal.data.population import Population
 from commonweal.samplers.sampler import Sampler
 
 __all__ = ["Only"]

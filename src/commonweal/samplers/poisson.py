@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.population import Population
+from commonweal.data.population import Population
 from commonweal.samplers.sampler import Sampler
 
 __all__ = ["Poisson"]

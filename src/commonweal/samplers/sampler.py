@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from commonweal.population import Population
+from commonweal.data.population import Population
 
 __all__ = ["Sampler"]
 

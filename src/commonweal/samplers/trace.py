@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.errors import DataError, did_you_mean
-from commonweal.files import check_plain
-from commonweal.population import Population
+from commonweal.base.errors import DataError, did_you_mean
+from commonweal.base.files import check_plain
+from commonweal.data.population import Population
 from commonweal.samplers.sampler import Sampler
 
 __all__ = ["Trace"]

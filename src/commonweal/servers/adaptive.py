@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.schedules import check, factor
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
 from commonweal.servers.server import ServerOptimizer
-from commonweal.tensors import State, Tensors
+from commonweal.training.schedules import check, factor
 
 __all__ = ["AMSGrad", "Adagrad", "Adam", "Yogi"]
 

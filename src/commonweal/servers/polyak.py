@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
-from commonweal.tensors import State
 
 __all__ = ["Polyak"]
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from commonweal.tensors import State
+from commonweal.base.tensors import State
 
 __all__ = ["ServerOptimizer"]
 

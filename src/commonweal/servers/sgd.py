@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError
-from commonweal.optimizers import step_decay
-from commonweal.schedules import check, factor
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
-from commonweal.tensors import State
+from commonweal.training.optimizers import step_decay
+from commonweal.training.schedules import check, factor
 
 __all__ = ["SGD"]
 

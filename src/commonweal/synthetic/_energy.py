@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.base.tensors import State, Tensors
 from commonweal.synthetic._fit import adam, batches, normal, scaled
-from commonweal.task import LOSSES, Task
-from commonweal.tensors import State, Tensors
+from commonweal.training.task import LOSSES, Task
 
 __all__ = [
     "SCHEDULES",

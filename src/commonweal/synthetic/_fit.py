@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.errors import ConfigError, DataError
-from commonweal.optimizers import adam_step
-from commonweal.task import Batch, Task
-from commonweal.tensors import State
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.tensors import State
+from commonweal.training.optimizers import adam_step
+from commonweal.training.task import Batch, Task
 
 __all__ = [
     "BETAS",

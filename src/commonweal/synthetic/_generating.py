@@ -15,10 +15,10 @@ from torch.func import functional_call
 
 from commonweal.algorithms.algorithm import Algorithm, Conversation, Group, Request, Sample
 from commonweal.algorithms.averaging import Averaging
-from commonweal.clients.client import Client
-from commonweal.errors import ConfigError
-from commonweal.population import Population
-from commonweal.randomness import BEGIN, CLASSIFY, SAMPLE, stream
+from commonweal.base.errors import ConfigError
+from commonweal.base.randomness import BEGIN, CLASSIFY, SAMPLE, stream
+from commonweal.base.tensors import State, Tensors
+from commonweal.data.population import Population
 from commonweal.rules.rule import Need, Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.synthetic._fit import (
@@ -29,8 +29,8 @@ from commonweal.synthetic._fit import (
     draw_seed,
     fit,
 )
-from commonweal.task import Batch, Task
-from commonweal.tensors import State, Tensors
+from commonweal.training.client import Client
+from commonweal.training.task import Batch, Task
 
 __all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up", "with_label"]
 

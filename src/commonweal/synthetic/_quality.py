@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from commonweal import metrics
-from commonweal.errors import ConfigError, DataError
-from commonweal.evaluation import evaluate
-from commonweal.federation import Federation
-from commonweal.randomness import JUDGE, stream
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.randomness import JUDGE, stream
+from commonweal.data.federation import Federation
 from commonweal.synthetic._fit import check_unit, fit, scaled
-from commonweal.task import Task
+from commonweal.training.evaluation import evaluate
+from commonweal.training.task import Task
 
 __all__ = ["Quality", "assess", "frechet", "nearest"]
 

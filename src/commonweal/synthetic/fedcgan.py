@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from commonweal.base.tensors import Tensors
 from commonweal.synthetic._fit import scaled
 from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
-from commonweal.task import LOSSES, Batch
-from commonweal.tensors import Tensors
+from commonweal.training.task import LOSSES, Batch
 
 __all__ = ["FedCGAN"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from commonweal.base.tensors import Tensors
 from commonweal.synthetic._fit import scaled
 from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
-from commonweal.task import Batch
-from commonweal.tensors import Tensors
+from commonweal.training.task import Batch
 
 __all__ = ["FedCVAE"]
 

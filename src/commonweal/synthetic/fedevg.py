@@ -24,11 +24,11 @@ from commonweal.algorithms.algorithm import (
     Sample,
     keep_finite,
 )
-from commonweal.errors import ConfigError, did_you_mean
-from commonweal.federation import Rows
-from commonweal.optimizers import step_decay
-from commonweal.population import Population, Setting
-from commonweal.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
+from commonweal.base.tensors import State, Tensors, stack
+from commonweal.data.federation import Rows
+from commonweal.data.population import Population, Setting
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.synthetic._energy import (
@@ -41,8 +41,8 @@ from commonweal.synthetic._energy import (
     mixture,
 )
 from commonweal.synthetic._fit import check_fields, check_unit, draw_seed, fit, normal
-from commonweal.task import Task
-from commonweal.tensors import State, Tensors, stack
+from commonweal.training.optimizers import step_decay
+from commonweal.training.task import Task
 
 __all__ = ["FedEvg"]
 

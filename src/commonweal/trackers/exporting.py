@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from commonweal.analysis.labels import flat
-from commonweal.errors import CommonwealError, RunError
-from commonweal.files import write_file
-from commonweal.store import Record, StoredRound, to_json
+from commonweal.base.errors import CommonwealError, RunError
+from commonweal.base.files import write_file
+from commonweal.base.values import Value, Values
+from commonweal.record.store import Record, StoredRound, to_json
 from commonweal.trackers.tracker import Destination, Moment, Tracker
-from commonweal.values import Value, Values
 
 __all__ = ["export", "moment", "name_of"]
 

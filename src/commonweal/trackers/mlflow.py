@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from commonweal.text import quoted
+from commonweal.base.text import quoted
+from commonweal.base.values import Value
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
-from commonweal.values import Value
 
 __all__ = ["MLflow"]
 

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from commonweal.text import shown
+from commonweal.base.text import shown
+from commonweal.base.values import Value
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
-from commonweal.values import Value
 
 __all__ = ["TensorBoard"]
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from commonweal.errors import ConfigError
-from commonweal.values import Value, Values
+from commonweal.base.errors import ConfigError
+from commonweal.base.values import Value, Values
 
 __all__ = ["Destination", "Moment", "Tracker", "library"]
 

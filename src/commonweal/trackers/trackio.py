@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
+from commonweal.base.values import Value
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
-from commonweal.values import Value
 
 __all__ = ["Trackio"]
 

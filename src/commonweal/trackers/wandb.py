@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
+from commonweal.base.values import Value
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library
-from commonweal.values import Value
 
 __all__ = ["Wandb"]
 

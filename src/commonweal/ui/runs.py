@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from commonweal import scores as scoring
 from commonweal.analysis.labels import flat
-from commonweal.errors import CommonwealError, RunError
-from commonweal.files import check_plain, read_plain
+from commonweal.base.errors import CommonwealError, RunError
+from commonweal.base.files import check_plain, read_plain
+from commonweal.base.values import Values
+from commonweal.record.store import Record, StoredRound, check_format
 from commonweal.report.tables import scale
-from commonweal.store import Record, StoredRound, check_format
-from commonweal.values import Values
+from commonweal.training import scores as scoring
 
 __all__ = ["Run", "client_history", "client_page", "find", "light", "new_rounds", "search"]
 

@@ -19,16 +19,16 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from commonweal import catalog
 from commonweal.analysis.compare import Result, gather
 from commonweal.analysis.labels import by_label, seed_of
 from commonweal.analysis.worth import worth
-from commonweal.errors import CommonwealError, RunError
+from commonweal.base.errors import CommonwealError, RunError
+from commonweal.base.values import Values
+from commonweal.config import catalog
+from commonweal.record.store import Record, to_json
 from commonweal.report import plots, tables
 from commonweal.report.document import split
-from commonweal.store import Record, to_json
 from commonweal.ui import runs
-from commonweal.values import Values
 
 __all__ = ["application"]
 

@@ -1,0 +1,3 @@
+"""Tools that know nothing of federated learning."""
+
+__all__: list[str] = []

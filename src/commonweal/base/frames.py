@@ -1,0 +1,25 @@
+"""Columns as a data frame of pandas or polars, whichever is installed."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+
+from commonweal.base.values import Value
+
+__all__ = ["frame"]
+
+Column = Sequence[object] | np.ndarray[tuple[int], np.dtype[np.generic]]
+
+
+def frame(columns: Mapping[str, Column]) -> Value:
+    """A pandas DataFrame, else a polars one; a dict of lists where neither is installed."""
+    for library in ("pandas", "polars"):
+        if find_spec(library) is not None:
+            return import_module(library).DataFrame(dict(columns))
+    return {name: _list(values) for name, values in columns.items()}
+
+
+def _list(values: Column) -> list[object]:
+    return list(values.tolist() if isinstance(values, np.ndarray) else values)

@@ -1,0 +1,67 @@
+"""A progress bar in a notebook: an HTML element that is replaced while a run goes on."""
+
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Protocol, TypeVar
+
+from commonweal.base.text import shown
+from commonweal.base.values import Value
+
+__all__ = ["in_notebook", "with_bar"]
+
+INTERVAL = 0.2  # seconds between changes of the bar
+KERNEL = "ZMQInteractiveShell"  # IPython's shell where the output is a page
+
+
+class Numbered(Protocol):
+    """A round."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def metrics(self) -> dict[str, float]: ...
+
+
+Each = TypeVar("Each", bound=Numbered)
+
+
+def in_notebook() -> bool:
+    """Whether the output of this process is a notebook's."""
+    shell: Value = sys.modules.get("IPython")
+    return shell is not None and type(shell.get_ipython()).__name__ == KERNEL
+
+
+def with_bar(rounds: Iterator[Each], total: int, title: str) -> Iterator[Each]:
+    """The rounds, with a bar that shows how many are done, the speed, and the last scores."""
+    python: Value = import_module("IPython.display")
+    html = python.HTML
+    handle = python.display(html(_bar(0, total, title, "")), display_id=True)
+    start = time.monotonic()
+    first = last = 0
+    changed = start
+    scores = ""
+    try:
+        for each in rounds:
+            first = first or each.number
+            last = each.number
+            if each.metrics:
+                worst = each.metrics.get("worst", each.metrics.get("mean", 0.0))
+                scores = f"mean {each.metrics.get('mean', worst):.3g}, worst {worst:.3g}"
+            now = time.monotonic()
+            if now - changed > INTERVAL:
+                changed = now
+                speed = (last - first + 1) / (now - start)
+                handle.update(html(_bar(last, total, title, f"{speed:.1f} rounds/s; {scores}")))
+            yield each
+    finally:
+        if last:
+            seconds = time.monotonic() - start
+            handle.update(html(_bar(last, total, title, f"{seconds:.0f} s; {scores}")))
+
+
+def _bar(done: int, total: int, title: str, words: str) -> str:
+    text = shown(f"{title}: round {done} of {total}; {words}".rstrip("; "), "html")
+    return f'<progress max="{total}" value="{done}"></progress> {text}'

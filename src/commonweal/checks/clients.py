@@ -1,0 +1,219 @@
+"""What every client method promises, as checks that run on any method."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import Tensors, stack
+from commonweal.data.federation import Rows
+from commonweal.training.client import Client
+from commonweal.training.local import (
+    Trained,
+    Vectorize,
+    schedule,
+    single,
+    train_locally,
+    vmap_clients,
+)
+from commonweal.training.task import Task
+
+__all__ = ["CLIENT_CHECKS", "check_client"]
+
+SIZES = (17, 9, 9)  # training rows of the simulated clients, the largest first
+ROUNDS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A method with a small task and the rows of three clients."""
+
+    client: Client
+    task: Task
+    round: int = ROUNDS  # the last one, in which everything has begun
+
+    @cached_property
+    def rows(self) -> Rows:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(sum(SIZES), 4, generator=generator)
+        y = (x[:, 0] > 0).long() + (x[:, 1] > 0.2)
+        return Rows(x, y, torch.tensor([0, *SIZES]).cumsum(0))
+
+    @cached_property
+    def message(self) -> Tensors:
+        message = {"round": torch.tensor(self.round), "rounds": torch.tensor(ROUNDS)}
+        return message | {"w": self.task.initial, **self.client.init_shared(self.task)}
+
+    @cached_property
+    def states(self) -> list[Tensors]:
+        return [self.client.init_client(self.task, seed) for seed in range(len(SIZES))]
+
+    def train(self, ids: list[int], vectorize: Vectorize) -> Trained:
+        chosen = torch.tensor(ids)
+        streams = [randomness.stream(0, self.round, i, randomness.TRAIN) for i in ids]
+        states = stack([self.states[i] for i in ids])
+        plan = schedule(self.client, self.task, self.rows, chosen, streams)
+        return train_locally(
+            self.client, self.task, self.message, states, self.rows, plan, vectorize
+        )
+
+    def train_alone(self, client: int) -> tuple[Tensors, Tensors]:
+        """A client's reply and its next state."""
+        trained = self.train([client], single)
+        return _without_axis(trained.replies), _without_axis(trained.states)
+
+
+def _without_axis(values: Tensors) -> Tensors:
+    return {name: value[0] for name, value in values.items()}
+
+
+ClientCheck = Callable[[Bench], str | None]  # what is wrong
+
+
+def check_client(client: Client) -> list[str]:
+    """Check a client method on a small model and return the names of the properties that hold.
+
+    Raises ConfigError for the first property that does not hold.
+    """
+    if not isinstance(client, Client):
+        raise ConfigError(f"{client!r} is not a client: give an instance of a subclass of Client")
+    for name, check in CLIENT_CHECKS.items():
+        problem = find_problem(check, Bench(client, _task()))
+        if problem is not None:
+            kind = type(client).__name__
+            raise ConfigError(f"client {kind} fails the check {name!r}: {problem}")
+    return list(CLIENT_CHECKS)
+
+
+def find_problem(check: ClientCheck, bench: Bench) -> str | None:
+    """Run one check. An exception in the method is a problem, too."""
+    try:
+        return check(bench)
+    except Exception as error:
+        return f"it raises {type(error).__name__}: {error}"
+
+
+def _task() -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Task(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)))
+
+
+def _frozen(bench: Bench) -> str | None:
+    client = bench.client
+    if not is_dataclass(client):
+        return "it is not a dataclass: write @dataclass(frozen=True) above the class"
+    if replace(client) != client or hash(replace(client)) != hash(client):
+        return "two methods with equal fields are not equal: write @dataclass(frozen=True)"
+    return None
+
+
+def _fits(bench: Bench) -> str | None:
+    bench.client.check(bench.task, ROUNDS)
+    return None
+
+
+def _reply(bench: Bench) -> str | None:
+    reply, _ = bench.train_alone(0)
+    update = reply.get("update")
+    if update is None or update.shape != bench.task.initial.shape:
+        return "its reply has no 'update' of the model's size: return {'update': ...} first"
+    if not update.isfinite().all():
+        return "its update is not finite after a round with its default parameters"
+    return None
+
+
+def _state(bench: Bench) -> str | None:
+    before = bench.states[0]
+    _, after = bench.train_alone(0)
+    if _shapes(before) != _shapes(after):
+        return (
+            f"its state changes from {_shapes(before)} to {_shapes(after)}: keep names and shapes"
+        )
+    if before and not _same(before, safetensors.torch.load(safetensors.torch.save(before))):
+        return "its state does not survive a file"
+    return None
+
+
+def _shapes(values: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in sorted(values.items())}
+
+
+def _inputs(bench: Bench) -> str | None:
+    given = bench.message | {f"state {name}": value for name, value in bench.states[0].items()}
+    copies = {name: value.clone() for name, value in given.items()}
+    bench.train_alone(0)
+    changed = [name for name, value in given.items() if not torch.equal(value, copies[name])]
+    return f"it changes {changed}, which it was given" if changed else None
+
+
+def _pure(bench: Bench) -> str | None:
+    first, second = bench.train_alone(0), bench.train_alone(0)
+    if not (_same(first[0], second[0]) and _same(first[1], second[1])):
+        return "the same message, state and random numbers give different replies"
+    return None
+
+
+def _same(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _together(bench: Bench) -> str | None:
+    """Clients of different sizes, at once and one by one."""
+    group = bench.train(list(range(len(SIZES))), vmap_clients)
+    for client in range(len(SIZES)):
+        reply, state = bench.train_alone(client)
+        for name, value in (reply | state).items():
+            other = (group.replies | group.states)[name][client]
+            if not torch.allclose(value.double(), other.double(), rtol=2e-3, atol=2e-5):
+                return f"{name!r} differs between clients run together and one by one"
+    return None
+
+
+def _trains(bench: Bench) -> str | None:
+    reply, state = bench.train_alone(0)
+    moved = bool(reply["update"].any()) or not _same(state, bench.states[0])
+    return None if moved else "a round changes neither the model nor the client's state"
+
+
+def _personal(bench: Bench) -> str | None:
+    _, state = bench.train_alone(0)
+    client = bench.client
+    models: list[Tensor] = [client.personal(bench.task, bench.message, state)]
+    models += client.endpoints(bench.task, bench.message, state)
+    if any(model.shape != bench.task.initial.shape for model in models):
+        return "`personal` and `endpoints` must give vectors of the model's size"
+    is_own = not torch.equal(models[0], bench.message["w"])
+    if is_own and not client.personalizes:
+        return "clients use a model of their own: set personalizes = True"
+    return None
+
+
+def _private(bench: Bench) -> str | None:
+    mask = bench.client.private_mask(bench.task)
+    if mask is None:
+        return None
+    if mask.shape != bench.task.initial.shape or mask.dtype != torch.bool:
+        return "`private_mask` must be a mask of the model's size"
+    if "private" not in bench.states[0]:
+        return "it has private coordinates, but its state has no 'private'"
+    return None
+
+
+CLIENT_CHECKS: dict[str, ClientCheck] = {
+    "frozen": _frozen,
+    "fits": _fits,
+    "reply": _reply,
+    "state": _state,
+    "inputs": _inputs,
+    "pure": _pure,
+    "together": _together,
+    "trains": _trains,
+    "personal": _personal,
+    "private": _private,
+}

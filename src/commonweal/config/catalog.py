@@ -1,0 +1,418 @@
+"""Names to things: a file registers what it offers in a dict called ENTRIES.
+
+    ENTRIES = {"aaggff-s": AAggFFS}
+
+Names and descriptions are read from the source, so that listing things imports none of them; the
+signature of a thing is its configuration. Things outside the package are named
+`package.module:callable` or `./file.py:callable`.
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, get_args, get_origin, get_type_hints
+
+import pydantic
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.values import Function, Value, Values
+
+__all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
+
+Part = Values  # {"name": ..., parameters ...}
+LARGEST = 1e30  # a number in an experiment; float32 ends at 3e38
+
+
+class Kind(NamedTuple):
+    """A kind of part: its key in an experiment, where its entries are, and how it is used."""
+
+    key: str
+    homes: tuple[str, ...]  # packages whose files are searched, or modules
+    default: str | None = None  # None: an experiment need not have one
+    required: bool = False
+    interface: str = ""  # the class by which parts within parts are recognised
+    supplied: tuple[str, ...] = ()  # parameters that the experiment supplies, for those who ask
+    several: bool = False  # an experiment has a list of them
+    unnamed: str = ""  # the name that a table without one stands for
+
+    @property
+    def label(self) -> str:
+        """The word for one of them."""
+        return self.key.removesuffix("s") if self.several else self.key
+
+
+_MODEL = ("shape", "outputs", "labels")
+_ALGORITHM = ("task", "rule", "client", "server", "channels", "population", "rounds", "seed")
+_RULE = "commonweal.rules.rule:Rule"
+_SERVER = "commonweal.servers.server:ServerOptimizer"
+_PROTOCOLS = ("commonweal.algorithms", "commonweal.synthetic")
+
+# The parts of an experiment. A new kind is one line.
+KINDS = {
+    "datasets": Kind("dataset", ("commonweal.datasets",), required=True),
+    "partitions": Kind("partition", ("commonweal.datasets.partition",), unnamed="dirichlet"),
+    "noises": Kind("noise", ("commonweal.datasets.noise",), unnamed="symmetric"),
+    "models": Kind("model", ("commonweal.models",), "logistic", supplied=_MODEL),
+    "algorithms": Kind("algorithm", _PROTOCOLS, "averaging", supplied=_ALGORITHM),
+    "rules": Kind("rule", ("commonweal.rules",), "fedavg", interface=_RULE),
+    "clients": Kind("client", ("commonweal.clients",), "sgd"),
+    "servers": Kind("server", ("commonweal.servers",), "sgd", interface=_SERVER),
+    "samplers": Kind("sampler", ("commonweal.samplers",), "uniform"),
+    "channels": Kind("channels", ("commonweal.channels",), several=True),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that an experiment can name."""
+
+    kind: str
+    name: str
+    module: str  # the module, or the path of a file
+    attribute: str
+    about: str = ""  # the description of its file, or of itself where the file offers several
+    details: str = ""  # its own docstring: the formula and the parameters
+
+    @property
+    def paper(self) -> str:
+        """Where it comes from: the first sentence after the summary, up to the year."""
+        _, _, rest = self.about.partition("\n\n")
+        sentence = rest.split("\n\n")[0].replace("\n", " ")
+        year = re.search(r"(?:19|20)\d\d\b|under review\)", sentence)
+        return sentence[: year.end()] if year else ""
+
+    @cached_property
+    def factory(self) -> Function:
+        """The class or function itself."""
+        try:
+            factory: Function = getattr(_import(self.module), self.attribute)
+            inspect.signature(factory)
+        except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+            raise ConfigError(
+                f"{KINDS[self.kind].label} {self.name!r} cannot be used: {error}"
+            ) from None
+        return factory
+
+    @cached_property
+    def hints(self) -> Values:
+        hints = get_type_hints(self.factory)
+        if inspect.isclass(self.factory) and not is_dataclass(self.factory):
+            hints = get_type_hints(self.factory.__init__)
+        return hints
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters that an experiment may set."""
+        supplied = KINDS[self.kind].supplied
+        signature = inspect.signature(self.factory).parameters
+        return {name: p for name, p in signature.items() if name not in supplied}
+
+    @cached_property
+    def nested(self) -> dict[str, str]:
+        """The parameters that are parts themselves, with their kinds."""
+        interfaces = _interfaces()
+        kinds = {}
+        for name, hint in self.hints.items():
+            for option in (hint, *get_args(hint)):
+                if inspect.isclass(option) and option in interfaces and name in self.parameters:
+                    kinds[name] = interfaces[option]
+        return kinds
+
+    @cached_property
+    def defaults(self) -> Values:
+        """The parameters that need not be given, as plain values."""
+        empty = inspect.Parameter.empty
+        given = {name: p.default for name, p in self.parameters.items() if p.default is not empty}
+        return {name: _plain(value) for name, value in given.items()}
+
+    def schema(self) -> type[pydantic.BaseModel]:
+        """The parameters with their types, as something that validates."""
+        hints = self.hints | dict.fromkeys(self.nested, Part | None)
+        specification: Values = {}
+        for name in self.parameters:
+            specification[name] = (hints.get(name, Value), self.defaults.get(name, ...))
+        strict = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+        return pydantic.create_model(self.name, __config__=strict, **specification)
+
+
+def _interfaces() -> dict[type, str]:
+    """The interface classes of parts, with their kinds."""
+    found = {}
+    for kind, facts in KINDS.items():
+        if facts.interface:
+            module, _, name = facts.interface.partition(":")
+            found[getattr(importlib.import_module(module), name)] = kind
+    return found
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module by its name, or a file by its path."""
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    path = Path(module).resolve()
+    if not path.is_file():
+        raise ImportError(f"there is no file {module!r}")
+    name = f"commonweal_user_{path.stem}_{abs(hash(str(path)))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{module!r} is not a Python file")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return loaded
+
+
+@cache
+def entries(kind: str) -> Mapping[str, Entry]:
+    """Everything of a kind, by name. Nothing is imported."""
+    if kind not in KINDS:
+        raise ConfigError(f"there are no {kind!r}: {did_you_mean(kind, KINDS)}")
+    found = {}
+    for home in KINDS[kind].homes:
+        for module, path in _files(home):
+            for entry in _parse_file(kind, module, path):
+                found[entry.name] = entry
+    return dict(sorted(found.items()))
+
+
+def _files(home: str) -> list[tuple[str, Path]]:
+    """The modules of a package or the module itself, with their paths."""
+    path = Path(__file__).parents[1].joinpath(*home.split(".")[1:])
+    if not path.is_dir():
+        return [(home, path.with_suffix(".py"))]
+    others = {other for kind in KINDS.values() for other in kind.homes}
+    modules = {f"{home}.{file.stem}": file for file in sorted(path.glob("*.py"))}
+    return [(name, file) for name, file in modules.items() if name not in others]
+
+
+def _parse_file(kind: str, module: str, path: Path) -> list[Entry]:
+    """The entries that a file registers, read from its source."""
+    source = path.read_text(encoding="utf-8")
+    if "\nENTRIES" not in source:
+        return []
+    tree = ast.parse(source)
+    registered = _registered(tree)
+    summary = ast.get_docstring(tree) or ""
+    found = []
+    for name, attribute in registered.items():
+        own = _docstring(tree, attribute)
+        about = summary if len(registered) == 1 else own
+        found.append(Entry(kind, name, module, attribute, about, own))
+    return found
+
+
+def _docstring(tree: ast.Module, name: str) -> str:
+    """The docstring of a class or function that a file of the package defines or imports."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            (_, path), *_ = _files(node.module or "")
+            return _docstring(ast.parse(path.read_text(encoding="utf-8")), name)
+    return ""
+
+
+def _registered(tree: ast.Module) -> dict[str, str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ENTRIES":
+            assert isinstance(node.value, ast.Dict)
+            keys = [ast.literal_eval(key) for key in node.value.keys if key is not None]
+            return dict(zip(keys, map(ast.unparse, node.value.values), strict=True))
+    return {}
+
+
+_trusted: ContextVar[bool] = ContextVar("trusted", default=True)
+
+
+@contextmanager
+def trusting(trust: bool) -> Iterator[None]:
+    """Whether programs outside of the package, which a text names, are imported meanwhile."""
+    token = _trusted.set(trust and _trusted.get())
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def find(kind: str, name: str) -> Entry:
+    """The entry of that name, or of that `package.module:callable` or `./file.py:callable`."""
+    known = entries(kind)
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise ConfigError(f"no {KINDS[kind].label} is called {name!r}: {did_you_mean(name, known)}")
+    if not _trusted.get():
+        raise ConfigError(
+            f"{KINDS[kind].label} = {name!r} is a program that the run names: it is imported only "
+            "if you trust whoever wrote the run (--trust, or trust=True)"
+        )
+    module, _, attribute = name.rpartition(":")
+    entry = Entry(kind, name, module, attribute)
+    docs = inspect.cleandoc(entry.factory.__doc__ or "")
+    return Entry(kind, name, module, attribute, docs, docs)
+
+
+def parse(text: str) -> Part:
+    """A part from a name, with parameters in brackets.
+
+    >>> parse("aaggff-s(cdf=frechet, beta=0.5)")
+    {'name': 'aaggff-s', 'cdf': 'frechet', 'beta': 0.5}
+    """
+    name, bracket, inside = text.partition("(")
+    if not bracket:
+        return {"name": text.strip()}
+    if not inside.rstrip().endswith(")"):
+        raise ConfigError(f"{text!r}: close the bracket, as in aaggff-s(cdf=frechet)")
+    part: Part = {"name": name.strip()}
+    for assignment in split_list(inside.rstrip()[:-1]):
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r}: write parameters as key=value, as in clip(norm=1)")
+        part[key.strip()] = parse_value(value)
+    return part
+
+
+def split_list(text: str) -> list[str]:
+    """Split at commas that are outside of brackets.
+
+    >>> split_list("fedavg, aaggff-s(cdf=frechet, beta=0.5)")
+    ['fedavg', 'aaggff-s(cdf=frechet, beta=0.5)']
+    """
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_value(text: str) -> Value:
+    """A value as TOML writes it; what is not TOML is text."""
+    import tomllib
+
+    try:
+        found = tomllib.loads(f"value = {text.strip()}")
+    except RecursionError:
+        raise ConfigError(f"{text[:40]!r}... is nested too deeply") from None
+    except ValueError:  # not TOML, or a number of thousands of digits
+        return text.strip()
+    if len(found) > 1:
+        raise ConfigError(f"{text!r} has more than one value: write each as its own key=value")
+    return found["value"]
+
+
+def complete(kind: str, part: object) -> Part:
+    """A part with all its parameters, defaults included, checked against the signature."""
+    label = KINDS[kind].label
+    part = parse(part) if isinstance(part, str) else _plain(part)
+    if isinstance(part, Mapping) and "name" not in part and KINDS[kind].unnamed:
+        part = {"name": KINDS[kind].unnamed, **part}
+    if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
+        raise ConfigError(f"{label} = {part!r}: give a name, or a table with a name and parameters")
+    entry = find(kind, part["name"])
+    given = {key: _plain(value) for key, value in part.items() if key != "name"}
+    for key, value in given.items():
+        most = 2**64 if key == "seed" else 2**63
+        long = isinstance(value, int) and not -(2**63) <= value < most
+        if long or (isinstance(value, int | float) and abs(value) > LARGEST):
+            raise ConfigError(f"{label} {entry.name!r}: {key} = {value:.4g} is too large")
+    for key in given:
+        if key not in entry.parameters:
+            known = entry.parameters
+            hint = did_you_mean(key, known) if known else "it has no parameters"
+            raise ConfigError(f"{label} {entry.name!r} has no parameter {key!r}: {hint}")
+    for key, inner_kind in entry.nested.items():
+        if given.get(key) is not None:
+            given[key] = _inner(inner_kind, given[key], entry.defaults.get(key))
+    # As JSON, so that lists may stand for tuples while a number in quotes stays an error.
+    try:
+        checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{label} {entry.name!r}: {explain(error)}") from None
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{label} {entry.name!r}: {error}") from None
+    return {"name": entry.name, **checked.model_dump()}
+
+
+def _inner(kind: str, part: object, default: Part | None) -> Part:
+    """A part within a part. A table without a name changes parameters of the default."""
+    if isinstance(part, Mapping) and "name" not in part and default is not None:
+        part = {**default, **part}
+    return complete(kind, part)
+
+
+def _plain(value: Value) -> Value:
+    """A part that is given as the thing itself, as a table; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return describe(value)
+    return value
+
+
+def describe(thing: object) -> Part:
+    """The table that names a thing: its entry, or its class, with its fields."""
+    name = _entry_name(type(thing))
+    if not is_dataclass(thing):
+        return {"name": name}
+    values = {each.name: _plain(vars(thing).get(each.name)) for each in fields(thing)}
+    return {"name": name, **values}
+
+
+def _entry_name(cls: type) -> str:
+    """The name under which a class is registered, or `module:class`."""
+    for kind in KINDS:
+        for entry in entries(kind).values():
+            if entry.attribute == cls.__name__ and entry.factory is cls:
+                return entry.name
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def explain(error: pydantic.ValidationError) -> str:
+    """The first thing that is wrong, in a sentence."""
+    first = error.errors()[0]
+    location = first["loc"]
+    where = ".".join(str(p) for i, p in enumerate(location) if i == 0 or isinstance(p, int))
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{where} = {first['input']!r}: {did_you_mean(first['input'], known)}"
+    message = first["msg"]
+    return f"{where} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def build(kind: str, part: object, **supplied: Value) -> Value:
+    """The thing itself. `supplied`: what the experiment knows, for those who ask."""
+    values = complete(kind, part)
+    entry = find(kind, values.pop("name"))
+    for key, inner_kind in entry.nested.items():
+        if values[key] is not None:
+            values[key] = build(inner_kind, values[key])
+    for key, value in values.items():
+        if isinstance(value, list) and _takes_tuple(entry.hints.get(key)):
+            values[key] = tuple(value)
+    taken = inspect.signature(entry.factory).parameters
+    return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken})
+
+
+def _takes_tuple(hint: Value) -> bool:
+    return any(get_origin(option) is tuple for option in (hint, *get_args(hint)))

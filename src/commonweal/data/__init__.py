@@ -1,0 +1,3 @@
+"""Clients' samples, and what a server may know of them."""
+
+__all__: list[str] = []

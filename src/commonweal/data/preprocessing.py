@@ -1,0 +1,266 @@
+"""How a table's columns become a model's features: part of the model, and saved with it.
+
+The statistics come from training rows only. They are sums, so that clients can compute them
+together without showing a row: `statistics="federated"` combines each client's own.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from commonweal.base.errors import DataError
+from commonweal.base.values import Value, Values
+from commonweal.data import plain_table
+
+__all__ = ["GAP", "OTHER", "Column", "Preparation", "Statistics", "Summary"]
+__all__ += ["fit_numbers", "fit_sums", "fit_text"]
+
+Statistics = Literal["pooled", "federated"]
+FORMAT = 1
+OTHER = "other"
+GAP = "missing"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column of a table becomes. `becomes` decides which of the other fields have a use."""
+
+    name: str
+    becomes: Literal["number", "boolean", "date", "text", "nothing"]
+    why: str = ""  # of "nothing": why it is left out
+    decimal: str = "."
+    words: tuple[str, str] = ("false", "true")  # of a boolean
+    order: str = ""  # of a date: a key of DATES
+    mean: float = 0.0  # of the training rows' known values
+    deviation: float = 1.0
+    median: float = 0.0  # what stands in for a missing value
+    indicator: bool = False  # whether a further feature says that the value is missing
+    levels: tuple[str, ...] = ()  # of a text
+    other: bool = False  # whether there is a level for texts that are not among the levels
+    missing: bool = False  # whether there is a level for missing texts
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", tuple(self.words))
+        object.__setattr__(self, "levels", tuple(self.levels))
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features that it becomes."""
+        return plain_table.column_names(asdict(self))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What turns the rows of a table into a model's features, and outputs back into words."""
+
+    columns: tuple[Column, ...]
+    label: str = ""
+    client: str | None = None
+    class_names: tuple[str, ...] = ()  # empty: the label is a value
+    separator: str = ","
+    encoding: str = "utf-8"
+    statistics: Statistics = "pooled"
+    target: Mapping[str, float] = field(default_factory=dict)  # mean and deviation of a value
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features, in order."""
+        return [name for column in self.columns for name in column.features]
+
+    def values(self) -> Values:
+        """The preparation as plain values, for JSON."""
+        columns = [_used_fields(column) for column in self.columns]
+        return {"format": FORMAT, **asdict(self), "columns": columns}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Value]) -> "Preparation":
+        """Invert `values`."""
+        if values.get("format", FORMAT) > FORMAT:
+            raise DataError(
+                f"the preparation was written by a newer version (format {values['format']}): "
+                "update commonweal"
+            )
+        known = {name: value for name, value in values.items() if name != "format"}
+        known["columns"] = tuple(Column(**each) for each in values["columns"])
+        known["class_names"] = tuple(values["class_names"])
+        return cls(**known)
+
+    @classmethod
+    def read(cls, text: str | bytes) -> "Preparation":
+        """The preparation in a JSON text."""
+        try:
+            return cls.parse(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"this is not a preparation: {error}") from None
+
+    def rows(self, table: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """The features (n, d) of a table of texts, exactly as the training rows'."""
+        try:
+            return plain_table.prepare(self.values(), table)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+
+    def unknown(self, table: Mapping[str, Sequence[str]]) -> list[str]:
+        """Sentences about missing values, and texts that no training row had."""
+        return [line for c in self.columns if c.name in table for line in _doubts(c, table[c.name])]
+
+    def with_target(self, mean: float, deviation: float) -> "Preparation":
+        return replace(self, target={"mean": mean, "deviation": deviation})
+
+
+NUMERIC = ("mean", "deviation", "median", "indicator")
+FIELDS = {
+    "number": ("decimal", *NUMERIC),
+    "boolean": ("words", *NUMERIC),
+    "date": ("order", *NUMERIC),
+    "text": ("levels", "other", "missing"),
+    "nothing": ("why",),
+}
+
+
+def _used_fields(column: Column) -> Values:
+    everything = asdict(column)
+    return {name: everything[name] for name in ("name", "becomes", *FIELDS[column.becomes])}
+
+
+def _doubts(column: Column, texts: Sequence[str]) -> list[str]:
+    if column.becomes == "nothing":
+        return []
+    lines = []
+    gaps = sum(map(plain_table.is_missing, texts))
+    if gaps:
+        filled = f"the training rows' median, {column.median:g}"
+        if column.becomes == "text":
+            filled = f"level {GAP!r}" if column.missing else "no level, as no training row was"
+        lines.append(f"{column.name}: {gaps} missing values, taken as {filled}")
+    if column.becomes == "text":
+        stated = {text.strip() for text in texts if not plain_table.is_missing(text)}
+        new = stated - set(column.levels)
+        where = f"level {OTHER!r}" if column.other else "no level"
+        if new:
+            some = ", ".join(map(repr, sorted(new)[:3]))
+            lines.append(f"{column.name}: {some} not in the training rows, taken as {where}")
+    return lines
+
+
+# Statistics of training rows
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a client tells of a column of numbers: sums over its known values, and no value."""
+
+    count: int
+    gaps: int
+    total: float
+    squares: float  # of the differences from the client's own mean
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Summary":
+        known = values[~np.isnan(values)]
+        if len(known) == 0:
+            return cls(0, len(values), 0.0, 0.0)
+        centred = known - known.mean()
+        return cls(len(known), len(values) - len(known), known.sum(), float(centred @ centred))
+
+    def __add__(self, other: "Summary") -> "Summary":
+        count = self.count + other.count
+        squares = self.squares + other.squares
+        if self.count and other.count:
+            apart = self.total / self.count - other.total / other.count
+            squares += apart * apart * self.count * other.count / count
+        total = self.total + other.total
+        return Summary(count, self.gaps + other.gaps, total, squares)
+
+    @property
+    def mean(self) -> float:
+        return float(self.total / self.count) if self.count else 0.0
+
+    @property
+    def deviation(self) -> float:
+        return float(np.sqrt(self.squares / self.count)) if self.count else 0.0
+
+
+def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> Column:
+    """The column with the statistics of its training rows, given client by client.
+
+    Where it is constant in them, it is left out. scale: numbers get mean 0 and deviation 1
+    """
+    whole = sum((Summary.of(values) for values in clients), Summary(0, 0, 0.0, 0.0))
+    median = _median(clients, whole.count) if whole.count else 0.0
+    return fit_sums(column, whole, median, scale)
+
+
+def fit_sums(column: Column, whole: Summary, median: float, scale: bool) -> Column:
+    """The column with the statistics of its training rows, where only their sums are known."""
+    if whole.count == 0:
+        return Column(column.name, "nothing", why="no training row has a value")
+    constant = whole.deviation <= 1e-9 * max(abs(whole.mean), 1e-300)
+    if constant and whole.gaps == 0:
+        return Column(column.name, "nothing", why="it is constant")
+    scaled = scale and column.becomes != "boolean"
+    return replace(
+        column,
+        mean=whole.mean if scaled else 0.0,
+        deviation=whole.deviation if scaled and not constant else 1.0,
+        median=median,
+        indicator=whole.gaps > 0,
+    )
+
+
+def _median(clients: Sequence[np.ndarray], count: int) -> float:
+    """The smallest value that at least half of the known values do not exceed.
+
+    Of several clients by bisection: each step asks them only how many of their values are at most
+    some number.
+    """
+    known = [values[~np.isnan(values)] for values in clients]
+    half = (count + 1) // 2
+    if len(known) == 1:
+        return float(np.partition(known[0], half - 1)[half - 1])
+    ordered = [np.sort(values) for values in known]
+
+    def at_most(number: float) -> int:
+        return sum(int(np.searchsorted(values, number, side="right")) for values in ordered)
+
+    low, high = _rank(-np.inf), _rank(np.inf)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at_most(_float(middle)) >= half:
+            high = middle
+        else:
+            low = middle
+    return _float(high)
+
+
+def _rank(number: float) -> int:
+    """The position of a number among all float64 numbers."""
+    bits = int(np.float64(number).view(np.int64))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFFFFFFFFFF)
+
+
+def _float(rank: int) -> float:
+    """Invert `_rank`."""
+    return float(np.int64(abs(rank)).view(np.float64)) * (1 if rank >= 0 else -1)
+
+
+def fit_text(column: Column, counts: np.ndarray, texts: Sequence[str], most: int) -> Column:
+    """The column with the levels of its training rows.
+
+    counts: how often each text occurs in training rows; the last is that of missing values
+    most: how many levels are kept, the most frequent ones; the others become level "other"
+    """
+    *known, gaps = counts.tolist()
+    present = [(count, text) for count, text in zip(known, texts, strict=True) if count]
+    if len(present) + (gaps > 0) < 2:
+        return Column(column.name, "nothing", why="it is constant")
+    frequent = sorted(present, key=lambda each: (-each[0], each[1]))[:most]
+    levels = sorted(text for _, text in frequent)
+    rare = len(present) > most
+    for name, wanted in ((OTHER, rare), (GAP, gaps > 0)):
+        if wanted and name not in levels:
+            levels.append(name)
+    return replace(column, levels=tuple(levels), other=rare, missing=gaps > 0)

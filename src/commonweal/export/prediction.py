@@ -1,0 +1,172 @@
+"""What a run's model says about new rows of a table, prepared as the training rows were."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import torch
+from torch import Tensor, nn
+
+from commonweal.base.errors import ConfigError, DataError, RunError, did_you_mean
+from commonweal.base.text import quoted
+from commonweal.data.preprocessing import Preparation
+from commonweal.datasets._tables import read_batches
+from commonweal.jobs.rounds import reopen
+from commonweal.record.store import Record
+
+__all__ = ["Predictor", "class_names", "predict_table", "predictor"]
+
+CLASSES = ("cross-entropy", "binary")
+PASS = 10_000  # rows in a forward pass
+
+
+class Predictor(nn.Module):
+    """A module from features to what a person asks for: probabilities, or values in units."""
+
+    def __init__(self, module: nn.Module, loss: str, target: Mapping[str, float]) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self.mean = float(target.get("mean", 0.0))
+        self.deviation = float(target.get("deviation", 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities of classes (n, classes), or values (n, 1)."""
+        outputs: Tensor = self.module(x)
+        if self.loss == "cross-entropy":
+            return outputs.softmax(-1)
+        if self.loss == "binary":
+            positive = outputs.reshape(-1, 1).sigmoid()
+            return torch.cat([1 - positive, positive], 1)
+        return outputs * self.deviation + self.mean
+
+
+def predictor(record: Record, client: str | None = None, trust: bool = False) -> Predictor:
+    """A run's final model, or the personal model of a client.
+
+    trust: import the programs that the run names
+    """
+    loss = record.loss
+    if loss == "tokens":
+        raise ConfigError(
+            f"predictions are for models of rows, but that of {str(record.folder)!r} "
+            "predicts tokens"
+        )
+    module = record.raw_module(trust)
+    if client is not None:
+        module.load_state_dict(_personal(record, client, trust), strict=False)
+    return Predictor(module, loss, record.facts.get("target") or {}).eval()
+
+
+def _personal(record: Record, client: str, trust: bool) -> dict[str, Tensor]:
+    """The tensors of the model that a client uses, from the last checkpoint."""
+    job, state = reopen(record.folder, trust=trust)
+    names = job.population.names
+    if client not in names:
+        raise ConfigError(f"client {client!r} is not in this run: {did_you_mean(client, names)}")
+    if not job.algorithm.personalizes:
+        method = record.experiment["client"]["name"]
+        raise ConfigError(
+            f"client method {method!r} trains one model for all: leave --client out, or run with a "
+            "personal method such as client=ditto"
+        )
+    own = job.engine.client_states().get(names.index(client))
+    message = job.algorithm.message(state)
+    w = job.algorithm.model(state) if own is None else job.algorithm.personal(message, own)
+    return {name: value.clone() for name, value in job.task.tensors(w).items()}
+
+
+def class_names(record: Record, outputs: int) -> list[str]:
+    """The classes' names: the labels' own words, or their numbers."""
+    known = record.facts.get("class_names") or []
+    return [str(name) for name in known] or [str(number) for number in range(outputs)]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A table of predictions, and sentences about the rows."""
+
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    remarks: list[str]
+
+    def csv(self) -> bytes:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in (self.header, *self.rows):
+            writer.writerow(map(quoted, row))  # ids and names are data, not formulas
+        return text.getvalue().encode()
+
+
+def predict_table(
+    record: Record, path: str | Path, client: str | None = None, trust: bool = False
+) -> Predictions:
+    """What a run's model predicts for every row of a table.
+
+    Columns that name rows (ids and the client) are repeated, so that rows can be found again.
+    """
+    preparation = record.preparation()
+    if preparation is None:
+        raise RunError(
+            f"{str(record.folder)!r} was not trained on a table: apply its module yourself, "
+            "Record.read(folder).module()"
+        )
+    model = predictor(record, client, trust)
+    header: tuple[str, ...] = ()
+    rows: list[list[str]] = []
+    remarks: list[str] = []
+    for table in _tables(Path(path), preparation):
+        remarks += [line for line in preparation.unknown(table) if line not in remarks]
+        answers = _answers(model, preparation.rows(table))
+        named = {name: table[name] for name in _naming(preparation) if name in table}
+        columns = _columns(record, preparation, model.loss, answers)
+        header = (*named, *columns)
+        rows += [list(row) for row in zip(*named.values(), *columns.values(), strict=True)]
+    if not rows:
+        raise DataError(f"{str(path)!r} has no rows: check the file")
+    return Predictions(header, rows, remarks)
+
+
+def _naming(preparation: Preparation) -> list[str]:
+    """The columns that say which row it is."""
+    ids = [column.name for column in preparation.columns if "an id" in column.why]
+    return ids if preparation.client is None else [preparation.client, *ids]
+
+
+def _tables(path: Path, preparation: Preparation) -> Iterator[dict[str, Sequence[str]]]:
+    """The rows of a file as texts, some at a time."""
+    decimals = {column.name: column.decimal for column in preparation.columns}
+    for batch in read_batches(path, "auto", preparation.encoding):
+        yield {name: _texts(values, decimals.get(name, ".")) for name, values in batch.items()}
+
+
+def _texts(values: pyarrow.Array, decimal: str) -> list[str]:
+    """A column as texts. Numbers of Parquet are written as the training rows' were."""
+    found = values.to_pylist()
+    if not pyarrow.types.is_floating(values.type):
+        return ["" if text is None else text for text in found]
+    return ["" if number is None else str(number).replace(".", decimal) for number in found]
+
+
+def _answers(model: Predictor, x: np.ndarray) -> Tensor:
+    with torch.no_grad():
+        parts = [model(part) for part in torch.split(torch.from_numpy(x), PASS)]
+    return torch.cat(parts)
+
+
+def _columns(
+    record: Record, preparation: Preparation, loss: str, answers: Tensor
+) -> dict[str, list[str]]:
+    if loss not in CLASSES:
+        values = answers.reshape(len(answers), -1)[:, 0]
+        return {f"predicted {preparation.label}": [f"{value:.6g}" for value in values.tolist()]}
+    names = class_names(record, answers.shape[1])
+    chosen = [names[i] for i in answers.argmax(1).tolist()]
+    columns = {f"predicted {preparation.label}": chosen}
+    for i, name in enumerate(names):
+        columns[f"probability of {name}"] = [f"{value:.6f}" for value in answers[:, i].tolist()]
+    return columns

@@ -1,0 +1,3 @@
+"""Build a job and run its rounds."""
+
+__all__: list[str] = []

@@ -1,0 +1,59 @@
+"""Parts by name, for Python: `commonweal.rule("aaggff-s", cdf="frechet")`."""
+
+from pathlib import Path
+
+from torch import nn
+
+from commonweal.base.values import Value
+from commonweal.config import catalog
+from commonweal.config.experiment import Experiment, read
+from commonweal.data.federation import Federation
+from commonweal.jobs.job import build_dataset
+from commonweal.record.store import Record
+from commonweal.rules.rule import Rule
+from commonweal.servers.server import ServerOptimizer
+from commonweal.training.client import Client
+
+__all__ = ["client", "dataset", "load", "model", "rule", "server"]
+
+
+def rule(name: str, **parameters: Value) -> Rule:
+    """A rule by name: `rule("aaggff-s", cdf="frechet")`."""
+    built: Rule = catalog.build("rules", {**catalog.parse(name), **parameters})
+    return built
+
+
+def client(name: str, **parameters: Value) -> Client:
+    """A client method by name: `client("sgd", lr=0.01)`."""
+    built: Client = catalog.build("clients", {**catalog.parse(name), **parameters})
+    return built
+
+
+def server(name: str, **parameters: Value) -> ServerOptimizer:
+    """A server optimizer by name: `server("sgd", momentum=0.9)`."""
+    built: ServerOptimizer = catalog.build("servers", {**catalog.parse(name), **parameters})
+    return built
+
+
+def dataset(name: str, **parameters: Value) -> Federation:
+    """A federation by name: `dataset("digits", partition="iid", seed=1)`."""
+    return build_dataset(Experiment(dataset={**catalog.parse(name), **parameters}))
+
+
+def model(
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    outputs: int,
+    labels: tuple[int, ...] = (),
+    **parameters: Value,
+) -> nn.Module:
+    """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11)`."""
+    facts = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
+    module: nn.Module = catalog.build("models", {**catalog.parse(name), **parameters}, **facts)
+    return module
+
+
+def load(path: str | Path, *changes: str) -> Experiment | Record:
+    """The experiment in a TOML file, changed by `key=value`, or the record of a run's folder."""
+    return Record.read(path) if Path(path).is_dir() else read(path, changes)

@@ -1,0 +1,479 @@
+"""Building what an experiment names: the algorithm and the engine of a run."""
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from commonweal import engines
+from commonweal.algorithms.algorithm import Algorithm, Request, Sample
+from commonweal.base import randomness
+from commonweal.base.errors import CommonwealError, ConfigError, DataError, did_you_mean
+from commonweal.base.memory import check_memory
+from commonweal.base.tensors import State
+from commonweal.base.values import Value, Values
+from commonweal.channels.channel import Channel
+from commonweal.config import catalog
+from commonweal.config.catalog import KINDS
+from commonweal.config.experiment import PARTS, Experiment, RunSettings, to_toml
+from commonweal.data.federation import Federation
+from commonweal.data.population import Population
+from commonweal.data.preprocessing import Preparation
+from commonweal.datasets import build_federation
+from commonweal.engines import Engine
+from commonweal.record.store import Record
+from commonweal.rules.excess import Excess
+from commonweal.rules.guarded import Guarded
+from commonweal.rules.rule import Rule
+from commonweal.samplers.sampler import Sampler
+from commonweal.servers.server import ServerOptimizer
+from commonweal.training.client import Client
+from commonweal.training.task import Task
+
+__all__ = ["Job", "build_algorithm", "build_dataset", "build_task"]
+__all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_validation"]
+
+# What users may give besides a Task and a Federation.
+GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
+TRAINING_COPIES = 3  # of the weights: the model, its update and its gradient
+INTERFACES = {
+    "rules": Rule,
+    "clients": Client,
+    "servers": ServerOptimizer,
+    "samplers": Sampler,
+    "channels": Channel,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """An experiment with its parts built: what `run` needs."""
+
+    algorithm: Algorithm
+    engine: Engine
+    settings: RunSettings
+    sampler: Sampler
+    text: str = ""  # the experiment, as written to a run's folder
+
+    def __post_init__(self) -> None:
+        clients = self.engine.population.clients
+        if not 1 <= self.cohort <= clients:
+            raise ConfigError(
+                f"cohort = {self.settings.cohort!r} is {self.cohort} clients, but there are "
+                f"{clients}"
+            )
+
+    @property
+    def task(self) -> Task:
+        return self.algorithm.task
+
+    @property
+    def rounds(self) -> int:
+        return self.settings.rounds
+
+    @property
+    def cohort(self) -> int:
+        """How many clients a round asks."""
+        clients = self.engine.population.clients
+        cohort = self.settings.cohort
+        if cohort == "all":
+            return clients
+        return cohort if isinstance(cohort, int) else max(1, round(float(cohort) * clients))
+
+    @property
+    def population(self) -> Population:
+        return self.engine.population
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How a table's columns became the rows, where this engine knows them."""
+        return self.engine.preparation
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels' own words; empty: they are numbers, or unknown here."""
+        rows = self.engine.federation
+        if rows is not None:
+            return rows.class_names
+        return () if self.preparation is None else self.preparation.class_names
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of a row's label: () unless there are several."""
+        rows = self.engine.federation
+        return () if rows is None else tuple(rows.train.y.shape[1:])
+
+    def sample(self, number: int) -> Sample:
+        """What draws the clients of a round."""
+        rng = randomness.stream(self.settings.seed, number, 0, randomness.COHORT)
+        return Sample(self.engine.population, self.cohort, number, self.sampler, rng)
+
+    def initial_state(self) -> State:
+        """The server's state before the first round. Asks the clients where a rule needs it."""
+        population = self.engine.population
+        if "labels" in self.algorithm.needs:
+            classes = max(2, population.outputs)
+            message = {"round": torch.tensor(0), "classes": torch.tensor(classes)}
+            everyone = Request(torch.arange(population.clients), message, "describe")
+            replies = self.engine.collect(self.algorithm, everyone)
+            if len(replies.clients) < population.clients:
+                missing = [population.names[client] for client in replies.failed]
+                raise ConfigError(f"the rule needs label counts, but {missing[:5]} did not answer")
+            population = replace(population, label_counts=replies.values["labels"])
+        return self.algorithm.init(population)
+
+
+def build_dataset(experiment: Experiment) -> Federation:
+    """The federation that an experiment names, with its partition and label noise."""
+    dataset = experiment.dataset
+    seed = dataset.get("seed", experiment.seed)
+    with _building("dataset", dataset, DataError):
+        loaded = catalog.build("datasets", dataset)
+        built = {}
+        for key, kind in (("partition", "partitions"), ("noise", "noises")):
+            part = getattr(experiment, key)
+            built[key] = None if part is None else catalog.build(kind, part)
+        return build_federation(loaded, built["partition"], built["noise"], seed)
+
+
+@contextmanager
+def _building(label: str, part: Values, kind: type[CommonwealError]) -> Iterator[None]:
+    """Turn what damaged files and impossible numbers lead to into a sentence.
+
+    Libraries that read files raise errors of any kind. Those of a user's own program are passed on.
+    """
+    try:
+        yield
+    except CommonwealError:
+        raise
+    except MemoryError as error:
+        raise kind(f"{label} {part['name']!r} needs more memory than there is: {error}") from error
+    except Exception as error:
+        if ":" in part["name"]:
+            raise
+        reason = str(error).split("\n")[0][:200] or type(error).__name__
+        raise kind(
+            f"{label} {part['name']!r} cannot be made from what it is given: {reason}"
+        ) from error
+
+
+def _check_memory(part: Values, facts: Values) -> None:
+    """Raise ConfigError for a model that does not fit into this machine's memory."""
+    try:
+        with torch.device("meta"):  # shapes without numbers
+            module = catalog.build("models", part, **facts)
+    except Exception:
+        return  # a model that cannot be built so; if it cannot be built at all, building says so
+    size = sum(value.numel() for value in module.parameters())
+    check_memory(
+        f"model {part['name']!r} would have {size:,} parameters, and its training",
+        TRAINING_COPIES * 4 * size,
+    )
+
+
+def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
+    """Build what an experiment names.
+
+    federation: other rows than those of the experiment's dataset, as for tuning
+    """
+    _check_engine(experiment)
+    if federation is None:
+        federation = _divided(build_dataset(experiment), experiment)
+    task = build_task(
+        experiment,
+        shape=tuple(federation.train.x.shape[1:]),
+        labels=tuple(federation.train.y.shape[1:]),
+        outputs=federation.outputs,
+        loss=federation.loss,
+        score=federation.score,
+        target=federation.target,
+    )
+    e = experiment
+    engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize, device=e.device)
+    return job_on(experiment, task, engine)
+
+
+def _check_engine(settings: RunSettings) -> None:
+    if settings.engine != "simulator":
+        raise ConfigError(
+            f"engine = {settings.engine!r} is for commonweal run and commonweal flower run FILE, "
+            "which start Flower's processes: leave it out here"
+        )
+
+
+def _divided(federation: Federation, settings: RunSettings) -> Federation:
+    """The federation with its validation rows and added ones, and with clients held out."""
+    if settings.unseen:
+        federation = federation.hold_out(settings.unseen, settings.seed)
+    federation = with_validation(federation, settings)
+    if settings.augment:
+        federation = federation.augmented(*_synthetic_rows(settings.augment))
+    return federation
+
+
+def _synthetic_rows(folder: str) -> tuple[Tensor, Tensor]:
+    rows = Record.read(folder).samples()
+    if rows is None:
+        raise ConfigError(
+            f"augment = {folder!r} has no synthetic rows: give the folder of a run of fedevg, "
+            "fedcgan or fedcvae"
+        )
+    return rows
+
+
+def with_validation(federation: Federation, settings: RunSettings) -> Federation:
+    """The federation with its validation rows, where a run has some."""
+    if settings.validation:
+        return federation.with_validation(settings.validation, settings.seed)
+    return federation
+
+
+def build_task(
+    experiment: Experiment,
+    *,
+    shape: tuple[int, ...],
+    labels: tuple[int, ...],
+    outputs: int,
+    loss: str,
+    score: str,
+    target: tuple[float, float] | None = None,
+) -> Task:
+    """The task of an experiment, for rows of a shape: it needs no rows."""
+    about: Values = {"shape": shape, "labels": labels, "outputs": outputs}
+    if ":" not in experiment.model["name"]:
+        _check_memory(experiment.model, about)
+    with torch.random.fork_rng(devices=[]), _building("model", experiment.model, ConfigError):
+        torch.manual_seed(experiment.seed)  # modules are initialised by torch's own generator
+        module = catalog.build("models", experiment.model, **about)
+    main, *also = experiment.scores or (score,)
+    return Task(module, loss, main, tuple(also), target)
+
+
+def build_algorithm(experiment: Experiment, task: Task, population: Population) -> Algorithm:
+    """The algorithm of an experiment."""
+    return _algorithm(task, _parts(experiment), experiment, population)
+
+
+def job_on(experiment: Experiment, task: Task, engine: Engine) -> Job:
+    """The job of an experiment on an engine."""
+    return _job(task, engine, _parts(experiment), experiment, experiment.toml())
+
+
+def _parts(experiment: Experiment) -> Values:
+    return {key: getattr(experiment, key) for key in GIVEN}
+
+
+def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
+    """A job from a user's own task and federation.
+
+    Each part (algorithm, rule, client, server, sampler, channels) is a name, a table, or the thing
+    itself; all other keys are settings of the run.
+    """
+    known = (*GIVEN, *RunSettings.model_fields)
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
+    parts = {key: given.pop(key) for key in GIVEN if key in given}
+    settings = RunSettings(**given)
+    _check_engine(settings)
+    federation = _divided(federation, settings)
+    if settings.scores:
+        score, *also = settings.scores
+        task = replace(task, score=score, also=tuple(also))
+    for key in GIVEN:
+        kind = KINDS[PARTS[key]]
+        parts.setdefault(key, [] if kind.several else kind.default)
+    if task.target is None and not isinstance(parts["algorithm"], Algorithm):
+        task = replace(task, target=federation.target)
+    engine = engines.simulate(
+        federation,
+        seed=settings.seed,
+        vectorize=settings.vectorize,
+        device=settings.device,
+    )
+    return _job(task, engine, parts, settings, None)
+
+
+def _job(
+    task: Task,
+    engine: Engine,
+    parts: Mapping[str, Value],
+    settings: RunSettings,
+    text: str | None,
+) -> Job:
+    algorithm = _algorithm(task, parts, settings, engine.population)
+    sampler = _built("samplers", parts["sampler"])
+    sampler.check(engine.population)
+    if text is None:
+        text = _describe(task, algorithm, parts, settings, sampler, engine)
+    job = Job(algorithm, engine, settings, sampler, text)
+    _check_cohort(job)
+    return job
+
+
+def _check_cohort(job: Job) -> None:
+    """Raise ConfigError where the updates of a round do not fit into memory."""
+    asked = min(job.cohort, job.population.clients)
+    size = job.task.size
+    check_memory(
+        f"a cohort of {asked:,} clients with {size:,} parameters each (set cohort to fewer)",
+        asked * size * 4,
+    )
+
+
+def _algorithm(
+    task: Task, parts: Mapping[str, Value], settings: RunSettings, population: Population
+) -> Algorithm:
+    """Build the algorithm. Raises if the experiment sets a part that it does not take."""
+    chosen = parts["algorithm"]
+    if isinstance(chosen, Algorithm):
+        _check_own_parts(chosen, task, parts)
+        return chosen
+    name = catalog.complete("algorithms", chosen)["name"]
+    takes = inspect.signature(catalog.find("algorithms", name).factory).parameters
+    supplied: Values = {
+        "task": task,
+        "population": population,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+    }
+    for key in ("rule", "client", "server", "channels"):
+        kind = PARTS[key]
+        part = parts[key]
+        if key in takes:
+            supplied[key] = _part(kind, part)
+            if key == "rule":
+                supplied[key] = with_losses_alone(supplied[key], population.names)
+        elif not _is_default(kind, part):
+            label = KINDS[kind].label
+            raise ConfigError(
+                f"algorithm {name!r} does not take a {label}, but got {part!r}: remove it"
+            )
+    algorithm: Algorithm = catalog.build("algorithms", chosen, **supplied)
+    return algorithm
+
+
+def with_losses_alone(rule: Rule, names: Sequence[str]) -> Rule:
+    """The rule, with the losses of the run that `excess(path=...)` names."""
+    if isinstance(rule, Guarded):
+        return replace(rule, rule=with_losses_alone(rule.rule, names))
+    if not isinstance(rule, Excess) or rule.path is None:
+        return rule
+    found = _lowest_losses(rule.path)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ConfigError(
+            f"excess path = {rule.path!r}: the run has no losses of {missing[:5]}; run the same "
+            'dataset with client = "alone"'
+        )
+    return replace(rule, alone=tuple(found[name] for name in names))
+
+
+def _lowest_losses(folder: str) -> dict[str, float]:
+    """The lowest training loss that each client reported in a run of client models alone."""
+    record = Record.read(folder)
+    method = record.experiment.get("client")
+    name = method.get("name") if isinstance(method, Mapping) else method
+    if name != "alone":
+        raise ConfigError(
+            f"excess path = {folder!r} is a run with client = {name!r}: run it with "
+            'client = "alone", so that its losses are those of models of their own'
+        )
+    found: dict[str, float] = {}
+    for each in record.rounds:
+        for client, loss in zip(each.clients, each.losses, strict=True):
+            if not math.isnan(loss):
+                found[client] = min(loss, found.get(client, math.inf))
+    return found
+
+
+def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, Value]) -> None:
+    """Raise ConfigError where parts are given beside an algorithm that has its own."""
+    for key in ("rule", "client", "server", "channels"):
+        if not _is_default(PARTS[key], parts[key]):
+            raise ConfigError(
+                f"{key} = {parts[key]!r} beside an algorithm that has its own parts: leave it out"
+            )
+    if algorithm.task is not task:
+        name = type(algorithm.task.module).__name__
+        raise ConfigError(
+            f"the algorithm has another task ({name}) than the run: give both the same Task"
+        )
+
+
+def _is_default(kind: str, part: Value) -> bool:
+    facts = KINDS[kind]
+    if facts.several:
+        return len(part) == 0
+    if not isinstance(part, str | Mapping):
+        return False
+    return catalog.complete(kind, part) == catalog.complete(kind, facts.default)
+
+
+def _part(kind: str, value: Value) -> Value:
+    """A part, or the list of parts of a kind that an experiment has several of."""
+    if not KINDS[kind].several:
+        return _built(kind, value)
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        value = [value]
+    return tuple(_built(kind, each) for each in value)
+
+
+def _built(kind: str, value: Value) -> Value:
+    """The thing that a name or a table stands for, or the thing itself."""
+    built = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
+    interface = INTERFACES[kind]
+    if not isinstance(built, interface):
+        raise ConfigError(
+            f"{KINDS[kind].label} = {value!r}: give a name, a table with a name and parameters, or "
+            f"an instance of {interface.__name__}"
+        )
+    return built
+
+
+def _describe(
+    task: Task,
+    algorithm: Algorithm,
+    parts: Mapping[str, Value],
+    settings: RunSettings,
+    sampler: Sampler,
+    engine: Engine,
+) -> str:
+    """The experiment of a user's own task and federation, as it is written to the run's folder."""
+    tables = settings.model_dump()
+    tables["dataset"] = {"name": "given", "digest": engine.digest()}
+    tables["model"] = {"name": "given", "digest": _module_digest(task)}
+    for key in ("rule", "client", "server"):
+        part = vars(algorithm).get(key, parts[key])
+        is_name = isinstance(part, str | Mapping)  # of a part that the algorithm does not take
+        tables[key] = catalog.complete(PARTS[key], part) if is_name else catalog.describe(part)
+    tables["algorithm"] = _without_supplied(catalog.describe(algorithm))
+    tables["sampler"] = catalog.describe(sampler)
+    channels = vars(algorithm).get("channels") or _part("channels", parts["channels"])
+    tables["channels"] = [catalog.describe(channel) for channel in channels]
+    return to_toml({key: _plain(value) for key, value in tables.items()})
+
+
+def _without_supplied(part: Values) -> Values:
+    return {key: value for key, value in part.items() if key not in KINDS["algorithms"].supplied}
+
+
+def _plain(value: Value) -> Value:
+    """A value that TOML can hold: anything else by its type."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _module_digest(task: Task) -> str:
+    """A hash of the module's architecture and initial weights."""
+    words = [type(task.module).__qualname__, str(task.module), task.loss, task.score]
+    return randomness.digest("\0".join(words).encode(), task.initial.numpy().tobytes())

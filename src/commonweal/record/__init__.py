@@ -1,0 +1,3 @@
+"""A run's folder: everything that reads or writes it."""
+
+__all__: list[str] = []

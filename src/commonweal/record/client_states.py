@@ -1,0 +1,176 @@
+"""The states of clients that have taken part: in memory up to a budget, else in files.
+
+Small states are part of the checkpoint itself. Of large ones the checkpoint says which file is each
+client's. A file is named by its client and round and never written twice, so that a kill at any
+instant leaves the files of the last checkpoint complete, and equal runs end with equal files.
+"""
+
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from commonweal.base.errors import RunError
+from commonweal.base.files import read_plain, write_file
+from commonweal.base.tensors import State, Tensors, num_bytes
+from commonweal.record.checksums import pack, unpack
+
+__all__ = ["ClientStates", "read_state"]
+
+MEMORY = 1 << 30  # bytes of states that are held in memory
+INSIDE = 1 << 26  # bytes up to which all clients' states go into the checkpoint itself
+OURS = r"\d{6,}-\d{6,}\.safetensors((\.\d+)?\.part)?"  # names of files that may be deleted
+
+
+class ClientStates(Mapping[int, Tensors]):
+    """The state of every client that has taken part, by id.
+
+    The states of a round are pending until the next round begins or a checkpoint is taken: a round
+    that was interrupted leaves no trace.
+    """
+
+    def __init__(self, clients: int, memory: int = MEMORY, inside: int = INSIDE) -> None:
+        self.clients = clients
+        self.memory = memory
+        self.inside = inside
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all client states."""
+        self.folder: Path | None = None  # of the run, or a temporary one
+        self._in_memory: dict[int, Tensors] = {}
+        self._files: dict[int, Path] = {}
+        self._rounds: dict[int, int] = {}  # the round of each state, by which its file is named
+        self._pending: dict[int, Tensors] = {}
+        self._round = 0
+        self._saved: set[Path] = set()  # the files of the last checkpoint
+        self._durable = False  # whether files must survive a power cut
+        self._bytes = 0
+
+    def __getitem__(self, client: int) -> Tensors:
+        if client in self._pending:
+            return self._pending[client]
+        if client in self._in_memory:
+            return self._in_memory[client]
+        return read_state(self._files[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._rounds.keys() | self._pending.keys()))
+
+    def __len__(self) -> int:
+        return len(self._rounds.keys() | self._pending.keys())
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._rounds or client in self._pending
+
+    def put(self, client: int, state: Tensors, round: int) -> None:
+        """Set a client's state after a round."""
+        if round != self._round:
+            self._commit()
+            self._round = round
+        self._pending[client] = state
+
+    def save(self, last: int) -> State:
+        """What a checkpoint after round `last` holds; call `confirm` when it is written."""
+        if self._round > last:
+            self._pending.clear()  # that round was interrupted
+        self._commit()
+        if not self._large:
+            return {"client_states": {str(client): self[client] for client in self}}
+        for client, state in self._in_memory.items():
+            if client not in self._files:
+                self._write(client, state)
+        rounds = [[client, self._rounds[client]] for client in self]
+        return {"client_rounds": torch.tensor(rounds, dtype=torch.int64)}
+
+    def confirm(self) -> None:
+        """The checkpoint is written: delete the files that it does not name."""
+        for path in self._saved - set(self._files.values()):
+            path.unlink(missing_ok=True)
+        self._saved = set(self._files.values())
+
+    def restore(self, saved: State, folder: Path) -> None:
+        """Take over the states of a checkpoint, whose files are in `folder`."""
+        self.clear()
+        self.folder = folder
+        self._durable = True
+        for client, state in saved.get("client_states", {}).items():
+            self._hold(int(client), state)
+        named = saved.get("client_rounds", torch.empty(0, 2))
+        if named.ndim != 2 or named.shape[1] != 2:
+            shape = tuple(named.shape)
+            raise RunError(
+                f"checkpoint.safetensors is damaged (client_rounds of shape {shape}): delete it"
+            )
+        for client, round in named.tolist():
+            path = self._path(client, round)
+            if not path.exists():
+                raise RunError(f"{str(path)!r} is missing: this run cannot be resumed")
+            self._rounds[client] = round
+            self._files[client] = path
+        self._saved = set(self._files.values())
+
+    def remove_unsaved(self) -> None:
+        """Delete state files of rounds after the checkpoint: they will be computed again."""
+        for path in set(self.folder.glob("*.safetensors*") if self.folder else ()) - self._saved:
+            if re.fullmatch(OURS, path.name) and path.is_file():
+                path.unlink()
+
+    @property
+    def _large(self) -> bool:
+        """Decided by the size of all clients' states, so that it never changes during a run."""
+        first = next(iter(self.values()), {})
+        return self.clients * num_bytes(first) > min(self.inside, self.memory)
+
+    def _commit(self) -> None:
+        for client, state in self._pending.items():
+            self._rounds[client] = self._round
+            self._discard_file(client)
+            full = self._bytes + num_bytes(state) > self.memory
+            if full and client not in self._in_memory:
+                self._write(client, state)
+            else:
+                self._hold(client, state)
+        self._pending.clear()
+
+    def _hold(self, client: int, state: Tensors) -> None:
+        if client not in self._in_memory:
+            self._bytes += num_bytes(state)
+        self._in_memory[client] = state
+        self._rounds.setdefault(client, 0)
+
+    def _discard_file(self, client: int) -> None:
+        """Forget a client's outdated file; delete it unless the last checkpoint needs it."""
+        old = self._files.pop(client, None)
+        if old is not None and old not in self._saved:
+            old.unlink(missing_ok=True)
+
+    def _write(self, client: int, state: Tensors) -> None:
+        path = self._path(client, self._rounds[client])
+        data = pack(state, file=path.name)
+        write_file(path, data, durable=self._durable)
+        self._files[client] = path
+
+    def _path(self, client: int, round: int) -> Path:
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="commonweal-"))
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        return self.folder / f"{client:06d}-{round:06d}.safetensors"
+
+
+def read_state(path: Path) -> Tensors:
+    """The state in a file. Raises RunError where it is not the one that was written there."""
+    name = repr(str(path))
+    try:
+        data = read_plain(path)
+    except OSError as error:
+        raise RunError(f"{name} cannot be read: {error.strerror}") from None
+    tensors, facts = unpack(data, name)
+    if facts.get("file") != path.name:
+        raise RunError(f"{name} is the file {facts.get('file')!r} under another name")
+    # A view into the file's bytes has another alignment, and its sums may round differently.
+    return {key: value.clone() for key, value in tensors.items()}

@@ -1,0 +1,157 @@
+"""Aggregation as online convex optimisation: a rule is a response, a decision loss and an update.
+
+Hahn et al., Pursuing Overall Welfare in Federated Learning through Sequential Decision Making,
+ICML 2024. In each round the server decides on a mixture p, observes the response r to the clients'
+losses, and pays -log(1 + <p, r>) (eq. 4). A mixture with more weight on clients with large losses
+pays less, so the next decision gives them more weight.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from commonweal.base.errors import ConfigError
+from commonweal.rules.rule import Prior, Reports, prior_weights
+
+__all__ = [
+    "CDF",
+    "CDFS",
+    "Scale",
+    "check_range",
+    "decision_gradient",
+    "decision_loss",
+    "doubly_robust",
+    "mixture",
+    "on_cohort",
+    "relative",
+    "response",
+    "spacing_scale",
+]
+
+CDF = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
+
+# App. B.1, with scale 1, as functions of a loss relative to the cohort's mean.
+CDFS: dict[str, Callable[[Tensor], Tensor]] = {
+    "weibull": lambda x: 1 - torch.exp(-x.square()),
+    "frechet": lambda x: torch.exp(-1 / x),
+    "gumbel": lambda x: torch.exp(-torch.exp(1 - x)),
+    "exponential": lambda x: 1 - torch.exp(-x),
+    "logistic": lambda x: torch.sigmoid(x - 1),
+    "normal": lambda x: torch.special.ndtr(x - 1),
+}
+
+Scale = float | Literal["spacing"]  # of a CDF: a number, or fitted to each cohort
+
+NARROWEST, WIDEST = 0.05, 20.0  # scales that are tried, in units of the mean loss
+GRID, REFINED = 61, 40  # scales on a grid, and golden-section steps around the best
+LOCATED = ("gumbel", "logistic", "normal")  # CDFs with a location, which is 1
+
+
+def mixture(reports: Reports, response: Tensor, prior: Prior) -> Tensor:
+    """Take one entropic step from the prior: softmax(log prior + response), Table 1 of the paper.
+
+    FedAvg, q-FedAvg, TERM and PropFair are this step with four responses. A response of -inf gives
+    a weight of 0. If all responses are equal, the result is exactly the prior.
+    """
+    start = prior_weights(reports, prior)
+    if (response == response[0]).all():
+        return start
+    weights = start * torch.exp(response - response.max())
+    return weights / weights.sum()
+
+
+def relative(losses: Tensor) -> Tensor:
+    """Divide losses (S,) by their mean, in float64. All ones if every loss is 0."""
+    losses = losses.double()
+    mean = losses.mean()
+    return losses / mean if mean > 0 else torch.ones_like(losses)
+
+
+def response(losses: Tensor, cdf: str, high: float, low: float = 0.0, scale: Scale = 1.0) -> Tensor:
+    """Map losses (S,) to [low, high] by a CDF of the relative loss: eq. 8, C1 = low, C2 = high.
+
+    A smaller scale makes the CDF steeper: around 1, the mean loss, where the CDF has a location,
+    else around 0.
+    """
+    x = relative(losses)
+    width = spacing_scale(x, cdf) if scale == "spacing" else float(scale)
+    return low + (high - low) * _scaled_cdf(x, cdf, width)
+
+
+def _scaled_cdf(x: Tensor, cdf: str, scale: float) -> Tensor:
+    return CDFS[cdf](1 + (x - 1) / scale if cdf in LOCATED else x / scale)
+
+
+def spacing_scale(x: Tensor, cdf: str) -> float:
+    """The scale by maximum spacing (Cheng and Amin 1983), which App. B.1 of the paper names.
+
+    It maximises the product of the differences of the CDF between neighbouring values (S,): the
+    values then lie as evenly in [0, 1] as a change of scale can make them.
+    """
+    if len(x) < 2 or x.max() - x.min() <= 1e-12:
+        return 1.0
+    ordered = x.sort().values
+
+    def evenness(log_scale: float) -> float:
+        inside = _scaled_cdf(ordered, cdf, math.exp(log_scale))
+        ends = torch.cat([inside.new_zeros(1), inside, inside.new_ones(1)])
+        return float(ends.diff().clamp(min=1e-12).log().sum())
+
+    steps = torch.linspace(math.log(NARROWEST), math.log(WIDEST), GRID).tolist()
+    best = max(range(GRID), key=lambda k: evenness(steps[k]))
+    low, high = steps[max(best - 1, 0)], steps[min(best + 1, GRID - 1)]
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(REFINED):
+        left = high - golden * (high - low)
+        right = low + golden * (high - low)
+        if evenness(left) < evenness(right):
+            low = left
+        else:
+            high = right
+    return math.exp((low + high) / 2)
+
+
+def check_range(rule: str, low: float, high: float | None, scale: Scale) -> None:
+    """Raise unless [low, high] is a range of responses; None stands for the paper's high."""
+    narrow = scale != "spacing" and float(scale) <= 0
+    if low < 0 or narrow or (low > 0 if high is None else high <= low):
+        raise ConfigError(
+            f"{rule} low = {low}, high = {high}, scale = {scale}: low must be at least 0, high "
+            "above it (and given if low is), scale above 0"
+        )
+
+
+def doubly_robust(r: Tensor, index: Tensor, clients: int) -> Tensor:
+    """Estimate all K responses from those of the cohort at `index` (eq. 10).
+
+    The result is r itself when everyone reports. It is unbiased only for a fixed imputed mean, as
+    in Lemma 4.3; with the mean of the same cohort it is nearly unbiased.
+    """
+    mean = r.mean()
+    sampled = len(r) / clients
+    full = mean.repeat(clients)
+    full[index] = mean + (r - mean) / sampled
+    return full
+
+
+def decision_loss(p: Tensor, r: Tensor) -> Tensor:
+    """The loss of the decision p under the response r (eq. 4)."""
+    return -torch.log1p(p @ r)
+
+
+def decision_gradient(p: Tensor, r: Tensor) -> Tensor:
+    """The gradient of `decision_loss` with respect to p."""
+    return -r / (1 + p @ r)
+
+
+def on_cohort(p: Tensor, index: Tensor) -> Tensor:
+    """Restrict a decision over all clients to the cohort at `index` and renormalise (eq. 95)."""
+    weights = p[index]
+    total = weights.sum()
+    if total > 0:
+        return weights / total
+    # A decision that gives the whole cohort nothing does not distinguish its members.
+    return torch.full_like(weights, 1 / len(weights))

@@ -1,0 +1,143 @@
+"""Evaluation of one model on all clients' rows, and of each client's own model on its rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from commonweal.base.tensors import Tensors, select
+from commonweal.data.federation import Rows
+from commonweal.training.dense import dense_task
+from commonweal.training.local import Vectorize, single, vmap_clients
+from commonweal.training.memory_format import channels_last
+from commonweal.training.task import Task
+
+__all__ = ["Evaluation", "evaluate", "evaluate_models", "evaluate_rows", "evaluate_rows_by_models"]
+
+PASS = 1 << 24  # numbers that a forward pass may hold: 64 MB
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Every client's loss and scores (K,); NaN without rows or where a score is undefined."""
+
+    losses: Tensor
+    scores: Tensors  # by name, the main score first
+    sizes: Tensor  # (K,) the rows that were evaluated
+    undefined: Tensor | None = None  # (K,) true where the main score is undefined for a client
+    personal: Optional["Evaluation"] = None  # by the clients' own models, where they have any
+
+    @property
+    def score(self) -> Tensor:
+        """The main score of every client."""
+        return next(iter(self.scores.values()))
+
+    @property
+    def scored(self) -> Tensor:
+        """The ids of the clients that have rows and a defined main score."""
+        has_score = self.sizes > 0
+        if self.undefined is not None:
+            has_score = has_score & ~self.undefined
+        return has_score.nonzero().flatten()
+
+    def updated(self, ids: Tensor, other: "Evaluation") -> "Evaluation":
+        """Replace the values of these clients by those of another evaluation, (S,)."""
+        losses = self.losses.index_copy(0, ids, other.losses)
+        scores = {n: v.index_copy(0, ids, other.scores[n]) for n, v in self.scores.items()}
+        return replace(self, losses=losses, scores=scores)
+
+
+def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Evaluation:
+    """Evaluate one model on each client's rows: one pass over all, then a reduction by client."""
+    if ids is None:
+        losses, stats = evaluate_rows(task, w, rows)
+        return _by_client(task, losses, stats, rows.offsets)
+    index, offsets = rows.index_of(ids)
+    losses, stats = evaluate_rows(task, w, rows, index)
+    return _by_client(task, losses, stats, offsets)
+
+
+def evaluate_models(
+    task: Task, models: Tensor, rows: Rows, ids: Tensor, vectorize: Vectorize
+) -> Evaluation:
+    """Evaluate each client's own model (S, d) on its own rows."""
+    losses, stats = evaluate_rows_by_models(task, models, rows, ids, vectorize)
+    return _by_client(task, losses, stats, rows.offsets_of(ids))
+
+
+def _by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
+    reduced = {n: task.find_score(n).reduce(values, offsets) for n, values in stats.items()}
+    return Evaluation(task.mean_losses(losses, offsets), reduced, offsets.diff())
+
+
+def evaluate_rows(
+    task: Task, w: Tensor, rows: Rows, index: Tensor | None = None
+) -> tuple[Tensor, Tensors]:
+    """The loss and the statistics of every row, or of those with these numbers, by one model."""
+    task = channels_last(task, rows.x)
+    w = w.to(rows.device)
+    total = len(rows.y) if index is None else len(index)
+    at_once = max(1, PASS // task.width(rows.x))
+    parts = []
+    with torch.no_grad():
+        for begin in range(0, max(total, 1), at_once):  # without rows: one empty pass
+            part: slice | Tensor = slice(begin, begin + at_once)
+            if index is not None:
+                part = index[part]
+            parts.append(task.evaluate_rows(w, rows.x[part], rows.y[part]))
+    return _joined(parts)
+
+
+def evaluate_rows_by_models(
+    task: Task, models: Tensor, rows: Rows, ids: Tensor, vectorize: Vectorize
+) -> tuple[Tensor, Tensors]:
+    """The loss and the statistics of every row by its client's own model, client after client."""
+    if vectorize is single:
+        task = channels_last(task, rows.x)
+    models = models.to(rows.device)
+    dense = dense_task(task) if vectorize is vmap_clients else None
+    each = vectorize(task.evaluate_rows, (0, 0, 0)) if dense is None else dense.evaluate_rows
+    width = task.width(rows.x)
+    sizes = rows.sizes[ids].tolist()
+    parts = []
+    with torch.no_grad():
+        for a, b in _groups(sizes, task.size, width, vectorize is single):
+            for row, real in _padded(rows, ids[a:b], max(1, PASS // width)):
+                losses, stats = each(models[a:b], rows.x[row], rows.y[row])
+                parts.append((losses[real], select(stats, real)))
+    return _joined(parts)
+
+
+def _padded(rows: Rows, ids: Tensor, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row numbers (S, columns) of these clients, and which are real.
+
+    Padding repeats a client's first row. A group of several clients fits into one part.
+    """
+    index, offsets = rows.index_of(ids)
+    size = offsets.diff()[:, None]
+    first = offsets[:-1, None]
+    for column in torch.split(torch.arange(int(size.max())), columns):
+        real = column < size
+        yield index[torch.where(real, first + column, first)], real
+
+
+def _joined(parts: list[tuple[Tensor, Tensors]]) -> tuple[Tensor, Tensors]:
+    losses = torch.cat([loss for loss, _ in parts])
+    names = parts[0][1]
+    return losses, {name: torch.cat([stats[name] for _, stats in parts]) for name in names}
+
+
+def _groups(
+    sizes: list[int], parameters: int, width: int, one_by_one: bool
+) -> Iterator[tuple[int, int]]:
+    """Split clients into runs that are evaluated at once: of similar size, within the budget."""
+    start = 0
+    for i in range(1, len(sizes) + 1):
+        group = sizes[start : i + 1]
+        cost = len(group) * (parameters + max(group) * width)
+        uneven = 2 * min(group) < max(group)
+        if i == len(sizes) or one_by_one or uneven or cost > PASS:
+            yield start, i
+            start = i

@@ -1,0 +1,51 @@
+"""Masks of a model's coordinates by the names of its layers."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from commonweal.base.errors import ConfigError
+from commonweal.training.task import Task
+
+__all__ = ["head_layer", "layer_mask"]
+
+
+@lru_cache(maxsize=128)
+def layer_mask(task: Task, prefixes: tuple[str, ...], parameter: str) -> Tensor:
+    """The coordinates (d,) of these layers and of those inside them: `block` has `block.conv`.
+
+    parameter: the name under which the user gave the layers, for errors
+    """
+    layers = [name.rpartition(".")[0] for name in task.names]
+    for prefix in prefixes:
+        if not any(_inside(layer, (prefix,)) for layer in layers):
+            known = ", ".join(repr(layer) for layer in dict.fromkeys(layers))
+            raise ConfigError(
+                f"{parameter} = {prefix!r} is not a layer of the model: its layers are {known}"
+            )
+    chosen = torch.tensor([_inside(layer, prefixes) for layer in layers])
+    mask = torch.repeat_interleave(chosen, torch.tensor(task.sizes))
+    if mask.all() or not mask.any():
+        part = "the whole" if mask.all() else "no part of the"
+        raise ConfigError(
+            f"{parameter} = {list(prefixes)} is {part} model: "
+            "clients must keep some layers and share the others"
+        )
+    return mask
+
+
+def _inside(layer: str, prefixes: tuple[str, ...]) -> bool:
+    return any(f"{layer}.".startswith(f"{prefix}.") for prefix in prefixes)
+
+
+@lru_cache(maxsize=128)
+def head_layer(task: Task) -> tuple[str, ...]:
+    """The name of the last linear layer."""
+    modules = task.module.named_modules()
+    linear = [name for name, module in modules if isinstance(module, nn.Linear) and name]
+    if not linear:
+        raise ConfigError(
+            f"{type(task.module).__name__} has no linear layer inside: name the layers of the head"
+        )
+    return (linear[-1],)

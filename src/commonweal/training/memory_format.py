@@ -1,0 +1,46 @@
+"""Images with their channels last in memory, where a model is run for one client at a time.
+
+Speed lives here: torch's max pooling on the CPU is ten times faster so, and a forward pass of the
+model `cnn` takes half the time. The numbers are the same up to rounding.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from commonweal.training.task import Task
+
+__all__ = ["ChannelsLast", "channels_last"]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelsLast(Task):
+    """A task whose module is given images with their channels last in memory."""
+
+    def ready(self, x: Tensor) -> Tensor:
+        return super().ready(x).to(memory_format=torch.channels_last)
+
+
+def channels_last(task: Task, x: Tensor) -> Task:
+    """The task with its images' channels last, if its module gains by it and takes them so."""
+    if x.ndim != 4 or x.device.type != "cpu":
+        return task
+    return _faster(task, x.shape[1:], x.dtype)
+
+
+@lru_cache(maxsize=128)  # every thread of a simulator has a task
+def _faster(task: Task, shape: torch.Size, dtype: torch.dtype) -> Task:
+    if not any(isinstance(layer, nn.MaxPool2d) for layer in task.module.modules()):
+        return task
+    faster = ChannelsLast(task.module, task.loss, task.score, task.also, task.target)
+    rows = faster.ready(torch.zeros(2, *shape, dtype=dtype))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            deepcopy(task.module).train()(rows)
+            deepcopy(task.module).eval()(rows)
+    except RuntimeError:  # a forward may use `view`, which needs channels first
+        return task
+    return faster

@@ -1,0 +1,372 @@
+"""Per-client evaluation metrics: statistics per row, reduced by client.
+
+A score is a pair of functions, so that all clients are evaluated in one pass over all rows. Higher
+is better, but for errors (`lower_is_better`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.training import calibration
+
+__all__ = [
+    "DEFAULTS",
+    "DIAGNOSTICS",
+    "SCORES",
+    "Score",
+    "check",
+    "find",
+    "mean_by_client",
+    "undefined",
+]
+
+
+class Score(NamedTuple):
+    """A score as two functions: statistics of rows, and their reduction by client."""
+
+    row_stats: Callable[[Tensor, Tensor], Tensor]  # outputs (N, c), labels (N,) -> (N, s)
+    reduce: Callable[[Tensor, Tensor], Tensor]  # (N, s), offsets (K + 1,) -> (K,), NaN: undefined
+    meaning: str
+    losses: tuple[str, ...] = ()  # of tasks that it fits; empty: all
+    lower_is_better: bool = False
+    in_per_cent: bool = True  # a fraction, shown in per cent; else in the units of the labels
+
+
+def mean_by_client(values: Tensor, offsets: Tensor) -> Tensor:
+    """The mean over each client's rows, in float64; NaN for a client without rows."""
+    total = torch.segment_reduce(values.double(), "sum", offsets=offsets, axis=0)
+    sizes = offsets.diff().double()
+    return total / (sizes if values.ndim == 1 else sizes[:, None])
+
+
+def _correct(outputs: Tensor, y: Tensor) -> Tensor:
+    predicted = outputs.argmax(-1)
+    if outputs.shape[-1] == 1:
+        predicted = (outputs.squeeze(-1) > 0).long()
+    return (predicted == y).double()[:, None]
+
+
+def _top5(outputs: Tensor, y: Tensor) -> Tensor:
+    best = outputs.topk(min(5, outputs.shape[-1]), dim=-1).indices
+    return (best == y[:, None]).any(-1).double()[:, None]
+
+
+def _margins(outputs: Tensor, y: Tensor) -> Tensor:
+    margin = outputs[:, 0]
+    if outputs.shape[-1] == 2:
+        margin = outputs[:, 1] - outputs[:, 0]
+    return torch.stack([margin.double(), y.double()], 1)
+
+
+def _auroc(stats: Tensor, offsets: Tensor) -> Tensor:
+    """The probability that a positive row ranks above a negative one, ties half (Mann-Whitney)."""
+    margin, y = stats.unbind(1)
+    sizes = offsets.diff()
+    client = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    order = torch.argsort(margin, stable=True)
+    order = order[torch.argsort(client[order], stable=True)]  # by client, then by margin
+    y = y[order]
+    rank = _mid_ranks(margin[order], client) - offsets[client] + 1  # within the client, from 1
+    positives = torch.segment_reduce(y, "sum", offsets=offsets)
+    ranks = torch.segment_reduce(rank * y, "sum", offsets=offsets)
+    wins = ranks - positives * (positives + 1) / 2
+    area = wins / (positives * (sizes - positives))  # 0 / 0 = NaN with one class
+    has_nan = mean_by_client(margin.isnan(), offsets) > 0
+    return area.masked_fill(has_nan, torch.nan)
+
+
+def _mid_ranks(margin: Tensor, client: Tensor) -> Tensor:
+    """The mean positions of equal margins of a client, in rows sorted by both."""
+    n = len(margin)
+    starts_tie = torch.ones(n, dtype=torch.bool)
+    starts_tie[1:] = (margin[1:] != margin[:-1]) | (client[1:] != client[:-1])
+    first = starts_tie.nonzero().flatten()
+    following = torch.cat([first[1:], torch.tensor([n])])[: len(first)]
+    tie = starts_tie.cumsum(0) - 1
+    return ((first + following - 1).double() / 2)[tie]
+
+
+def _errors(outputs: Tensor, y: Tensor) -> Tensor:
+    y = y.double()
+    return torch.stack([(outputs.squeeze(-1).double() - y).square(), y], 1)
+
+
+def _r2(stats: Tensor, offsets: Tensor, variance: float) -> Tensor:
+    """R^2 against one variance for all clients."""
+    return 1 - mean_by_client(stats[:, 0], offsets) / variance
+
+
+def _r2_own(stats: Tensor, offsets: Tensor) -> Tensor:
+    """R^2 against each client's own variance."""
+    error, mean = mean_by_client(stats, offsets).unbind(1)
+    # Centred first, against cancellation.
+    centred = stats[:, 1] - torch.repeat_interleave(mean, offsets.diff())
+    variance = mean_by_client(centred.square(), offsets)
+    constant = variance <= 1e-24 * mean.square()  # but for rounding
+    return 1 - error / torch.where(constant, torch.nan, variance)
+
+
+def _rmse(stats: Tensor, offsets: Tensor) -> Tensor:
+    return mean_by_client(stats[:, 0], offsets).sqrt()
+
+
+def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.squeeze(-1).double() - y.double()).abs()[:, None]
+
+
+def _classes_by_client(stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Right, predicted and true rows per client and class, (K, classes)."""
+    predicted, y, width = stats.long().unbind(1)
+    sizes = offsets.diff()
+    clients = len(sizes)
+    classes = int(width.max()) if len(width) else 2
+    client = torch.repeat_interleave(torch.arange(clients), sizes) * classes
+    counts = []
+    for each in ((client + y)[predicted == y], client + predicted, client + y):
+        counts.append(torch.bincount(each, minlength=clients * classes).view(clients, classes))
+    right, guessed, true = (count.double() for count in counts)
+    return right, guessed, true
+
+
+def _predicted(outputs: Tensor, y: Tensor) -> Tensor:
+    predicted = outputs.argmax(-1)
+    if outputs.shape[-1] == 1:
+        predicted = (outputs.squeeze(-1) > 0).long()
+    classes = torch.full_like(predicted, max(2, outputs.shape[-1]))
+    return torch.stack([predicted, y, classes], 1).double()
+
+
+def _balanced_accuracy(stats: Tensor, offsets: Tensor) -> Tensor:
+    """The mean over a client's classes of the share of their rows that is right."""
+    right, _, true = _classes_by_client(stats, offsets)
+    present = true > 0
+    recall = right / true.clamp(min=1)
+    return (recall * present).sum(1) / present.sum(1)
+
+
+def _f1(stats: Tensor, offsets: Tensor) -> Tensor:
+    """2 right / (predicted + true): of class 1 where there are two, else the mean over classes."""
+    right, guessed, true = _classes_by_client(stats, offsets)
+    if right.shape[1] == 2:
+        right, guessed, true = (each[:, 1:] for each in (right, guessed, true))
+    total = guessed + true
+    occurs = total > 0  # a class that is neither predicted nor true says nothing
+    each = 2 * right / total.clamp(min=1)
+    return (each * occurs).sum(1) / occurs.sum(1)
+
+
+def _auprc(stats: Tensor, offsets: Tensor) -> Tensor:
+    """Average precision: the mean, over positive rows, of the precision at their margin."""
+    values = []
+    for a, b in pairwise(offsets.tolist()):
+        margin, y = stats[a:b].unbind(1)
+        order = torch.argsort(margin, descending=True, stable=True)
+        margin, y = margin[order], y[order]
+        # Rows with equal margins are taken together: the precision is that of the last of them.
+        last = torch.searchsorted(-margin, -margin, right=True) - 1
+        precision = (y.cumsum(0) / torch.arange(1, b - a + 1))[last]
+        values.append((precision * y).sum() / y.sum() + 0 * margin.sum())  # NaN where a margin is
+    return torch.stack(values)
+
+
+def survival_stats(outputs: Tensor, y: Tensor) -> Tensor:
+    """Risk, time and event of each row, (N, 3)."""
+    return torch.cat([outputs.double(), y.double()], 1)
+
+
+def _concordance(stats: Tensor, offsets: Tensor) -> Tensor:
+    """Harrell's C: of pairs of which one has its event first, the share ranked so, ties half."""
+    values = []
+    for a, b in pairwise(offsets.tolist()):
+        risk, time, event = stats[a:b].unbind(1)
+        comparable = (time[:, None] < time[None, :]) & (event[:, None] > 0)
+        higher = (risk[:, None] > risk[None, :]).double()
+        tied = (risk[:, None] == risk[None, :]).double()
+        right = ((higher + tied / 2) * comparable).sum()
+        values.append(right / comparable.sum() + 0 * risk.sum())  # NaN where a risk is
+    return torch.stack(values)
+
+
+def _without_pairs(y: Tensor, offsets: Tensor) -> list[int]:
+    """The clients with rows of which none has its event before another's time."""
+    found = []
+    for client, (a, b) in enumerate(pairwise(offsets.tolist())):
+        time, event = y[a:b, 0], y[a:b, 1]
+        if b > a and not ((time[:, None] < time[None, :]) & (event[:, None] > 0)).any():
+            found.append(client)
+    return found
+
+
+def _sequences(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with one label are sequences of one token."""
+    return (outputs, y) if y.ndim > 1 else (outputs[:, None], y[:, None])
+
+
+def _correct_tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    outputs, y = _sequences(outputs, y)
+    valid = y >= 0
+    correct = (outputs.argmax(-1) == y) & valid
+    return torch.stack([correct.sum(-1), valid.sum(-1)], 1).double()
+
+
+def _log_likelihoods(outputs: Tensor, y: Tensor) -> Tensor:
+    outputs, y = _sequences(outputs, y)
+    valid = y >= 0
+    labels = y.clamp(min=0)[..., None]
+    log_probability = outputs.log_softmax(-1).gather(-1, labels).squeeze(-1)
+    total = (log_probability.double() * valid).sum(-1)
+    return torch.stack([total, valid.sum(-1).double()], 1)
+
+
+def _per_token(stats: Tensor, offsets: Tensor) -> Tensor:
+    total, count = mean_by_client(stats, offsets).unbind(1)
+    return total / count
+
+
+def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
+    return mean_by_client(stats[:, 0], offsets)
+
+
+CLASSES = ("cross-entropy", "binary")
+VALUES = ("squared",)
+SURVIVAL = ("cox",)
+TOKENS = ("tokens", "cross-entropy")
+
+# The score of a task that names none, by its loss.
+DEFAULTS = {"squared": "r2", "tokens": "token-accuracy"}
+
+SCORES = {
+    "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSES),
+    "top-5": Score(
+        _top5, _mean, "share of rows whose class is among the five likeliest", ("cross-entropy",)
+    ),
+    "auroc": Score(
+        _margins,
+        _auroc,
+        "probability that a positive row ranks above a negative one; needs both in each client",
+        CLASSES,
+    ),
+    "auprc": Score(
+        _margins,
+        _auprc,
+        "average precision: area under precision by recall; needs a positive row in each client",
+        CLASSES,
+    ),
+    "balanced-accuracy": Score(
+        _predicted,
+        _balanced_accuracy,
+        "mean over classes of the share of rows that is right",
+        CLASSES,
+    ),
+    "f1": Score(
+        _predicted, _f1, "F1 of class 1, or the mean over classes where there are more", CLASSES
+    ),
+    "r2": Score(
+        _errors,
+        _r2_own,  # until the variance of all rows is known: see `find`
+        "1 - squared error / variance, the variance being that of all clients' training rows",
+        VALUES,
+        in_per_cent=False,
+    ),
+    "r2-own": Score(
+        _errors,
+        _r2_own,
+        "1 - squared error / variance of the client's own rows",
+        VALUES,
+        in_per_cent=False,
+    ),
+    "mae": Score(
+        _absolute,
+        _mean,
+        "mean absolute error, in the target's units; lower is better",
+        VALUES,
+        lower_is_better=True,
+        in_per_cent=False,
+    ),
+    "rmse": Score(
+        _errors,
+        _rmse,
+        "root of the mean squared error, in the target's units; lower is better",
+        VALUES,
+        lower_is_better=True,
+        in_per_cent=False,
+    ),
+    "neg-mae": Score(
+        _absolute,
+        lambda stats, offsets: -_mean(stats, offsets),
+        "minus the mean absolute error",
+        VALUES,
+        in_per_cent=False,
+    ),
+    "concordance": Score(
+        survival_stats,
+        _concordance,
+        "probability that of two rows the one with the earlier event has the higher risk",
+        SURVIVAL,
+    ),
+    "token-accuracy": Score(_correct_tokens, _per_token, "share of tokens that are right", TOKENS),
+    "likelihood": Score(
+        _log_likelihoods,
+        lambda stats, offsets: _per_token(stats, offsets).exp(),
+        "geometric mean of the probability of the right class or token; 1 / perplexity",
+        TOKENS,
+    ),
+}
+
+# Lower is better; not allowed as a run's main score.
+DIAGNOSTICS = {
+    "ece": Score(
+        calibration.row_stats, calibration.ece, "expected calibration error, 20 bins", CLASSES, True
+    ),
+    "mce": Score(
+        calibration.row_stats, calibration.mce, "maximum calibration error, 20 bins", CLASSES, True
+    ),
+}
+
+
+def find(name: str, variance: float | None = None) -> Score:
+    """The score or diagnostic of that name. variance: of all rows' target, for R^2."""
+    known = SCORES | DIAGNOSTICS
+    if name not in known:
+        raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")
+    if name == "r2" and variance is not None:
+        return known[name]._replace(reduce=partial(_r2, variance=variance))
+    return known[name]
+
+
+def check(name: str, loss: str) -> None:
+    """Raise ConfigError if the score does not exist, or does not fit tasks of this loss."""
+    fits = find(name).losses
+    if fits and loss not in fits:
+        possible = [other for other, score in SCORES.items() if loss in (score.losses or (loss,))]
+        hint = did_you_mean(name, possible)
+        raise ConfigError(f"score = {name!r} does not fit data whose loss is {loss!r}: {hint}")
+
+
+def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:
+    """The clients with rows whose score is undefined.
+
+    AUROC needs both classes, average precision and the F1 of two classes a positive row, R^2
+    against a client's own variance two values.
+    """
+    if name == "concordance":
+        return _without_pairs(y, offsets)
+    binary = len(y) > 0 and int(y.max()) <= 1
+    needs_positive = name == "auprc" or (name == "f1" and binary)
+    if len(y) == 0 or not (needs_positive or name in ("auroc", "r2-own")):
+        return []
+    sizes = offsets.diff()
+    if needs_positive:
+        missing = mean_by_client((y == 1).double(), offsets) == 0
+    else:
+        first = y[offsets[:-1].clamp(max=len(y) - 1)].double()
+        differs = y.double() != torch.repeat_interleave(first, sizes)
+        missing = mean_by_client(differs.double(), offsets) == 0
+    clients: list[int] = (missing & (sizes > 0)).nonzero().flatten().tolist()
+    return clients

@@ -1,0 +1,459 @@
+"""A module, its loss and its scores, as functions of one flat vector.
+
+The vector holds the trainable parameters first and the floating-point buffers (BatchNorm's running
+statistics) after them. Buffers are sent and averaged like the rest, but not trained.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.tensors import Tensors
+from commonweal.training import scores
+from commonweal.training.scores import Score
+
+__all__ = ["LOSSES", "Batch", "InUnits", "Task"]
+
+
+class Batch(NamedTuple):
+    """A mini-batch, padded. `weight` is each row's loss weight: 0 for padding, summing to 1."""
+
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,), or (B, L) where each token has a label
+    weight: Tensor  # (B,)
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    # As logsumexp - logit: torch's cross_entropy has no batching rule, and is slow under vmap.
+    return outputs.logsumexp(-1) - outputs.gather(-1, y[:, None]).squeeze(-1)
+
+
+def _binary(outputs: Tensor, y: Tensor) -> Tensor:
+    logits = outputs.squeeze(-1)
+    y = y.to(outputs.dtype)
+    return nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none")
+
+
+def _squared(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.squeeze(-1) - y).square()
+
+
+def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    """The mean over a row's tokens, (N, L, V), (N, L) -> (N,). Tokens with label -1 are skipped."""
+    if outputs.ndim != 3:
+        shape = tuple(outputs.shape[1:])
+        raise ConfigError(
+            f"the data labels each token, but the model gives one output per row, {shape}: "
+            "take a model of sequences, such as 'lstm'"
+        )
+    valid = y >= 0
+    labels = y.clamp(min=0)[..., None]
+    losses = outputs.logsumexp(-1) - outputs.gather(-1, labels).squeeze(-1)
+    return (losses * valid).sum(-1) / valid.sum(-1).clamp(min=1)
+
+
+def _cox(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cox's negative log partial likelihood by row (Breslow's way with ties); 0 where censored.
+
+    y: (N, 2), the time and whether there was an event. The rows are each other's risk sets.
+    """
+    time, event = y.unbind(-1)
+    risk = outputs.squeeze(-1)
+    at_risk = time[None, :] >= time[:, None]  # (N, N): who is still there at each row's time
+    together = torch.where(at_risk, risk[None, :], -torch.inf).logsumexp(-1)
+    return (together - risk) * event
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) -> (N,)
+    "cross-entropy": _cross_entropy,
+    "binary": _binary,
+    "squared": _squared,
+    "tokens": _tokens,
+    "cox": _cox,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A module with its loss (a name in LOSSES) and its score (a name in SCORES).
+
+    A run starts from the module's values. Parameters that require no gradient are not trained.
+    also: further scores, recorded beside the first
+    target: the mean and deviation of the labels of a regression: the module is trained on scaled
+        labels, and its loss is relative to their variance; outputs and scores are in units
+
+    >>> task = Task(nn.Linear(2, 3))
+    >>> task.size, task.initial.shape
+    (9, torch.Size([9]))
+    """
+
+    module: nn.Module
+    loss: str = "cross-entropy"
+    score: str = ""  # by default the one that suits the loss
+    also: tuple[str, ...] = ()
+    target: tuple[float, float] | None = None
+
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"<Task: {name} of {self.size} parameters, loss {self.loss}, score {self.score}>"
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")
+        if not self.score:
+            object.__setattr__(self, "score", scores.DEFAULTS.get(self.loss, "accuracy"))
+        for name in self.scores:
+            scores.check(name, self.loss)
+        if not any(p.requires_grad for p in self.module.parameters()):
+            raise ConfigError(f"{type(self.module).__name__} has no parameter to train")
+        if self.target is not None and not self.target[1] > 0:
+            raise ConfigError(f"target = {self.target}: the deviation must be above 0")
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+                raise ConfigError(
+                    f"{type(part).__name__} has no running statistics to evaluate with: "
+                    "set track_running_stats=True"
+                )
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """All scores, the main one first."""
+        return tuple(dict.fromkeys((self.score, *self.also)))
+
+    @cached_property
+    def _pieces(self) -> dict[str, Tensor]:
+        """The vector's tensors in order: trainable parameters, then floating-point buffers."""
+        parameters = self.module.named_parameters()
+        buffers = self.module.named_buffers()
+        trainable = {name: p.detach() for name, p in parameters if p.requires_grad}
+        return trainable | {name: b for name, b in buffers if b.is_floating_point()}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._pieces)
+
+    @cached_property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        return tuple(p.shape for p in self._pieces.values())
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [p.numel() for p in self._pieces.values()]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def num_trainable(self) -> int:
+        """The number of trainable coordinates; those after them are buffers."""
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def trainable(self, w: Tensor) -> Tensor:
+        """The trainable prefix of w: without buffers w itself, as a slice's backward allocates."""
+        return w if self.num_trainable == self.size else w[: self.num_trainable]
+
+    @cached_property
+    def initial(self) -> Tensor:
+        """The module's own values."""
+        return torch.cat([p.flatten() for p in self._pieces.values()]).to(torch.float32)
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layer number of each tensor: a weight and its bias have the same."""
+        layers = [name.rpartition(".")[0] for name in self.names]
+        numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
+        return [numbers[layer] for layer in layers]
+
+    def reinitialised(self, seed: int) -> Tensor:
+        """The parameters after another random initialisation.
+
+        Layers without `reset_parameters` keep their values.
+        """
+        module = deepcopy(self.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for layer in module.modules():
+                _reset(layer)
+        return Task(module, self.loss, self.score).initial
+
+    def tensors(self, w: Tensor) -> dict[str, Tensor]:
+        """The vector as the module's named tensors: views, with a single cat as their backward."""
+        pieces = zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)
+        return {name: piece.view(shape) for name, piece, shape in pieces}
+
+    def module_of(self, w: Tensor) -> nn.Module:
+        """A copy of the module with the vector's values, in evaluation mode.
+
+        Its outputs are in the units of the labels: a module of a scaled target is wrapped.
+        """
+        module = deepcopy(self.module).eval()
+        module.load_state_dict(self.tensors(w), strict=False)
+        return module if self.target is None else InUnits(module, *self.target).eval()
+
+    @cached_property
+    def _training(self) -> nn.Module:
+        module = deepcopy(self.module).train()
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = _Linear  # the same parameters, another forward
+        return module
+
+    @cached_property
+    def _inference(self) -> nn.Module:
+        return deepcopy(self.module).eval()
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of tensors by name, such as those of `Record.model()`: inverts `tensors`."""
+        return torch.cat([tensors[name].flatten() for name in self.names])
+
+    def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch's loss in training mode, and the buffers after it (empty without buffers)."""
+        losses, buffers = self.row_losses(w, batch)
+        return (losses * batch.weight).sum(), buffers
+
+    def row_losses(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The losses (B,) of the rows in training mode, and the buffers after them."""
+        tensors = self.tensors(w)
+        # BatchNorm writes its statistics in place: give it copies.
+        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
+        counters = {name: b.to(w.device, copy=True) for name, b in self._counters.items()}
+        outputs = self._call(self._training, tensors | buffers | counters, batch.x)
+        y = self._scaled(batch.y)
+        if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
+            y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
+        losses = LOSSES[self.loss](outputs, y)
+        if not buffers:
+            return losses, w.new_empty(0)
+        return losses, torch.cat([buffer.flatten() for buffer in buffers.values()])
+
+    def with_statistics(self, w: Tensor, x: Tensor) -> Tensor:
+        """The vector with the buffers of BatchNorm replaced by the statistics of these rows."""
+        n = self.num_trainable
+        tensors = self.tensors(w)
+        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
+        counters = {name: b.clone() for name, b in self._counters.items()}
+        with torch.no_grad():
+            self._call(self._estimating, tensors | buffers | counters, x)
+        return torch.cat([w[:n], *(buffer.flatten() for buffer in buffers.values())])
+
+    @cached_property
+    def _estimating(self) -> nn.Module:
+        """In training mode, with running statistics that forget everything before."""
+        module = deepcopy(self.module).eval()
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
+                layer.momentum = 1.0
+        return module
+
+    @cached_property
+    def _counters(self) -> dict[str, Tensor]:
+        return {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
+
+    @cached_property
+    def _buffer_names(self) -> tuple[str, ...]:
+        trainable = sum(p.requires_grad for p in self.module.parameters())
+        return self.names[trainable:]
+
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """The model's outputs in evaluation mode, in the units of the labels."""
+        return self._in_units(self._call(self._inference, self.tensors(w), x))
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        """The labels as the module is trained on them."""
+        if self.target is None:
+            return y
+        mean, deviation = self.target
+        return (y - mean) / deviation
+
+    def _in_units(self, outputs: Tensor) -> Tensor:
+        if self.target is None:
+            return outputs
+        mean, deviation = self.target
+        return mean + deviation * outputs
+
+    def find_score(self, name: str) -> Score:
+        """A score by name. R^2 is against the variance of the target where that is known."""
+        return scores.find(name, None if self.target is None else self.target[1] ** 2)
+
+    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            tensors = self._fixed(x.device) | tensors
+        result: Tensor = functional_call(module, tensors, (self.ready(x),), tie_weights=self._tied)
+        return result
+
+    def _fixed(self, device: torch.device) -> dict[str, Tensor]:
+        """The module's tensors that are not in the vector, on the device where it computes."""
+        if device not in self._fixed_on:
+            everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+            others = everything.keys() - set(self.names)
+            self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
+        return self._fixed_on[device]
+
+    @cached_property
+    def _fixed_on(self) -> dict[torch.device, dict[str, Tensor]]:
+        return {}
+
+    def ready(self, x: Tensor) -> Tensor:
+        """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
+        if x.dtype == torch.uint8:
+            return x.to(torch.float32) / 255
+        if x.dtype == torch.int16:
+            return x.to(torch.float32) / 32768
+        if x.is_floating_point():
+            return x
+        return x.to(torch.int64 if self._takes_tokens else torch.float32)
+
+    @cached_property
+    def _takes_tokens(self) -> bool:
+        return self._has_layer(nn.Embedding, nn.EmbeddingBag)
+
+    @cached_property
+    def has_batchnorm(self) -> bool:
+        return self._has_layer(nn.modules.batchnorm._BatchNorm)
+
+    def _has_layer(self, *kinds: type[nn.Module]) -> bool:
+        return any(isinstance(layer, kinds) for layer in self.module.modules())
+
+    @cached_property
+    def _tied(self) -> bool:
+        """Whether two names share a parameter: to search at every call takes as long as a layer."""
+        all_names = list(self.module.named_parameters(remove_duplicate=False))
+        return len(all_names) > len(list(self.module.parameters()))
+
+    def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
+        return self.row_results(self._call(self._inference, self.tensors(w), x), y)
+
+    def row_results(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        """The same from the module's outputs (N, c)."""
+        if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
+            outputs, y = outputs.cpu(), y.cpu()
+            stats = {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
+            return scores.survival_stats(outputs, y), stats
+        # First the losses: they say where outputs do not fit.
+        losses = LOSSES[self.loss](outputs, self._scaled(y)).cpu()
+        # Scores are in float64, which not every device has.
+        outputs, y = self._in_units(outputs).cpu(), y.cpu()
+        return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
+
+    def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
+        """The mean loss of each client (K,), of what `evaluate_rows` gives by row."""
+        if self.loss != "cox":
+            return scores.mean_by_client(losses, offsets)
+        values = []
+        for a, b in pairwise(offsets.tolist()):
+            risk, label = losses[a:b, :1], losses[a:b, 1:]
+            values.append(LOSSES["cox"](risk, label).mean())
+        return torch.stack(values)
+
+    def undefined(self, y: Tensor, offsets: Tensor) -> list[int]:
+        """The clients with rows whose main score is undefined."""
+        own_variance = self.score == "r2" and self.target is None
+        return scores.undefined("r2-own" if own_variance else self.score, y, offsets)
+
+    @cached_property
+    def _widths(self) -> dict[torch.Size, int]:
+        return {}
+
+    def width(self, x: Tensor) -> int:
+        """The numbers that a row of x and its activations hold, the same on every machine."""
+        shape = x.shape[1:]
+        if shape not in self._widths:
+            row = torch.zeros(1, *shape, dtype=x.dtype)
+            activations = _count_activations(deepcopy(self._inference), self.ready(row))
+            self._widths[shape] = activations + row.numel()
+        return self._widths[shape]
+
+    @cached_property
+    def has_dropout(self) -> bool:
+        """Whether a layer draws random numbers in training."""
+        return any(_draws(layer) for layer in self.module.modules())
+
+    @cached_property
+    def _drawing(self) -> dict[torch.Size, bool]:
+        return {}
+
+    def draws_inside(self, x: Tensor) -> bool:
+        """Whether training on rows like x draws random numbers, in a layer or in a forward."""
+        shape = x.shape[1:]
+        if shape not in self._drawing:
+            generator = torch.default_generator
+            before = generator.get_state()
+            rows = self.ready(torch.zeros(2, *shape, dtype=x.dtype))
+            with torch.no_grad():
+                deepcopy(self.module).train()(rows)
+            self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
+            generator.set_state(before)
+        return self._drawing[shape]
+
+
+class InUnits(nn.Module):
+    """A module that was trained on a scaled target, with outputs in the target's units."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, module: nn.Module, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.mean + self.deviation * self.module(x)
+        return outputs
+
+
+class _Linear(nn.Linear):
+    """W x' instead of x W': under vmap the weight's gradient then needs no copy to its layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            return super().forward(x)
+        outputs = (self.weight @ x.mT).mT
+        return outputs if self.bias is None else outputs + self.bias
+
+
+def _reset(layer: nn.Module) -> None:
+    """Initialise a layer again, if it can."""
+    for name in ("reset_parameters", "_reset_parameters"):  # the second: attention
+        reset = getattr(layer, name, None)
+        if callable(reset):
+            reset()
+            return
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Whether a layer draws random numbers in training."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, nn.RReLU)
+
+
+def _count_activations(module: nn.Module, x: Tensor) -> int:
+    """The numbers that the layers of a module give for x."""
+    count = 0
+
+    def add(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal count
+        outputs = output if isinstance(output, tuple) else (output,)
+        count += sum(value.numel() for value in outputs if isinstance(value, Tensor))
+
+    for layer in module.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(add)
+    with torch.no_grad():
+        module(x)
+    return count

@@ -1,0 +1,237 @@
+"""Many runs as one: what is run, what is not repeated, what is gathered."""
+
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from commonweal.analysis import compare
+from commonweal.analysis.compare import (
+    Result,
+    Step,
+    align,
+    cells,
+    gather,
+    results,
+    run_cells,
+)
+from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.files import locked
+from commonweal.config.catalog import split_list
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation
+from commonweal.jobs.rounds import run
+from commonweal.record.store import Record
+from commonweal.report.tables import comparison, layout
+from commonweal.training.task import Task
+
+BASE = {"dataset": "vowel", "rounds": 3}
+
+
+def rule_of(experiment: Experiment) -> dict[str, Any]:
+    return experiment.rule
+
+
+def numbers(steps: Iterable[Step]) -> list[int]:
+    return [step.round.number for step in steps if step.round is not None]
+
+
+def test_rules_may_have_parameters() -> None:
+    assert split_list("fedavg,term(t=2),aaggff-s(cdf=frechet,beta=1)") == [
+        "fedavg",
+        "term(t=2)",
+        "aaggff-s(cdf=frechet,beta=1)",
+    ]
+    plan = cells(BASE, ["term(t=2)", "aaggff-s(cdf=frechet,beta=0.5)"], 1, [], Path("x"))
+    assert rule_of(plan[0].experiment)["t"] == 2
+    assert rule_of(plan[1].experiment)["cdf"] == "frechet"
+    assert rule_of(plan[1].experiment)["beta"] == 0.5
+
+
+def test_rules_may_have_rules_with_parameters() -> None:
+    plan = cells(BASE, ["guarded(limit=9, rule=term(t=2))"], 1, [], Path("x"))
+    assert rule_of(plan[0].experiment)["limit"] == 9
+    assert rule_of(plan[0].experiment)["rule"]["t"] == 2
+
+
+def test_all_combinations_of_rules_values_and_seeds(tmp_path: Path) -> None:
+    plan = cells(BASE, ["fedavg", "term"], 2, ["client.lr=0.1,0.2", "rounds=2,4"], tmp_path)
+    assert len(plan) == 2 * 2 * 2 * 2 == len({cell.folder for cell in plan})
+    assert {cell.experiment.client["lr"] for cell in plan} == {0.1, 0.2}
+    assert {cell.experiment.seed for cell in plan} == {0, 1}
+    assert plan[0].label == "fedavg client.lr=0.1 rounds=2"
+
+
+def test_varied_values_may_have_brackets(tmp_path: Path) -> None:
+    vary = ["model=mlp(hidden=[4, 8]),logistic"]
+    plan = cells(BASE, ["fedavg"], 1, vary, tmp_path)
+    assert [cell.experiment.model["name"] for cell in plan] == ["mlp", "logistic"]
+    assert list(plan[0].experiment.model["hidden"]) == [4, 8]
+
+
+def test_the_files_own_parameters_stay_with_its_rule() -> None:
+    base = BASE | {"rule": {"name": "term", "t": 7.0}}
+    plan = cells(base, ["fedavg", "term"], 1, [], Path("x"))
+    assert rule_of(plan[1].experiment)["t"] == 7.0
+    assert rule_of(plan[0].experiment) == {"name": "fedavg"}
+
+
+def test_the_same_rule_twice_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="the same rule twice"):
+        cells(BASE, ["fedavg", "fedavg"], 1, [], Path("x"))
+
+
+@pytest.mark.parametrize("text", ["client.lr", "client.lr="])
+def test_a_bad_vary_is_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="write key=value1,value2"):
+        cells(BASE, ["fedavg"], 1, [text], Path("x"))
+
+
+def test_what_is_finished_is_not_repeated(tmp_path: Path) -> None:
+    plan = cells(BASE, ["fedavg", "term"], 1, [], tmp_path)
+    assert numbers(run_cells(plan[:1])) == [1, 2, 3]
+    steps = list(run_cells(plan))
+    assert steps[0].round is None
+    assert numbers(steps[1:]) == [1, 2, 3]
+
+
+def test_a_comparison_that_was_stopped_continues_to_the_same_bytes(tmp_path: Path) -> None:
+    plan = cells(BASE, ["aaggff-s"], 2, [], tmp_path / "cut")
+    steps = run_cells(plan)
+    for _ in range(4):  # into the second run
+        next(steps)
+    assert isinstance(steps, Generator)
+    steps.close()
+    list(run_cells(plan))
+    straight = cells(BASE, ["aaggff-s"], 2, [], tmp_path / "straight")
+    list(run_cells(straight))
+    for a, b in zip(plan, straight, strict=True):
+        for name in ("rounds.jsonl", "model.safetensors", "clients.chunks", "clients.csv"):
+            assert (a.folder / name).read_bytes() == (b.folder / name).read_bytes()
+
+
+def test_a_folder_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    list(run_cells(cells(BASE, ["fedavg"], 1, [], tmp_path)))
+    with pytest.raises(RunError, match="another experiment"):
+        list(run_cells(cells(BASE | {"rounds": 4}, ["fedavg"], 1, [], tmp_path)))
+
+
+def scores_of(record: Record, own: bool = False) -> list[float]:
+    evaluation = record.clients().evaluation
+    if own:
+        assert evaluation.personal is not None
+        evaluation = evaluation.personal
+    scores: list[float] = evaluation.score.tolist()
+    return scores
+
+
+def test_personal_methods_have_a_line_for_the_models_that_clients_use(tmp_path: Path) -> None:
+    plan = cells(BASE, ["fedavg"], 2, ["client=sgd,ditto"], tmp_path)
+    list(run_cells(plan))
+    found = {r.label: r for r in results(plan)}
+    assert list(found) == [
+        "fedavg client=sgd",
+        "fedavg client=ditto",
+        "fedavg client=ditto, own models",
+    ]
+    records = [Record.read(cell.folder) for cell in plan[2:]]
+    own = found["fedavg client=ditto, own models"]
+    shared = found["fedavg client=ditto"]
+    assert own.personal
+    assert not shared.personal
+    assert own.scores.tolist() == [scores_of(record, own=True) for record in records]
+    assert shared.scores.tolist() == [scores_of(record) for record in records]
+    assert shared.scores.tolist() != own.scores.tolist()
+    grid = layout(comparison(list(found.values()), "accuracy"))
+    assert len(grid.labels) == 3
+    assert grid.notes[-1].startswith("own models: the personal models")
+
+
+def test_results_gather_seeds_by_rule(tmp_path: Path) -> None:
+    plan = cells(BASE, ["fedavg", "uniform"], 2, [], tmp_path)
+    list(run_cells(plan))
+    found = results(plan)
+    assert [r.label for r in found] == ["fedavg", "uniform"]
+    assert found[0].scores.shape == (2, 15)
+    assert len(found[0].metrics) == found[0].seeds == 2
+    assert found[0].metrics[0]["mean"] == pytest.approx(found[0].scores[0].mean())
+
+
+# Runs of one's own task and federation
+
+
+def own_run(folder: Path, rule: str, seed: int, sizes: dict[str, int]) -> Record:
+    """A run on random rows of clients with these numbers of rows."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(list(sizes), list(sizes.values()))
+    x = rng.normal(size=(len(owner), 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    f = Federation.from_arrays(x, y, owner, test=0.5, outputs=2)
+    list(run(Task(nn.Linear(2, 2)), f, rule=rule, rounds=2, seed=seed, out=folder))
+    return Record.read(folder)
+
+
+def test_runs_of_ones_own_task_are_compared_in_the_order_of_their_seeds(tmp_path: Path) -> None:
+    sizes = {"a": 8, "b": 8}
+    records = {
+        rule: [own_run(tmp_path / f"{rule}-{seed}", rule, seed, sizes) for seed in (1, 0)]
+        for rule in ("fedavg", "aaggff-s")
+    }
+    found = gather(records)
+    assert [r.label for r in found] == ["fedavg", "aaggff-s"]
+    assert found[0].scores.tolist() == [scores_of(record) for record in records["fedavg"][::-1]]
+    assert comparison(found, "accuracy").seeds == 2
+
+
+def test_seeds_may_differ_in_the_clients_that_have_a_score(tmp_path: Path) -> None:
+    """A client with a single row has no test row in the second seed."""
+    both = own_run(tmp_path / "0", "fedavg", 0, {"a": 8, "b": 8, "c": 8})
+    two = own_run(tmp_path / "1", "fedavg", 1, {"a": 8, "b": 1, "c": 8})
+    (result,) = gather({"fedavg": [both, two]})
+    assert result.clients == ("a", "c")
+    assert result.scores.shape == (2, 2)
+    assert result.metrics[0]["mean"] == pytest.approx(np.mean(scores_of(both)))
+    assert result.metrics[1]["mean"] == pytest.approx(np.nanmean(scores_of(two)))
+    assert comparison([result], "accuracy").clients == 2
+
+
+def test_labels_need_the_same_number_of_runs(tmp_path: Path) -> None:
+    record = own_run(tmp_path / "0", "fedavg", 0, {"a": 8, "b": 8})
+    with pytest.raises(RunError, match="the same number of runs"):
+        gather({"fedavg": [record], "term": [record, record]})
+    with pytest.raises(RunError, match="the same number of runs"):
+        gather({"fedavg": []})
+
+
+def test_results_are_aligned_by_the_names_of_clients() -> None:
+    a = Result("a", ("x", "y", "z"), np.array([[1.0, 2.0, 3.0]]), [{}])
+    b = Result("b", ("z", "w", "x"), np.array([[30.0, 0.0, 10.0]]), [{}])
+    names, first, second = align(a, b)
+    assert names == ("x", "z")
+    assert first.tolist() == [[1.0, 3.0]]
+    assert second.tolist() == [[10.0, 30.0]]
+
+
+# Several commands at once
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_of_another_process_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(compare, "PAUSE", 0.05)
+    plan = cells(BASE, ["fedavg", "afl"], 1, [], tmp_path)
+    holder = locked(plan[0].folder)
+    holder.__enter__()
+    steps = run_cells(plan) if jobs == 1 else compare.run_cells_in_processes(plan, jobs)
+    seen = []
+    for step in steps:
+        seen.append((step.cell.label, bool(step.waiting)))
+        if step.cell.label == "afl" and (step.round is None or step.round.number == 3):
+            holder.__exit__(None, None, None)
+    assert seen[0] == ("fedavg", True) and seen[-1] == ("fedavg", False)
+    assert all(cell.finished for cell in plan)
+    assert all(not step_waiting for _, step_waiting in seen[1:])

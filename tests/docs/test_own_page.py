@@ -1,0 +1,55 @@
+"""docs/own.md: every command is run in its order, and what it shows is what is printed."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commonweal import cli
+from own_table import write
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^    ((?:commonweal|python) .*)$", PAGE, re.M)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+def call(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    cli.app(arguments, standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_the_page_of_own_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    texts = []
+    for language, text in BLOCKS:
+        name = re.match(r"# (\w+\.py)\n", text)
+        if language == "python" and name:
+            Path(name[1]).write_text(text, encoding="utf-8")
+        elif language == "csv":
+            assert text.strip() in Path("patients.csv").read_text(encoding="utf-8-sig")
+        else:
+            texts.append(text)
+    printed = {}
+    for command in COMMANDS:
+        capsys.readouterr()
+        printed[command] = call(command, capsys)
+    assert len(printed) == 18
+    assert [text for text in texts if text in printed["commonweal init patients.csv"]] == texts
+    assert "Equal weights for the clients" in printed["commonweal show ./my_rules.py:WorstHalf"]
+    assert "power = 0.0" in printed["commonweal show ./my_rules.py:WorstHalf"]
+    assert "['no', 'yes']" in printed["python in_python.py"]
+    assert Path("runs/patients-fedavg-0").is_dir() and Path("card.md").exists()
+    assert Path("predictions.csv").read_text() != Path("bonn.csv").read_text()

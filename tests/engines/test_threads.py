@@ -1,0 +1,233 @@
+"""Clients that are computed one by one: in threads, with images' channels last in memory."""
+
+import threading
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from commonweal.algorithms.algorithm import Request
+from commonweal.base.tensors import Tensors
+from commonweal.clients.superfed import SuPerFedMM
+from commonweal.config import catalog
+from commonweal.data.federation import Federation
+from commonweal.engines.simulator import Simulator
+from commonweal.training.client import Client
+from commonweal.training.evaluation import evaluate
+from commonweal.training.memory_format import ChannelsLast, channels_last
+from commonweal.training.task import Task
+from helpers import averaging, batches_of, close, collected, federation, planned, torch_training
+
+SIZES = {"p": 24, "q": 9, "r": 24, "s": 40, "t": 41}
+SHAPES = {"one channel": (1, 8, 8), "three channels": (3, 8, 8)}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def pooled(channels: int = 1, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(channels, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 5, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(20, 3),
+        )
+
+
+def lstm() -> nn.Module:
+    torch.manual_seed(0)
+    built: nn.Module = catalog.build("models", "lstm", shape=(6,), labels=(), outputs=9)
+    return built
+
+
+def of_tokens() -> Federation:
+    """Clients whose rows are sequences of characters."""
+    images = federation(SIZES, (1, 8, 8))
+    parts = []
+    for rows in (images.train, images.test):
+        generator = torch.Generator().manual_seed(len(rows.y))
+        x = torch.randint(0, 9, (len(rows.y), 6), generator=generator)
+        parts.append(type(rows)(x, rows.y, rows.offsets))
+    return Federation(parts[0], parts[1], images.names, outputs=9)
+
+
+def equal(a: Tensors, b: Tensors) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+# Threads
+
+
+@pytest.mark.parametrize("kind", ["cnn", "lstm"])
+def test_the_numbers_do_not_depend_on_the_number_of_threads(kind: str) -> None:
+    task = Task(pooled() if kind == "cnn" else lstm())
+    data = federation(SIZES, (1, 8, 8)) if kind == "cnn" else of_tokens()
+    client = Client(epochs=2, batch=8, momentum=0.5)
+    results = []
+    for count in (1, 2, 3, 5):
+        torch.set_num_threads(count)
+        results.append(collected(task, data, "auto", client))
+    for other in results[1:]:
+        equal(results[0], other)
+
+
+def test_threads_compute_at_the_same_time_and_their_number_is_restored() -> None:
+    together = threading.Barrier(3, timeout=20)  # broken if fewer than three threads come
+    task = Task(pooled())
+
+    def slow(*given: object, **named: object) -> object:
+        together.wait()
+        return original(*given, **named)
+
+    original = averaging(task).answer.__func__  # type: ignore[attr-defined]
+    torch.set_num_threads(3)
+    three = dict(list(SIZES.items())[:3])
+    with mock.patch("commonweal.algorithms.averaging.Averaging.answer", slow):
+        collected(task, federation(three, (1, 8, 8)), "auto", Client())
+    assert torch.get_num_threads() == 3
+
+
+def test_clients_keep_their_states_in_threads_as_without() -> None:
+    data = federation(SIZES, (1, 8, 8))
+    task = Task(pooled())
+    algorithm = averaging(task, SuPerFedMM(batch=8, begin=0.0))
+    states = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        simulator = Simulator(data)
+        state = algorithm.init(data.population)
+        for _ in range(2):
+            replies = simulator.collect(algorithm, Request(torch.arange(5), algorithm.ask(state)))
+            state = algorithm.tell(state, replies, 5).state
+        states.append(simulator.client_states())
+    assert states[0].keys() == states[1].keys() == set(range(5))
+    for client in range(5):
+        equal(states[0][client], states[1][client])
+
+
+def test_what_a_thread_raises_is_raised_and_no_thread_is_left() -> None:
+    torch.set_num_threads(2)
+    before = threading.active_count()
+    fails = mock.patch.object(Client, "loss", side_effect=ZeroDivisionError("on purpose"))
+    with fails, pytest.raises(ZeroDivisionError, match="on purpose"):
+        collected(Task(pooled()), federation(SIZES, (1, 8, 8)), "auto", Client())
+    assert threading.active_count() == before
+    assert torch.get_num_threads() == 2
+
+
+class Dropping(nn.Module):
+    """Draws random numbers in its forward, which no layer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = pooled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped = nn.functional.dropout(x, 0.5, self.training)
+        outputs: Tensor = self.body(dropped)
+        return outputs
+
+
+def test_a_forward_that_draws_gives_the_same_numbers_with_any_number_of_threads() -> None:
+    task = Task(Dropping())
+    data = federation(SIZES, (1, 8, 8))
+    assert not task.has_dropout
+    assert task.draws_inside(data.train.x)
+    results = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        torch.manual_seed(count)  # must not matter
+        results.append(collected(task, data, "auto", Client(batch=8)))
+        assert torch.initial_seed() == count
+    for name, value in results[0].items():  # torch's own threads round in another way
+        close(value, results[1][name])
+
+
+def test_to_ask_whether_a_module_draws_does_not_draw() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    assert Task(Dropping()).draws_inside(torch.zeros(1, 1, 8, 8))
+    assert not Task(pooled()).draws_inside(torch.zeros(1, 1, 8, 8))
+    assert torch.equal(torch.rand(1), expected)
+
+
+# Channels last
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_images_reach_the_layers_with_their_channels_last(shape: tuple[int, ...]) -> None:
+    task = Task(pooled(shape[0]))
+    x = torch.randn(4, *shape)
+    faster = channels_last(task, x)
+    assert isinstance(faster, ChannelsLast)
+    seen = []
+    pooling = faster._inference[2]  # type: ignore[index]
+    pooling.register_forward_hook(lambda _m, given, _out: seen.append(given[0]))
+    outputs = faster.outputs(task.initial, x)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    close(outputs, task.outputs(task.initial, x))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_training_is_that_of_torch_optim(shape: tuple[int, ...]) -> None:
+    task = Task(pooled(shape[0]))
+    data = federation(SIZES, shape)
+    client = Client(epochs=2, batch=8, momentum=0.5)
+    updates = collected(task, data, "auto", client)["update"]
+    for k in range(data.clients):
+        batches = batches_of(planned(client, task, data, [k]))
+        w = torch_training(task, client, task.initial, data.train, batches)
+        close(updates[k], task.initial - w)
+
+
+def test_evaluation_is_that_of_the_plain_module() -> None:
+    task = Task(pooled())
+    rows = federation(SIZES, (1, 8, 8)).test
+    given = evaluate(task, task.initial, rows)
+    losses = nn.functional.cross_entropy(task.module(rows.x), rows.y, reduction="none")
+    close(given.losses, losses.detach().view(5, -1).mean(1))
+
+
+class Viewing(nn.Module):
+    """Needs channels first: `view` refuses other layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2))
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(x).view(len(x), -1))
+        return outputs
+
+
+def test_a_module_that_needs_channels_first_gets_them() -> None:
+    task = Task(Viewing())
+    x = torch.randn(4, 3, 8, 8)
+    with pytest.raises(RuntimeError, match="view"):  # the reason for the trial
+        task.module(x.to(memory_format=torch.channels_last))
+    assert channels_last(task, x) is task
+    collected(task, federation(SIZES, (3, 8, 8)), "auto", Client())
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8)), (nn.Linear(4, 3), (4,))],
+)
+def test_other_models_are_left_as_they_are(module: nn.Module, shape: tuple[int, ...]) -> None:
+    task = Task(module)
+    assert channels_last(task, torch.zeros(2, *shape)) is task

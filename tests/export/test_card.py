@@ -1,0 +1,87 @@
+"""The model card and its badge: who is served how well, from the run's own tables."""
+
+import csv
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commonweal import cli
+from commonweal.base.errors import CommonwealError
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation
+from commonweal.export import card
+from commonweal.jobs.rounds import run
+from commonweal.record.store import Record
+from run_helpers import task
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card") / "a run"
+    list(run(Experiment(dataset="vowel", rounds=3, rule="aaggff-s"), out=folder))
+    return folder
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the table of clients."""
+    lines = re.findall(r"^\| (.*) \|$", text, re.M)
+    return [line.split(" | ") for line in lines[1:]]
+
+
+def test_the_card_has_every_client_with_the_score_of_the_runs_table(
+    finished: Path, tmp_path: Path
+) -> None:
+    cli.app(["card", str(finished), "-o", str(tmp_path / "c.md")], standalone_mode=False)
+    text = (tmp_path / "c.md").read_text(encoding="utf-8")
+    with (finished / "clients.csv").open(encoding="utf-8") as file:
+        known = {row["client"]: float(row["score"]) for row in csv.DictReader(file)}
+    found = rows(text)
+    assert {name: float(value) for name, _, value in found} == {
+        name: pytest.approx(value, abs=5e-4) for name, value in known.items()
+    }
+    values = [float(value) for _, _, value in found]
+    assert values == sorted(values)  # the worst served first
+    assert "![accuracy: mean" in text and "](c.svg)" in text
+
+
+def test_the_badge_shows_the_mean_and_the_worst_client(finished: Path, tmp_path: Path) -> None:
+    cli.app(["card", str(finished), "-o", str(tmp_path / "c.md")], standalone_mode=False)
+    root = ET.fromstring((tmp_path / "c.svg").read_text(encoding="utf-8"))
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    scores = [float(cells[2]) for cells in rows(card(Record.read(finished)))]
+    mean, worst = 100 * float(np.mean(scores)), 100 * min(scores)
+    assert texts == ["accuracy", f"mean {mean:.1f} %", f"worst {worst:.1f} %"]
+    boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    assert sum(int(box.attrib["width"]) for box in boxes) == int(root.attrib["width"])
+
+
+def test_export_writes_the_same_card(finished: Path) -> None:
+    cli.app(["card", str(finished)], standalone_mode=False)
+    first = (finished / "card.md").read_bytes(), (finished / "card.svg").read_bytes()
+    (finished / "card.md").unlink()
+    cli.app(["export", str(finished), "--to", "card"], standalone_mode=False)
+    assert ((finished / "card.md").read_bytes(), (finished / "card.svg").read_bytes()) == first
+
+
+def test_a_card_of_ones_own_task_and_of_personal_models(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).astype(np.float32)
+    federation = Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.repeat(["a<b", "c"], 40))
+    list(run(task(2), federation, client="ditto", rounds=2, out=tmp_path / "own"))
+    text = card(Record.read(tmp_path / "own"))
+    assert "its author's own" in text and "| own model |" in text and "| a\\<b |" in text
+    last = Record.read(tmp_path / "own").evaluated[-1]
+    assert f"mean {100 * last.personal['mean']:.1f} %" in text  # what the clients use
+
+
+def test_a_run_without_an_evaluation_has_no_card(finished: Path, tmp_path: Path) -> None:
+    experiment = Experiment(dataset="vowel", rounds=3, evaluate_every=3)
+    for _ in run(experiment, out=tmp_path / "started"):
+        break
+    with pytest.raises(CommonwealError, match="no round has been evaluated"):
+        cli.app(["card", str(tmp_path / "started")], standalone_mode=False)
+    with pytest.raises(CommonwealError, match=r"name the card's file, as card\.md"):
+        cli.app(["card", str(finished), "-o", str(tmp_path / "x.svg")], standalone_mode=False)

@@ -1,0 +1,289 @@
+"""The report: one file that any browser shows, in which names are text and nothing is missing."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from scipy import stats
+
+from commonweal import cli
+from commonweal.analysis.compare import Result, baseline_cells, cells, run_cells
+from commonweal.analysis.labels import by_label, find_runs
+from commonweal.analysis.worth import worth
+from commonweal.base.errors import RunError
+from commonweal.base.text import shown
+from commonweal.record.store import Record
+from commonweal.report import document, plots
+from page_helpers import IMAGE, NAMES, make_runs
+from run_helpers import as_documented, weights_of
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    make_runs(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> str:
+    return document.render(document.collect([runs]), "A <b>title</b>")
+
+
+class Outline(HTMLParser):
+    """The elements of a page, their attributes and the text in them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+def test_names_are_text_wherever_they_stand(page: str) -> None:
+    outline = Outline(page)
+    assert outline.count("img") == outline.count("b") == outline.count("script") == 0
+    assert all(not key.startswith("on") for _, given in outline.elements for key in given)
+    assert sum(IMAGE in text for text in outline.text) >= 2  # in tables
+    assert any(text.strip() == IMAGE[:19] + "…" for text in outline.text)  # in SVG
+    assert any(NAMES[1] in text for text in outline.text)
+    assert "\x07" not in page.split("<svg", 1)[1].split("</svg>")[0]
+
+
+def test_it_is_one_file_without_scripts_or_addresses(page: str) -> None:
+    outline = Outline(page)
+    for tag, given in outline.elements:
+        for key, value in given.items():
+            if key in ("src", "href", "xlink:href"):
+                assert value is not None
+                assert value.startswith(("#", "data:image/png")), (tag, key, value)
+    assert "url(http" not in page and "@import" not in page
+    policies = [g["content"] for _, g in outline.elements if "http-equiv" in g]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_a_screen_reader_finds_title_description_and_numbers_of_each_figure(page: str) -> None:
+    outline = Outline(page)
+    ids = Counter(given["id"] for _, given in outline.elements if "id" in given)
+    assert max(ids.values()) == 1
+    pictures = [given for tag, given in outline.elements if tag == "svg"]
+    assert len(pictures) == 4  # clients, rounds, aaggff-s's weights and regret
+    for given in pictures:
+        assert given["role"] == "img"
+        assert all(name in ids for name in (given["aria-labelledby"] or "").split())
+    assert outline.count("details") == outline.count("figure") == len(pictures)
+    assert outline.count("caption") == outline.count("table")
+    assert ("html", {"lang": "en"}) in outline.elements
+
+
+def test_it_says_what_the_folders_hold(runs: Path, page: str) -> None:
+    with open(runs / "fedavg" / "seed-0" / "clients.csv", encoding="utf-8") as file:
+        first = {line["client"]: float(line["score"]) for line in csv.DictReader(file)}
+    with open(runs / "fedavg" / "seed-1" / "clients.csv", encoding="utf-8") as file:
+        second = {line["client"]: float(line["score"]) for line in csv.DictReader(file)}
+    text = Outline(page).text
+    for name in first:
+        mean = 50 * (first[name] + second[name])
+        assert (shown(name), f"{mean:.2f} %") in pairwise(text)
+    whole = "".join(text)
+    assert (runs / "fedavg" / "seed-0" / "experiment.toml").read_text() in whole
+    assert json.loads((runs / "fedavg" / "seed-0" / "run.json").read_text())["torch"] in whole
+
+
+def test_equal_runs_give_equal_bytes(runs: Path, page: str) -> None:
+    assert document.render(document.collect([runs]), "A <b>title</b>") == page
+
+
+def test_the_command_writes_the_file(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.html"
+    monkeypatch.setattr(sys, "argv", ["commonweal", "report", str(runs), "-o", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"a report of 4 runs: {file}\n"
+    assert file.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+# What is compared
+
+
+def test_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> None:
+    make_runs(tmp_path / "short", ["fedavg"], seeds=2, rounds=2)
+    make_runs(tmp_path / "long", ["fedavg", "term"], seeds=1, rounds=3)
+    found = by_label(find_runs([tmp_path]))
+    assert {label: len(records) for label, records in found.items()} == {
+        "fedavg rounds=3": 1,
+        "term rounds=3": 1,
+        "fedavg rounds=2": 2,
+    }
+
+
+def test_a_run_that_was_repeated_is_a_label_of_its_own(tmp_path: Path) -> None:
+    make_runs(tmp_path / "a", ["fedavg"], seeds=2, rounds=2)
+    make_runs(tmp_path / "b", ["fedavg"], seeds=1, rounds=2)
+    found = by_label(find_runs([tmp_path]))
+    assert {label: len(records) for label, records in found.items()} == {
+        "fedavg": 2,
+        "fedavg #2": 1,
+    }
+
+
+def test_seeds_that_some_labels_lack_are_left_out_and_named(tmp_path: Path) -> None:
+    make_runs(tmp_path, ["fedavg"], seeds=2, rounds=2)
+    make_runs(tmp_path, ["term"], seeds=1, rounds=2)
+    report = document.collect([tmp_path])
+    assert [result.seeds for result in report.results] == [1, 1]
+    assert report.left_out == ["fedavg: seeds [1] are left out, as other labels lack them."]
+
+
+def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no runs"):
+        document.collect([tmp_path])
+    with pytest.raises(RunError, match="is not a folder"):
+        document.collect([tmp_path / "nowhere"])
+
+
+def test_a_run_without_an_evaluated_round_is_named(tmp_path: Path) -> None:
+    (folder,) = make_runs(tmp_path, ["fedavg"], seeds=1, rounds=2)
+    (folder / "rounds.jsonl").write_text("")
+    with pytest.raises(RunError, match="nothing to report"):
+        document.collect([tmp_path])
+    make_runs(tmp_path, ["term"], seeds=1, rounds=2)
+    assert "no round has been evaluated yet" in document.collect([tmp_path]).left_out[0]
+
+
+# Figures
+
+
+def test_a_record_draws_itself(runs: Path) -> None:
+    record = Record.read(runs / "aaggff-s" / "seed-0")
+    plot = record.plot
+    for figure in (plot.clients(), plot.rounds(), plot.weights(), plot.regret()):
+        assert isinstance(figure, Figure)
+        assert plots.draw(figure, "png").startswith(b"\x89PNG")
+
+
+def test_records_do_not_import_matplotlib() -> None:
+    code = "import sys, commonweal.record.store; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_relative_weights_are_one_where_all_are_equal(runs: Path) -> None:
+    record = Record.read(runs / "aaggff-s" / "seed-0")
+    found = plots.relative_weights(record)
+    for j, line in enumerate(as_documented(runs / "aaggff-s" / "seed-0")):
+        weights = weights_of(line)
+        assert found.table[:, j] == pytest.approx([5 * weights[name] for name in found.names])
+    means = found.table.mean(1)
+    assert (np.diff(means) >= 0).all()  # the most favoured last
+
+
+def test_the_band_lies_between_worst_and_best_tenth(runs: Path) -> None:
+    record = Record.read(runs / "fedavg" / "seed-0")
+    axes = record.plot.rounds().axes[0]
+    dashed, mean = (line.get_ydata() for line in axes.lines)
+    lines = (runs / "fedavg" / "seed-0" / "rounds.jsonl").read_text().splitlines()
+    metrics = [each["metrics"] for each in map(json.loads, lines) if each["metrics"]]
+    assert np.asarray(mean) == pytest.approx([100 * each["mean"] for each in metrics])
+    assert np.asarray(dashed) == pytest.approx([100 * each["worst_10"] for each in metrics])
+
+
+def test_many_clients_are_shown_as_a_distribution_and_in_groups(tmp_path: Path) -> None:
+    names = [f"client {k}" for k in range(90)]
+    make_runs(tmp_path, seeds=1, rounds=2, names=names)
+    report = document.collect([tmp_path])
+    page = document.render(report, "many")
+    assert "the share of clients that have at most a score" in page
+    record = report.runs["aaggff-s"][0]
+    assert plots.relative_weights(record).table.shape == (plots.MOST_NAMES, 2)
+    outline = Outline(page)
+    assert all(name in outline.text for name in names)  # in the numbers
+
+
+def test_of_errors_a_fall_is_a_gain() -> None:
+    def result(label: str, scores: list[float]) -> Result:
+        return Result(label, ("a", "b"), np.array([scores]), [], lower_is_better=True)
+
+    found = plots.changes(result("fedavg", [2.0, 1.0]), result("term", [1.5, 1.25]), "mae")
+    assert (found.gained, found.lost) == ([("a", -0.5)], [("b", 0.25)])
+
+
+def test_runs_alone_and_pooled_say_for_whom_it_is_worth_it(tmp_path: Path) -> None:
+    base = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
+    plan = [*cells(base, ["fedavg", "term"], 1, [], tmp_path), *baseline_cells(base, 1, tmp_path)]
+    for _ in run_cells(plan):
+        pass
+    report = document.collect([tmp_path])
+    assert [each.label for each in report.results] == ["fedavg", "term"]
+    assert [each.label for each in report.baselines] == ["alone", "pooled"]
+    page = Outline(document.render(report, "worth"))
+
+    def score(label: str, column: str) -> dict[str, float]:
+        with open(tmp_path / label / "seed-0" / "clients.csv") as file:
+            return {line["client"]: float(line[column]) for line in csv.DictReader(file)}
+
+    alone = score("alone", "personal_score")
+    fedavg = score("fedavg", "score")
+    for name in alone:
+        assert (name, f"{100 * (fedavg[name] - alone[name]):+.2f}") in pairwise(page.text)
+    assert not any("Weights over rounds: alone" in text for text in page.text)
+
+
+def test_equal_scores_in_all_seeds_can_be_drawn() -> None:
+    scores = np.full((3, 2), 0.1)  # whose mean is not 0.1
+    assert scores.mean(0)[0] != 0.1
+    result = Result("fedavg", ("a", "b"), scores, [{}, {}, {}])
+    assert plots.draw(plots.clients([result], "accuracy").figure, "png")
+
+
+def test_rounding_is_neither_a_gain_nor_a_loss() -> None:
+    before = np.array([[0.6, 0.5], [0.9, 0.5], [0.2, 0.5]])
+    after = np.array([[0.9, 0.6], [0.2, 0.5], [0.6, 0.5]])  # a: the same mean, up to rounding
+    base = Result("fedavg", ("a", "b"), before, [{}, {}, {}])
+    other = Result("term", ("a", "b"), after, [{}, {}, {}])
+    assert (after - before).mean(0)[0] != 0
+    found = plots.changes(base, other, "accuracy")
+    assert ([name for name, _ in found.gained], found.lost, found.same) == (["b"], [], 1)
+    assert worth([other], [replace(base, label="alone")])[0].losers == []
+
+
+def test_gains_against_alone_are_drawn_with_intervals_over_seeds() -> None:
+    rng = np.random.default_rng(3)
+    scores = rng.random((2, 4, 3))
+    base = Result("alone", ("a", "b", "c"), scores[0], [{}] * 4)
+    result = Result("fedavg", ("a", "b", "c"), scores[1], [{}] * 4)
+    picture = plots.worth(worth([result], [base]), "accuracy")
+    shown_cells = {row[0]: row[1] for row in picture.rows}
+    for k, name in enumerate("abc"):
+        test = stats.ttest_rel(scores[1, :, k], scores[0, :, k])
+        low, high = test.confidence_interval(0.95)
+        gain = (scores[1] - scores[0]).mean(0)[k]
+        assert shown_cells[name] == f"{100 * gain:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    many = tuple(f"c{k}" for k in range(60))
+    wide = [Result(n, many, rng.random((2, 60)), [{}] * 2) for n in ("alone", "fedavg")]
+    assert "share of clients" in plots.worth(worth(wide[1:], wide[:1]), "accuracy").description
+
+
+def test_equal_weights_are_not_drawn(page: str) -> None:
+    assert "Weights over rounds: fedavg" not in page
+    assert "Weights over rounds: aaggff-s" in page

@@ -1,0 +1,64 @@
+"""ECE and MCE against the definition in plain Python, bin by bin."""
+
+import numpy as np
+import pytest
+import torch
+
+from commonweal.training import calibration, scores
+from commonweal.training.task import Task
+
+
+def by_hand(confidence: list[float], right: list[float]) -> tuple[float, float]:
+    gaps = []
+    for b in range(20):
+        inside = [k for k, c in enumerate(confidence) if b / 20 < c <= (b + 1) / 20]
+        if inside:
+            gap = abs(
+                np.mean([right[k] for k in inside]) - np.mean([confidence[k] for k in inside])
+            )
+            gaps.append((len(inside) / len(confidence), float(gap)))
+    return sum(n * g for n, g in gaps), max(g for _, g in gaps)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_errors_are_their_definitions(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [7, 1, 0, 60]
+    confidence = torch.from_numpy(rng.uniform(0.1, 1.0, sum(sizes)))
+    right = torch.from_numpy((rng.uniform(size=sum(sizes)) < 0.6).astype(float))
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    stats = torch.stack([confidence, right], 1)
+    ece, mce = calibration.ece(stats, offsets), calibration.mce(stats, offsets)
+    for k in (0, 1, 3):
+        a, b = int(offsets[k]), int(offsets[k + 1])
+        expected = by_hand(confidence[a:b].tolist(), right[a:b].tolist())
+        assert (float(ece[k]), float(mce[k])) == pytest.approx(expected, abs=1e-12)
+    assert ece[2].isnan() and mce[2].isnan()
+    assert ((mce >= ece) | mce.isnan()).all()
+
+
+def test_a_model_that_is_as_right_as_it_is_sure_has_no_error() -> None:
+    stats = torch.tensor([[0.75, 1.0], [0.75, 1.0], [0.75, 1.0], [0.75, 0.0]])
+    assert float(calibration.ece(stats, torch.tensor([0, 4]))) == 0
+
+
+def test_edges_belong_to_the_bin_below() -> None:
+    rows = torch.tensor([[0.05, 1.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    table = calibration.bins(rows, torch.tensor([0, 3]))
+    assert table[0, :, 0].tolist() == [2.0] + [0.0] * 18 + [1.0]
+
+
+def test_confidence_of_a_single_output_is_that_of_two() -> None:
+    logit, y = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1, 1, 0])
+    two = torch.cat([torch.zeros(3, 1), logit], 1)
+    torch.testing.assert_close(calibration.row_stats(logit, y), calibration.row_stats(two, y))
+    probability = torch.sigmoid(logit.double().abs())[:, 0]
+    torch.testing.assert_close(calibration.row_stats(logit, y)[:, 0], probability)
+    assert calibration.row_stats(logit, y)[:, 1].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_task_can_be_evaluated_by_them_but_no_run_is_scored_by_them() -> None:
+    task = Task(torch.nn.Linear(2, 2), score="ece")
+    _, stats = task.evaluate_rows(torch.zeros(6), torch.ones(1, 2), torch.tensor([0]))
+    assert stats["ece"].shape == (1, 2)
+    assert not set(scores.DIAGNOSTICS) & set(scores.SCORES)

@@ -1,0 +1,325 @@
+"""The closed form of dense stacks against autograd, and which modules it takes."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from commonweal.base.tensors import merge, merge_into, put, stack, take
+from commonweal.clients import Client
+from commonweal.clients.alone import Alone
+from commonweal.clients.apfl import APFL
+from commonweal.clients.ditto import Ditto
+from commonweal.clients.fedbabu import FedBABU
+from commonweal.clients.fedper import FedPer
+from commonweal.clients.fedprox import FedProx
+from commonweal.clients.fedrep import FedRep
+from commonweal.clients.lg_fedavg import LGFedAvg
+from commonweal.clients.pfedme import PFedMe
+from commonweal.clients.propfair import PropFairClient
+from commonweal.clients.scaffold import Scaffold
+from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
+from commonweal.clients.term import TERMClient
+from commonweal.data.federation import Federation
+from commonweal.training import local
+from commonweal.training.dense import dense_task
+from commonweal.training.local import (
+    Trained,
+    Vectorize,
+    chunks,
+    single,
+    train_locally,
+    vmap_clients,
+)
+from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.task import Batch, Task
+from helpers import close, federation, planned
+
+SIZES = {"a": 5, "b": 20, "c": 57, "d": 41, "e": 20}
+STACKS: dict[str, Callable[[int], nn.Module]] = {
+    "one layer": lambda outputs: nn.Linear(4, outputs),
+    "flat": lambda outputs: nn.Sequential(nn.Flatten(), nn.Linear(4, outputs)),
+    "two": lambda outputs: nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, outputs)),
+    "no bias": lambda outputs: nn.Sequential(
+        nn.Linear(4, 7, bias=False), nn.ReLU(), nn.Linear(7, outputs, bias=False)
+    ),
+    "nested": lambda outputs: nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Linear(6, 5), nn.ReLU()),
+        nn.Sequential(nn.Linear(5, 3), nn.ReLU()),
+        nn.Linear(3, outputs),
+    ),
+}
+
+
+def task_of(name: str, loss: str = "cross-entropy") -> Task:
+    torch.manual_seed(0)
+    target = (0.3, 1.7) if loss == "squared" else None
+    return Task(STACKS[name](3 if loss == "cross-entropy" else 1), loss, target=target)
+
+
+def batch_of(loss: str, rows: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, rows, 4, generator=generator)
+    y = torch.randint(0, 3 if loss == "cross-entropy" else 2, (3, rows), generator=generator)
+    weight = torch.rand(3, rows, generator=generator)
+    weight[1, -2:] = 0  # padding
+    return Batch(x, y.float() * 1.5 if loss == "squared" else y, weight)
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "binary", "squared"])
+@pytest.mark.parametrize("name", STACKS)
+def test_losses_and_gradients_are_those_of_autograd(name: str, loss: str) -> None:
+    task, batch = task_of(name, loss), batch_of(loss)
+    dense = dense_task(task)
+    assert dense is not None
+    w = torch.stack([task.reinitialised(seed) for seed in range(3)]).requires_grad_()
+    factors = torch.tensor([1.0, 2.0, -0.5])
+    for factor in (torch.ones(3), factors):
+        losses, buffers = dense.batch_loss(w, batch)
+        assert buffers.shape == (3, 0)
+        (grads,) = torch.autograd.grad((losses * factor).sum(), w)
+        for k in range(3):
+            leaf = w[k].detach().requires_grad_()
+            want, _ = task.batch_loss(leaf, Batch(*(part[k] for part in batch)))
+            close(losses[k], want)
+            close(grads[k], torch.autograd.grad(want * factor[k], leaf)[0])
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = 2 * self[0](x)
+        return doubled
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    next(module.parameters()).requires_grad_(False)
+    return module
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    module[0].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return module
+
+
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "own forward": lambda: Doubled(nn.Linear(4, 4)),
+    "frozen": frozen,
+    "tied": tied,
+    "hook": hooked,
+    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))),
+    "normalised": lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 3)),
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
+    "ends in ReLU": lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
+    "begins with ReLU": lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),
+    "flat later": lambda: nn.Sequential(nn.Linear(4, 3), nn.Flatten()),
+    "flat by half": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_modules_are_left_to_autograd(name: str) -> None:
+    assert dense_task(Task(OTHERS[name]())) is None
+
+
+def test_other_losses_are_left_to_autograd() -> None:
+    assert dense_task(Task(nn.Linear(4, 1), "cox", "concordance")) is None
+
+
+CLIENTS = {
+    "plain": Client(batch=8, epochs=2),
+    "one step": Client(batch=0),
+    "steps": Client(steps=7, batch=8),
+    "decay": Client(batch=8, weight_decay=0.1),
+    "momentum": Client(batch=8, epochs=2, momentum=0.9, lr=0.05),
+    "both": Client(batch=8, epochs=2, momentum=0.8, weight_decay=0.1, lr=0.05),
+    "clip": Client(batch=8, clip=0.3),
+    "adam": Client(batch=8, lr=0.01, optimizer="adam"),
+}
+
+
+def updates(task: Task, client: Client, f: Federation, at_once: int, models: bool) -> Tensor:
+    plan = planned(client, task, f, list(range(f.clients)), round=3)
+    message = {"w": task.initial, "round": torch.tensor(3)}
+    trained = train_locally(
+        client, task, message, {}, f.train, plan, vmap_clients, at_once, models=models
+    )
+    return trained.replies["update"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_training_is_that_of_single_clients(name: str) -> None:
+    """Which the loop trains by autograd; chunks of one, of some and of all clients."""
+    f, client = federation(SIZES), CLIENTS[name]
+    for kind in ("one layer", "nested"):
+        task = task_of(kind)
+        one = task.size + 8 * task.width(f.train.x)
+        for at_once in (1, 2 * one, 1 << 30):
+            for models in (False, True):
+                got = updates(task, client, f, at_once, models)
+                again = updates(task, client, f, at_once, models)
+                assert torch.equal(got, again)
+                for k in range(f.clients):
+                    plan = planned(client, task, f, [k], round=3)
+                    message = {"w": task.initial, "round": torch.tensor(3)}
+                    want = train_locally(client, task, message, {}, f.train, plan, single)
+                    close(got[k], want.replies["update"][0], rtol=1e-4, atol=1e-6)
+
+
+def test_chunks_come_by_size_and_leave_nobody_out() -> None:
+    f, task = federation(SIZES), task_of("two")
+    plan = planned(Client(batch=8), task, f, list(range(5)))
+    one = task.size + 8 * task.width(f.train.x)
+    parts = chunks(task, f.train, plan, 2 * one)
+    assert [part.tolist() for part in parts] == [[2, 3], [1, 4], [0]]
+
+
+def test_bytes_are_images_here_too() -> None:
+    f = federation(SIZES)
+    x = (f.train.x * 40 + 100).clamp(0, 255).byte()
+    as_bytes = replace(f, train=replace(f.train, x=x))
+    as_floats = replace(f, train=replace(f.train, x=x.float() / 255))
+    task, client = task_of("two"), CLIENTS["plain"]
+    close(updates(task, client, as_bytes, 1, False), updates(task, client, as_floats, 1, False))
+
+
+@pytest.mark.parametrize("text", ["110", "0011", "101001", "111", "000"])
+def test_parts_of_vectors_are_taken_and_merged_by_runs(text: str) -> None:
+    mask = torch.tensor([letter == "1" for letter in text])
+    values = torch.randn(2, len(mask))
+    assert torch.equal(take(values, mask), values[:, mask])
+    own = torch.randn(2, int(mask.sum()))
+    want = values.clone()
+    want[:, mask] = own
+    assert torch.equal(merge(values, own, mask), want)
+    assert torch.equal(merge(values[:, ~mask], own, mask), want)
+    assert torch.equal(torch.vmap(lambda o: merge(values[0], o, mask))(own)[0], want[0])
+    written = torch.empty(2, len(mask))
+    merge_into(written, values[0], own, mask)
+    assert torch.equal(written, torch.stack([merge(values[0], each, mask) for each in own]))
+    put(values, own, mask)
+    assert torch.equal(values, want)
+    with pytest.raises(ValueError, match="values for"):
+        put(values, torch.zeros(2, own.shape[1] + 1), mask)
+
+
+@dataclass(frozen=True)
+class HeadOnLine(SuPerFedMM):
+    """A method with a line that trains some layers of w only, which pairs do not know."""
+
+    def active(self, task: Task, epoch: Tensor) -> Tensor:
+        return layer_mask(task, head_layer(task), "head")
+
+
+METHODS: dict[str, Client] = {
+    "fedrep": FedRep(batch=8, head_epochs=3, epochs=2),
+    "fedrep with all": FedRep(batch=8, head_epochs=3, momentum=0.8, weight_decay=0.1, lr=0.05),
+    "fedrep, lower head": FedRep(batch=8, head_epochs=2, head=("0",)),
+    "fedbabu": FedBABU(batch=8, epochs=2),
+    "fedper": FedPer(batch=8, momentum=0.5),
+    "fedprox": FedProx(batch=8, mu=0.5),
+    "fedprox with all": FedProx(batch=8, epochs=2, mu=0.5, momentum=0.5, weight_decay=0.1),
+    "fedprox with decay": FedProx(batch=8, epochs=2, mu=0.5, weight_decay=0.1),
+    "fedprox, clipped": FedProx(batch=8, epochs=2, mu=0.5, clip=0.1),
+    "scaffold": Scaffold(batch=8),
+    "scaffold with momentum": Scaffold(batch=8, epochs=2, momentum=0.5, weight_decay=0.1),
+    "ditto": Ditto(batch=8, lam=0.5, momentum=0.5),
+    "apfl": APFL(batch=8),
+    "pfedme": PFedMe(batch=8, inner=3),
+    "pfedme with all": PFedMe(batch=8, inner=3, momentum=0.5, weight_decay=0.1, lam=2.0),
+    "apfl, fixed": APFL(batch=8, epochs=2, alpha=0.3, adaptive=False),
+    "apfl with all": APFL(batch=8, epochs=2, momentum=0.5, weight_decay=0.1),
+    "apfl, clipped": APFL(batch=8, clip=0.1),
+    "superfed-mm": SuPerFedMM(batch=8, begin=0),
+    "superfed-mm with all": SuPerFedMM(
+        batch=8, epochs=2, begin=0, mu=0.3, momentum=0.5, weight_decay=0.1
+    ),
+    "superfed-mm, no penalties": SuPerFedMM(batch=8, begin=0, mu=0.0, nu=0.0),
+    "superfed-mm, before": SuPerFedMM(batch=8, begin=5, mu=0.3),
+    "superfed-mm, early": SuPerFedMM(batch=8, begin=5, early=True),
+    "superfed-mm, clipped": SuPerFedMM(batch=8, begin=0, clip=0.1),
+    "superfed-mm, in the head": HeadOnLine(batch=8, begin=0, momentum=0.5),
+    "superfed-lm": SuPerFedLM(batch=8, begin=0),
+    "superfed-lm with all": SuPerFedLM(
+        batch=8, epochs=2, begin=0, mu=0.3, momentum=0.5, weight_decay=0.1
+    ),
+    "superfed-lm, early": SuPerFedLM(batch=8, begin=5, early=True, momentum=0.5),
+    "propfair": PropFairClient(batch=8),
+    "propfair, beyond": PropFairClient(batch=8, epochs=2, baseline=0.9, margin=0.3, huber=True),
+    "propfair with all": PropFairClient(batch=8, momentum=0.5, weight_decay=0.1),
+    "propfair, clipped": PropFairClient(batch=8, clip=0.1),
+    "term": TERMClient(batch=8, epochs=2, t=2.0),
+    "term, untilted": TERMClient(batch=8, t=0.0),
+    "term with all": TERMClient(batch=8, t=-1.0, momentum=0.5, weight_decay=0.1),
+    "alone": Alone(batch=8, epochs=2),
+    "alone with all": Alone(batch=8, momentum=0.5, weight_decay=0.1),
+    "lg-fedavg": LGFedAvg(batch=8, epochs=2),
+    "lg-fedavg, two runs": LGFedAvg(batch=8, lower=("0.1", "1.0")),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
+    """Epochs begin at other steps for each client, as their sizes differ."""
+    f, task, client = federation(SIZES), task_of("nested"), METHODS[name]
+    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.reinitialised(9)}
+    message |= {n: torch.randn_like(v) / 9 for n, v in client.init_shared(task).items()}
+    each = [client.init_client(task, seed) for seed in range(f.clients)]
+
+    def trained(
+        ids: list[int], how: Vectorize, at_once: int | None = None, models: bool = True
+    ) -> Trained:
+        plan = planned(client, task, f, ids, round=3)
+        states = stack([each[k] for k in ids])
+        return train_locally(client, task, message, states, f.train, plan, how, at_once, models)
+
+    one = task.size + 8 * task.width(f.train.x)
+    alone = [trained([k], single) for k in range(f.clients)]
+    for at_once, models in itertools.product((None, 2 * one), (True, False)):
+        together = trained(list(range(f.clients)), vmap_clients, at_once, models)
+        for k in range(f.clients):
+            for got, want in zip(together[:2], alone[k][:2], strict=True):
+                assert set(got) == set(want)
+                for value in got:
+                    close(got[value][k], want[value][0], rtol=1e-4, atol=1e-6)
+
+
+BY_AUTOGRAD = ["apfl, clipped", "fedprox, clipped", "propfair, clipped"]
+BY_AUTOGRAD += ["superfed-mm, clipped", "superfed-mm, in the head"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_what_has_no_closed_form_needs_autograd(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f, task, client = federation(SIZES), task_of("nested"), METHODS[name]
+    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.initial}
+    message |= client.init_shared(task)
+    states = stack([client.init_client(task, seed) for seed in range(f.clients)])
+    plan = planned(client, task, f, list(range(f.clients)), round=3)
+    gradients = Mock(wraps=local._gradients)
+    monkeypatch.setattr(local, "_gradients", gradients)
+    train_locally(client, task, message, states, f.train, plan, vmap_clients)
+    assert gradients.called == (name in BY_AUTOGRAD)
+
+
+def test_a_method_of_ones_own_is_left_to_autograd_unless_it_says_otherwise() -> None:
+    class Own(Client):
+        def step(self, *arguments: Any, **named: Any) -> Any:
+            return super().step(*arguments, **named)
+
+    assert Client.plain_steps and Client.takes_groups
+    assert not Own.plain_steps and not Own.takes_groups
+    assert APFL.plain_steps and APFL.takes_groups
+    assert FedPer.plain_steps and FedRep.plain_steps and not FedRep.takes_groups

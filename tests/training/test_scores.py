@@ -1,0 +1,270 @@
+"""Scores by client against scikit-learn and plain Python: ties, one class, no rows."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import r2_score, roc_auc_score, top_k_accuracy_score
+from torch import Tensor
+
+from commonweal.base.errors import ConfigError
+from commonweal.training.scores import DIAGNOSTICS, SCORES, check, find, mean_by_client, undefined
+
+quick = settings(derandomize=True, max_examples=80, deadline=None, database=None)
+
+
+def score(name: str, outputs: Tensor, y: Tensor, offsets: list[int]) -> list[float]:
+    chosen = find(name)
+    result = chosen.reduce(chosen.row_stats(outputs, y), torch.tensor(offsets))
+    assert result.dtype == torch.float64
+    values: list[float] = result.tolist()
+    return values
+
+
+def offsets_of(sizes: list[int]) -> list[int]:
+    return [0, *np.cumsum(sizes).tolist()]
+
+
+def same(got: list[float], want: list[float]) -> None:
+    assert got == pytest.approx(want, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+# The mean over each client's rows
+
+
+def test_means_by_client_and_nan_without_rows() -> None:
+    same(
+        mean_by_client(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 2, 2, 3, 3])).tolist(),
+        [math.nan, 2, math.nan, 5, math.nan],
+    )
+
+
+def test_means_of_several_columns() -> None:
+    means = mean_by_client(torch.tensor([[1.0, 10], [3, 20], [5, 30]]), torch.tensor([0, 2, 2, 3]))
+    assert means[0].tolist() == [2, 15] and means[2].tolist() == [5, 30] and means[1].isnan().all()
+
+
+def test_means_are_taken_in_double() -> None:
+    # In single floats 1 + 1e8 is 1e8.
+    assert mean_by_client(
+        torch.tensor([1.0, 1e8, -1e8]), torch.tensor([0, 3])
+    ).item() == pytest.approx(1 / 3, rel=1e-12)
+
+
+def test_a_nan_stays_with_its_client() -> None:
+    means = mean_by_client(torch.tensor([1.0, math.nan, 2.0, 4.0]), torch.tensor([0, 2, 4]))
+    assert math.isnan(means[0]) and means[1] == 3
+
+
+def test_no_rows_at_all() -> None:
+    assert mean_by_client(torch.empty(0), torch.tensor([0, 0, 0])).isnan().tolist() == [True, True]
+
+
+# Accuracy and top-5
+
+
+def test_accuracy_by_hand() -> None:
+    outputs = torch.tensor([[3.0, 1, 2], [0, 5, 1], [0, 1, 9], [1, 0, 0]])
+    same(score("accuracy", outputs, torch.tensor([0, 1, 0, 0]), [0, 3, 3, 4]), [2 / 3, math.nan, 1])
+
+
+def test_accuracy_of_a_single_output_goes_by_its_sign() -> None:
+    outputs = torch.tensor([[0.5], [-0.5], [2.0], [-3.0]])
+    same(score("accuracy", outputs, torch.tensor([1, 0, 0, 1]), [0, 2, 4]), [1, 0])
+
+
+@quick
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(sum),
+    st.integers(2, 9),
+    st.integers(0, 9),
+)
+def test_accuracy_and_top_5_against_a_loop(sizes: list[int], classes: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    n, offsets = sum(sizes), offsets_of(sizes)
+    outputs, y = torch.randn(n, classes), torch.randint(classes, (n,))
+    for name, k in (("accuracy", 1), ("top-5", 5)):
+        # A class is among the k likeliest when fewer than k outputs are above its own.
+        hit = [
+            sum(o > row[c] for o in row) < k
+            for row, c in zip(outputs.tolist(), y.tolist(), strict=True)
+        ]
+        want = [float(np.mean(hit[a:b])) if b > a else math.nan for a, b in pairwise(offsets)]
+        same(score(name, outputs, y, offsets), want)
+
+
+def test_top_5_against_scikit_learn() -> None:
+    torch.manual_seed(0)
+    outputs, y = torch.randn(200, 12), torch.arange(200) % 12
+    want = top_k_accuracy_score(y.numpy(), outputs.numpy(), k=5)
+    same(score("top-5", outputs, y, [0, 200]), [want])
+
+
+def test_top_5_of_few_classes_is_always_right() -> None:
+    assert score("top-5", torch.randn(7, 4), torch.tensor([0, 1, 2, 3, 0, 1, 2]), [0, 7]) == [1]
+
+
+# AUROC
+
+
+def sklearn_auroc(margin: np.ndarray, y: np.ndarray, offsets: list[int]) -> list[float]:
+    parts = [(margin[a:b], y[a:b]) for a, b in pairwise(offsets)]
+    return [roc_auc_score(t, m) if len(set(t.tolist())) == 2 else math.nan for m, t in parts]
+
+
+@quick
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), max_size=12),
+        min_size=1,
+        max_size=10,
+    ).filter(any)
+)
+def test_auroc_against_scikit_learn_with_many_ties(clients: list[list[tuple[int, int]]]) -> None:
+    flat = [row for rows in clients for row in rows]
+    margin, y = np.array([m for m, _ in flat], float), np.array([t for _, t in flat])
+    offsets = offsets_of([len(rows) for rows in clients])
+    got = score("auroc", torch.from_numpy(margin)[:, None].float(), torch.from_numpy(y), offsets)
+    same(got, sklearn_auroc(margin, y, offsets))
+
+
+def test_auroc_of_hundreds_of_clients() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 40, 300).tolist()
+    margin = rng.normal(size=sum(sizes)).round(1).astype(np.float32)
+    y = rng.integers(0, 2, sum(sizes))
+    got = score("auroc", torch.from_numpy(margin)[:, None], torch.from_numpy(y), offsets_of(sizes))
+    same(got, sklearn_auroc(margin, y, offsets_of(sizes)))
+
+
+def test_auroc_of_two_outputs_goes_by_their_difference() -> None:
+    torch.manual_seed(0)
+    outputs, y = torch.randn(50, 2), torch.randint(2, (50,))
+    want = roc_auc_score(y.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())
+    same(score("auroc", outputs, y, [0, 50]), [want])
+
+
+def test_auroc_when_all_is_right_wrong_or_tied() -> None:
+    margin = torch.tensor([[-1.0], [1.0], [1.0], [-1.0], [0.0], [0.0]])
+    assert score("auroc", margin, torch.tensor([0, 1, 0, 1, 0, 1]), [0, 2, 4, 6]) == [1, 0, 0.5]
+
+
+def test_auroc_of_one_class_or_no_rows_is_nan() -> None:
+    got = score("auroc", torch.zeros(5, 1), torch.tensor([1, 1, 0, 0, 1]), [0, 2, 2, 3, 5])
+    assert [math.isnan(v) for v in got] == [True, True, True, False]
+
+
+def test_auroc_of_no_rows_at_all() -> None:
+    assert all(
+        math.isnan(v)
+        for v in score("auroc", torch.empty(0, 1), torch.empty(0, dtype=torch.int64), [0, 0, 0])
+    )
+
+
+def test_auroc_of_a_model_that_gives_no_numbers_is_nan() -> None:
+    outputs = torch.tensor([[math.nan], [math.nan], [0.0], [1.0]])
+    got = score("auroc", outputs, torch.tensor([0, 1, 0, 1]), [0, 2, 4])
+    assert math.isnan(got[0]) and got[1] == 1
+
+
+# R^2
+
+
+@quick
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(sum), st.integers(0, 99))
+def test_r2_against_scikit_learn(sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=sum(sizes)).astype(np.float32)
+    guess = (y + rng.normal(size=len(y))).astype(np.float32)
+    offsets = offsets_of(sizes)
+    parts = [(y[a:b].astype(float), guess[a:b].astype(float)) for a, b in pairwise(offsets)]
+    want = [r2_score(t, g) if len(t) > 1 else math.nan for t, g in parts]
+    got = score("r2-own", torch.from_numpy(guess)[:, None], torch.from_numpy(y), offsets)
+    assert got == pytest.approx(want, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+def test_r2_of_values_far_from_zero() -> None:
+    rng = np.random.default_rng(0)
+    y = (1e6 + rng.normal(size=500)).astype(
+        np.float32
+    )  # years, prices: the spread is small beside the value
+    guess = y + rng.normal(size=500).astype(np.float32)
+    got = score("r2", torch.from_numpy(guess)[:, None], torch.from_numpy(y), [0, 500])
+    assert got == pytest.approx([r2_score(y.astype(float), guess.astype(float))], abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+@pytest.mark.parametrize("n", [1, 1000])
+def test_r2_of_a_constant_is_nan(value: float, n: int) -> None:
+    assert math.isnan(score("r2", torch.zeros(n, 1), torch.full((n,), value), [0, n])[0])
+
+
+# Names, and what is undefined
+
+
+def test_an_unknown_score_is_suggested() -> None:
+    with pytest.raises(ConfigError, match="no score is called 'acuracy': did you mean 'accuracy'"):
+        find("acuracy")
+
+
+def test_every_score_has_a_meaning() -> None:
+    assert all(s.meaning for s in (SCORES | DIAGNOSTICS).values())
+    assert not SCORES.keys() & DIAGNOSTICS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "hint"),
+    [("accuracy", "squared", "r2"), ("r2", "cross-entropy", "accuracy"), ("ece", "squared", "r2")],
+)
+def test_a_score_that_does_not_fit_the_loss_is_refused(name: str, loss: str, hint: str) -> None:
+    words = f"score = '{name}' does not fit data whose loss is '{loss}': .*{hint}"
+    with pytest.raises(ConfigError, match=words):
+        check(name, loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("accuracy", "binary"),
+        ("top-5", "cross-entropy"),
+        ("likelihood", "tokens"),
+        ("mce", "binary"),
+    ],
+)
+def test_scores_that_fit_the_loss_are_allowed(name: str, loss: str) -> None:
+    check(name, loss)
+
+
+def test_auroc_needs_both_classes() -> None:
+    y = torch.tensor([1, 1, 0, 1, 0, 0])
+    assert undefined("auroc", y, torch.tensor([0, 2, 2, 4, 5, 6])) == [0, 3, 4]
+
+
+def test_r2_needs_two_values() -> None:
+    y = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.5])
+    assert undefined("r2-own", y, torch.tensor([0, 2, 4, 5, 5])) == [0, 2]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "top-5"])
+def test_shares_are_always_defined(name: str) -> None:
+    assert undefined(name, torch.tensor([1, 1]), torch.tensor([0, 2, 2])) == []
+
+
+@pytest.mark.parametrize("name", ["auroc", "r2-own"])
+def test_clients_without_rows_are_not_called_undefined(name: str) -> None:
+    assert undefined(name, torch.tensor([0, 1]), torch.tensor([0, 0, 2, 2])) == []
+    assert undefined(name, torch.empty(0), torch.tensor([0, 0, 0])) == []
+
+
+@quick
+@given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=8).filter(any))
+def test_undefined_is_where_the_score_is_nan(clients: list[list[int]]) -> None:
+    y = torch.tensor([v for rows in clients for v in rows])
+    offsets = offsets_of([len(rows) for rows in clients])
+    values = score("auroc", torch.zeros(len(y), 1), y, offsets)
+    want = [k for k, rows in enumerate(clients) if rows and math.isnan(values[k])]
+    assert undefined("auroc", y, torch.tensor(offsets)) == want

@@ -27,7 +27,7 @@ with Path("patients.csv").open("w", newline="", encoding="utf-8") as file:
 print(Path("patients.csv").read_text(encoding="utf-8")[:200])
 
 # %% [markdown]
-# An experiment names the file, the label and the column of clients. What each column became stands in the run's preparation.
+# An experiment names the file, the label and the column of clients. What each column became stands in the run's preprocessing.
 
 # %%
 experiment = cw.Experiment(
@@ -42,7 +42,7 @@ print({name: f"{last.metrics[name]:.3f}" for name in ("mean", "worst")})
 
 # %%
 record = cw.load("runs/patients")
-for column in record.preparation().columns:
+for column in record.preprocessing().columns:
     print(f"{column.name:12} {column.becomes}")
 
 # %% [markdown]
@@ -52,7 +52,7 @@ for column in record.preparation().columns:
 import torch
 
 new = {"age": ["71,5"], "creatinine": ["2,4"], "admitted": ["03.02.2025"], "patient": ["P9"]}
-x = torch.from_numpy(record.preparation().rows(new))
+x = torch.from_numpy(record.preprocessing().rows(new))
 probabilities = record.module()(x).softmax(1)[0].tolist()
 for name, probability in zip(record.facts["class_names"], probabilities, strict=True):
     print(f"{name}: {probability:.2f}")

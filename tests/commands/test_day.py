@@ -15,7 +15,7 @@ import torch
 import commonweal
 from commonweal import cli
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.store import Record
 
 CLINICS = ("Aachen", "Bonn", "Köln", "Ulm")
@@ -158,19 +158,19 @@ def without_us(folder: Path, table: Path) -> list[dict[str, object]]:
 def test_predictions_are_the_modules_own(command: Command, tmp_path: Path) -> None:
     folder = trained(command, tmp_path)
     record = Record.read(folder)
-    preparation = record.preparation()
-    assert preparation is not None
+    preprocessing = record.preprocessing()
+    assert preprocessing is not None
     table = [line.split(";") for line in patients(20, seed=2).splitlines()]
     columns = {name: [row[i] for row in table[1:]] for i, name in enumerate(table[0])}
     with torch.no_grad():
-        outputs = record.module()(torch.from_numpy(preparation.rows(columns)))
+        outputs = record.module()(torch.from_numpy(preprocessing.rows(columns)))
     written(tmp_path / "new.csv", patients(20, seed=2))
     command("predict", folder, "new.csv", "-o", "out.csv")
     found = [float(row["probability of krank"]) for row in read(tmp_path / "out.csv")]
     assert found == pytest.approx(outputs.softmax(1)[:, 1].tolist(), abs=1e-6)
 
 
-def test_the_preparation_is_in_the_run(command: Command, tmp_path: Path) -> None:
+def test_the_preprocessing_is_in_the_run(command: Command, tmp_path: Path) -> None:
     folder = trained(command, tmp_path)
     saved = json.loads((folder / "preparation.json").read_text(encoding="utf-8"))
     assert saved["class_names"] == ["gesund", "krank"] and saved["client"] == "Klinik"
@@ -183,7 +183,7 @@ def test_the_preparation_is_in_the_run(command: Command, tmp_path: Path) -> None
     facts = Record.read(folder).facts
     assert facts["class_names"] == ["gesund", "krank"]
     del saved["digest"]
-    assert facts["task"]["shape"] == [len(Preparation.parse(saved).features)]
+    assert facts["task"]["shape"] == [len(Preprocessing.parse(saved).features)]
 
 
 def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:
@@ -197,11 +197,11 @@ def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:
     job, state = commonweal.reopen(folder)
     own = job.engine.client_states()[job.population.names.index("Ulm")]
     w = job.algorithm.personal(job.algorithm.message(state), own)
-    preparation = Record.read(folder).preparation()
-    assert preparation is not None
+    preprocessing = Record.read(folder).preprocessing()
+    assert preprocessing is not None
     table = [line.split(";") for line in patients(20, seed=3).splitlines()]
     columns = {name: [row[i] for row in table[1:]] for i, name in enumerate(table[0])}
-    x = torch.from_numpy(preparation.rows(columns))
+    x = torch.from_numpy(preprocessing.rows(columns))
     expected = job.task.outputs(w, x).softmax(1)[:, 1].tolist()
     assert [float(row["probability of krank"]) for row in ulm] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ConfigError, match="not in this run: known: Aachen, Bonn"):
@@ -230,9 +230,9 @@ def test_values_are_predicted_in_units(command: Command, tmp_path: Path) -> None
     assert found == pytest.approx([114, 156], abs=3)
     command("export", "run", "--to", "torch", "-o", "model")
     exported = torch.export.load(str(tmp_path / "model" / "model.pt2")).module()
-    preparation = Record.read("run").preparation()
-    assert preparation is not None
-    x = torch.from_numpy(preparation.rows({"dose": ["2", "8"]}))
+    preprocessing = Record.read("run").preprocessing()
+    assert preprocessing is not None
+    x = torch.from_numpy(preprocessing.rows({"dose": ["2", "8"]}))
     assert exported(x)[:, 0].tolist() == pytest.approx(found, rel=1e-5)
 
 

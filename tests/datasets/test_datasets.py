@@ -1,4 +1,4 @@
-"""The vowels in the package and the four hospitals: sizes, splits, preparation, missing files."""
+"""The vowels in the package and the four hospitals: sizes, splits, preprocessing, missing files."""
 
 import math
 from collections.abc import Callable

@@ -102,7 +102,7 @@ def test_a_table_with_clients_can_be_dealt_again(tmp_path: Path) -> None:
     dealt = load(written(tmp_path / "t.csv", TABLE), partition=FIVE, scale=False)
     assert dealt.clients == 5 and ages(dealt) == list(range(20, 50))
     assert dealt.train.x.shape[1] == 3  # the ward is no feature
-    assert dealt.preparation is not None and dealt.class_names == ("no", "yes")
+    assert dealt.preprocessing is not None and dealt.class_names == ("no", "yes")
     assert any("dealt again" in note for note in dealt.notes)
 
 
@@ -232,7 +232,7 @@ def test_survival_times_and_events_of_a_table(tmp_path: Path) -> None:
     client = {"name": "sgd", "lr": 0.3, "batch": 0}
     *_, last = commonweal.run(Experiment(dataset=part, rounds=15, client=client))
     assert last.metrics["mean"] > 0.7
-    assert f.preparation is not None and f.preparation.label == "log risk of event"
+    assert f.preprocessing is not None and f.preprocessing.label == "log risk of event"
     for label, words in (
         ("time,died", "label names the events 'died', which is no column"),
         ("time,event,age", "name one column, or two, time and event"),

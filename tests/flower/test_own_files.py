@@ -1,4 +1,4 @@
-"""Nodes with files of their own: one preparation, agreed by sums and counts that they tell."""
+"""Nodes with files of their own: one preprocessing, agreed by sums and counts that they tell."""
 
 import csv
 import json
@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_all_rows_in_one_table(tmp_path: Path, scale: b
     assert [line.validation for line in flower.rounds] == [
         pytest.approx(line.validation, rel=1e-3) for line in simulator.rounds
     ]
-    ours, theirs = (record.preparation() for record in (flower, simulator))
+    ours, theirs = (record.preprocessing() for record in (flower, simulator))
     assert ours is not None and theirs is not None and ours.features == theirs.features
     new = {key: [row[key] for row in tables["c"]] for key in tables["c"][0]}
     np.testing.assert_allclose(ours.rows(new), theirs.rows(new), rtol=1e-5, atol=1e-5)
@@ -127,12 +127,12 @@ def test_gaps_in_numbers_become_the_mean_of_all_clients(tmp_path: Path) -> None:
         row["age"] = ""
     given = experiment("nowhere.csv", dataset={"scale": False})
     engine = FlowerEngine(grid_of(given, tmp_path, tables), nodes=3)
-    assert engine.preparation is not None
-    age = engine.preparation.columns[0]
+    assert engine.preprocessing is not None
+    age = engine.preprocessing.columns[0]
     known = [float(row["age"]) for rows in tables.values() for row in rows if row["age"]]
     assert age.indicator and age.median == pytest.approx(np.mean(known), abs=2)
     assert min(known) < age.median < max(known)
-    features = engine.preparation.rows({key: [""] for key in tables["c"][0]})
+    features = engine.preprocessing.rows({key: [""] for key in tables["c"][0]})
     assert features[0, 0] == pytest.approx(age.median) and features[0, 1] == 1
 
 
@@ -185,7 +185,7 @@ def test_a_clinic_that_joins_late_follows_the_agreement(tmp_path: Path) -> None:
     assert any("'dead' is not among the classes" in why for why in engine.refused.values())
 
 
-def test_a_resumed_run_keeps_its_preparation(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_preprocessing(tmp_path: Path) -> None:
     """Even where a clinic is away at first: the model's features stay what they were."""
     tables = clinics()
     given = experiment("nowhere.csv", rounds=4)

@@ -114,9 +114,9 @@ def _client(found: Survey, label: str) -> str | None:
 def _lines(
     found: Survey, federation: Federation, label: str, client: str | None
 ) -> list[tuple[str, str]]:
-    preparation = federation.preparation
-    assert preparation is not None
-    fitted = {column.name: column for column in preparation.columns}
+    preprocessing = federation.preprocessing
+    assert preprocessing is not None
+    fitted = {column.name: column for column in preprocessing.columns}
     lines = []
     for name, each in found.found.items():
         if name == label:

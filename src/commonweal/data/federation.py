@@ -19,7 +19,7 @@ from torch import Tensor
 from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 
 __all__ = ["Federation", "HeldOut", "Rows", "number_clients"]
 
@@ -97,7 +97,7 @@ class Federation:
     groups: tuple[str, ...] | None = None  # each client's group, where the data has groups
     notes: tuple[str, ...] = ()  # what a user should know about how the rows were prepared
     class_names: tuple[str, ...] = ()  # the labels' own words; empty: they are numbers
-    preparation: Preparation | None = None  # how a table's columns became these rows
+    preprocessing: Preprocessing | None = None  # how a table's columns became these rows
     validation: Rows | None = None  # rows to choose by: best round, early stop; never trained on
     held_out: "HeldOut | None" = None  # clients that take no part in training
 

@@ -1,6 +1,6 @@
 """A table's texts to a model's numbers, in plain Python and numpy.
 
-A preparation is a dict as JSON holds it: what each column becomes, with the numbers for it. This
+A preprocessing is a dict as JSON holds it: what each column becomes, with the numbers for it. This
 file imports nothing of the library that trained the model: exports carry a copy of it.
 """
 
@@ -28,7 +28,7 @@ __all__ = [
     "width",
 ]
 
-Column = Mapping[str, object]  # of a preparation: "name", "becomes", and the numbers for it
+Column = Mapping[str, object]  # of a preprocessing: "name", "becomes", and the numbers for it
 Parse = Callable[[str], float]  # a text to a number; NaN: missing; ValueError: it is none
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "-")
@@ -193,9 +193,9 @@ def _float(column: Column, name: str) -> float:
     return float(value)
 
 
-def prepare(preparation: Mapping[str, object], table: Mapping[str, Sequence[str]]) -> np.ndarray:
+def prepare(preprocessing: Mapping[str, object], table: Mapping[str, Sequence[str]]) -> np.ndarray:
     """The features (n, d) of a table's rows. Columns that the model does not use are ignored."""
-    columns = preparation["columns"]
+    columns = preprocessing["columns"]
     assert isinstance(columns, Sequence)
     used = [column for column in columns if column["becomes"] != "nothing"]
     missing = [str(column["name"]) for column in used if column["name"] not in table]

@@ -15,7 +15,7 @@ from commonweal.base.errors import DataError
 from commonweal.base.values import Value, Values
 from commonweal.data import plain_table
 
-__all__ = ["GAP", "OTHER", "Column", "Preparation", "Statistics", "Summary"]
+__all__ = ["GAP", "OTHER", "Column", "Preprocessing", "Statistics", "Summary"]
 __all__ += ["fit_numbers", "fit_sums", "fit_text"]
 
 Statistics = Literal["pooled", "federated"]
@@ -53,7 +53,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preprocessing:
     """What turns the rows of a table into a model's features, and outputs back into words."""
 
     columns: tuple[Column, ...]
@@ -71,16 +71,16 @@ class Preparation:
         return [name for column in self.columns for name in column.features]
 
     def values(self) -> Values:
-        """The preparation as plain values, for JSON."""
+        """The preprocessing as plain values, for JSON."""
         columns = [_used_fields(column) for column in self.columns]
         return {"format": FORMAT, **asdict(self), "columns": columns}
 
     @classmethod
-    def parse(cls, values: Mapping[str, Value]) -> "Preparation":
+    def parse(cls, values: Mapping[str, Value]) -> "Preprocessing":
         """Invert `values`."""
         if values.get("format", FORMAT) > FORMAT:
             raise DataError(
-                f"the preparation was written by a newer version (format {values['format']}): "
+                f"the preprocessing was written by a newer version (format {values['format']}): "
                 "update commonweal"
             )
         known = {name: value for name, value in values.items() if name != "format"}
@@ -89,12 +89,12 @@ class Preparation:
         return cls(**known)
 
     @classmethod
-    def read(cls, text: str | bytes) -> "Preparation":
-        """The preparation in a JSON text."""
+    def read(cls, text: str | bytes) -> "Preprocessing":
+        """The preprocessing in a JSON text."""
         try:
             return cls.parse(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"this is not a preparation: {error}") from None
+            raise DataError(f"this is not a preprocessing: {error}") from None
 
     def rows(self, table: Mapping[str, Sequence[str]]) -> np.ndarray:
         """The features (n, d) of a table of texts, exactly as the training rows'."""
@@ -107,7 +107,7 @@ class Preparation:
         """Sentences about missing values, and texts that no training row had."""
         return [line for c in self.columns if c.name in table for line in _doubts(c, table[c.name])]
 
-    def with_target(self, mean: float, deviation: float) -> "Preparation":
+    def with_target(self, mean: float, deviation: float) -> "Preprocessing":
         return replace(self, target={"mean": mean, "deviation": deviation})
 
 

@@ -45,7 +45,7 @@ def pool_clients(federation: Federation) -> Pool:
     x = torch.cat([federation.train.x, federation.test.x]).numpy()
     y = torch.cat([federation.train.y, federation.test.y]).numpy()
     notes = federation.notes
-    if federation.preparation is not None:
+    if federation.preprocessing is not None:
         notes = (*notes, "dealt again: columns stay as fitted on the clients' own training rows")
     return Pool(
         x,
@@ -58,7 +58,7 @@ def pool_clients(federation: Federation) -> Pool:
         score=federation.score,
         notes=notes,
         class_names=federation.class_names,
-        preparation=federation.preparation,
+        preprocessing=federation.preprocessing,
     )
 
 
@@ -87,7 +87,7 @@ def deal(pool: Pool, partition: Partition, seed: int) -> Federation:
         notes=notes,
         class_names=pool.class_names,
     )
-    federation = replace(federation, preparation=pool.preparation)
+    federation = replace(federation, preprocessing=pool.preprocessing)
     return federation if pool.prepare is None else pool.prepare(federation)
 
 

@@ -14,7 +14,7 @@ from commonweal.data.preprocessing import (
     GAP,
     OTHER,
     Column,
-    Preparation,
+    Preprocessing,
     Statistics,
     fit_numbers,
     fit_text,
@@ -122,7 +122,7 @@ def fit(
     used = [column for column in fitted if column.becomes != "nothing"]
     if not used:
         raise DataError("no column is left to learn from: drop fewer")
-    preparation = Preparation(
+    preprocessing = Preprocessing(
         columns=fitted,
         label=label if event is None else f"log risk of {event}",  # what Cox's model gives
         client=client,
@@ -137,7 +137,7 @@ def fit(
         train=with_features(federation.train, columns, used),
         test=with_features(federation.test, columns, used),
         notes=(*federation.notes, *[note for note in notes if note]),
-        preparation=preparation,
+        preprocessing=preprocessing,
     )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation, number_clients
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets.partition import DirichletByClass, Partition
@@ -49,7 +49,7 @@ class Pool:
     score: str | None = None
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    preparation: Preparation | None = None  # by which these rows were prepared
+    preprocessing: Preprocessing | None = None  # by which these rows were prepared
     prepare: Callable[[Federation], Federation] | None = None  # fits on training rows, once dealt
 
 

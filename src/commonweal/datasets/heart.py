@@ -25,7 +25,7 @@ d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796 processed.hunga
 e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f processed.va.data
 """
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# slope, ca and thal are missing too often: every preparation drops them
+# slope, ca and thal are missing too often: every preprocessing drops them
 USED = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13)
 LEVELS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # cp and restecg become one column per level
 CATEGORIES = [1, 2, 5, 6, 8]  # sex, cp, fbs, restecg, exang

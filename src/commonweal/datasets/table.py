@@ -1,7 +1,7 @@
 """Your own rows from a CSV, Parquet or npz file: a column names the client that owns each row.
 
 Numbers are standardised, texts become one column per level, dates numbers, and gaps are filled; ids
-and constants are left out. The preparation is saved with the run. An npz file holds arrays `x`, `y`
+and constants are left out. The preprocessing is saved with the run. An npz file holds `x`, `y`
 and `client`. A table without a column of clients is a pool, for a partition to deal.
 """
 

@@ -10,7 +10,7 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.base.values import Values
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.training.evaluation import Evaluation
 
 __all__ = ["Engine"]
@@ -63,9 +63,9 @@ class Engine:
         return None
 
     @property
-    def preparation(self) -> Preparation | None:
+    def preprocessing(self) -> Preprocessing | None:
         """How a table's columns became the rows, where this process knows it."""
-        return None if self.federation is None else self.federation.preparation
+        return None if self.federation is None else self.federation.preprocessing
 
     def client_states(self) -> dict[int, Tensors]:
         """The states of the clients that have taken part, where this process has them."""

@@ -49,15 +49,15 @@ def load():
 
 def predict(table):
     """Probabilities of classes (n, classes), or values (n, 1), of a table of texts by column."""
-    preparation = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
-    return load()(prepare(preparation, table))
+    preprocessing = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
+    return load()(prepare(preprocessing, table))
 
 
 def main():
-    preparation = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
+    preprocessing = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
     answers = predict(read_csv(sys.argv[1]))
-    names = preparation["class_names"]
-    label = "predicted " + preparation["label"]
+    names = preprocessing["class_names"]
+    label = "predicted " + preprocessing["label"]
     writer = csv.writer(sys.stdout, lineterminator="\\n")
     if not names:
         writer.writerow([label])
@@ -158,12 +158,12 @@ def _write_onnx(model: Predictor, record: Record, folder: Path) -> None:
 
 def _write_script(record: Record, form: str, folder: Path) -> None:
     """Write how a table's rows become features, and the script; a run of no table has none."""
-    preparation = record.preparation()
-    if preparation is None:
+    preprocessing = record.preprocessing()
+    if preprocessing is None:
         return
     needs, imports, load = LOADERS[form]
     script = PREDICT.format(needs=needs, version=commonweal.__version__, imports=imports, load=load)
-    write_file(folder / "preparation.json", to_json(preparation.values()))
+    write_file(folder / "preparation.json", to_json(preprocessing.values()))
     write_file(folder / "prepare.py", inspect.getsource(plain_table).encode())
     write_file(folder / "predict.py", script.encode())
 
@@ -225,10 +225,10 @@ def _data(record: Record) -> list[str]:
         f"- Dataset: {_part(record.experiment, 'dataset')}, {facts.get('train_rows', 'unknown')} "
         f"training rows and {facts.get('test_rows', 'unknown')} test rows.",
     ]
-    preparation = record.preparation()
-    if preparation is not None:
-        used = [column for column in preparation.columns if column.becomes != "nothing"]
-        lines.append(f"- It predicts {_name(preparation.label)} from {len(used)} columns:")
+    preprocessing = record.preprocessing()
+    if preprocessing is not None:
+        used = [column for column in preprocessing.columns if column.becomes != "nothing"]
+        lines.append(f"- It predicts {_name(preprocessing.label)} from {len(used)} columns:")
         lines += [f"  - {_name(column.name)} ({column.becomes})" for column in used]
     names = class_names(record, 0)
     if names:

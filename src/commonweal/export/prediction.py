@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from commonweal.base.errors import ConfigError, DataError, RunError, did_you_mean
 from commonweal.base.text import quoted
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets._tables import read_batches
 from commonweal.jobs.rounds import reopen
 from commonweal.record.store import Record
@@ -109,8 +109,8 @@ def predict_table(
 
     Columns that name rows (ids and the client) are repeated, so that rows can be found again.
     """
-    preparation = record.preparation()
-    if preparation is None:
+    preprocessing = record.preprocessing()
+    if preprocessing is None:
         raise RunError(
             f"{str(record.folder)!r} was not trained on a table: apply its module yourself, "
             "Record.read(folder).module()"
@@ -119,11 +119,11 @@ def predict_table(
     header: tuple[str, ...] = ()
     rows: list[list[str]] = []
     remarks: list[str] = []
-    for table in _tables(Path(path), preparation):
-        remarks += [line for line in preparation.unknown(table) if line not in remarks]
-        answers = _answers(model, preparation.rows(table))
-        named = {name: table[name] for name in _naming(preparation) if name in table}
-        columns = _columns(record, preparation, model.loss, answers)
+    for table in _tables(Path(path), preprocessing):
+        remarks += [line for line in preprocessing.unknown(table) if line not in remarks]
+        answers = _answers(model, preprocessing.rows(table))
+        named = {name: table[name] for name in _naming(preprocessing) if name in table}
+        columns = _columns(record, preprocessing, model.loss, answers)
         header = (*named, *columns)
         rows += [list(row) for row in zip(*named.values(), *columns.values(), strict=True)]
     if not rows:
@@ -131,16 +131,16 @@ def predict_table(
     return Predictions(header, rows, remarks)
 
 
-def _naming(preparation: Preparation) -> list[str]:
+def _naming(preprocessing: Preprocessing) -> list[str]:
     """The columns that say which row it is."""
-    ids = [column.name for column in preparation.columns if "an id" in column.why]
-    return ids if preparation.client is None else [preparation.client, *ids]
+    ids = [column.name for column in preprocessing.columns if "an id" in column.why]
+    return ids if preprocessing.client is None else [preprocessing.client, *ids]
 
 
-def _tables(path: Path, preparation: Preparation) -> Iterator[dict[str, Sequence[str]]]:
+def _tables(path: Path, preprocessing: Preprocessing) -> Iterator[dict[str, Sequence[str]]]:
     """The rows of a file as texts, some at a time."""
-    decimals = {column.name: column.decimal for column in preparation.columns}
-    for batch in read_batches(path, "auto", preparation.encoding):
+    decimals = {column.name: column.decimal for column in preprocessing.columns}
+    for batch in read_batches(path, "auto", preprocessing.encoding):
         yield {name: _texts(values, decimals.get(name, ".")) for name, values in batch.items()}
 
 
@@ -159,14 +159,14 @@ def _answers(model: Predictor, x: np.ndarray) -> Tensor:
 
 
 def _columns(
-    record: Record, preparation: Preparation, loss: str, answers: Tensor
+    record: Record, preprocessing: Preprocessing, loss: str, answers: Tensor
 ) -> dict[str, list[str]]:
     if loss not in CLASSES:
         values = answers.reshape(len(answers), -1)[:, 0]
-        return {f"predicted {preparation.label}": [f"{value:.6g}" for value in values.tolist()]}
+        return {f"predicted {preprocessing.label}": [f"{value:.6g}" for value in values.tolist()]}
     names = class_names(record, answers.shape[1])
     chosen = [names[i] for i in answers.argmax(1).tolist()]
-    columns = {f"predicted {preparation.label}": chosen}
+    columns = {f"predicted {preprocessing.label}": chosen}
     for i, name in enumerate(names):
         columns[f"probability of {name}"] = [f"{value:.6f}" for value in answers[:, i].tolist()]
     return columns

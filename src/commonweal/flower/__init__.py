@@ -210,8 +210,8 @@ def run_on(
     check_experiment(experiment)
     folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
     begun = resume and (folder / "rounds.jsonl").exists()
-    preparation = Record.read(folder).preparation() if begun else None
-    engine = _engine().FlowerEngine(grid, nodes, wait, timeout, preparation)
+    preprocessing = Record.read(folder).preprocessing() if begun else None
+    engine = _engine().FlowerEngine(grid, nodes, wait, timeout, preprocessing)
     job = job_of(experiment, engine)
     for done in rounds.run(job, out=folder, resume=resume):
         shown = {name: round(value, 4) for name, value in list(done.metrics.items())[:3]}

@@ -47,7 +47,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.engines.engine import Engine
 from commonweal.flower.arrays import (
     LOSS_NAMES,
@@ -987,7 +987,7 @@ class FlowerEngine(Engine):
 
     nodes: how many must be connected at the start, within `wait` seconds
     timeout: seconds to wait for replies; who has not answered by then is left out of the round
-    preparation: of a run that is resumed; without it, clients with files of their own agree on one
+    preprocessing: of a run that is resumed; without it, clients with own files agree on one
     """
 
     def __init__(
@@ -996,10 +996,10 @@ class FlowerEngine(Engine):
         nodes: int = 1,
         wait: float = 120.0,
         timeout: float = 120.0,
-        preparation: Preparation | None = None,
+        preprocessing: Preprocessing | None = None,
     ) -> None:
         self.grid = grid
-        self._agreement = None if preparation is None else Agreement.of(preparation)
+        self._agreement = None if preprocessing is None else Agreement.of(preprocessing)
         self.timeout = timeout
         self.clients: dict[str, About] = {}
         self.nodes: dict[str, int] = {}  # by client
@@ -1119,8 +1119,8 @@ class FlowerEngine(Engine):
     _started = False
 
     @property
-    def preparation(self) -> Preparation | None:
-        return None if self._agreement is None else self._agreement.preparation
+    def preprocessing(self) -> Preprocessing | None:
+        return None if self._agreement is None else self._agreement.preprocessing
 
     @cached_property
     def _text(self) -> str:
@@ -1176,7 +1176,7 @@ class FlowerEngine(Engine):
                 "outputs": self.about.outputs,
                 "score": self.about.score,
                 "target": list(self.about.target or ()),
-                "preparation": self._text,
+                "preprocessing": self._text,
                 **more,
             }
         )
@@ -1269,7 +1269,7 @@ class FlowerEngine(Engine):
             "train_rows": int(self.population.sizes.sum()),
             "notes": [
                 f"column {column.name!r} is left out: {column.why}"
-                for column in (() if self.preparation is None else self.preparation.columns)
+                for column in (() if self.preprocessing is None else self.preprocessing.columns)
                 if column.becomes == "nothing"
             ],
         }
@@ -1312,7 +1312,7 @@ def client_app(build: Callable[[Values], Member]) -> ClientApp:
     def read(message: Message, context: Context) -> "tuple[Node, Algorithm, When, Values]":
         config = _config(message.content)
         member = opened(context)
-        node = member.node(str(config["preparation"]))
+        node = member.node(str(config["preprocessing"]))
         numbers = {key: int(config[key]) for key in ("round", "step", "saved")}
         when = When(int(config["run"], 16), **numbers)
         told = replace(

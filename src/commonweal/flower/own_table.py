@@ -1,7 +1,7 @@
 """Tables of clients that see no other client's rows: how their columns are agreed.
 
 Each client describes its training rows by sums and counts. From all descriptions follows one
-preparation, by which every client prepares its own rows.
+preprocessing, by which every client prepares its own rows.
 """
 
 import inspect
@@ -18,7 +18,7 @@ import torch
 from commonweal.base.errors import DataError
 from commonweal.base.values import Values
 from commonweal.data.federation import Federation, Rows
-from commonweal.data.preprocessing import Column, Preparation, Summary, fit_sums, fit_text
+from commonweal.data.preprocessing import Column, Preprocessing, Summary, fit_sums, fit_text
 from commonweal.datasets._fit import with_features
 from commonweal.datasets._tables import separator_in
 from commonweal.datasets.table import CLASSES, Contents, labels_of, open_table, table
@@ -127,8 +127,8 @@ class OwnTable:
 
     def prepared(self, agreed: "Agreement") -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
-        names = agreed.preparation.class_names
-        used = [column for column in agreed.preparation.columns if column.becomes != "nothing"]
+        names = agreed.preprocessing.class_names
+        used = [column for column in agreed.preprocessing.columns if column.becomes != "nothing"]
         split = self.split
         if agreed.loss == "squared":
             labels = self.contents.columns.numbers(self.contents.label).astype(np.float32)
@@ -147,7 +147,7 @@ class OwnTable:
             loss=agreed.loss,
             score=agreed.score,
             class_names=names,
-            preparation=agreed.preparation,
+            preprocessing=agreed.preprocessing,
         )
 
     def _classes(self, names: Sequence[str]) -> np.ndarray:
@@ -180,7 +180,7 @@ def _sums(values: np.ndarray) -> list[float]:
 class Agreement:
     """How all clients prepare their rows, and what they learn."""
 
-    preparation: Preparation
+    preprocessing: Preprocessing
     outputs: int
     loss: str
     score: str
@@ -188,30 +188,30 @@ class Agreement:
 
     @property
     def shape(self) -> tuple[int]:
-        return (len(self.preparation.features),)
+        return (len(self.preprocessing.features),)
 
     def text(self) -> str:
         """As JSON, for messages."""
-        return json.dumps(self.preparation.values())
+        return json.dumps(self.preprocessing.values())
 
     @classmethod
     def read(cls, text: str) -> "Agreement":
         """Invert `text`."""
-        return cls.of(Preparation.read(text))
+        return cls.of(Preprocessing.read(text))
 
     @classmethod
-    def of(cls, preparation: Preparation) -> "Agreement":
-        """What follows from a preparation."""
-        classes = len(preparation.class_names)
+    def of(cls, preprocessing: Preprocessing) -> "Agreement":
+        """What follows from a preprocessing."""
+        classes = len(preprocessing.class_names)
         if classes:
-            return cls(preparation, classes, "cross-entropy", "accuracy", None)
-        known = preparation.target
+            return cls(preprocessing, classes, "cross-entropy", "accuracy", None)
+        known = preprocessing.target
         target = (known["mean"], known["deviation"]) if known else None
-        return cls(preparation, 1, "squared", "r2", target)
+        return cls(preprocessing, 1, "squared", "r2", target)
 
 
 def agree(tables: Mapping[str, Values]) -> Agreement:
-    """The preparation that follows from all clients' descriptions, by name.
+    """The preprocessing that follows from all clients' descriptions, by name.
 
     Raises DataError where they do not fit, with the clients' names.
     """
@@ -229,7 +229,7 @@ def agree(tables: Mapping[str, Values]) -> Agreement:
         raise DataError(f"no column is left to learn from ({left_out})")
     labels = {client: tables[client]["label"] for client in sorted(tables)}
     classes = _class_names(labels, options["task"])
-    preparation = Preparation(
+    preprocessing = Preprocessing(
         columns=tuple(columns),
         label=tables[first]["label"]["name"],
         class_names=classes,
@@ -238,7 +238,7 @@ def agree(tables: Mapping[str, Values]) -> Agreement:
         statistics="federated",
         target={} if classes else _target(labels),
     )
-    return Agreement.of(preparation)
+    return Agreement.of(preprocessing)
 
 
 def check_columns(first: str, expected: Values, name: str, described: Values) -> None:
@@ -256,7 +256,7 @@ def check_columns(first: str, expected: Values, name: str, described: Values) ->
 
 def check_fits(agreed: Agreement, described: Values) -> None:
     """Raise DataError where the table of a client that joins late cannot be prepared as agreed."""
-    for column in agreed.preparation.columns:
+    for column in agreed.preprocessing.columns:
         found = [each for each in described["columns"] if each["name"] == column.name]
         if column.becomes == "nothing":
             continue
@@ -268,7 +268,7 @@ def check_fits(agreed: Agreement, described: Values) -> None:
                 f"its column {column.name!r} holds {KINDS.get(becomes, 'ids')}, but "
                 f"{KINDS[column.becomes]} at the others"
             )
-    known = set(agreed.preparation.class_names)
+    known = set(agreed.preprocessing.class_names)
     label = described["label"]
     names = _names_of(label) if known else []
     unknown = [each for each in names if each not in known]

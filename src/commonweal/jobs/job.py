@@ -22,7 +22,7 @@ from commonweal.config.catalog import KINDS
 from commonweal.config.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets import build_federation
 from commonweal.engines import Engine
 from commonweal.record.store import Record
@@ -89,9 +89,9 @@ class Job:
         return self.engine.population
 
     @property
-    def preparation(self) -> Preparation | None:
+    def preprocessing(self) -> Preprocessing | None:
         """How a table's columns became the rows, where this engine knows them."""
-        return self.engine.preparation
+        return self.engine.preprocessing
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Job:
         rows = self.engine.federation
         if rows is not None:
             return rows.class_names
-        return () if self.preparation is None else self.preparation.class_names
+        return () if self.preprocessing is None else self.preprocessing.class_names
 
     @property
     def label_shape(self) -> tuple[int, ...]:

@@ -121,9 +121,9 @@ def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         if last < job.rounds and not known.gives_up(last):
             store.remove_model()
             _warn_of_changes(store, about)
-        if job.preparation is not None:
+        if job.preprocessing is not None:
             target = about.get("target") or {}
-            store.write_preparation(replace(job.preparation, target=target))
+            store.write_preprocessing(replace(job.preprocessing, target=target))
         yield from _from_round(job, store, last, saved)
 
 

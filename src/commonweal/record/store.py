@@ -57,7 +57,7 @@ from commonweal.base.tensors import State, Tensors, flatten, unflatten
 from commonweal.base.text import quoted
 from commonweal.base.values import Value, Values
 from commonweal.config import catalog
-from commonweal.data.preprocessing import Preparation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.checksums import pack, unpack
 from commonweal.record.columns import Chunks, Columns, Place
 from commonweal.training.evaluation import Evaluation
@@ -456,8 +456,8 @@ class Store:
         write_file(self.folder / "checkpoint.safetensors", data)
         self._progress.digests.clear()
 
-    def write_preparation(self, preparation: Preparation) -> None:
-        write_file(self.folder / "preparation.json", _sealed_json(preparation.values()))
+    def write_preprocessing(self, preprocessing: Preprocessing) -> None:
+        write_file(self.folder / "preparation.json", _sealed_json(preprocessing.values()))
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the final model, and the last evaluation as CSV."""
@@ -912,7 +912,7 @@ class Record:
         module.load_state_dict(self.model(), strict=False)
         return module.eval()
 
-    def preparation(self) -> Preparation | None:
+    def preprocessing(self) -> Preprocessing | None:
         """How a table's rows become features, where the run was trained on a table."""
         path = self.folder / "preparation.json"
         if not path.exists():
@@ -920,7 +920,7 @@ class Record:
         try:
             values = json.loads(read_plain(path))
             seal = values.pop("digest")
-            found = Preparation.parse(values)
+            found = Preprocessing.parse(values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{str(path)!r} cannot be read ({error}): run again") from None
         if seal != digest(to_json(values)):

@@ -37,7 +37,7 @@ def problems(folder: str | Path) -> list[str]:
         if (folder / "best.safetensors").exists():
             unpack(read_plain(folder / "best.safetensors"), repr(str(folder / "best.safetensors")))
         Record(folder, {}, {}, []).samples()
-        Record(folder, {}, {}, []).preparation()
+        Record(folder, {}, {}, []).preprocessing()
     except RunError as error:
         found.append(str(error))
     except OSError as error:

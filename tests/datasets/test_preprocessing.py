@@ -15,7 +15,7 @@ import commonweal
 from commonweal.base.errors import DataError
 from commonweal.data import plain_table
 from commonweal.data.federation import Federation
-from commonweal.data.preprocessing import Column, Preparation, Summary, fit_numbers
+from commonweal.data.preprocessing import Column, Preprocessing, Summary, fit_numbers
 from commonweal.datasets import _tables
 
 WARDS = ("north", "south", "west")
@@ -55,8 +55,8 @@ def load(path: str, **options: Any) -> Federation:
 
 
 def columns(federation: Federation) -> dict[str, Column]:
-    assert federation.preparation is not None
-    return {column.name: column for column in federation.preparation.columns}
+    assert federation.preprocessing is not None
+    return {column.name: column for column in federation.preprocessing.columns}
 
 
 def known_rows(federation: Federation) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_gaps_are_filled_with_the_training_median_and_marked(tmp_path: Path) -> 
         rows[i]["age"] = ("", "?", "NA", " ")[i % 4]
         rows[i + 1]["city"] = "NA"
     federation = load(write_csv(tmp_path / "t.csv", rows), scale=False, drop="admitted,smoker")
-    names = federation.preparation.features if federation.preparation else []
+    names = federation.preprocessing.features if federation.preprocessing else []
     assert names[:2] == ["age", "age is missing"] and names[-1] == "city = missing"
     x = federation.train.x.double()
     gaps = x[:, 1] == 1
@@ -162,7 +162,7 @@ def test_dates_are_days_and_times_of_year_and_week() -> None:
         plain_table.parser({"becomes": "date", "order": column.order})(text) for text in texts[:2]
     ]
     assert days == [0, int(np.datetime64("2024-02-29").astype(int)) + 0.5]
-    x = Preparation((column,)).rows({"d": texts})
+    x = Preprocessing((column,)).rows({"d": texts})
     assert x[:, 0].tolist() == pytest.approx([0, 19782.5, 19723, 0])
     assert x[2, 3:].tolist() == pytest.approx([0, 1], abs=1e-3)  # a Monday begins the week
     assert x[3, 1:].tolist() == [0, 0, 0, 0]
@@ -257,38 +257,38 @@ def test_new_rows_are_prepared_as_the_training_rows_were(tmp_path: Path) -> None
         rows[i]["city"] = ""
     path = write_csv(tmp_path / "t.csv", rows)
     federation = load(path)
-    preparation = federation.preparation
-    assert preparation is not None
-    again = preparation.rows(plain_table.read_csv(path))
+    preprocessing = federation.preprocessing
+    assert preprocessing is not None
+    again = preprocessing.rows(plain_table.read_csv(path))
     ordered = np.array(sorted(again.tolist()))
     known = np.array(sorted(known_rows(federation).tolist()))
     assert np.array_equal(ordered, known)
 
 
-def test_a_preparation_survives_json(tmp_path: Path) -> None:
-    preparation = load(write_csv(tmp_path / "t.csv", rows_of())).preparation
-    assert preparation is not None
-    assert Preparation.read(json.dumps(preparation.values())) == preparation
-    with pytest.raises(DataError, match="not a preparation"):
-        Preparation.read("{}")
+def test_a_preprocessing_survives_json(tmp_path: Path) -> None:
+    preprocessing = load(write_csv(tmp_path / "t.csv", rows_of())).preprocessing
+    assert preprocessing is not None
+    assert Preprocessing.read(json.dumps(preprocessing.values())) == preprocessing
+    with pytest.raises(DataError, match="not a preprocessing"):
+        Preprocessing.read("{}")
 
 
 def test_new_rows_that_do_not_fit(tmp_path: Path) -> None:
-    preparation = load(write_csv(tmp_path / "t.csv", rows_of())).preparation
-    assert preparation is not None
+    preprocessing = load(write_csv(tmp_path / "t.csv", rows_of())).preprocessing
+    assert preprocessing is not None
     new = plain_table.read_csv(write_csv(tmp_path / "n.csv", rows_of(4)))
     new["city"] = ["Bonn", "Paris", "Ulm", ""]
-    x = preparation.rows(new | {"more": ["1"] * 4})
+    x = preprocessing.rows(new | {"more": ["1"] * 4})
     assert x[1, -4:].tolist() == [0, 0, 0, 0] and x[0, -4:].tolist() == [1, 0, 0, 0]
-    assert preparation.unknown(new) == [
+    assert preprocessing.unknown(new) == [
         "city: 1 missing values, taken as no level, as no training row was",
         "city: 'Paris' not in the training rows, taken as no level",
     ]
     with pytest.raises(DataError, match="column 'age': 'old' is no number"):
-        preparation.rows(new | {"age": ["old"] * 4})
+        preprocessing.rows(new | {"age": ["old"] * 4})
     del new["age"]
     with pytest.raises(DataError, match="no column 'age': the model needs it"):
-        preparation.rows(new)
+        preprocessing.rows(new)
 
 
 # Statistics of clients

@@ -132,7 +132,7 @@ def test_what_is_registered_is_public_in_its_module(kind: str) -> None:
 
 def test_listing_imports_nothing_that_is_listed() -> None:
     code = (
-        "import sys; from commonweal import catalog\n"
+        "import sys; from commonweal.config import catalog\n"
         "names = [name for kind in catalog.KINDS for name in catalog.entries(kind)]\n"
         "print(len(names), 'torch' in sys.modules, 'commonweal.rules.term' in sys.modules)"
     )

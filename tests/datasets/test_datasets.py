@@ -1,6 +1,9 @@
 """The vowels in the package and the four hospitals: sizes, splits, preprocessing, missing files."""
 
+import csv
+import gzip
 import math
+from collections import Counter
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets.heart import HOSPITALS, Prep, fill_gaps, heart, one_hot
+from commonweal.datasets.students import students
 from commonweal.datasets.vowel import SPEAKERS, vowel
 from commonweal.training.scores import undefined
 from helpers import data
@@ -325,6 +329,7 @@ def test_by_default_data_are_in_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COMMONWEAL_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(DataError, match=r"\.cache/commonweal/heart"):
         heart()
@@ -375,3 +380,31 @@ def test_a_column_of_gaps_is_an_error_in_words(tmp_path: Path) -> None:
     for prep in PREPS:
         with pytest.raises(DataError, match="switzerland"):
             heart(prep=prep, dir=str(tmp_path))
+
+
+def test_the_shipped_students_are_ucis_row_by_row() -> None:
+    path = data("students", "dropout.csv.gz")
+    with gzip.open(path, "rt", encoding="utf-8-sig") as file:
+        original = list(csv.reader(file, delimiter=";"))
+    shipped_path = files("commonweal.datasets").joinpath("_data/students.csv")
+    rows = list(csv.DictReader(shipped_path.read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == len(original) - 1 == 4424
+    places = {"age": 19, "units grade": 25, "admission grade": 12, "units approved": 24}
+    for row, source in zip(rows, original[1:], strict=True):
+        assert row["outcome"] == source[36].lower()
+        assert {name: float(row[name]) for name in places} == {
+            name: round(float(source[place]), 2) for name, place in places.items()
+        }
+    by_course = Counter((row["course"], source[3]) for row, source in zip(rows, original[1:]))
+    assert len(by_course) == 17  # one name per code
+
+
+def test_students_are_seventeen_courses_whose_features_know_nothing_of_the_outcome() -> None:
+    f = students()
+    assert isinstance(f, Federation)
+    assert f.clients == 17
+    assert len(f.train.y) + len(f.test.y) == 4424
+    assert f.preprocessing is not None
+    columns = {column.name for column in f.preprocessing.columns}
+    assert "units grade" in columns
+    assert not columns & {"course", "outcome"}

@@ -173,8 +173,9 @@ class Remote:
     """A client's process, as the server sees it."""
 
     def __init__(self, name: str, spec: dict[str, Any]) -> None:
-        here = Path(__file__).resolve().parents[1]
-        path = os.pathsep.join([str(here), str(here.parent / "src")])
+        here = Path(__file__).resolve().parent
+        root = here.parents[1]
+        path = os.pathsep.join(map(str, (here, root / "tests", root / "src")))
         code = "from test_seam import serve; serve()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, name, json.dumps(spec)],

@@ -1,0 +1,107 @@
+"""Choosing a model per client: the guarantee of `proved`, the caution of `safe`, bad input."""
+
+import numpy as np
+import pytest
+
+from commonweal.analysis.choice import choose
+from commonweal.base.errors import CommonwealError
+
+CLIENTS = 10_000
+
+
+def share_leaving(rows: np.ndarray, how: str, bound: float | None = None) -> float:
+    """The share of clients with one candidate, rows (clients, n), that leave local training."""
+    chosen = choose([{"global": row} for row in rows], how, bound=bound)  # type: ignore[arg-type]
+    return float(np.mean([name == "global" for name in chosen]))
+
+
+def wins_and_losses(gain: float, n: int, seed: int) -> np.ndarray:
+    """+1, 0 and -1 with mean `gain`; the two models differ on 60 % of the samples."""
+    p = [0.3 - gain / 2, 0.4, 0.3 + gain / 2]
+    return np.random.default_rng(seed).choice([-1.0, 0.0, 1.0], (CLIENTS, n), p=p)
+
+
+@pytest.mark.parametrize("n", [10, 30, 100])
+def test_proved_is_wrong_for_at_most_five_per_cent_without_a_gain(n: int) -> None:
+    slack = 3 * np.sqrt(0.05 * 0.95 / CLIENTS)
+    assert share_leaving(wins_and_losses(0.0, n, seed=n), "proved") <= 0.05 + slack
+    assert share_leaving(wins_and_losses(-0.2, n, seed=n), "proved") <= 0.001 + 3 * np.sqrt(
+        0.001 / CLIENTS
+    )
+    # Skewed differences of losses with mean 0: rarely -2, often a little above 0.
+    rng = np.random.default_rng(n)
+    skewed = np.where(rng.random((CLIENTS, n)) < 0.1, -2.0, 2.0 / 9)
+    assert share_leaving(skewed, "proved", bound=2.0) <= 0.05 + slack
+
+
+def test_proved_recognises_a_clear_gain() -> None:
+    assert share_leaving(wins_and_losses(0.3, 100, seed=1), "proved") >= 0.95
+    losses = np.random.default_rng(2).uniform(-0.5, 1.5, (1000, 100))  # mean 0.5
+    assert share_leaving(losses, "proved", bound=2.0) >= 0.95
+
+
+def test_several_candidates_share_the_error_probability() -> None:
+    """The best of eight useless candidates is no better than one useless candidate."""
+    rng = np.random.default_rng(3)
+    rows = rng.choice([-1.0, 1.0], (3000, 8, 30))
+    chosen = choose([{f"m{k}": row[k] for k in range(8)} for row in rows], "proved")
+    left = np.mean([name != "alone" for name in chosen])
+    assert left <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 3000)
+
+
+def test_five_samples_that_differ_must_all_be_won() -> None:
+    assert choose([{"global": [1] * 5 + [0] * 9}], "proved") == ["global"]
+    assert choose([{"global": [1] * 4 + [0] * 9}], "proved") == ["alone"]
+    assert choose([{"global": [1] * 5, "tuned": [1] * 5}], "proved") == ["alone"]
+
+
+def test_safe_needs_more_than_one_standard_error() -> None:
+    # mean 1, standard deviation 2: one standard error is 1 for n = 4.
+    assert choose([{"global": [3.0, -1.0, 3.0, -1.0]}]) == ["alone"]  # error 1.15
+    assert choose([{"global": [3.0, -1.0] * 4}]) == ["global"]  # error 0.76
+    assert choose([{"global": [0.0, 0.0, 0.0]}]) == ["alone"]
+    assert choose([{"global": [5.0]}]) == ["alone"]
+    assert choose([{"global": []}, {}], "likely") == ["alone", "alone"]
+
+
+def test_the_best_of_the_allowed_candidates_is_taken() -> None:
+    noisy = [9.0, -7.0, 8.0, -6.0]
+    client = {"noisy": noisy, "good": [0.5, 0.6, 0.4, 0.5], "less": [0.2, 0.2, 0.2, 0.3]}
+    assert choose([client]) == ["good"]
+    assert choose([client], "likely") == ["noisy"]
+
+
+def test_the_order_of_clients_candidates_and_samples_changes_nothing() -> None:
+    rng = np.random.default_rng(4)
+    rows = [{f"m{k}": rng.normal(0.2, 1, 20) for k in range(3)} for _ in range(40)]
+    for how in ("safe", "likely", "proved"):
+        chosen = choose(rows, how)
+        backwards = [dict(reversed(row.items())) for row in reversed(rows)]
+        assert choose(backwards, how) == chosen[::-1]
+        order = rng.permutation(20)
+        shuffled = [{name: values[order] for name, values in row.items()} for row in rows]
+        assert choose(shuffled, how) == chosen
+
+
+def test_a_margin_makes_proof_easier() -> None:
+    row = {"global": np.array([1.0] * 9 + [-1.0] * 5 + [0.0] * 86)}
+    assert choose([row], "proved") == ["alone"]
+    assert choose([row], "proved", margin=0.2) == ["global"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"how": "sure"}, "how = 'sure'"),
+        ({"level": 1.5}, "level = 1.5"),
+        ({"margin": -1}, "margin = -1"),
+        ({"bound": 0}, "bound = 0"),
+        ({"rows": [{"global": [[1.0]]}]}, "shape"),
+        ({"rows": [{"global": [np.nan]}]}, "not finite"),
+        ({"rows": [{"global": [1.0], "tuned": [1.0, 2.0]}]}, "same validation samples"),
+    ],
+)
+def test_bad_input_is_refused(arguments: dict[str, object], words: str) -> None:
+    given = {"rows": [{"global": [1.0, 2.0]}]} | arguments
+    with pytest.raises(CommonwealError, match=words):
+        choose(**given)  # type: ignore[arg-type]

@@ -26,13 +26,14 @@ from commonweal.servers import SGD, ServerOptimizer
 from commonweal.training.local import BatchSchedule, schedule
 from commonweal.training.task import Task
 
+DATA = os.environ.get("COMMONWEAL_DATA")  # some tests change the variable
+
 
 def data(*names: str) -> Path:
     """The path of a real data file or folder. Skips the test where it is missing."""
-    folder = os.environ.get("COMMONWEAL_DATA")
-    if not folder:
+    if not DATA:
         pytest.skip("COMMONWEAL_DATA is not set: set it to the folder of the real data")
-    path = Path(folder).joinpath(*names)
+    path = Path(DATA).joinpath(*names)
     if not path.exists():
         pytest.skip(f"{path} does not exist")
     return path

@@ -1,11 +1,12 @@
 """Build the site: `python docs/_site/build_site.py [FOLDER]`, by default build/site.
 
-Pages are the Markdown files of docs/, README.md and the like from the project's folder, the
+Pages are the Markdown files of docs/, README.md and others from the project's folder, the
 reference (site_reference) and the notebooks (site_notebooks). A warning is an error. Pages that
-mkdocs.yml does not name are put at the end of its menu, so that none is out of reach.
+mkdocs.yml does not name are added at the end of its menu, so that every page can be reached.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def build(folder: Path, run_notebooks: bool = True) -> None:
-    """Build the site in a folder, which is emptied before."""
+    """Build the site in a folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder.parent / (folder.name + "-pages")
     shutil.rmtree(pages, ignore_errors=True)
@@ -36,8 +37,9 @@ def build(folder: Path, run_notebooks: bool = True) -> None:
     for path in DOCS.iterdir():
         if path.is_file() and path.suffix != ".md":
             shutil.copy(path, pages)
-    for name, page in {**PAGES, **_own_pages()}.items():
-        (pages / page).write_text(_moved(name, pages), encoding="utf-8")
+    for name, page in {**PAGES, **_docs_pages()}.items():
+        (pages / page).parent.mkdir(exist_ok=True)
+        (pages / page).write_text(_moved(name, page, pages), encoding="utf-8")
     site_reference.write(pages / "reference")
     site_notebooks.write(pages / "notebooks", run_notebooks)
     config = pages.parent / "mkdocs.yml"
@@ -52,12 +54,13 @@ def build(folder: Path, run_notebooks: bool = True) -> None:
         sys.exit(done.stdout + done.stderr)
 
 
-def _own_pages() -> dict[str, str]:
-    """The pages of docs/."""
-    return {f"docs/{path.name}": path.name for path in DOCS.glob("*.md")}
+def _docs_pages() -> dict[str, str]:
+    """The pages of docs/ and its folders."""
+    paths = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    return {f"docs/{path}": path for path in paths}
 
 
-def _moved(name: str, pages: Path) -> str:
+def _moved(name: str, page: str, pages: Path) -> str:
     """A page of the project with the links that it has on the site."""
     text = (ROOT / name).read_text(encoding="utf-8")
     folder = (ROOT / name).parent
@@ -66,13 +69,14 @@ def _moved(name: str, pages: Path) -> str:
         address = match[2]
         if ":" not in address:
             address = _address((folder / address).resolve().relative_to(ROOT), pages)
+            address = os.path.relpath(address, Path(page).parent)
         return f"{match[1]}{address}{match[3] or ''})"
 
     return LINK.sub(replace, text)
 
 
 def _address(target: Path, pages: Path) -> str:
-    """Where a file of the project is on the site; files that are no pages are copied."""
+    """Where a file of the project is on the site; files that are not pages are copied."""
     name = target.as_posix()
     if name in PAGES:
         return PAGES[name]
@@ -90,12 +94,15 @@ def _config(pages: Path, folder: Path) -> str:
     """mkdocs.yml with the folders' places, and all pages in the menu."""
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     named = set(_files(config["nav"]))
-    found = {path.relative_to(pages).as_posix() for path in pages.rglob("*.md")}
-    if named - found:
-        sys.exit(f"mkdocs.yml names pages that do not exist: {', '.join(sorted(named - found))}")
-    rest = sorted(found - named)
+    existing = {path.relative_to(pages).as_posix() for path in pages.rglob("*.md")}
+    if named - existing:
+        sys.exit(f"mkdocs.yml names pages that do not exist: {', '.join(sorted(named - existing))}")
+    rest = sorted(existing - named)
     if rest:
         config["nav"].append({"Further pages": rest})
+    python = config["plugins"][1]["mkdocstrings"]["handlers"]["python"]
+    python["paths"] = [str(ROOT / "src")]
+    python["options"]["extensions"] = [str(DOCS / "_site" / "site_doctests.py")]
     config |= {"docs_dir": pages.name, "site_dir": folder.name}
     return str(yaml.safe_dump(config, sort_keys=False))
 

@@ -19,7 +19,7 @@ from commonweal.datasets._files import find
 from own_table import write
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELLS = ("sh", "bash", "console", "powershell")
 TRAINING = ("run", "compare", "tune", "reproduce")
 
@@ -35,12 +35,12 @@ NOT_RUN = {
     r"make ": "tested by .ci/run, or takes minutes",
     r"flwr |flower-superlink|flower-supernode": "real processes: tests/flower/test_deployment.py",
     r"commonweal flower run": "real processes: tests/flower/test_deployment.py",
-    r"commonweal ui": "it serves until it is stopped: tests/test_ui.py",
+    r"commonweal ui": "it serves until it is stopped: tests/ui",
     r"commonweal data get": "it downloads: tests/datasets/test_download.py",
     r"commonweal reproduce \S": "minutes to hours: tests of reproduce",
     r"(PYTHONPATH\S+ |COMMONWEAL_DATA\S+ )*python3? benchmarks/": "minutes; the file must exist",
     r"COMMONWEAL_DATA": "it needs files that are not here",
-    r"python docs/_site|python tests/": "tests/test_site.py, tests/test_own_page.py",
+    r"python docs/_site|python tests/": "tests/docs/test_site.py, tests/docs/test_own_page.py",
 }
 DATASETS = {"heart": ("heart", "processed.cleveland.data"), "adult": ("adult", "adult.data")}
 DATASETS |= {"fashion-mnist": ("fashion_mnist", "train-images-idx3-ubyte")}
@@ -48,7 +48,7 @@ DATASETS |= {"fashion-mnist": ("fashion_mnist", "train-images-idx3-ubyte")}
 PIECES = {"design.md"}
 # Pages whose commands another test runs, with what they print.
 ELSEWHERE = {
-    "own.md": "tests/test_own_page.py",
+    "own.md": "tests/docs/test_own_page.py",
     "flower.md": "tests/flower/test_walkthrough.py and test_command.py: real processes",
 }
 

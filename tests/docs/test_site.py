@@ -1,5 +1,6 @@
 """The site is built with warnings as errors, shows what the code offers, and no link is broken."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import commonweal
 from commonweal import cli
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS
@@ -18,7 +20,7 @@ import build_site
 import site_reference
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS += [*sorted((ROOT / "examples").rglob("*.md")), ROOT / "llms.txt"]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -47,8 +49,18 @@ def test_every_part_has_its_place_in_the_reference(reference: Path) -> None:
             for parameter in entry.parameters:
                 assert f"| `{parameter}` |" in page.partition(f"\n## {name}\n")[2]
         everything += page
-    named = set(re.findall(r"^## (.*)$", everything, re.M))
-    assert site_reference.names_in_source() <= named
+    assert names_in_source() <= set(re.findall(r"^## (.*)$", everything, re.M))
+
+
+def names_in_source() -> set[str]:
+    """Every name in an ENTRIES of the package, read without importing."""
+    names = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ENTRIES":
+                assert isinstance(node.value, ast.Dict)
+                names |= {ast.literal_eval(key) for key in node.value.keys if key}
+    return names
 
 
 def test_scores_commands_and_the_python_interface_are_in_the_reference(reference: Path) -> None:
@@ -58,20 +70,23 @@ def test_scores_commands_and_the_python_interface_are_in_the_reference(reference
     for command in cli.app.registered_commands:
         assert command.callback is not None
         name = command.name or command.callback.__name__
-        assert f"\n## commonweal {name}\n" in commands
-    assert "\n## commonweal data show\n" in commands
+        assert f"\n## `commonweal {name}`\n" in commands
+    assert "\n### `commonweal data show`\n" in commands
     assert "Print the result as one JSON value" in commands
-    python = (reference / "python.md").read_text(encoding="utf-8")
-    import commonweal
-
-    for name in set(commonweal.__all__) - {"metrics"}:
-        assert f"\n## commonweal.{name}\n" in python
     experiment = (reference / "experiment.md").read_text(encoding="utf-8")
     assert not re.search(r"\|\s*\|$", experiment, re.M)  # every key has a meaning
 
 
-def test_the_reference_shows_docstrings_as_text() -> None:
-    assert site_reference.prose("a_i <b> *c* `d_e` [f]") == r"a\_i \<b\> \*c\* `d_e` \[f\]"
+def test_the_reference_shows_descriptions_as_text() -> None:
+    assert site_reference.prose("a_i <b> *c* `d_e` [f]") == r"a\_i &lt;b\> \*c\* `d_e` \[f\]"
+
+
+def test_the_site_documents_the_python_interface_with_its_examples(site: Path) -> None:
+    page = (site / "reference" / "python" / "index.html").read_text(encoding="utf-8")
+    for name in set(commonweal.__all__) - {"metrics"}:
+        assert f'id="commonweal.{name}"' in page
+    assert 'id="commonweal.metrics.paired"' in page
+    assert "<blockquote>" not in page  # that is what a doctest outside of code becomes
 
 
 def test_the_site_is_searchable_and_asks_no_other_host(site: Path) -> None:
@@ -86,11 +101,12 @@ def test_the_site_is_searchable_and_asks_no_other_host(site: Path) -> None:
 
 
 def test_every_page_is_in_the_menu_and_opens_with_a_heading(site: Path) -> None:
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
     home = (site / "index.html").read_text(encoding="utf-8")
-    for page in pages:
+    for path in docs.rglob("*.md"):
+        page = path.relative_to(docs).with_suffix("").as_posix()
         assert re.search(rf'href="(\./)?{page}/"', home), page
-        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
         assert text.startswith("# ") and text.count("\n# ") == len(_comments_in_code(text))
 
 

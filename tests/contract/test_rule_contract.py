@@ -34,37 +34,24 @@ from rule_helpers import build
 Case = tuple[str, dict[str, object]]
 
 NAMES = list(catalog.entries("rules"))
-VARIANTS: list[Case] = [
-    ("aaggff-s", {"cdf": "weibull"}),
-    ("aaggff-s", {"cdf": "frechet"}),
-    ("aaggff-s", {"cdf": "gumbel"}),
-    ("aaggff-s", {"cdf": "exponential"}),
-    ("aaggff-s", {"cdf": "logistic"}),
+VARIANTS: list[Case] = [  # with another state, or another way to the weights, than the default
+    ("aaggff-d", {"lipschitz": 0.1, "scale": 0.5}),
     ("aaggff-s", {"variant": "reference", "cdf": "frechet"}),
     ("aaggff-s", {"variant": "reference", "cdf": "normal"}),
-    ("aaggff-s", {"beta": 0.5}),
-    ("qfedavg", {"scaled": True}),
-    ("term", {"relative": False}),
-    ("propfair", {"relative": False}),
+    ("adafed", {"loss": "after"}),
+    ("adafed", {"scale": "theorem"}),
     ("afl", {"absent": "last"}),
     ("afl", {"absent": "zero", "radius": 0.5}),
-    ("aaggff-d", {"lipschitz": 0.1, "scale": 0.5}),
-    ("aaggff-s", {"low": 0.1, "high": 1.0, "scale": 0.5}),
     ("afl", {"optimistic": True, "mu": 0.1}),
-    ("adafed", {"loss": "after"}),
-    ("fedmgda", {"normalise": True}),
-    ("adafed", {"scale": "theorem"}),
     ("cvar", {"share": False, "theta": 0.8}),
-    ("directions", {"method": "aligned-mtl"}),
     ("directions", {"method": "imtl-g"}),
     ("excess", {"rule": {"name": "afl"}}),
-    ("fedmdfg", {"scale": "none"}),
-    ("owa", {"prior": "sizes", "delta": 4.0}),
-    ("guarded", {"action": "cap"}),
     ("grouped", {"rule": {"name": "aaggff-s"}}),
     ("grouped", {"rule": {"name": "afl"}, "domains": 2}),
+    ("guarded", {"action": "cap"}),
     ("guarded", {"rule": {"name": "aaggff-s"}}),
     ("guarded", {"rule": {"name": "adafed"}}),
+    ("qfedavg", {"scaled": True}),
 ]
 CASES: list[Case] = [*((name, {}) for name in NAMES), *VARIANTS]
 
@@ -80,52 +67,33 @@ def rule_of(case: Case) -> Rule:
 
 
 every = pytest.mark.parametrize("case", CASES, ids=label)
-seeds = pytest.mark.parametrize("seed", range(4))
 
 
 def test_every_file_in_the_folder_is_a_case() -> None:
     folder = Path(commonweal.__file__).parent / "rules"
     files = {file.stem for file in folder.glob("[!_]*.py")}
     tested = {entry.factory.__module__ for entry in catalog.entries("rules").values()}
-    assert tested == {f"commonweal.rules.{stem}" for stem in files - {"rule"}}
+    libraries = {"rule", "online", "simplex", "slots"}
+    assert tested == {f"commonweal.rules.{stem}" for stem in files - libraries}
     assert len({label(case) for case in CASES}) == len(CASES)
 
 
 @every
-@pytest.mark.parametrize("name", RULE_CHECKS)
-def test_a_rule_keeps_the_contract(case: Case, name: str) -> None:
-    rule = rule_of(case)
-    for seed in range(4):
-        assert find_problem(RULE_CHECKS[name], rule, 6, seed) is None
-
-
-@every
-def test_a_rule_keeps_the_contract_for_two_clients(case: Case) -> None:
-    assert check_rule(rule_of(case), clients=2, seeds=2) == list(RULE_CHECKS)
-
-
-@every
-def test_a_rule_keeps_the_contract_for_a_single_client(case: Case) -> None:
-    if case[1].get("domains") == 2:
+@pytest.mark.parametrize("clients", [6, 2, 1])
+def test_a_rule_keeps_the_contract(case: Case, clients: int) -> None:
+    if case[1].get("domains") == 2 and clients == 1:
         pytest.skip("one client cannot be divided into two groups")
-    assert check_rule(rule_of(case), clients=1, seeds=2) == list(RULE_CHECKS)
+    assert check_rule(rule_of(case), clients=clients) == list(RULE_CHECKS)
 
 
 @every
-def test_equal_parameters_make_equal_rules(case: Case) -> None:
-    assert rule_of(case) == rule_of(case)
-    assert hash(rule_of(case)) == hash(rule_of(case))
-
-
-@every
-@seeds
-def test_one_of_many_clients(case: Case, seed: int) -> None:
+def test_one_of_many_clients(case: Case) -> None:
     rule = rule_of(case)
     quadratic = any("curvature" in name for name in flatten(rule.init(one_group(2))))
     clients = 20 if quadratic else 1000  # a (K, K) state is for silos
     state = rule.init(one_group(clients))
     for t in range(3):
-        decision = rule(sample_reports(seed + t, 1, clients), state)
+        decision = rule(sample_reports(t, 1, clients), state)
         assert decision.weights.isfinite().all()
         assert decision.weights[0] > 0
         state = decision.state
@@ -138,15 +106,14 @@ def one_group(clients: int) -> Setting:
 
 
 @every
-@seeds
-def test_weights_do_not_depend_on_what_the_ids_are(case: Case, seed: int) -> None:
+def test_weights_do_not_depend_on_what_the_ids_are(case: Case) -> None:
     rule = rule_of(case)
     if "labels" in rule.needs:
         pytest.skip("its groups are those of known clients")
-    ids = large_ids(6, seed)
+    ids = large_ids(6, seed=0)
     state = rule.init(one_group(6))
     other = state
-    for reports in sample_rounds(seed, 6, count=8):
+    for reports in sample_rounds(0, 6, count=8):
         expected = rule(reports, state)
         decision = rule(replace(reports, ids=ids[reports.ids]), other)
         torch.testing.assert_close(decision.weights, expected.weights, rtol=1e-7, atol=1e-9)
@@ -155,12 +122,11 @@ def test_weights_do_not_depend_on_what_the_ids_are(case: Case, seed: int) -> Non
 
 
 @every
-@seeds
-def test_a_larger_loss_never_lowers_a_clients_weight(case: Case, seed: int) -> None:
+def test_a_larger_loss_never_lowers_a_clients_weight(case: Case) -> None:
     """Also for mixing rules without a response, of which the contract does not ask it."""
     rule = rule_of(case)
     if rule.mixing and response_rises(rule) is not False:
-        assert falling_weight(rule, 6, seed) is None
+        assert falling_weight(rule, 6, seed=0) is None
 
 
 def test_the_inverted_response_of_the_authors_lowers_weights() -> None:
@@ -403,8 +369,8 @@ def test_every_check_is_seen_to_fail() -> None:
 
 @pytest.mark.parametrize(("name", "rule", "words"), BROKEN)
 def test_a_broken_rule_fails_the_check(name: str, rule: Rule, words: str) -> None:
-    problems = [find_problem(RULE_CHECKS[name], rule, 6, seed) for seed in range(4)]
-    problem = next(found for found in problems if found is not None)
+    problem = find_problem(RULE_CHECKS[name], rule, 6, seed=0)
+    assert problem is not None
     assert words in problem
     with pytest.raises(ConfigError, match=rf"rule {type(rule).__name__} fails the check '"):
         check_rule(rule)

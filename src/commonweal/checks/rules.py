@@ -34,7 +34,7 @@ __all__ = ["RULE_CHECKS", "check_rule"]
 RuleCheck = Callable[[Rule, int, int], str | None]  # rule, clients, seed -> what is wrong
 
 
-def check_rule(rule: Rule, clients: int = 6, seeds: int = 4) -> list[str]:
+def check_rule(rule: Rule, clients: int = 6, seeds: int = 1) -> list[str]:
     """Check a rule on simulated rounds and return the names of the properties that hold.
 
     Raises ConfigError for the first property that does not hold.

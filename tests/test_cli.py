@@ -16,6 +16,8 @@ from torch import nn
 
 import commonweal
 from commonweal import cli
+from commonweal.commands import console
+from commonweal.commands.demo import DEMO
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
@@ -54,8 +56,8 @@ def command(
     def call(*arguments: object, width: int = 100) -> Result:
         capsys.readouterr()
         out, err = io.StringIO(), io.StringIO()
-        monkeypatch.setattr(cli, "out", Console(file=out, width=width))
-        monkeypatch.setattr(cli, "err", Console(file=err, width=width))
+        monkeypatch.setattr(console, "out", Console(file=out, width=width))
+        monkeypatch.setattr(console, "err", Console(file=err, width=width))
         monkeypatch.setattr(sys, "argv", ["commonweal", *map(str, arguments)])
         code = 0
         try:
@@ -446,7 +448,7 @@ def test_demo_where_a_file_is_in_the_way_is_one_sentence(command: Command, file:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["demo", "--seeds", "0"], ["run"], ["list"], ["check"], ["nothing"], ["run", "--oops", "x"]],
+    [["demo", "--seeds", "0"], ["run"], ["check"], ["nothing"], ["run", "--oops", "x"]],
 )
 def test_wrong_options_end_with_2(command: Command, arguments: list[str]) -> None:
     result = command(*arguments)
@@ -828,7 +830,7 @@ def test_dropped_and_capped_clients_are_named_once_and_not_all() -> None:
 
 def test_the_demo_is_the_example(command: Command, tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "vowel.toml"
-    (tmp_path / "demo.toml").write_text(cli.DEMO)
+    (tmp_path / "demo.toml").write_text(DEMO)
     demo = read(tmp_path / "demo.toml", ["rule=aaggff-s", "evaluate_every=1"])
     assert demo == read(example)
 

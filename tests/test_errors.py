@@ -82,8 +82,10 @@ INTERNAL = {
     "base/memory.py": {"kind"},  # a parameter: a class of the tree
     "base/tensors.py": {"ValueError"},  # a damaged checkpoint, caught by `Store.read_checkpoint`
     "cli.py": {"Exit"},
+    "commands/compare.py": {"Exit"},
     "commands/doctor.py": {"Exit"},
-    "commands/tables.py": {"Exit"},
+    "commands/export.py": {"Exit"},
+    "commands/run.py": {"Exit"},
     "config/catalog.py": {"ImportError"},
     "data/plain_table.py": {"ValueError"},  # exports carry a copy: it cannot import the tree
     "datasets/_download.py": {"ConnectionError"},

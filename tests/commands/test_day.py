@@ -175,7 +175,7 @@ def test_the_preprocessing_is_in_the_run(command: Command, tmp_path: Path) -> No
     saved = json.loads((folder / "preparation.json").read_text(encoding="utf-8"))
     assert saved["class_names"] == ["gesund", "krank"] and saved["client"] == "Klinik"
     assert saved["separator"] == ";"
-    assert "whole, 4 rounds" in command("verify", folder)
+    assert "intact, 4 rounds" in command("verify", folder)
     text = (folder / "preparation.json").read_text(encoding="utf-8")
     (folder / "preparation.json").write_text(text.replace("gesund", "krank "), encoding="utf-8")
     with pytest.raises(RunError, match="was changed after it was written"):

@@ -97,6 +97,6 @@ def test_a_worker_that_is_killed_is_a_sentence(tmp_path: Path) -> None:
     os.kill(workers(process.pid)[0], signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert "a worker process was ended from outside" in said
+    assert "a worker process was killed" in said
     assert "Traceback" not in said
     assert problems(folder) == []

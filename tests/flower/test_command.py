@@ -153,7 +153,7 @@ def test_engine_flower_of_an_experiment_starts_flower(
 
     asked: list[Any] = []
     monkeypatch.setattr(local, "run", lambda *values: asked.append(values))
-    monkeypatch.setattr("commonweal.cli._show_run", lambda *values: None)
+    monkeypatch.setattr("commonweal.commands.run.show_run", lambda *values: None)
     monkeypatch.setattr("commonweal.record.store.Record.read", lambda folder: None)
     arguments = ["run", "examples/vowel.toml", "engine=flower", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, arguments)

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 import commonweal
-from commonweal import cli
 from commonweal.analysis.regret import of_run
 from commonweal.base.errors import ConfigError, DataError, RunError
 from commonweal.base.text import quoted, shown, unquoted
+from commonweal.commands import console
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import reopen, run
@@ -72,10 +72,10 @@ def test_a_record_of_wild_names_reads_back(wild: Path) -> None:
 
 
 def test_terminals_show_wild_names_as_text(wild: Path) -> None:
-    console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    console.print(tables.result(Record.read(wild)))
-    assert isinstance(console.file, io.StringIO)
-    printed = console.file.getvalue()
+    terminal = Console(file=io.StringIO(), width=200, force_terminal=False)
+    terminal.print(tables.result(Record.read(wild)))
+    assert isinstance(terminal.file, io.StringIO)
+    printed = terminal.file.getvalue()
     assert is_harmless(printed)
     for name in WILD[:2]:
         assert Text.from_markup(shown(name, "markup")).plain == name
@@ -84,8 +84,8 @@ def test_terminals_show_wild_names_as_text(wild: Path) -> None:
 def test_the_command_shows_wild_names_as_text(
     wild: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli._say("round 1: the reply of \x1b[2J\x9b2J\u202e was dropped")
-    cli._print_json(tables.run_summary(Record.read(wild)))
+    console.say("round 1: the reply of \x1b[2J\x9b2J\u202e was dropped")
+    console.show_json(tables.run_summary(Record.read(wild)))
     printed = capsys.readouterr()
     assert is_harmless(printed.err) and is_harmless(printed.out)
     assert {each["client"] for each in json.loads(printed.out)["clients"]} == set(WILD)

@@ -5,18 +5,17 @@ from typing import Annotated
 
 import typer
 
+from commonweal.commands.options import Quiet, RunFolder
+
 __all__ = ["card"]
 
 
 def card(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False),
-    ],
+    run: RunFolder,
     to: Annotated[
         Path | None, typer.Option("--out", "-o", help="The card; by default RUN/card.md.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a model card: what the model is, on what data, and how well each client is served.
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from commonweal.commands.options import Quiet
+
 __all__ = ["report"]
 
 
@@ -19,7 +21,7 @@ def report(
     ],
     to: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The heading of the report.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a report of runs: one HTML file that can be mailed, read without scripts, or printed.
 

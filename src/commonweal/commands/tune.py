@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.text import shown
+from commonweal.commands import console
+from commonweal.commands.options import Changes, ExperimentFile, Quiet
 from commonweal.config import catalog
 
 if TYPE_CHECKING:
@@ -21,15 +22,8 @@ SAMPLERS = ("nsga2", "tpe")
 
 
 def tune(
-    file: Annotated[
-        Path, typer.Argument(help="An experiment, such as examples/vowel.toml.", show_default=False)
-    ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[key=value ...]", help="Changes to the experiment.", show_default=False
-        ),
-    ] = None,
+    file: ExperimentFile,
+    changes: Changes = None,
     rules: Annotated[
         str,
         typer.Option(metavar="A,B,...", help="The rules; parameters in brackets are kept fixed."),
@@ -61,9 +55,9 @@ def tune(
     ] = "worst",
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one per core.", min=0)] = 0,
     to: Annotated[
-        Path | None, typer.Option("--out", help="The folder; by default runs/FILE-tuned.")
+        Path | None, typer.Option("--out", "-o", help="The folder; by default runs/FILE-tuned.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Choose the parameters of rules, and of the client method, among those of publications.
 
@@ -149,6 +143,6 @@ def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool
         values = (show_score(value, score) for value in (choice.best.mean, choice.best.worst))
         name = " ".join([choice.text, *choice.settings])
         table.add_row(shown(name, "markup"), str(choice.trials), *values)
-    Console().print(table)
+    console.out.print(table)
     typer.echo(picture.description)
     typer.echo(f"drawn to {folder / 'front.svg'}; next: commonweal compare FILE --tuned {folder}")

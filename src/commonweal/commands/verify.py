@@ -1,22 +1,18 @@
 """commonweal verify: whether a run's folder is as it was written."""
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from commonweal.base.errors import RunError
+from commonweal.commands.options import Quiet, RunFolder
 
 __all__ = ["verify"]
 
 
 def verify(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder.", show_default=False)
-    ],
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    run: RunFolder,
+    quiet: Quiet = False,
 ) -> None:
-    """Say whether a run is as it was written, or what is not, with exit code 2.
+    """Verify a run's integrity: exit code 2 if a file was changed or damaged.
 
     For example: commonweal verify runs/vowel-aaggff-s-0
 
@@ -25,9 +21,9 @@ def verify(
     from commonweal.record.store import Record
     from commonweal.record.verify import problems
 
-    rounds = len(Record.read(folder).rounds)
-    found = problems(folder)
+    rounds = len(Record.read(run).rounds)
+    found = problems(run)
     if found:
         raise RunError("; ".join(found))
     if not quiet:
-        typer.echo(f"{folder}: whole, {rounds} rounds")
+        typer.echo(f"{run}: intact, {rounds} rounds")

@@ -1,4 +1,4 @@
-"""`commonweal init`, `predict` and `export`: a table in, a usable model out."""
+"""`commonweal export`: a run's model for other programs, or its rounds for a tracker."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,93 +8,17 @@ import typer
 from commonweal import trackers
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.text import shown
+from commonweal.commands import console
+from commonweal.commands.options import Client, Quiet, Trust
 
-__all__ = ["export", "init", "predict"]
+__all__ = ["export"]
 
 FORMS = ("torch", "onnx", "card")
 TRACKERS = trackers.NAMES
 
-Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)
-]
-Client = Annotated[
-    str | None, typer.Option(help="Use this client's personal model, where the run has them.")
-]
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Import what a run names: only if you trust who wrote it."),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-
 
 def _complete_form(incomplete: str) -> list[str]:
     return [form for form in (*FORMS, *TRACKERS) if form.startswith(incomplete)]
-
-
-def init(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False),
-    ],
-    client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The experiment; by default TABLE.toml.")
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Look at a table and write an experiment: what each column becomes, and what looks wrong.
-
-    For example: commonweal init patients.csv --client hospital --label died
-    """
-    toml = to or Path(path.name.partition(".")[0] + ".toml")
-    if toml.exists():
-        raise ConfigError(f"{str(toml)!r} exists already: delete it, or name another with --out")
-    from commonweal.analysis.guess import guess
-    from commonweal.base.files import write_file
-
-    found = guess(path, label, client, toml)
-    write_file(toml, found.experiment.encode(), durable=False)
-    if quiet:
-        return
-    width = max(len(name) for name, _ in found.lines)
-    for name, text in found.lines:
-        typer.echo(f"{name:{width}}  {text}")
-    for remark in found.remarks:
-        typer.echo(remark)
-    typer.echo(f"written to {toml}; next: commonweal run {toml}")
-
-
-def predict(
-    run: Run,
-    path: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="New rows: CSV or Parquet.", show_default=False)
-    ],
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The CSV file; by default it is printed.")
-    ] = None,
-    client: Client = None,
-    trust: Trust = False,
-    quiet: Quiet = False,
-) -> None:
-    """Predict the rows of a table by a run's model, prepared as the training rows were.
-
-    For example: commonweal predict runs/patients-fedavg-0 new.csv -o predictions.csv
-    """
-    from commonweal.base.files import write_file
-    from commonweal.export.prediction import predict_table
-    from commonweal.record.store import Record
-
-    predictions = predict_table(Record.read(run), path, client, trust)
-    if not quiet:
-        for remark in predictions.remarks:
-            typer.echo(shown(remark), err=True)
-    if to is None:
-        typer.echo(predictions.csv().decode(), nl=False)
-        return
-    write_file(to, predictions.csv(), durable=False)
-    if not quiet:
-        typer.echo(f"{len(predictions.rows)} rows: {to}", err=True)
 
 
 def export(
@@ -173,8 +97,8 @@ def _track(
         try:
             rounds, place = export(record, form, project, to, follow)
         except KeyboardInterrupt:
-            typer.echo("stopped; the same command continues with the rounds that are new", err=True)
-            raise typer.Exit(130) from None
+            console.say("stopped; the same command continues with the rounds that are new")
+            raise typer.Exit(console.STOPPED) from None
         if not quiet:
             typer.echo(f"{shown(name_of(record.folder))}: {rounds} new rounds")
     if not quiet:

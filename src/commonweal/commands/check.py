@@ -1,0 +1,70 @@
+"""`commonweal check`: the contract of a rule or client method of one's own."""
+
+import inspect
+from typing import Annotated
+
+import typer
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.commands import console
+from commonweal.commands.options import Quiet
+from commonweal.config import catalog
+
+__all__ = ["check", "kind_of_own"]
+
+
+def check(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A class in a file (./my_rules.py:MaxMin) or module (package.module:Class).",
+            show_default=False,
+        ),
+    ],
+    quiet: Quiet = False,
+) -> None:
+    """Check that a rule or client method of yours keeps what the library relies on.
+
+    For example: commonweal check ./my_rules.py:MaxMin, with parameters './my_rules.py:MaxMin(t=2)'
+
+    Prints the properties that hold, or the first that does not, with exit code 2.
+    """
+    part = catalog.parse(name)
+    kind = _kind_of(part["name"])
+
+    from commonweal import checks
+
+    thing = catalog.build(kind, part)
+    passed = checks.check_rule(thing) if kind == "rules" else checks.check_client(thing)
+    if not quiet:
+        for prop in passed:
+            console.show(f"ok  {prop}")
+
+
+def _kind_of(name: str) -> str:
+    """Whether a name is that of a rule or of a client method."""
+    kinds = ("rules", "clients")
+    if ":" not in name:
+        for kind in kinds:
+            if name in catalog.entries(kind):
+                return kind
+        known = [known for kind in kinds for known in catalog.entries(kind)]
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"no rule or client method is called {name!r}: {hint}")
+    kind = kind_of_own(name)
+    if kind not in kinds:
+        raise ConfigError(f"{name!r} is neither a subclass of Rule nor one of Client")
+    return kind
+
+
+def kind_of_own(name: str) -> str:
+    """The kind of a part in a file or module of the user's (./my_rules.py:MaxMin)."""
+    from commonweal.jobs.job import INTERFACES
+
+    factory = catalog.find("rules", name).factory
+    for kind, interface in INTERFACES.items():
+        if isinstance(factory, type) and issubclass(factory, interface):
+            return kind
+    takes_shape = "shape" in inspect.signature(factory).parameters
+    return "models" if takes_shape else "datasets"

@@ -1,0 +1,263 @@
+"""`commonweal compare`: an experiment under several rules and seeds."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.commands import console
+from commonweal.commands.options import Changes, DataDir, ExperimentFile, Quiet
+from commonweal.config import catalog
+from commonweal.report import FORMATS
+
+if TYPE_CHECKING:
+    from commonweal.analysis.compare import Cell, Result
+
+__all__ = ["compare", "print_comparison", "run_plan"]
+
+RULES = "fedavg,uniform,aaggff-s"
+MOST_BASELINES = 50  # clients up to which a comparison also trains local models by default
+
+
+def _complete_format(incomplete: str) -> list[str]:
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+def compare(
+    file: ExperimentFile,
+    changes: Changes = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="The rules, with parameters in brackets: 'fedavg,afl(lr=0.5)'. "
+            f"Default: {RULES}, or those of --tuned.",
+        ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Take the parameters that commonweal tune has chosen."),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(metavar="N|A,B,...", help="How many seeds (0, 1, ...), or which: 2,4,6.")
+    ] = "3",
+    baselines: Annotated[
+        bool | None,
+        typer.Option(
+            "--baselines/--no-baselines",
+            help="Also train every client alone, and all rows pooled; by default up to "
+            f"{MOST_BASELINES} clients.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Worker processes of one thread each; 0: one per core.", min=0
+        ),
+    ] = 1,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N", help="Only run the K-th of N parts of the runs; see docs/slurm.sbatch."
+        ),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,...",
+            help="Compare values of another key, too: client.lr=0.1,0.01 (may be repeated).",
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The folder of the runs; by default runs/FILE-compare."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="The metrics of the table, such as mean,weighted_mean,worst_10; or those of a "
+            "paper's: aaggff, adafed, qffl, vred.",
+        ),
+    ] = None,
+    decimals: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Digits after the point.", min=0, max=9, show_default=False),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help=f"One of {', '.join(FORMATS)}.", autocompletion=_complete_format
+        ),
+    ] = "terminal",
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw every client's score: a PNG, SVG or PDF file."),
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment under several rules and seeds, and print what can be told apart.
+
+    For example: commonweal compare examples/vowel.toml rounds=50 --rules fedavg,afl --seeds 5
+
+    Runs that are finished are not repeated: the same command continues where it was stopped. A run
+    that diverges or is refused is a line of the result.
+    """
+    chosen = catalog.split_list(RULES if rules is None else rules)
+    _check_mistakes(form, chosen)
+    settings: dict[str, list[str]] = {}
+    if tuned is not None:
+        from commonweal.analysis.tuning import tuned_rules, tuned_settings
+
+        chosen = tuned_rules(tuned, None if rules is None else chosen)
+        settings = tuned_settings(tuned)
+    from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
+    from commonweal.config.experiment import named
+    from commonweal.report import figures, tables
+
+    figures.check_suffix(picture)
+    wanted = None if columns is None else tables.chosen_columns(columns)
+    base, stem = named(file, changes or [])
+    folder = to or Path("runs") / f"{stem}-compare"
+    numbers = seed_list(seeds)
+    plan = cells(base, chosen, numbers, vary or [], folder, settings)
+    if shard is not None:
+        _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
+        return
+    results, score, failures = run_plan(plan, quiet, jobs=jobs)
+    against: list[Result] = []
+    few = _clients(plan, failures) <= MOST_BASELINES
+    if few if baselines is None else baselines:
+        rest = baseline_cells(base, numbers, folder)
+        against, _, more = run_plan(rest, quiet, optional=True, jobs=jobs)
+        failures |= more
+        plan += rest
+    print_comparison(results, against, score, form, wanted, decimals)
+    for line in failed_lines(plan, failures):
+        console.say(line)
+    if picture is not None:
+        figures.draw_scores(picture, [*against[:1], *results], score)
+
+
+def _run_shard(
+    base: Mapping[str, object],
+    plan: Sequence["Cell"],
+    seeds: Sequence[int],
+    folder: Path,
+    shard: str,
+    jobs: int,
+    baselines: bool | None,
+    quiet: bool,
+) -> None:
+    """Run a part of a comparison, which is printed when all parts are there."""
+    from commonweal.analysis.compare import baseline_cells, failed_lines, shard_of
+
+    everything = [*plan, *(baseline_cells(base, seeds, folder) if baselines else [])]
+    own = shard_of(everything, shard)
+    failures = _run_cells(own, quiet, jobs)
+    for line in failed_lines(own, failures):
+        console.say(line)
+    if not quiet:
+        console.say(
+            f"{len(own)} of {len(everything)} runs (part {shard}) are in {folder}: when all parts "
+            "are, the same command without --shard prints the comparison"
+        )
+
+
+def _clients(plan: Sequence["Cell"], failures: Mapping[Path, str]) -> int:
+    from commonweal.record.store import Record
+
+    folder = next(cell.folder for cell in plan if cell.folder not in failures)
+    return int(Record.read(folder).facts.get("clients", 0))
+
+
+def _check_mistakes(form: str, rules: Sequence[str]) -> None:
+    """Raise ConfigError for mistakes that can be found without importing anything slow."""
+    if form not in FORMATS:
+        raise ConfigError(f"there is no format {form!r}: {did_you_mean(form, FORMATS)}")
+    if not rules:
+        raise ConfigError("there are no rules to compare: name some, as in --rules fedavg,term")
+    for rule in rules:
+        name = catalog.parse(rule)["name"]
+        if ":" not in name:
+            catalog.find("rules", name)
+
+
+def run_plan(
+    plan: Sequence["Cell"], quiet: bool, optional: bool = False, jobs: int = 1
+) -> tuple[list["Result"], str, dict[Path, str]]:
+    """Run what is not finished. Returns the results, the name of the score, and the failures.
+
+    optional: there may be no result at all
+    """
+    from commonweal.analysis.compare import failed_lines, results
+    from commonweal.base.errors import RunError
+    from commonweal.record.store import Record
+
+    failures = _run_cells(plan, quiet, jobs)
+    found = results(plan, failures)
+    if not found and optional:
+        return [], "", failures
+    if not found:
+        raise RunError("; ".join(failed_lines(plan, failures)))
+    finished = next(cell for cell in plan if cell.folder not in failures)
+    return found, Record.read(finished.folder).facts["score"], failures
+
+
+def _run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]:
+    """Run what is not finished. Returns why some runs have no result, by folder."""
+    from commonweal.analysis.compare import run_cells, run_cells_in_processes
+    from commonweal.analysis.tuning import cores
+    from commonweal.report.progress import comparison_bar
+
+    jobs = jobs or cores()
+    failures: dict[Path, str] = {}
+    try:
+        with comparison_bar(console.err, plan, quiet) as advance:
+            steps = run_cells(plan) if jobs == 1 else run_cells_in_processes(plan, jobs)
+            for step in steps:
+                advance(step)
+                if step.waiting and not quiet:
+                    busy = step.cell.folder
+                    console.say(f"{busy} is in progress elsewhere; waiting for it after the others")
+                if step.failure:
+                    failures[step.cell.folder] = step.failure
+    except KeyboardInterrupt:
+        console.say("stopped; every finished round is saved: the same command continues from there")
+        raise typer.Exit(console.STOPPED) from None
+    return failures
+
+
+def print_comparison(
+    results: Sequence["Result"],
+    against: Sequence["Result"],
+    score: str,
+    form: str,
+    columns: Sequence[str] | None = None,
+    decimals: int | None = None,
+) -> None:
+    """Print what rules give, and for whom it is worth it where `against` has runs alone."""
+    from commonweal.analysis.worth import worth
+    from commonweal.report import tables
+
+    found = worth(results, against)
+    sentences = tables.worth_sentences(found, score)
+    chosen = FORMATS[FORMATS.index(form)]
+    numbers = tables.comparison(results, score, columns, found)
+    rendered = tables.render(numbers, chosen, decimals)
+    if chosen == "terminal" and sentences and sentences[0].startswith("Federating hurts"):
+        console.show(sentences.pop(0))
+    if isinstance(rendered, str):
+        print(rendered)
+    else:
+        console.out.print(rendered)
+    if chosen == "markdown":
+        print("\n".join(sentences))
+    if chosen == "terminal" and against:
+        console.out.print(tables.client_table([*against, *results], score))
+        for sentence in sentences:
+            console.show(sentence)

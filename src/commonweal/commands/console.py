@@ -1,0 +1,41 @@
+"""Where commands print: results to the standard output, everything else to the standard error."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from commonweal.base.text import shown
+
+__all__ = ["STOPPED", "err", "out", "plain_table", "say", "show", "show_json"]
+
+FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
+STOPPED = 130  # the exit code after Ctrl-C
+
+out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+err = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print a line to the standard error, unwrapped, so that paths in it can be copied."""
+    err.print(shown(text, lines=True), markup=False, highlight=False, soft_wrap=True)
+
+
+def show(text: str) -> None:
+    """Print text to the standard output as it is."""
+    out.print(shown(text, lines=True), markup=False, highlight=False)
+
+
+def show_json(value: object) -> None:
+    """Print a value to the standard output as one line of JSON."""
+    from commonweal.record.store import to_json
+
+    print(shown(to_json(value, indent=None).decode(), "json"), end="")
+
+
+def plain_table() -> Table:
+    """An empty table of two columns, a name and its text, without lines."""
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

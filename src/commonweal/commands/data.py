@@ -1,0 +1,98 @@
+"""`commonweal data`: describe datasets and download their files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from commonweal.base.text import shown
+from commonweal.commands import console
+from commonweal.commands.options import DataDir, Json, Quiet
+
+__all__ = ["data"]
+
+data = typer.Typer(
+    help="Describe a dataset, or download its files.", no_args_is_help=True, suggest_commands=False
+)
+
+
+Dataset = Annotated[str, typer.Argument(help="A dataset, such as vowel.", show_default=False)]
+
+
+@data.command(name="show")
+def data_show(
+    name: Dataset,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value ...]",
+            help="Parameters, such as partition=dirichlet partition.alpha=0.1 seed=1.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The figure; by default DATASET.png.")
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Describe which client holds how much of what, and draw it: clients by classes.
+
+    For example: commonweal data show digits partition=dirichlet partition.alpha=0.1 test=0.5
+    """
+    from commonweal.config.experiment import Experiment, change
+
+    values = change({"dataset": name}, [_of_dataset(text) for text in changes or []])
+    experiment = Experiment(**values)
+
+    from commonweal.analysis import describe
+    from commonweal.datasets._download import differing
+    from commonweal.jobs.job import build_dataset
+    from commonweal.report.figures import draw_federation
+
+    federation = build_dataset(experiment)
+    path = to or Path(f"{name.replace(':', '-').replace('/', '-')}.png")
+    draw_federation(path, federation, name)
+    facts = describe.facts(federation)
+    remarks = describe.remarks(federation)
+    for file in differing(name):
+        remarks.append(f"{file} is not the published file: its checksum differs")
+    if as_json:
+        described = {"dataset": experiment.dataset, **facts}
+        console.show_json({**described, "remarks": remarks, "picture": str(path)})
+    elif not quiet:
+        _print_facts(facts)
+        for sentence in (*remarks, f"drawn to {path}"):
+            console.show(sentence)
+
+
+def _of_dataset(change: str) -> str:
+    """A change of a dataset's parameter as one of an experiment's key."""
+    head = change.partition("=")[0].partition(".")[0].strip()
+    return change if head in ("partition", "noise", "seed", "score") else f"dataset.{change}"
+
+
+def _print_facts(facts: Mapping[str, object]) -> None:
+    table = console.plain_table()
+    for key, value in facts.items():
+        table.add_row(f"[bold]{escape(key)}[/bold]", shown(str(value), "markup"))
+    console.out.print(table)
+
+
+@data.command(name="get")
+def data_get(name: Dataset, data_dir: DataDir = None, quiet: Quiet = False) -> None:
+    """Download a dataset's original files to the data directory and verify their checksums.
+
+    For example: commonweal data get mnist; commonweal list datasets names the datasets.
+    """
+    from commonweal.datasets._download import fetch, sources
+    from commonweal.report.progress import Download, download_bar
+
+    with download_bar(console.err, quiet) as bar:
+        paths = [fetch(file, Download(bar, file.name)) for file in sources(name)]
+    folders = ", ".join(sorted({str(path.parent) for path in paths}))
+    if not quiet:
+        console.show(f"{len(paths)} files in {folders}; their checksums are right")

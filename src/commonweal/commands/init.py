@@ -1,0 +1,45 @@
+"""`commonweal init`: an experiment from a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commonweal.base.errors import ConfigError
+from commonweal.commands.options import Quiet
+
+__all__ = ["init"]
+
+
+def init(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False),
+    ],
+    client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The experiment; by default TABLE.toml.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Look at a table and write an experiment: what each column becomes, and what looks wrong.
+
+    For example: commonweal init patients.csv --client hospital --label died
+    """
+    toml = to or Path(path.name.partition(".")[0] + ".toml")
+    if toml.exists():
+        raise ConfigError(f"{str(toml)!r} exists already: delete it, or name another with --out")
+    from commonweal.analysis.guess import guess
+    from commonweal.base.files import write_file
+
+    found = guess(path, label, client, toml)
+    write_file(toml, found.experiment.encode(), durable=False)
+    if quiet:
+        return
+    width = max(len(name) for name, _ in found.lines)
+    for name, text in found.lines:
+        typer.echo(f"{name:{width}}  {text}")
+    for remark in found.remarks:
+        typer.echo(remark)
+    typer.echo(f"written to {toml}; next: commonweal run {toml}")

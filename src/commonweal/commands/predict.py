@@ -1,0 +1,43 @@
+"""`commonweal predict`: a run's model on new rows of a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commonweal.commands import console
+from commonweal.commands.options import Client, Quiet, RunFolder, Trust
+
+__all__ = ["predict"]
+
+
+def predict(
+    run: RunFolder,
+    path: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="New rows: CSV or Parquet.", show_default=False)
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The CSV file; by default it is printed.")
+    ] = None,
+    client: Client = None,
+    trust: Trust = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predict the rows of a table by a run's model, prepared as the training rows were.
+
+    For example: commonweal predict runs/patients-fedavg-0 new.csv -o predictions.csv
+    """
+    from commonweal.base.files import write_file
+    from commonweal.export.prediction import predict_table
+    from commonweal.record.store import Record
+
+    predictions = predict_table(Record.read(run), path, client, trust)
+    if not quiet:
+        for remark in predictions.remarks:
+            console.say(remark)
+    if to is None:
+        print(predictions.csv().decode(), end="")
+        return
+    write_file(to, predictions.csv(), durable=False)
+    if not quiet:
+        console.say(f"{len(predictions.rows)} rows: {to}")

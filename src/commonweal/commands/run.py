@@ -1,0 +1,134 @@
+"""`commonweal run`: run an experiment and write it to a folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commonweal.commands import console
+from commonweal.commands.options import Changes, DataDir, ExperimentFile, Json, Quiet
+from commonweal.commands.show import show_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from commonweal.jobs.job import Job
+    from commonweal.jobs.rounds import Round
+
+    Samples = tuple[Tensor, Tensor]  # synthetic samples and their labels
+
+__all__ = ["run"]
+
+
+def run(
+    file: ExperimentFile,
+    changes: Changes = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The run's folder; by default runs/FILE-RULE-SEED."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was stopped.")
+    ] = False,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment, write it to a folder, and print the result.
+
+    For example: commonweal run examples/vowel.toml rule=term client.lr=0.1 rounds=50
+
+    Every finished round is saved: a run that was stopped continues with --resume.
+    """
+    from commonweal.config.experiment import Experiment, named
+
+    base, stem = named(file, changes or [])
+    experiment = Experiment(**base)
+    folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
+
+    from commonweal.record.store import Record
+
+    silent = quiet or as_json
+    if experiment.engine == "flower":
+        from commonweal.flower import local
+
+        say = (lambda text: None) if silent else console.say
+        local.run(experiment, folder, None, resume, local.TIMEOUT, say)
+        show_run(Record.read(folder), quiet, as_json)
+        return
+
+    from commonweal.jobs.job import job_from_experiment
+
+    job = job_from_experiment(experiment)
+    last = _run_job(job, experiment.title, folder, resume, silent)
+    if not silent:
+        console.say(f"saved in {folder}" if last else f"{folder} was finished already")
+    show_run(Record.read(folder), quiet, as_json)
+
+
+def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -> int:
+    """Run all rounds. Returns the last one; 0: the run was finished before."""
+    from commonweal.jobs import rounds
+    from commonweal.report.progress import run_bar
+    from commonweal.report.remarks import Remarks
+
+    remarks = Remarks(None if silent else console.say)
+    remarks.about_job(job)
+    missing = _missing_picture(folder) if resume else None
+    last = 0
+    try:
+        with run_bar(console.err, job.rounds, title, silent) as advance:
+            for done in rounds.run(job, out=folder, resume=resume):
+                advance(done)
+                last = done.number
+                remarks.about_round(done)
+                _picture_round(folder, done)
+    except KeyboardInterrupt:
+        saved = last or _saved_rounds(folder)
+        console.say(
+            f"stopped after round {saved}; all rounds are saved in {folder}: continue with the "
+            "same command and --resume"
+        )
+        raise typer.Exit(console.STOPPED) from None
+    if missing is not None:
+        _write_picture(folder, *missing)
+    return last
+
+
+def _saved_rounds(folder: Path) -> int:
+    from commonweal.record.store import Record
+
+    started = (folder / "experiment.toml").exists()
+    return len(Record.read(folder).rounds) if started else 0
+
+
+def _picture_round(folder: Path, done: "Round") -> None:
+    """Write a picture of the synthetic rows after an evaluated round, if there are any."""
+    if done.evaluation is not None:
+        _write_picture(folder, done.number, done.job.algorithm.samples(done.state))
+
+
+def _missing_picture(folder: Path) -> "tuple[int, Samples | None] | None":
+    """The last evaluated round and its synthetic rows, if its picture was not written."""
+    from commonweal.record.store import Record
+
+    if not (folder / "synthetic.npz").exists():
+        return None
+    record = Record.read(folder)
+    if not record.evaluated:
+        return None
+    number = record.evaluated[-1].number
+    return None if _picture_path(folder, number).exists() else (number, record.samples())
+
+
+def _picture_path(folder: Path, number: int) -> Path:
+    return folder / "pictures" / f"{number:06d}.png"
+
+
+def _write_picture(folder: Path, number: int, samples: "Samples | None") -> None:
+    from commonweal.base.files import write_file
+    from commonweal.report.pictures import picture
+
+    image = b"" if samples is None else picture(*samples)
+    if image:  # rows that are not images have none
+        write_file(_picture_path(folder, number), image, durable=False)

@@ -1,0 +1,211 @@
+"""`commonweal show`: explain a name, or show a run or a comparison."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.text import reflowed
+from commonweal.commands import console
+from commonweal.commands.check import kind_of_own
+from commonweal.commands.compare import print_comparison
+from commonweal.commands.options import Json, Quiet, Trust
+from commonweal.config import catalog
+from commonweal.config.catalog import KINDS, Entry
+
+if TYPE_CHECKING:
+    from commonweal.record.store import Record
+
+__all__ = ["show", "show_run"]
+
+
+def _names() -> set[str]:
+    return {name for kind in KINDS for name in catalog.entries(kind)}
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    return sorted(name for name in _names() if name.startswith(incomplete))
+
+
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|DIR",
+            help="What an experiment can name (a rule, a dataset, ...), or a run's folder.",
+            show_default=False,
+            autocompletion=_complete_name,
+        ),
+    ],
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Draw a run's regret and its bound: DIR/regret.png.")
+    ] = False,
+    curve: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the scores between the global and the clients' own models."
+        ),
+    ] = None,
+    landscape: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the loss around the global and two own models."),
+    ] = None,
+    reliability: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw how accurate models are by their confidence."),
+    ] = None,
+    trust: Trust = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Explain something by its name, or show a run's result and draw figures of its models.
+
+    For example: commonweal show aaggff-s, or commonweal show runs/vowel-aaggff-s-0 --regret
+    """
+    figures = [path for path in (curve, landscape, reliability) if path is not None]
+    if not Path(what).is_dir():
+        if regret or figures:
+            raise ConfigError(f"{what!r} is not a run's folder: figures are drawn of runs")
+        _show_entries(what, as_json)
+        return
+    from commonweal.record.store import Record
+
+    if not (Path(what) / "experiment.toml").exists() and not (regret or figures):
+        _show_comparison(Path(what), quiet, as_json)
+        return
+    record = Record.read(what)
+    show_run(record, quiet, as_json)
+    if regret:
+        _show_regret(record, trust, quiet or as_json)
+    if figures:
+        _draw_models(Path(what), curve, landscape, reliability, trust, quiet or as_json)
+
+
+def _show_comparison(folder: Path, quiet: bool, as_json: bool) -> None:
+    """Print the comparison whose runs are in a folder."""
+    from commonweal.analysis.compare import gather, read_comparison
+
+    records, lines = read_comparison(folder)
+    if not records:
+        raise ConfigError("; ".join(lines))
+    named = {label: runs for label, runs in records.items() if label not in ("alone", "pooled")}
+    against = {label: runs for label, runs in records.items() if label not in named}
+    order = sorted(named, key=lambda label: label != "fedavg")  # differences are against the first
+    results = gather({label: named[label] for label in order}) if named else []
+    score = next(iter(records.values()))[0].facts["score"]
+    if results and not quiet:
+        form = "json" if as_json else "terminal"
+        print_comparison(results, gather(against), score, form)
+    for line in lines:
+        console.say(line)
+
+
+def show_run(record: "Record", quiet: bool, as_json: bool) -> None:
+    from commonweal.report import tables
+
+    if as_json:
+        console.show_json(tables.run_summary(record))
+    elif not quiet and record.evaluated:
+        console.out.print(tables.result(record))
+    elif not quiet:
+        console.show(f"{record.folder}: no round has been evaluated yet")
+
+
+def _show_regret(record: "Record", trust: bool, quiet: bool) -> None:
+    from commonweal.analysis.regret import of_run
+    from commonweal.report.figures import draw_regret
+
+    curve = of_run(record, trust=trust)
+    path = record.folder / "regret.png"
+    draw_regret(path, curve, f"{record.title}: regret against the best fixed mixture")
+    bound = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
+    if not quiet:
+        last = curve.rounds[-1]
+        about = ", estimated from cohorts" if curve.estimated else ""
+        value = f"{curve.regret[-1]:.3f}{about}{bound}"
+        console.show(f"regret after round {last}: {value}; drawn to {path}")
+
+
+def _draw_models(
+    folder: Path,
+    curve: Path | None,
+    landscape: Path | None,
+    reliability: Path | None,
+    trust: bool,
+    quiet: bool,
+) -> None:
+    """Draw figures of a run's models, from its last checkpoint."""
+    from commonweal.analysis import interpolation
+    from commonweal.jobs.rounds import reopen
+    from commonweal.report import figures, tables
+
+    figures.check_suffix(curve, landscape, reliability)
+    job, state = reopen(folder, trust=trust)
+    score = job.task.score
+    if curve is not None:
+        line = interpolation.curve(job, state)
+        figures.draw_curve(curve, line, score)
+        if not quiet:
+            console.out.print(tables.choices(line, score))
+    if landscape is not None:
+        names, plane = interpolation.loss_landscape(job, state)
+        figures.draw_landscape(landscape, plane, names)
+    if reliability is not None:
+        figures.draw_reliability(reliability, interpolation.reliability(job, state))
+
+
+def _show_entries(name: str, as_json: bool) -> None:
+    """Explain everything that has this name: sgd is a client method and a server optimizer."""
+    if ":" in name:
+        found = [catalog.find(kind_of_own(name), name)]
+    else:
+        known = [kind for kind in KINDS if name in catalog.entries(kind)]
+        found = [catalog.entries(kind)[name] for kind in known]
+    if not found:
+        hint = did_you_mean(name, _names())
+        raise ConfigError(f"{name!r} is neither a run's folder nor a known name: {hint}")
+    if as_json:
+        console.show_json([_description(entry) for entry in found])
+        return
+    for entry in found:
+        _show_entry(entry)
+
+
+def _show_entry(entry: Entry) -> None:
+    console.out.print(f"[bold]{escape(entry.name)}[/bold] ({KINDS[entry.kind].label})")
+    console.show(reflowed(entry.about))
+    if entry.details != entry.about:
+        console.show(f"\n{reflowed(entry.details)}")
+    for name, default in _parameters(entry).items():
+        console.show(f"  {name} = {default!r}")
+    for name, tried in _grid(entry).items():
+        console.show(f"  published grid of {name}: {', '.join(str(value) for value in tried)}")
+
+
+def _grid(entry: Entry) -> dict[str, list[object]]:
+    """The values of a rule's or client method's parameters that its publication tried."""
+    if entry.kind not in ("rules", "clients"):
+        return {}
+    from commonweal.rules.rule import Rule
+    from commonweal.training.client import Client
+
+    part = entry.factory
+    assert isinstance(part, type) and issubclass(part, Rule | Client)
+    return {name: list(values) for name, values in part.grid.items()}
+
+
+def _description(entry: Entry) -> dict[str, object]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "about": entry.about,
+        "formula": entry.details,
+        "parameters": _parameters(entry),
+        "grid": _grid(entry),
+    }
+
+
+def _parameters(entry: Entry) -> dict[str, object]:
+    return {name: entry.defaults.get(name, "required") for name in entry.parameters}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation, Rows
+from commonweal.data.split import split_rows
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
@@ -493,3 +494,27 @@ def test_the_owner_of_a_bad_row_is_found_past_empty_clients() -> None:
     three = rows(X, Y, [0, 1, 2, 4])
     with pytest.raises(DataError, match="'cem' has NaN"):
         Federation(three, rows(x, Y, [0, 2, 2, 4]), ("ann", "bob", "cem"), 2)
+
+
+@pytest.mark.parametrize(
+    ("client", "names", "message"),
+    [
+        ([0.0, np.nan, 1.0, 1.0], None, r"row 1 has no client \(NaN\)"),
+        ([0, 1, 2, 1], ["a", "b"], "position 2, but there are 2 names"),
+        ([0, -1, 1, 1], ["a", "b"], "position -1, but there are 2 names"),
+        ([0.0, 1.0, 1.0, 0.0], ["a", "b"], "not float64"),
+        (["a", "b", "b", "a"], ["a", "b"], "leave the names out"),
+    ],
+)
+def test_wrong_clients_are_refused(client: Any, names: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Federation.from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], client, names=names)
+
+
+def test_a_split_numbers_rows_of_a_larger_table() -> None:
+    client = np.array(["b", "a", "b", "a", "b"])
+    split = split_rows(client, np.zeros(5, dtype=np.int64), np.arange(5) >= 3, seed=0)
+    outer = split.within(np.array([10, 20, 30, 40, 50]))
+    assert outer.names == ("a", "b")
+    assert [rows.tolist() for rows in outer.train.by_client()] == [[20], [10, 30]]
+    assert [rows.tolist() for rows in outer.test.by_client()] == [[40], [50]]

@@ -18,7 +18,7 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.datasets import Partition, Pool, build_federation
-from commonweal.datasets._build import standardize_columns
+from commonweal.datasets._shared import standardized
 from commonweal.datasets.digits import digits
 from commonweal.datasets.noise import Noise, Pair, Symmetric
 from commonweal.datasets.partition import (
@@ -386,7 +386,7 @@ def test_the_seed_of_a_pool_splits_and_the_other_deals() -> None:
 
 def test_numeric_columns_of_a_pool_are_standardised_over_the_training_rows() -> None:
     x = np.tile(np.arange(60, dtype=np.float32)[:, None], 2)
-    wide = replace(pool(), x=x, prepare=partial(standardize_columns, columns=1))
+    wide = replace(pool(), features=partial(standardized, torch.from_numpy(x), 1))
     federation = build_federation(wide, IID(4))
     first = federation.train.x[:, 0]
     assert float(first.mean()) == pytest.approx(0, abs=1e-6)

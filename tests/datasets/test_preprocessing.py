@@ -15,7 +15,8 @@ import commonweal
 from commonweal.base.errors import DataError
 from commonweal.data import plain_table
 from commonweal.data.federation import Federation
-from commonweal.data.preprocessing import Column, Preprocessing, Summary, fit_numbers
+from commonweal.data.plain_table import Column
+from commonweal.data.preprocessing import Preprocessing, Summary, fit_numbers
 from commonweal.datasets import _tables
 
 WARDS = ("north", "south", "west")
@@ -145,22 +146,19 @@ def test_a_german_table_is_the_same_table(tmp_path: Path) -> None:
     [("78,0", 78.0), ("1.234,5", 1234.5), ("-0,25", -0.25), ("12", 12.0), ("2.000.000", 2e6)],
 )
 def test_decimal_commas(text: str, number: float) -> None:
-    column = {"name": "a", "becomes": "number", "decimal": ","}
-    assert plain_table.parser(column)(text) == number
+    assert plain_table.parser(Column("a", "number", decimal=","))(text) == number
 
 
 @pytest.mark.parametrize("text", ["12.5", "1.23,4", "a", "1,2,3", "1_0"])
 def test_what_is_no_decimal_comma(text: str) -> None:
     with pytest.raises(ValueError):
-        plain_table.parser({"name": "a", "becomes": "number", "decimal": ","})(text)
+        plain_table.parser(Column("a", "number", decimal=","))(text)
 
 
 def test_dates_are_days_and_times_of_year_and_week() -> None:
     column = Column("d", "date", order="year-month-day")
     texts = ["1970-01-01", "2024-02-29T12:00", "2024-01-01", ""]
-    days = [
-        plain_table.parser({"becomes": "date", "order": column.order})(text) for text in texts[:2]
-    ]
+    days = [plain_table.parser(column)(text) for text in texts[:2]]
     assert days == [0, int(np.datetime64("2024-02-29").astype(int)) + 0.5]
     x = Preprocessing((column,)).rows({"d": texts})
     assert x[:, 0].tolist() == pytest.approx([0, 19782.5, 19723, 0])
@@ -265,6 +263,15 @@ def test_new_rows_are_prepared_as_the_training_rows_were(tmp_path: Path) -> None
     assert np.array_equal(ordered, known)
 
 
+def test_ids_of_files_written_by_0_2_are_recognised() -> None:
+    column = {"name": "a", "becomes": "nothing", "why": "at 'x' it looks like an id or free text"}
+    old = {"format": 1, "columns": [column], "class_names": []}
+    read = Preprocessing.read(json.dumps(old))
+    assert read.columns[0].is_id
+    column["why"] = "it is constant"
+    assert not Preprocessing.read(json.dumps(old)).columns[0].is_id
+
+
 def test_a_preprocessing_survives_json(tmp_path: Path) -> None:
     preprocessing = load(write_csv(tmp_path / "t.csv", rows_of())).preprocessing
     assert preprocessing is not None
@@ -284,7 +291,7 @@ def test_new_rows_that_do_not_fit(tmp_path: Path) -> None:
         "city: 1 missing values, taken as no level, as no training row was",
         "city: 'Paris' not in the training rows, taken as no level",
     ]
-    with pytest.raises(DataError, match="column 'age': 'old' is no number"):
+    with pytest.raises(DataError, match="column 'age': 'old' is not a number"):
         preprocessing.rows(new | {"age": ["old"] * 4})
     del new["age"]
     with pytest.raises(DataError, match="no column 'age': the model needs it"):

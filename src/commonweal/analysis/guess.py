@@ -12,14 +12,21 @@ from pathlib import Path
 
 import numpy as np
 
-from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.errors import ConfigError
 from commonweal.base.text import shown
 from commonweal.config.experiment import to_toml
 from commonweal.data.federation import Federation
-from commonweal.data.preprocessing import GAP, OTHER, Column
+from commonweal.data.plain_table import GAP, OTHER, Column
 from commonweal.datasets import build_federation
 from commonweal.datasets._shared import Pool
-from commonweal.datasets._tables import Found, Survey, read_batches, separator_in, survey
+from commonweal.datasets._tables import (
+    EncodingError,
+    Profile,
+    Survey,
+    read_batches,
+    separator_in,
+    survey,
+)
 from commonweal.datasets.partition import IID
 from commonweal.datasets.table import IMBALANCE, table
 from commonweal.training.scores import SCORES
@@ -39,7 +46,7 @@ CLIENTS = (  # the most likely first
 )
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
-DEALT = 10  # clients of a table that has none
+CLIENTS_OF_POOL = 10  # for a table that names none
 
 
 @dataclass(frozen=True)
@@ -53,19 +60,19 @@ class Guess:
 
 def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Guess:
     """Look at a table. toml: where the experiment will be written, to which paths are relative."""
-    encoding, found = _look(path)
-    wanted = {"label": label, "client": client}
-    found.check({what: name for what, name in wanted.items() if name is not None})
-    label = label or _label(found, client)
-    client = client or _client(found, label)
+    encoding, seen = _look(path)
+    given = {"label": label, "client": client}
+    seen.check({what: name for what, name in given.items() if name is not None})
+    label = label or _label(seen, client)
+    client = client or _client(seen, label)
     loaded = table(str(path), label, client, encoding=encoding)
-    is_dealt = isinstance(loaded, Pool)
-    federation = build_federation(loaded, IID(DEALT) if is_dealt else None)
-    client = None if is_dealt else client
-    lines = _lines(found, federation, label, client)
+    is_pool = isinstance(loaded, Pool)
+    federation = build_federation(loaded, IID(CLIENTS_OF_POOL) if is_pool else None)
+    client = None if is_pool else client
+    lines = _lines(seen, federation, label, client)
     return Guess(
         lines=lines,
-        remarks=_remarks(found, federation, client),
+        remarks=_remarks(federation, client),
         experiment=_toml(path, toml, encoding, federation, label, client, lines),
     )
 
@@ -73,34 +80,34 @@ def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Gues
 def _look(path: Path) -> tuple[str, Survey]:
     try:
         return "utf-8", survey(partial(read_batches, path))
-    except DataError as error:
-        if "latin-1" not in str(error):
-            raise
-    return "latin-1", survey(partial(read_batches, path, encoding="latin-1"))
+    except EncodingError:
+        return "latin-1", survey(partial(read_batches, path, encoding="latin-1"))
 
 
-def _label(found: Survey, client: str | None) -> str:
-    possible = [each for each in found.found.values() if _may_be_label(each, client)]
-    for each in possible:
-        if LABELS.match(each.name):
-            return each.name
+def _label(seen: Survey, client: str | None) -> str:
+    possible = [profile for profile in seen.profiles.values() if _may_be_label(profile, client)]
+    for profile in possible:
+        if LABELS.match(profile.name):
+            return profile.name
     if not possible:
         raise ConfigError("no column looks like a label: name it with --label")
     return possible[-1].name
 
 
-def _may_be_label(found: Found, client: str | None) -> bool:
-    usable = found.name != client and not found.is_id and found.differ > 1
-    return usable and found.column.becomes != "date"
+def _may_be_label(profile: Profile, client: str | None) -> bool:
+    usable = profile.name != client and not profile.is_id and profile.different > 1
+    return usable and profile.column.becomes != "date"
 
 
-def _client(found: Survey, label: str) -> str | None:
+def _client(seen: Survey, label: str) -> str | None:
     """The column that most likely names the clients: some of them, with several rows each."""
     possible = []
-    for each in found.found.values():
-        is_name = each.column.becomes == "text" or (each.column.becomes == "number" and each.whole)
-        if each.name != label and is_name and 2 <= each.differ <= each.first_rows / 3:
-            possible.append(each.name)
+    for profile in seen.profiles.values():
+        becomes = profile.column.becomes
+        is_name = becomes == "text" or (becomes == "number" and profile.whole)
+        several = 2 <= profile.different <= profile.first_rows / 3
+        if profile.name != label and is_name and several:
+            possible.append(profile.name)
     for pattern in CLIENTS:
         for name in possible:
             if pattern.search(name):
@@ -112,20 +119,20 @@ def _client(found: Survey, label: str) -> str | None:
 
 
 def _lines(
-    found: Survey, federation: Federation, label: str, client: str | None
+    seen: Survey, federation: Federation, label: str, client: str | None
 ) -> list[tuple[str, str]]:
     preprocessing = federation.preprocessing
     assert preprocessing is not None
     fitted = {column.name: column for column in preprocessing.columns}
     lines = []
-    for name, each in found.found.items():
+    for name, profile in seen.profiles.items():
         if name == label:
             text = _about_label(federation)
         elif name == client:
             sizes = (federation.train.sizes + federation.test.sizes).tolist()
             text = f"the client: {len(sizes)} of them, {min(sizes)} to {max(sizes)} rows each"
         else:
-            text = _about(fitted[name], each)
+            text = _about(fitted[name], profile)
         lines.append((shown(name), shown(text)))
     return lines
 
@@ -149,7 +156,7 @@ def _odd_texts(column: Column) -> list[str]:
     return [repr(level) for level in odd[:3]] if 2 * len(odd) < len(known) else []
 
 
-def _about(column: Column, found: Found) -> str:
+def _about(column: Column, profile: Profile) -> str:
     """What a column becomes, and what looks wrong."""
     if column.becomes == "nothing":
         return f"left out: {column.why}"
@@ -164,22 +171,24 @@ def _about(column: Column, found: Found) -> str:
     odd = _odd_texts(column)
     if odd:
         text += f"; but most of them are numbers: in the table, correct or empty {', '.join(odd)}"
-    if found.gaps:
-        share = 100 * found.gaps / found.rows
+    if profile.gaps:
+        share = 100 * profile.gaps / profile.rows
         filled = "level 'missing'"
         if column.becomes != "text":
             filled = f"the median {column.median:g} and a further feature"
-        text += f"; {found.gaps} missing ({share:.1f} %): {filled}"
-    if found.ambiguous and column.becomes == "date":
+        text += f"; {profile.gaps} missing ({share:.1f} %): {filled}"
+    if profile.ambiguous and column.becomes == "date":
         text += "; day and month cannot be told apart: check the order"
     return text
 
 
-def _remarks(found: Survey, federation: Federation, client: str | None) -> list[str]:
-    notes = [note for note in federation.notes if not note.startswith("column ")]
+def _remarks(federation: Federation, client: str | None) -> list[str]:
+    on_columns = () if federation.preprocessing is None else federation.preprocessing.notes
+    notes = [note for note in federation.notes if note not in on_columns]
     if client is None:
         notes.append(
-            f"no column looks like the clients': rows are dealt at random to {DEALT}; name the "
+            f"no column looks like the clients': rows are divided at random among "
+            f"{CLIENTS_OF_POOL}; name the "
             "column with --client if there is one"
         )
     elif federation.unscored:
@@ -225,7 +234,7 @@ def _toml(
     if score is not None:
         values["score"] = score
     if client is None:
-        values["partition"] = {"name": "iid", "clients": DEALT}
+        values["partition"] = {"name": "iid", "clients": CLIENTS_OF_POOL}
     values["dataset"] = dataset
     values["model"] = linear if small else {"name": "mlp", "hidden": [32]}
     values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32}

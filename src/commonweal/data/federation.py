@@ -4,7 +4,6 @@ Nothing is padded: a million clients with three rows each take the memory of thr
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,8 +19,9 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.split import Part, Split, check_names, held_out_rows, some, split_rows
 
-__all__ = ["Federation", "HeldOut", "Rows", "number_clients"]
+__all__ = ["Features", "Federation", "HeldOut", "Rows", "as_features", "as_labels"]
 
 VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
 HOLD_OUT = 0x756E7365656E
@@ -74,6 +74,15 @@ class Rows:
         return shift + torch.arange(int(offsets[-1])), offsets
 
 
+class Features(NamedTuple):
+    """The features of a split's training and test rows, and how a table's columns became them."""
+
+    train: Tensor  # (n, ...)
+    test: Tensor
+    preprocessing: Preprocessing | None = None
+    notes: tuple[str, ...] = ()
+
+
 class HeldOut(NamedTuple):
     """Clients that take no part in training, and all their rows."""
 
@@ -115,11 +124,10 @@ class Federation:
         Which rows depends on (seed, the client's name) only.
         """
         owner = np.repeat(np.arange(self.clients), self.train.sizes.numpy())
-        chosen = _split(owner, self.train.y.numpy(), self.names, share, seed ^ VALIDATION)
-        train, validation = (
-            _take(self.train.x, self.train.y, owner, np.flatnonzero(rows), self.clients)
-            for rows in (~chosen, chosen)
-        )
+        labels = self.train.y.numpy()
+        chosen = held_out_rows(owner, labels, self.names, share, seed ^ VALIDATION)
+        train = _select(self.train, owner, ~chosen)
+        validation = _select(self.train, owner, chosen)
         return replace(self, train=train, validation=validation)
 
     def augmented(self, x: Tensor, y: Tensor) -> "Federation":
@@ -157,24 +165,24 @@ class Federation:
             )
         keys = np.array([randomness.key(name) for name in self.names], dtype=np.uint64)
         draws = randomness.uniforms(seed ^ HOLD_OUT, keys, np.zeros(self.clients))
-        held = np.sort(np.argsort(draws, kind="stable")[:count])
-        kept = torch.from_numpy(np.setdiff1d(np.arange(self.clients), held))
-        names = tuple(self.names[k] for k in kept.tolist())
-        groups = None if self.groups is None else tuple(self.groups[k] for k in kept.tolist())
+        held_out = np.sort(np.argsort(draws, kind="stable")[:count])
+        training = torch.from_numpy(np.setdiff1d(np.arange(self.clients), held_out))
+        names = tuple(self.names[k] for k in training.tolist())
+        groups = None if self.groups is None else tuple(self.groups[k] for k in training.tolist())
         return replace(
             self,
-            train=_of_clients(self.train, kept),
-            test=_of_clients(self.test, kept),
+            train=_of_clients(self.train, training),
+            test=_of_clients(self.test, training),
             names=names,
             groups=groups,
             held_out=HeldOut(
-                tuple(self.names[k] for k in held.tolist()),
-                _joined(self.train, self.test, torch.from_numpy(held)),
+                tuple(self.names[k] for k in held_out.tolist()),
+                _joined(self.train, self.test, torch.from_numpy(held_out)),
             ),
         )
 
     def __post_init__(self) -> None:
-        _check_names(self.names)
+        check_names(self.names)
         for part in (self.train, self.test):
             _check_offsets(part, self.names)
             _check_shapes(part, self)
@@ -183,7 +191,7 @@ class Federation:
         empty = self._names_of(self.train.sizes == 0)
         if empty:
             raise DataError(
-                f"no training rows for {_some(empty)}: leave such clients out, or give them rows"
+                f"no training rows for {some(empty)}: leave such clients out, or give them rows"
             )
 
     @property
@@ -271,44 +279,88 @@ class Federation:
         notes: Sequence[str] = (),
         class_names: Sequence[str] = (),
     ) -> "Federation":
-        """A federation from arrays: features, labels, and the name of each row's client.
+        """Build a federation from arrays.
 
-        Each client gives the share `test` of its rows to the test set, stratified by class; which
-        rows depends on (seed, the client's name) only. A client with one row keeps it for training.
-        Labels may be texts: classes are then numbered in alphabetical order (`class_names`).
-        Where the test rows are known, `test` is a mask of them. With `names`, `client` holds
-        positions in `names`. What is not said about the task is inferred from the labels.
+        Args:
+            x: Features (N, ...).
+            y: Labels (N,). Strings are classes, numbered in alphabetical order (`class_names`).
+            client: The name or number of each row's client (N,).
+            test: The share of each client's rows that is held out for testing, stratified by
+                class, or a mask of the test rows. A client with one row keeps it for training.
+            seed: Which rows are held out depends on it and on the client's name only.
+            names: The clients' names; `client` then holds positions among them.
+            outputs: How many numbers a model gives per row. This and what follows is inferred
+                from the labels where it is not given.
+            loss: The loss, by name.
+            score: The score, by name.
+            groups: Each client's group.
+            notes: What a user should know about the data.
+            class_names: The names of classes 0, 1, ...
 
         >>> x = [[0.0], [1.0], [2.0], [3.0]]
         >>> f = Federation.from_arrays(x, [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
         (('a', 'b'), [1, 1], [1, 1])
         """
-        features = _features(x)
+        features = as_features(x)
         texts = None if isinstance(y, Tensor) else np.asarray(y)
         if texts is not None and texts.dtype.kind in "UO" and texts.ndim == 1:
             class_names, y = _named_classes(texts)
-        labels = _labels(y)
+        labels = as_labels(y)
         owner = np.asarray(client)
         _check_lengths(features, labels, owner)
-        if names is None:
-            names, owner = number_clients(owner)
-        _check_names(names)
-        is_test = _test_mask(test, owner, labels.numpy(), names, seed)
-        order = np.argsort(owner, kind="stable")
-        train_rows = order[~is_test[order]]
-        test_rows = order[is_test[order]]
+        split = split_rows(owner, labels.numpy(), test, seed, names)
+        return cls.from_split(
+            split,
+            Features(features[split.train.rows], features[split.test.rows]),
+            labels,
+            outputs=outputs,
+            loss=loss,
+            score=score,
+            groups=groups,
+            notes=notes,
+            class_names=class_names,
+        )
+
+    @classmethod
+    def from_split(
+        cls,
+        split: Split,
+        features: Features,
+        labels: Tensor,
+        *,
+        outputs: int | None = None,
+        loss: str | None = None,
+        score: str | None = None,
+        groups: Sequence[str] | None = None,
+        notes: Sequence[str] = (),
+        class_names: Sequence[str] = (),
+    ) -> "Federation":
+        """Build a federation of rows that are already split.
+
+        Args:
+            split: The numbers of each client's training and test rows.
+            features: The features of these rows.
+            labels: The labels of all rows, by row number.
+            outputs: As in `from_arrays`, like all that follow.
+            loss: The loss, by name.
+            score: The score, by name.
+            groups: Each client's group.
+            notes: What a user should know about the data.
+            class_names: The names of classes 0, 1, ...
+        """
         inferred = _infer_task(labels)
         return cls(
-            train=_take(features, labels, owner, train_rows, len(names)),
-            test=_take(features, labels, owner, test_rows, len(names)),
-            names=tuple(names),
+            train=_rows(features.train, labels, split.train),
+            test=_rows(features.test, labels, split.test),
+            names=split.names,
             outputs=inferred.outputs if outputs is None else outputs,
             loss=inferred.loss if loss is None else loss,
             score=inferred.score if score is None else score,
             groups=None if groups is None else tuple(groups),
-            notes=tuple(notes),
+            notes=(*notes, *features.notes),
             class_names=tuple(class_names),
+            preprocessing=features.preprocessing,
         )
 
 
@@ -326,21 +378,6 @@ def _joined(first: Rows, second: Rows, ids: Tensor) -> Rows:
     return Rows(x, torch.cat([piece.y for piece in pieces]), offsets)
 
 
-def number_clients(client: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """The clients' names in order, and each row's position among them."""
-    if client.ndim != 1:
-        raise DataError(f"client has shape {client.shape}: give one name or number per row")
-    try:
-        owners, position = np.unique(client, return_inverse=True)
-    except TypeError:
-        types = {type(name).__name__ for name in client.tolist()}
-        several = ", ".join(sorted(types))
-        raise DataError(
-            f"client has names of several types ({several}): give texts only, or numbers only"
-        ) from None
-    return [str(name) for name in owners.tolist()], position
-
-
 # Arrays to tensors
 
 # Images are bytes and tokens are whole numbers until a batch is taken.
@@ -356,22 +393,26 @@ def _tensor(values: ArrayLike | Tensor, what: str) -> Tensor:
         raise DataError(f"{what} must be a table of numbers: {error}") from None
 
 
-def _features(x: ArrayLike | Tensor) -> Tensor:
+def as_features(x: ArrayLike | Tensor) -> Tensor:
+    """Features as a tensor of a type that is stored."""
     tensor = _tensor(x, "features (x)")
     is_audio = tensor.dtype == torch.int16 and tensor.ndim == 3  # (N, channels, samples)
     return tensor if tensor.dtype in STORED or is_audio else tensor.to(torch.float32)
 
 
-def _labels(y: ArrayLike | Tensor) -> Tensor:
+def as_labels(y: ArrayLike | Tensor) -> Tensor:
+    """Labels as whole numbers (int64), or as float32."""
     tensor = _tensor(y, "labels (y)")
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
 def _named_classes(texts: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """The classes that texts name, in alphabetical order, and each row's class."""
-    wrong = [each for each in texts.tolist() if not isinstance(each, str)]
-    if wrong:
-        raise DataError(f"labels (y) hold texts and {wrong[0]!r}: give texts only, or numbers only")
+    """The classes that strings name, in alphabetical order, and each row's class."""
+    others = [label for label in texts.tolist() if not isinstance(label, str)]
+    if others:
+        raise DataError(
+            f"labels (y) hold strings and {others[0]!r}: give strings only, or numbers only"
+        )
     names, classes = np.unique(texts.astype(str), return_inverse=True)
     return tuple(names.tolist()), classes
 
@@ -392,96 +433,16 @@ def _infer_task(labels: Tensor) -> _Task:
     return _Task(outputs, "cross-entropy", "accuracy")
 
 
-def _take(
-    x: Tensor,
-    y: Tensor,
-    owner: np.ndarray,
-    rows: np.ndarray,
-    clients: int,
-) -> Rows:
-    """Rows whose numbers are given client after client."""
-    sizes = np.bincount(owner[rows], minlength=clients)
+def _rows(x: Tensor, labels: Tensor, part: Part) -> Rows:
+    return Rows(x, labels[torch.from_numpy(part.rows)], torch.from_numpy(part.offsets))
+
+
+def _select(rows: Rows, owner: np.ndarray, mask: np.ndarray) -> Rows:
+    """The rows that a mask (N,) names; owner: each row's client (N,)."""
+    sizes = np.bincount(owner[mask], minlength=len(rows.offsets) - 1)
     offsets = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
-    index = torch.from_numpy(rows)
-    return Rows(x[index], y[index], torch.from_numpy(offsets))
-
-
-# The test split
-
-
-def _test_mask(
-    test: float | ArrayLike,
-    owner: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
-    seed: int,
-) -> np.ndarray:
-    mask = np.asarray(test)
-    if mask.ndim == 0:
-        share = float(mask)
-        if not 0 <= share < 1:
-            raise DataError(
-                f"test = {test!r}: the share of test rows must be at least 0 and below 1"
-            )
-        return _split(owner, labels, names, share, seed)
-    if mask.shape != owner.shape or mask.dtype != bool:
-        raise DataError(
-            f"test has shape {mask.shape} and type {mask.dtype}: "
-            "give a share, or true or false per row"
-        )
-    return mask
-
-
-def _split(
-    owner: np.ndarray,
-    y: np.ndarray,
-    names: Sequence[str],
-    share: float,
-    seed: int,
-) -> np.ndarray:
-    """A mask of test rows: systematic sampling of each client's rows, sorted by class, shuffled.
-
-    Client k gives exactly round(share * n_k) rows (at least one, at most n_k - 1), and every class
-    its share within a row.
-    """
-    keys = np.array([randomness.key(name) for name in names], dtype=np.uint64)
-    sizes = np.bincount(owner, minlength=len(names))
-    starts = sizes.cumsum() - sizes
-    draws = _draws(owner, keys, sizes, seed)
-    order = np.lexsort((draws, _strata(y), owner))
-    client = owner[order]
-    rank = np.arange(len(owner)) - starts[client]
-    quota = _quota(sizes, share)[client]
-    size = sizes[client]
-    phases = randomness.uniforms(seed, keys, np.full(len(names), -1))
-    phase = phases[client]
-    before = np.floor(rank * quota / size + phase)
-    after = np.floor((rank + 1) * quota / size + phase)
-    mask = np.empty(len(owner), dtype=bool)
-    mask[order] = after > before
-    return mask
-
-
-def _draws(owner: np.ndarray, keys: np.ndarray, sizes: np.ndarray, seed: int) -> np.ndarray:
-    """A random number per row that depends on (seed, client's name, row within the client)."""
-    starts = sizes.cumsum() - sizes
-    order = np.argsort(owner, kind="stable")
-    position = np.empty(len(owner), dtype=np.int64)
-    position[order] = np.arange(len(owner)) - np.repeat(starts, sizes)
-    return randomness.uniforms(seed, keys[owner], position)
-
-
-def _strata(y: np.ndarray) -> np.ndarray:
-    is_class = np.issubdtype(y.dtype, np.integer) and y.ndim == 1
-    return y if is_class else np.zeros(len(y), dtype=np.int64)
-
-
-def _quota(sizes: np.ndarray, share: float) -> np.ndarray:
-    """Test rows per client."""
-    least = 1 if share > 0 else 0
-    rounded = np.floor(share * sizes + 0.5).clip(least)
-    quota: np.ndarray = np.minimum(rounded, sizes - 1)
-    return quota
+    chosen = torch.from_numpy(mask)
+    return Rows(rows.x[chosen], rows.y[chosen], torch.from_numpy(offsets))
 
 
 # Checks
@@ -494,17 +455,6 @@ def _check_lengths(x: Tensor, y: Tensor, client: np.ndarray) -> None:
         raise DataError(f"x has {rows} rows, y {len(y)}, client {clients}: they must agree")
     if rows == 0:
         raise DataError("there are no rows: a federation needs at least one client with one row")
-
-
-def _check_names(names: Sequence[str]) -> None:
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    if twice:
-        raise DataError(f"two clients are called {_some(twice)}: give every client its own name")
-    for name in names:
-        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise DataError(
-                f"the client's name {name!r} is not valid Unicode: write names and files as UTF-8"
-            )
 
 
 def _check_offsets(part: Rows, names: Sequence[str]) -> None:
@@ -570,8 +520,3 @@ def _check_labels(part: Rows, federation: Federation) -> None:
 
 def _owner(part: Rows, names: Sequence[str], row: Tensor) -> str:
     return names[int(torch.searchsorted(part.offsets, row, right=True)) - 1]
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

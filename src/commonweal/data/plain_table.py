@@ -1,7 +1,6 @@
-"""A table's texts to a model's numbers, in plain Python and numpy.
+"""From a table's strings to a model's numbers, in plain Python and numpy.
 
-A preprocessing is a dict as JSON holds it: what each column becomes, with the numbers for it. This
-file imports nothing of the library that trained the model: exports carry a copy of it.
+This file imports nothing of the library that trained the model: exports carry a copy of it.
 """
 
 import csv
@@ -10,27 +9,34 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 import numpy as np
 
 __all__ = [
     "DATES",
+    "GAP",
     "MISSING",
+    "OTHER",
     "TRUTH",
+    "Column",
     "column_features",
     "column_names",
     "is_missing",
+    "level_positions",
     "parser",
     "prepare",
+    "read_columns",
     "read_csv",
     "separator_of",
-    "width",
 ]
 
-Column = Mapping[str, object]  # of a preprocessing: "name", "becomes", and the numbers for it
-Parse = Callable[[str], float]  # a text to a number; NaN: missing; ValueError: it is none
+Parse = Callable[[str], float]  # a string to a number; NaN: missing; ValueError: not a number
 
+OTHER = "other"  # the level of strings that are not among the levels
+GAP = "missing"  # the level of missing strings
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "-")
 TRUTH = (  # false and true, in lower case
     ("false", "true"),
@@ -53,7 +59,31 @@ YEAR = 365.2425  # days
 EPOCH = datetime(1970, 1, 1)
 
 
-# Texts to numbers
+@dataclass(frozen=True)
+class Column:
+    """What a column of a table becomes. `becomes` decides which of the other fields have a use."""
+
+    name: str
+    becomes: Literal["number", "boolean", "date", "text", "nothing"]
+    why: str = ""  # of "nothing": why it is left out
+    is_id: bool = False  # of "nothing": whether it names the rows
+    decimal: str = "."
+    words: tuple[str, str] = ("false", "true")  # of a boolean
+    order: str = ""  # of a date: a key of DATES
+    mean: float = 0.0  # of the training rows' known values
+    deviation: float = 1.0
+    median: float = 0.0  # replaces a missing value
+    indicator: bool = False  # whether a further feature marks missing values
+    levels: tuple[str, ...] = ()  # of a text
+    other: bool = False  # whether there is a level for strings that are not among the levels
+    missing: bool = False  # whether there is a level for missing strings
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", tuple(self.words))  # JSON has lists
+        object.__setattr__(self, "levels", tuple(self.levels))
+
+
+# Strings to numbers
 
 
 def is_missing(text: str) -> bool:
@@ -68,7 +98,7 @@ def _number(text: str) -> float:
 
 
 def _comma_number(text: str) -> float:
-    """Of 1.234,5: the comma is decimal, points group the digits."""
+    """A number such as 1.234,5: the comma is decimal, points group the digits."""
     if not COMMA_NUMBER.fullmatch(text):
         raise ValueError(text)
     return _number(text.replace(".", "").replace(",", "."))
@@ -99,112 +129,115 @@ def _days(order: str) -> Parse:
 
 
 def parser(column: Column) -> Parse:
-    """What turns a text of this column into a number. Missing texts become NaN."""
-    becomes = column["becomes"]
+    """The function that turns a string of this column into a number, NaN where it is missing."""
     parse: Parse
-    if becomes == "number":
-        parse = _comma_number if column.get("decimal") == "," else _number
-    elif becomes == "boolean":
-        words = column["words"]
-        assert isinstance(words, Sequence)
-        parse = _truth(words)
-    elif becomes == "date":
-        parse = _days(str(column["order"]))
+    if column.becomes == "number":
+        parse = _comma_number if column.decimal == "," else _number
+    elif column.becomes == "boolean":
+        parse = _truth(column.words)
+    elif column.becomes == "date":
+        parse = _days(column.order)
     else:
-        raise ValueError(f"column {column['name']!r} is {becomes}, which has no numbers")
+        raise ValueError(f"column {column.name!r} is {column.becomes}, which has no numbers")
     return lambda text: math.nan if is_missing(text) else parse(text.strip())
 
 
 def _values(column: Column, texts: Sequence[str]) -> np.ndarray:
-    """A column's numbers (n,); of a text column the positions of its levels, -1: of none."""
-    if column["becomes"] == "text":
-        return _positions(column, texts)
+    """A column's numbers (n,), or the positions of its levels."""
+    different = list(dict.fromkeys(texts))
+    if column.becomes == "text":
+        values = level_positions(column, different)[:-1]
+    else:
+        values = np.array(_parsed(column, different), dtype=np.float64)
+    number = {text: i for i, text in enumerate(different)}
+    rows: np.ndarray = values[[number[text] for text in texts]]
+    return rows
+
+
+def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
     parse = parser(column)
-    known: dict[str, float] = {}
-    for text in dict.fromkeys(texts):
+    numbers = []
+    for text in texts:
         try:
-            known[text] = parse(text)
+            numbers.append(parse(text))
         except ValueError:
-            what = column["becomes"]
             raise ValueError(
-                f"column {column['name']!r}: {text!r} is no {what}, as it was in the training "
-                "rows: correct it, or leave it empty"
+                f"column {column.name!r}: {text!r} is not a {column.becomes}, but the training "
+                "rows hold only those: correct it, or leave it empty"
             ) from None
-    return np.array([known[text] for text in texts], dtype=np.float64)
+    return numbers
 
 
-def _positions(column: Column, texts: Sequence[str]) -> np.ndarray:
-    levels = column["levels"]
-    assert isinstance(levels, Sequence)
-    position = {level: i for i, level in enumerate(levels)}
-    unknown = position.get("other", -1) if column["other"] else -1
-    missing = position.get("missing", unknown) if column["missing"] else unknown
-    found = [missing if is_missing(text) else position.get(text.strip(), unknown) for text in texts]
-    return np.array(found, dtype=np.int64)
+def level_positions(column: Column, texts: Sequence[str]) -> np.ndarray:
+    """The position of each string among a column's levels, and last that of a missing value.
+
+    Training and prediction both use this mapping. A position of -1 means that there is no level.
+
+    >>> city = Column("city", "text", levels=("Bonn", "Ulm", "other"), other=True)
+    >>> level_positions(city, ["Ulm", "Rome"]).tolist()
+    [1, 2, 2]
+    """
+    position = {level: i for i, level in enumerate(column.levels)}
+    unknown = position.get(OTHER, -1) if column.other else -1
+    missing = position.get(GAP, unknown) if column.missing else unknown
+    positions = []
+    for text in texts:
+        positions.append(missing if is_missing(text) else position.get(text.strip(), unknown))
+    return np.array([*positions, missing], dtype=np.int64)
 
 
 # Numbers to features
 
 
-def width(column: Column) -> int:
-    """How many features a column becomes."""
-    return len(column_names(column))
-
-
 def column_names(column: Column) -> list[str]:
     """The names of a column's features."""
-    name = str(column["name"])
-    becomes = column["becomes"]
-    if becomes == "nothing":
+    name = column.name
+    if column.becomes == "nothing":
         return []
-    if becomes == "text":
-        levels = column["levels"]
-        assert isinstance(levels, Sequence)
-        return [f"{name} = {level}" for level in levels]
+    if column.becomes == "text":
+        return [f"{name} = {level}" for level in column.levels]
     names = [name]
-    if becomes == "date":
+    if column.becomes == "date":
         names += [f"{name}: {what}" for what in ("year sin", "year cos", "week sin", "week cos")]
-    return [*names, f"{name} is missing"] if column["indicator"] else names
+    return [*names, f"{name} is missing"] if column.indicator else names
 
 
 def column_features(column: Column, values: np.ndarray) -> np.ndarray:
     """A column's features (n, width), from its numbers or the positions of its levels."""
-    if column["becomes"] == "nothing":
+    if column.becomes == "nothing":
         return np.empty((len(values), 0))
-    if column["becomes"] == "text":
-        levels = np.arange(width(column))
-        one_hot: np.ndarray = values[:, None] == levels
+    if column.becomes == "text":
+        one_hot: np.ndarray = values[:, None] == np.arange(len(column.levels))
         return one_hot.astype(np.float64)
     gaps = np.isnan(values)
-    filled = np.where(gaps, _float(column, "median"), values)
-    features = [(filled - _float(column, "mean")) / _float(column, "deviation")]
-    if column["becomes"] == "date":
+    filled = np.where(gaps, column.median, values)
+    features = [(filled - column.mean) / column.deviation]
+    if column.becomes == "date":
         for period, start in ((YEAR, 0.0), (7.0, 3.0)):  # 1 January 1970 was a Thursday
             angle = 2 * np.pi * (filled + start) / period
             features += [np.where(gaps, 0, np.sin(angle)), np.where(gaps, 0, np.cos(angle))]
-    if column["indicator"]:
+    if column.indicator:
         features.append(gaps.astype(np.float64))
     return np.stack(features, 1)
 
 
-def _float(column: Column, name: str) -> float:
-    value = column[name]
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def prepare(preprocessing: Mapping[str, object], table: Mapping[str, Sequence[str]]) -> np.ndarray:
-    """The features (n, d) of a table's rows. Columns that the model does not use are ignored."""
+def read_columns(preprocessing: Mapping[str, object]) -> list[Column]:
+    """The columns of a preprocessing as JSON holds it."""
     columns = preprocessing["columns"]
     assert isinstance(columns, Sequence)
-    used = [column for column in columns if column["becomes"] != "nothing"]
-    missing = [str(column["name"]) for column in used if column["name"] not in table]
+    return [Column(**fields) for fields in columns]
+
+
+def prepare(columns: Sequence[Column], table: Mapping[str, Sequence[str]]) -> np.ndarray:
+    """The features (n, d) of a table's rows. Columns that the model does not use are ignored."""
+    used = [column for column in columns if column.becomes != "nothing"]
+    missing = [column.name for column in used if column.name not in table]
     if missing:
         raise ValueError(
             f"the table has no column {', '.join(map(repr, missing))}: the model needs it; its "
             f"columns are {', '.join(map(repr, table))}"
         )
-    parts = [column_features(c, _values(c, table[str(c["name"])])) for c in used]
+    parts = [column_features(column, _values(column, table[column.name])) for column in used]
     return np.concatenate(parts, 1).astype(np.float32)
 
 
@@ -225,7 +258,7 @@ def separator_of(lines: Sequence[str]) -> str:
 
 
 def read_csv(path: str, encoding: str = "utf-8-sig") -> dict[str, list[str]]:
-    """The columns of a CSV file (may be .gz) with a header, as texts."""
+    """The columns of a CSV file (may be .gz) with a header, as strings."""
     with open(path, "rb") as file:
         data = file.read()
     if path.endswith(".gz"):

@@ -7,49 +7,19 @@ together without showing a row: `statistics="federated"` combines each client's 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from commonweal.base.errors import DataError
-from commonweal.base.values import Value, Values
 from commonweal.data import plain_table
+from commonweal.data.plain_table import GAP, OTHER, Column, read_columns
 
-__all__ = ["GAP", "OTHER", "Column", "Preprocessing", "Statistics", "Summary"]
-__all__ += ["fit_numbers", "fit_sums", "fit_text"]
+__all__ = ["ID", "Preprocessing", "Statistics", "Summary", "fit_numbers", "fit_sums", "fit_text"]
 
 Statistics = Literal["pooled", "federated"]
 FORMAT = 1
-OTHER = "other"
-GAP = "missing"
-
-
-@dataclass(frozen=True)
-class Column:
-    """What a column of a table becomes. `becomes` decides which of the other fields have a use."""
-
-    name: str
-    becomes: Literal["number", "boolean", "date", "text", "nothing"]
-    why: str = ""  # of "nothing": why it is left out
-    decimal: str = "."
-    words: tuple[str, str] = ("false", "true")  # of a boolean
-    order: str = ""  # of a date: a key of DATES
-    mean: float = 0.0  # of the training rows' known values
-    deviation: float = 1.0
-    median: float = 0.0  # what stands in for a missing value
-    indicator: bool = False  # whether a further feature says that the value is missing
-    levels: tuple[str, ...] = ()  # of a text
-    other: bool = False  # whether there is a level for texts that are not among the levels
-    missing: bool = False  # whether there is a level for missing texts
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "words", tuple(self.words))
-        object.__setattr__(self, "levels", tuple(self.levels))
-
-    @property
-    def features(self) -> list[str]:
-        """The names of the features that it becomes."""
-        return plain_table.column_names(asdict(self))
+ID = "it looks like an id or free text"  # why a column is left out; 0.2 wrote no `is_id`
 
 
 @dataclass(frozen=True)
@@ -64,29 +34,36 @@ class Preprocessing:
     encoding: str = "utf-8"
     statistics: Statistics = "pooled"
     target: Mapping[str, float] = field(default_factory=dict)  # mean and deviation of a value
+    notes: tuple[str, ...] = field(default=(), compare=False)  # on columns; not saved
+
+    @property
+    def used(self) -> list[Column]:
+        """The columns that become features."""
+        return [column for column in self.columns if column.becomes != "nothing"]
 
     @property
     def features(self) -> list[str]:
         """The names of the features, in order."""
-        return [name for column in self.columns for name in column.features]
+        return [name for column in self.columns for name in plain_table.column_names(column)]
 
-    def values(self) -> Values:
+    def values(self) -> dict[str, object]:
         """The preprocessing as plain values, for JSON."""
-        columns = [_used_fields(column) for column in self.columns]
-        return {"format": FORMAT, **asdict(self), "columns": columns}
+        values = asdict(self) | {"columns": [_used_fields(column) for column in self.columns]}
+        del values["notes"]
+        return {"format": FORMAT, **values}
 
     @classmethod
-    def parse(cls, values: Mapping[str, Value]) -> "Preprocessing":
+    def parse(cls, values: Mapping[str, Any]) -> "Preprocessing":
         """Invert `values`."""
         if values.get("format", FORMAT) > FORMAT:
             raise DataError(
                 f"the preprocessing was written by a newer version (format {values['format']}): "
                 "update commonweal"
             )
-        known = {name: value for name, value in values.items() if name != "format"}
-        known["columns"] = tuple(Column(**each) for each in values["columns"])
-        known["class_names"] = tuple(values["class_names"])
-        return cls(**known)
+        fields = {name: value for name, value in values.items() if name != "format"}
+        fields["columns"] = tuple(_with_id(column) for column in read_columns(values))
+        fields["class_names"] = tuple(values["class_names"])
+        return cls(**fields)
 
     @classmethod
     def read(cls, text: str | bytes) -> "Preprocessing":
@@ -97,18 +74,19 @@ class Preprocessing:
             raise DataError(f"this is not a preprocessing: {error}") from None
 
     def rows(self, table: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """The features (n, d) of a table of texts, exactly as the training rows'."""
+        """The features (n, d) of a table of strings, exactly as the training rows'."""
         try:
-            return plain_table.prepare(self.values(), table)
+            return plain_table.prepare(self.columns, table)
         except ValueError as error:
             raise DataError(str(error)) from None
 
     def unknown(self, table: Mapping[str, Sequence[str]]) -> list[str]:
-        """Sentences about missing values, and texts that no training row had."""
-        return [line for c in self.columns if c.name in table for line in _doubts(c, table[c.name])]
-
-    def with_target(self, mean: float, deviation: float) -> "Preprocessing":
-        return replace(self, target={"mean": mean, "deviation": deviation})
+        """Notes on missing values, and on strings that no training row had."""
+        notes = []
+        for column in self.used:
+            if column.name in table:
+                notes += _doubts(column, table[column.name])
+        return notes
 
 
 NUMERIC = ("mean", "deviation", "median", "indicator")
@@ -117,18 +95,21 @@ FIELDS = {
     "boolean": ("words", *NUMERIC),
     "date": ("order", *NUMERIC),
     "text": ("levels", "other", "missing"),
-    "nothing": ("why",),
+    "nothing": ("why", "is_id"),
 }
 
 
-def _used_fields(column: Column) -> Values:
+def _with_id(column: Column) -> Column:
+    """The column, marked as an id where a file of 0.2 only gives that reason."""
+    return replace(column, is_id=True) if column.why.endswith(ID) else column
+
+
+def _used_fields(column: Column) -> dict[str, object]:
     everything = asdict(column)
     return {name: everything[name] for name in ("name", "becomes", *FIELDS[column.becomes])}
 
 
 def _doubts(column: Column, texts: Sequence[str]) -> list[str]:
-    if column.becomes == "nothing":
-        return []
     lines = []
     gaps = sum(map(plain_table.is_missing, texts))
     if gaps:
@@ -151,7 +132,7 @@ def _doubts(column: Column, texts: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a client tells of a column of numbers: sums over its known values, and no value."""
+    """What a client reports on a column of numbers: sums over its known values, and no value."""
 
     count: int
     gaps: int
@@ -185,9 +166,12 @@ class Summary:
 
 
 def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> Column:
-    """The column with the statistics of its training rows, given client by client.
+    """The column with the statistics of its training rows; left out where it is constant.
 
-    Where it is constant in them, it is left out. scale: numbers get mean 0 and deviation 1
+    Args:
+        column: What the column holds.
+        clients: Its training values, client by client.
+        scale: Whether numbers get mean 0 and standard deviation 1.
     """
     whole = sum((Summary.of(values) for values in clients), Summary(0, 0, 0.0, 0.0))
     median = _median(clients, whole.count) if whole.count else 0.0
@@ -250,17 +234,20 @@ def _float(rank: int) -> float:
 def fit_text(column: Column, counts: np.ndarray, texts: Sequence[str], most: int) -> Column:
     """The column with the levels of its training rows.
 
-    counts: how often each text occurs in training rows; the last is that of missing values
-    most: how many levels are kept, the most frequent ones; the others become level "other"
+    Args:
+        column: What the column holds.
+        counts: How often each string occurs in training rows, and last how many are missing.
+        texts: The strings.
+        most: How many levels to keep, the most frequent ones; the others become level "other".
     """
     *known, gaps = counts.tolist()
     present = [(count, text) for count, text in zip(known, texts, strict=True) if count]
     if len(present) + (gaps > 0) < 2:
         return Column(column.name, "nothing", why="it is constant")
-    frequent = sorted(present, key=lambda each: (-each[0], each[1]))[:most]
-    levels = sorted(text for _, text in frequent)
+    by_frequency = sorted(present, key=lambda pair: (-pair[0], pair[1]))
+    levels = sorted(text for _, text in by_frequency[:most])
     rare = len(present) > most
-    for name, wanted in ((OTHER, rare), (GAP, gaps > 0)):
-        if wanted and name not in levels:
+    for name, needed in ((OTHER, rare), (GAP, gaps > 0)):
+        if needed and name not in levels:
             levels.append(name)
     return replace(column, levels=tuple(levels), other=rare, missing=gaps > 0)

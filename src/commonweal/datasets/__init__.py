@@ -1,4 +1,4 @@
-"""Datasets: a function per file, which gives a `Federation`, or a `Pool` that a partition deals."""
+"""Datasets: a function per file, which gives a `Federation`, or a `Pool` to partition."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,42 +1,52 @@
-"""From what a loader returns to a federation: a partition deals, label noise is added."""
+"""From what a loader returns to a federation: rows are partitioned, label noise is added."""
 
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.federation import Federation, Rows
-from commonweal.datasets._shared import Pool
+from commonweal.data.federation import Federation, Rows, as_labels
+from commonweal.data.split import split_rows
+from commonweal.datasets._shared import Pool, take_features
 from commonweal.datasets.noise import Noise
-from commonweal.datasets.partition import Dealer, FlowerPartitioner, Partition, as_partition, assign
+from commonweal.datasets.partition import (
+    Assignment,
+    FlowerPartitioner,
+    Partition,
+    as_partition,
+    assign,
+)
 
-__all__ = ["add_noise", "build_federation", "deal", "pool_clients", "standardize_columns"]
+__all__ = ["add_noise", "build_federation", "divide", "pool_clients"]
 
 
 def build_federation(
     loaded: Federation | Pool,
-    partition: Partition | Dealer | FlowerPartitioner | None = None,
+    partition: Partition | Assignment | FlowerPartitioner | None = None,
     noise: Noise | None = None,
     seed: int = 0,
 ) -> Federation:
-    """Deal a pool to clients, and add label noise.
+    """Partition a pool among clients, and add label noise.
 
-    A pool is dealt by the partition, or by its default. A federation with natural clients that is
-    given a partition is pooled and dealt again. The noise is in training labels only.
+    Args:
+        loaded: What a loader returned. A federation with natural clients that is given a partition
+            is pooled and partitioned again.
+        partition: Who gets which rows; by default the pool's own partition.
+        noise: Which training labels are wrong. Test labels never are.
+        seed: Of the partition and the noise.
     """
     if isinstance(loaded, Federation) and partition is None:
         federation = loaded
     else:
         pool = pool_clients(loaded) if isinstance(loaded, Federation) else loaded
-        dealer = pool.partition if partition is None else as_partition(partition)
-        if dealer is None:
+        chosen = pool.partition if partition is None else as_partition(partition)
+        if chosen is None:
             raise ConfigError(
                 "these rows have no clients: name the column that has them, or give a partition"
             )
-        federation = deal(pool, dealer, seed)
+        federation = divide(pool, chosen, seed)
     return federation if noise is None else add_noise(federation, noise, seed)
 
 
@@ -46,7 +56,7 @@ def pool_clients(federation: Federation) -> Pool:
     y = torch.cat([federation.train.y, federation.test.y]).numpy()
     notes = federation.notes
     if federation.preprocessing is not None:
-        notes = (*notes, "dealt again: columns stay as fitted on the clients' own training rows")
+        notes = (*notes, "partitioned again: columns stay as fitted on the first training rows")
     return Pool(
         x,
         y,
@@ -62,33 +72,37 @@ def pool_clients(federation: Federation) -> Pool:
     )
 
 
-def deal(pool: Pool, partition: Partition, seed: int) -> Federation:
+def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     """A federation of a pool's rows.
 
-    A share `test` is held out of each client's rows. With "official", the training rows are dealt,
-    and each class's test rows follow in proportion.
+    A share `test` is held out of each client's rows. With "official", the training rows are
+    partitioned, and each class's test rows follow in proportion.
     """
     owner = _owners(pool, partition, seed)
-    x = partition.shift(torch.from_numpy(pool.x), owner)
     rows = np.flatnonzero(owner >= 0)
     notes = pool.notes
     if len(rows) < len(owner):
-        x = x[torch.from_numpy(rows)]
-        notes = (*notes, f"{len(owner) - len(rows)} rows are given to no client and left out")
-    federation = Federation.from_arrays(
-        x,
-        pool.y[rows],
-        owner[rows],
-        pool.official[rows] if pool.test == "official" else pool.test,
-        pool.seed,
+        notes += (f"{len(owner) - len(rows)} rows are given to no client and left out",)
+    test = pool.official[rows] if pool.test == "official" else pool.test
+    labels = as_labels(pool.y)
+    split = split_rows(owner[rows], labels[rows].numpy(), test, pool.seed).within(rows)
+    features = take_features(pool.features, split)
+    federation = Federation.from_split(
+        split,
+        features._replace(
+            train=partition.shift(features.train, owner[split.train.rows]),
+            test=partition.shift(features.test, owner[split.test.rows]),
+        ),
+        labels,
         outputs=pool.outputs,
         loss=pool.loss,
         score=pool.score,
         notes=notes,
         class_names=pool.class_names,
     )
-    federation = replace(federation, preprocessing=pool.preprocessing)
-    return federation if pool.prepare is None else pool.prepare(federation)
+    if pool.preprocessing is None:
+        return federation
+    return replace(federation, preprocessing=pool.preprocessing)
 
 
 def _owners(pool: Pool, partition: Partition, seed: int) -> np.ndarray:
@@ -134,29 +148,3 @@ def add_noise(federation: Federation, noise: Noise, seed: int) -> Federation:
         train=Rows(train.x, y, train.offsets),
         notes=(*federation.notes, note),
     )
-
-
-def standardize_columns(federation: Federation, columns: int) -> Federation:
-    """The first columns with mean 0 and standard deviation 1 over all training rows.
-
-    A real federation would share two sums per client for it, and no row.
-    """
-    if columns == 0:
-        return federation
-    numbers = federation.train.x[:, :columns].double()
-    mean = numbers.mean(0)
-    spread = numbers.std(0, correction=0)
-    spread = torch.where(spread > 0, spread, 1.0)
-    return replace(
-        federation,
-        train=_rescaled(federation.train, mean, spread),
-        test=_rescaled(federation.test, mean, spread),
-    )
-
-
-def _rescaled(rows: Rows, mean: Tensor, spread: Tensor) -> Rows:
-    columns = len(mean)
-    centred = rows.x[:, :columns].double() - mean
-    numbers = (centred / spread).float()
-    x = torch.cat([numbers, rows.x[:, columns:]], 1)
-    return Rows(x, rows.y, rows.offsets)

@@ -1,78 +1,86 @@
-"""A table's columns, fitted on the training rows of a federation and turned into its features."""
+"""A table's columns, fitted on the training rows and turned into features."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from commonweal.base.errors import DataError
-from commonweal.base.values import Value
 from commonweal.data import plain_table
-from commonweal.data.federation import Federation, Rows
-from commonweal.data.preprocessing import (
-    GAP,
-    OTHER,
-    Column,
-    Preprocessing,
-    Statistics,
-    fit_numbers,
-    fit_text,
-)
+from commonweal.data.federation import Features
+from commonweal.data.plain_table import GAP, Column
+from commonweal.data.preprocessing import Preprocessing, Statistics, fit_numbers, fit_text
+from commonweal.data.split import Split
 from commonweal.datasets._cache import Arrays
+from commonweal.datasets._tables import Facts
 
-__all__ = ["Columns", "Options", "fit", "with_features"]
+__all__ = ["Options", "Table", "fit"]
 
-CHUNK = 1 << 16  # rows that are prepared at once
-SHOWN = 8  # names in a sentence
+CHUNK = 1 << 16  # rows that become features at once
 
 
 @dataclass(frozen=True)
 class Options:
-    """How columns are prepared."""
+    """How columns become features."""
 
     scale: bool = True
-    levels: int = 50  # of a text
+    levels: int = 50  # of a column of strings
     statistics: Statistics = "pooled"
     separator: str = ","
     encoding: str = "utf-8"
 
 
-class Columns:
-    """The columns of a table: what they hold, and their numbers or codes."""
+class Table:
+    """The columns of a table: what they hold, and their numbers or codes, from the cache."""
 
-    def __init__(self, arrays: Arrays, described: Sequence[Mapping[str, Value]]) -> None:
+    def __init__(self, arrays: Arrays, label: str) -> None:
+        facts = Facts.parse(arrays["facts"])
         self.arrays = arrays
-        self.described = {str(each["name"]): each for each in described}
-        self.names = list(self.described)
-
-    def position(self, name: str) -> int:
-        return self.names.index(name)
+        self.label = label
+        self.client = facts.client
+        self.rows = facts.rows
+        self.profiles = {profile.name: profile for profile in facts.profiles}
+        self._position = {name: i for i, name in enumerate(self.profiles)}
 
     def column(self, name: str) -> Column:
         """What a column holds, before any fit."""
-        known = {each.name for each in fields(Column)}
-        return Column(**{k: v for k, v in self.described[name].items() if k in known})
-
-    def is_ambiguous(self, name: str) -> bool:
-        """Whether it holds dates that may be read day first or month first."""
-        return bool(self.described[name]["ambiguous"])
+        return self.profiles[name].column
 
     def numbers(self, name: str) -> np.ndarray:
-        return self.arrays[f"number{self.position(name)}"]
+        return self.arrays[f"number{self._position[name]}"]
 
     def texts(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The different texts of a column, and each row's position among them; -1: missing."""
-        i = self.position(name)
+        """The different strings of a column, and each row's position among them; -1: missing."""
+        i = self._position[name]
         return self.arrays[f"text{i}"], self.arrays[f"code{i}"]
 
     def gaps(self, name: str) -> np.ndarray:
         """The rows in which a column has no value, (N,)."""
-        is_text = f"code{self.position(name)}" in self.arrays
+        is_text = f"code{self._position[name]}" in self.arrays
         missing: np.ndarray = self.texts(name)[1] < 0 if is_text else np.isnan(self.numbers(name))
         return missing
 
-    def fitted(self, name: str, clients: Sequence[np.ndarray], options: Options) -> Column:
+    def complete(self, event: str | None = None) -> np.ndarray:
+        """The numbers of the rows with a label (and event) and, where there are any, a client."""
+        incomplete = np.zeros(self.rows, dtype=bool)
+        for name in (self.label, self.client, event):
+            if name is None:
+                continue
+            if name not in self.profiles:
+                some = list(self.profiles)[:10]
+                raise DataError(f"label names the events {name!r}, which is no column: {some}")
+            if self.column(name).becomes == "nothing":
+                why = self.column(name).why
+                raise DataError(f"column {name!r} cannot be a label, {why}: name another column")
+            incomplete |= self.gaps(name)
+        rows = np.flatnonzero(~incomplete)
+        if len(rows) == 0:
+            raise DataError(f"no row has a label in column {self.label!r}: check the file")
+        return rows
+
+    def fit(self, name: str, clients: Sequence[np.ndarray], options: Options) -> Column:
         """What a column becomes, by the training rows of each client (or of all, as one)."""
         column = self.column(name)
         if column.becomes == "nothing":
@@ -87,92 +95,92 @@ class Columns:
             counts += np.bincount(np.where(own < 0, len(texts), own), minlength=len(counts))
         return fit_text(column, counts, texts.tolist(), options.levels)
 
-    def values(self, column: Column, rows: np.ndarray) -> np.ndarray:
-        """A column's numbers in some rows, or of a text the positions of its levels."""
-        if column.becomes != "text":
-            numbers: np.ndarray = self.numbers(column.name)[rows]
-            return numbers
-        texts, codes = self.texts(column.name)
-        position = {level: i for i, level in enumerate(column.levels)}
-        rest = position.get(OTHER, -1) if column.other else -1
-        gap = position.get(GAP, rest) if column.missing else rest
-        table = np.array([*(position.get(text, rest) for text in texts.tolist()), gap])
-        found: np.ndarray = table[codes[rows]]
-        return found
+    def features(self, columns: Sequence[Column], rows: np.ndarray) -> Tensor:
+        """The features (n, d) of some rows, by fitted columns."""
+        width = sum(len(plain_table.column_names(column)) for column in columns)
+        x = np.empty((len(rows), width), np.float32)
+        for begin in range(0, len(rows), CHUNK):
+            chunk = rows[begin : begin + CHUNK]
+            parts = [plain_table.column_features(c, self._values(c, chunk)) for c in columns]
+            x[begin : begin + CHUNK] = np.concatenate(parts, 1)
+        return torch.from_numpy(x)
+
+    def _values(self, column: Column, rows: np.ndarray) -> np.ndarray:
+        """A column's numbers in some rows, or of strings the positions of their levels."""
+        values: np.ndarray
+        if column.becomes == "text":
+            texts, codes = self.texts(column.name)
+            positions = plain_table.level_positions(column, texts.tolist())
+            values = positions[codes[rows]]  # code -1 is the last position, that of a gap
+        else:
+            values = self.numbers(column.name)[rows]
+        return values
 
 
 def fit(
-    columns: Columns,
-    label: str,
-    client: str | None,
+    table: Table,
     options: Options,
-    federation: Federation,
-    event: str | None = None,
-) -> Federation:
-    """The federation with its features, where its rows are numbers of rows of the table.
+    rows: np.ndarray,
+    class_names: Sequence[str],
+    event: str | None,
+    split: Split,
+) -> Features:
+    """Fit a table's columns on the training rows of a split and make features of all its rows.
 
-    event: a second column of labels
+    Args:
+        table: The table.
+        options: How columns become features.
+        rows: The rows of the table that the split numbers from 0.
+        class_names: The names of the label's classes.
+        event: The second column of labels, of survival times.
+        split: Each client's training and test rows.
     """
-    rows = federation.train.x[:, 0].numpy()
-    clients = [rows]
-    if options.statistics == "federated":
-        clients = np.split(rows, federation.train.offsets[1:-1].numpy())
-    features = [name for name in columns.names if name not in (label, client, event)]
-    fitted = tuple(columns.fitted(name, clients, options) for name in features)
-    used = [column for column in fitted if column.becomes != "nothing"]
-    if not used:
+    split = split.within(rows)
+    train = split.train.rows
+    clients = split.train.by_client() if options.statistics == "federated" else [train]
+    not_features = (table.label, table.client, event)
+    names = [name for name in table.profiles if name not in not_features]
+    columns = tuple(table.fit(name, clients, options) for name in names)
+    if all(column.becomes == "nothing" for column in columns):
         raise DataError("no column is left to learn from: drop fewer")
+    notes = [_note(column, table, train) for column in columns]
     preprocessing = Preprocessing(
-        columns=fitted,
-        label=label if event is None else f"log risk of {event}",  # what Cox's model gives
-        client=client,
-        class_names=federation.class_names,
+        columns=columns,
+        label=table.label if event is None else f"log risk of {event}",  # what Cox's model gives
+        client=table.client,
+        class_names=tuple(class_names),
         separator=options.separator,
         encoding=options.encoding,
         statistics=options.statistics,
+        notes=tuple(note for note in notes if note),
     )
-    notes = [_about(column, columns, federation) for column in fitted]
-    return replace(
-        federation,
-        train=with_features(federation.train, columns, used),
-        test=with_features(federation.test, columns, used),
-        notes=(*federation.notes, *[note for note in notes if note]),
+    return Features(
+        train=table.features(preprocessing.used, train),
+        test=table.features(preprocessing.used, split.test.rows),
         preprocessing=preprocessing,
+        notes=preprocessing.notes,
     )
 
 
-def with_features(part: Rows, columns: Columns, used: Sequence[Column]) -> Rows:
-    """Rows with their features, where they are numbers of rows of the table."""
-    numbers = part.x[:, 0].numpy()
-    described = [asdict(column) for column in used]
-    x = np.empty((len(numbers), sum(map(plain_table.width, described))), np.float32)
-    for begin in range(0, len(numbers), CHUNK):
-        rows = numbers[begin : begin + CHUNK]
-        pairs = zip(used, described, strict=True)
-        parts = [plain_table.column_features(d, columns.values(c, rows)) for c, d in pairs]
-        x[begin : begin + CHUNK] = np.concatenate(parts, 1)
-    return Rows(torch.from_numpy(x), part.y, part.offsets)
-
-
-def _about(column: Column, columns: Columns, federation: Federation) -> str:
-    """What a user should know of how a column was prepared; empty: nothing unusual."""
+def _note(column: Column, table: Table, rows: np.ndarray) -> str:
+    """What a user should know of how a column became features; empty: nothing unusual."""
     name = column.name
     if column.becomes == "nothing":
         return f"column {name!r} is left out: {column.why}"
-    said = []
-    rows = federation.train.x[:, 0].numpy()
-    gaps = int(columns.gaps(name)[rows].sum())
+    remarks = []
+    gaps = int(table.gaps(name)[rows].sum())
     if gaps and column.becomes == "text":
-        said.append(f"{gaps} missing in training rows, level {GAP!r}")
+        remarks.append(f"{gaps} missing in training rows, level {GAP!r}")
     elif gaps:
-        said.append(f"{gaps} missing in training rows, filled with the median {column.median:g}")
+        remarks.append(f"{gaps} missing in training rows, filled with the median {column.median:g}")
     if column.becomes == "date":
-        said.append(f"dates ({column.order}) become days, and the time of year and week")
-        if columns.is_ambiguous(name):
-            said.append("day and month cannot be told apart: if wrong, write 2026-11-16")
+        remarks.append(f"dates ({column.order}) become days, and the time of year and week")
+        if table.profiles[name].ambiguous:
+            remarks.append("day and month cannot be told apart: if wrong, write 2026-11-16")
     if column.becomes == "number" and column.decimal == ",":
-        said.append("decimal commas")
+        remarks.append("decimal commas")
     if column.other:
-        kept = len(column.levels) - 1 - column.missing
-        said.append(f"{len(columns.texts(name)[0])} texts, the {kept} most frequent are levels")
-    return f"column {name!r}: {'; '.join(said)}" if said else ""
+        levels = len(column.levels) - 1 - column.missing
+        different = len(table.texts(name)[0])
+        remarks.append(f"{different} different strings, the {levels} most frequent are levels")
+    return f"column {name!r}: {'; '.join(remarks)}" if remarks else ""

@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.federation import Federation, number_clients
+from commonweal.data.federation import Features, Federation, as_features, as_labels
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.split import Split, number_clients, split_rows
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets.partition import DirichletByClass, Partition
 
 __all__ = [
     "DEFAULT_PARTITION",
+    "Fit",
     "Part",
     "Pool",
     "Test",
@@ -24,8 +28,11 @@ __all__ = [
     "natural_federation",
     "pool_of",
     "standardize",
+    "standardized",
+    "take_features",
 ]
 
+Fit = Callable[[Split], Features]  # makes features once it is known which rows are for training
 DEFAULT_PARTITION = DirichletByClass()
 Test = float | Literal["official"]
 Part = Literal["all", "train", "test"]
@@ -33,12 +40,12 @@ Part = Literal["all", "train", "test"]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Rows that belong to no client yet: a partition deals them.
+    """Rows that belong to no client yet: a partition divides them.
 
-    What is not said about the task is inferred from the labels, as in `Federation.from_arrays`.
+    What is not given about the task is inferred from the labels, as in `Federation.from_arrays`.
     """
 
-    x: np.ndarray  # (N, ...)
+    features: np.ndarray | Fit  # (N, ...)
     y: np.ndarray  # (N,)
     official: np.ndarray  # (N,) bool, the publisher's test rows
     test: Test = 0.2  # the share of each client's rows that is held out, or "official"
@@ -49,8 +56,14 @@ class Pool:
     score: str | None = None
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    preprocessing: Preprocessing | None = None  # by which these rows were prepared
-    prepare: Callable[[Federation], Federation] | None = None  # fits on training rows, once dealt
+    preprocessing: Preprocessing | None = None  # by which the features were made
+
+    @property
+    def x(self) -> np.ndarray:
+        """The features, where they do not depend on which rows are for training."""
+        if not isinstance(self.features, np.ndarray):
+            raise DataError("a table has features once it is partitioned: use build_federation")
+        return self.features
 
 
 def pool_of(
@@ -100,7 +113,7 @@ def _renumber(y: np.ndarray, classes: Sequence[int]) -> np.ndarray:
 
 
 def natural_federation(
-    x: np.ndarray,
+    x: np.ndarray | Fit,
     y: np.ndarray,
     client: ArrayLike,
     test: float | np.ndarray,
@@ -119,31 +132,38 @@ def natural_federation(
     The other parameters are those of `Federation.from_arrays`.
     """
     owner = np.asarray(client)
-    if clients is not None:
+    labels = as_labels(y)
+    if clients is None:
+        split = split_rows(owner, labels.numpy(), test, seed, names)
+    else:
         if names is None:
             names, owner = number_clients(owner)
         if outputs is None and np.issubdtype(y.dtype, np.integer):
             outputs = int(y.max()) + 1  # some classes may occur in other clients only
         chosen = choose_clients(names, clients, seed)
         rows, owner = _rows_of(chosen, owner, len(names))
-        names = [names[k] for k in chosen]
-        x = x[rows]
-        y = y[rows]
-        if isinstance(test, np.ndarray):
-            test = test[rows]
-    return Federation.from_arrays(
-        x,
-        y,
-        owner,
-        test,
-        seed,
-        names,
+        some_test = test[rows] if isinstance(test, np.ndarray) else test
+        some_names = [names[k] for k in chosen]
+        some_split = split_rows(owner, labels[rows].numpy(), some_test, seed, some_names)
+        split = some_split.within(rows)
+    return Federation.from_split(
+        split,
+        take_features(x, split),
+        labels,
         outputs=outputs,
         loss=loss,
         score=score,
         notes=notes,
         class_names=class_names,
     )
+
+
+def take_features(x: np.ndarray | Tensor | Fit, split: Split) -> Features:
+    """The features of a split's rows, from an array or from what fits them."""
+    if callable(x):
+        return x(split)
+    features = as_features(x)
+    return Features(features[split.train.rows], features[split.test.rows])
 
 
 def _rows_of(chosen: list[int], owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,3 +192,22 @@ def standardize(x: np.ndarray, is_train: np.ndarray) -> np.ndarray:
     scale = x[is_train].std(0)
     scaled: np.ndarray = (x - mean) / np.where(scale > 0, scale, 1)
     return scaled
+
+
+def standardized(x: Tensor, columns: int, split: Split) -> Features:
+    """The features of a split's rows, the first columns with mean 0 and standard deviation 1.
+
+    The statistics are those of all training rows. A real federation would share two sums per
+    client for it, and no row.
+    """
+    taken = take_features(x.float(), split)
+    numbers = taken.train[:, :columns].double()
+    mean = numbers.mean(0)
+    deviation = numbers.std(0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, 1.0)
+
+    def scaled(rows: Tensor) -> Tensor:
+        centred = rows[:, :columns].double() - mean
+        return torch.cat([(centred / deviation).float(), rows[:, columns:]], 1)
+
+    return Features(scaled(taken.train), scaled(taken.test))

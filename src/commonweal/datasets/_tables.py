@@ -1,7 +1,7 @@
 """Tables of any length, read in batches: only a batch and the resulting numbers are in memory.
 
-The first pass counts the rows and finds what each column holds; the second fills the arrays:
-numbers (days of dates), and codes of texts. What they become is fitted on training rows later.
+The first pass counts the rows and finds out what each column holds; the second fills the arrays:
+numbers (days of dates), and codes of strings. What they become is fitted on training rows later.
 """
 
 import codecs
@@ -12,15 +12,16 @@ import json
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data import plain_table
-from commonweal.data.preprocessing import Column
+from commonweal.data.plain_table import Column
+from commonweal.data.preprocessing import ID
 from commonweal.datasets._cache import New, write
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ __all__ = [
     "CLIENT",
     "Batch",
     "Batches",
+    "EncodingError",
+    "Facts",
+    "Profile",
     "Survey",
     "fill_table",
     "read_batches",
@@ -37,15 +41,21 @@ __all__ = [
     "survey",
 ]
 
-Batch = dict[str, "pyarrow.Array"]  # column -> numbers or texts, null where missing
+Batch = dict[str, "pyarrow.Array"]  # column -> numbers or strings, null where missing
 Batches = Callable[[], Iterator[Batch]]
 BLOCK = 1 << 24  # bytes of a CSV that are read at once
 ROWS = 100_000  # of a Parquet file that are read at once
-MANY = 100_000  # different texts, beyond which a column is left out
+MANY = 100_000  # different strings, beyond which a column is left out
 CLIENT = "client"  # the column of clients, unless another is named
-ID = re.compile(r"(^|[^a-z])(id|ids|nr|no|mrn|uuid|guid|key|index)$|^unnamed|^$|[a-z]I[Dd]$", re.I)
+ID_NAME = re.compile(
+    r"(^|[^a-z])(id|ids|nr|no|mrn|uuid|guid|key|index)$|^unnamed|^$|[a-z]I[Dd]$", re.I
+)
 ID_SHARE = 0.2  # of the rows that differ, from which a column with such a name is an id
-FREE_SHARE = 0.5  # of the rows that differ, from which a text is free
+FREE_SHARE = 0.5  # of the rows that differ, from which a column of strings is free text
+
+
+class EncodingError(DataError):
+    """A file has bytes that its encoding does not have."""
 
 
 # Reading
@@ -124,28 +134,28 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
     except LookupError:
         raise DataError(f"encoding = {encoding!r} is unknown: write utf-8 or latin-1") from None
     except (pyarrow.ArrowException, OSError, EOFError) as error:
-        raise DataError(_csv_problem(path, separator, encoding, str(error))) from None
+        raise _csv_problem(path, separator, encoding, str(error)) from None
 
 
-def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> str:
-    """Why a CSV cannot be read, in a sentence."""
+def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> DataError:
+    """Why a CSV cannot be read."""
     file = repr(str(path))
     width = re.search(r"(Row #(\d+): )?Expected (\d+) columns, got (\d+): ?(.*)", error, re.S)
     if width:
         where = f"row {width[2]}" if width[2] else "a row"
-        return (
+        return DataError(
             f"{file}, {where}: {width[4]} values for {width[3]} columns (separator "
             f"{separator!r}): {width[5][:60]!r}"
         )
     byte = _wrong_byte(path, encoding)
     if byte is not None:
-        return (
+        return EncodingError(
             f"{file} is not UTF-8 text (byte {byte:#x}): save it as UTF-8, or say "
             "encoding = 'latin-1', which Excel writes in Western Europe"
         )
     if "Empty CSV" in error:
-        return f"{file} has no rows: check the file"
-    return f"{file} cannot be read as a table, it is cut short or damaged: {error}"
+        return DataError(f"{file} has no rows: check the file")
+    return DataError(f"{file} cannot be read as a table, it is cut short or damaged: {error}")
 
 
 def _wrong_byte(path: Path, encoding: str) -> int | None:
@@ -184,7 +194,7 @@ def _read_parquet(path: Path) -> Iterator[Batch]:
 
 
 def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
-    """A column of Parquet as float64 numbers, or as texts with null where missing."""
+    """A column of Parquet as float64 numbers, or as strings with null where missing."""
     import pyarrow
     import pyarrow.compute
 
@@ -198,7 +208,7 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
         texts = values.cast(pyarrow.string())
     except pyarrow.ArrowException:
         raise DataError(
-            f"column {name!r} holds {kind}, neither numbers nor texts: drop it"
+            f"column {name!r} holds {kind}, neither numbers nor strings: drop it"
         ) from None
     gap = pyarrow.compute.is_in(texts, pyarrow.array(plain_table.MISSING))
     return pyarrow.compute.if_else(gap, None, texts)
@@ -208,7 +218,7 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
 
 
 def _cast(values: "pyarrow.Array") -> "np.ndarray | None":
-    """Numbers, NaN where missing; None where some text is no plain number."""
+    """Numbers, NaN where missing; None where some string is not a plain number."""
     import pyarrow
 
     try:
@@ -221,7 +231,7 @@ def _cast(values: "pyarrow.Array") -> "np.ndarray | None":
 
 
 def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
-    """The different texts, stripped, and each row's position among them; -1 where missing."""
+    """The different strings, stripped, and each row's position among them; -1 where missing."""
     import pyarrow
 
     coded = values.cast(pyarrow.string()).dictionary_encode()
@@ -242,7 +252,7 @@ def _candidates() -> list[Column]:
 
 
 def _fits(column: Column, texts: Sequence[str]) -> bool:
-    parse = plain_table.parser(asdict(column))
+    parse = plain_table.parser(column)
     try:
         for text in texts:
             parse(text)
@@ -251,18 +261,44 @@ def _fits(column: Column, texts: Sequence[str]) -> bool:
     return True
 
 
-class Found:
-    """What the first pass finds of a column."""
+@dataclass(frozen=True)
+class Profile:
+    """What a column of a table holds."""
+
+    column: Column  # before any fit
+    rows: int
+    gaps: int  # rows without a value
+    whole: bool  # all numbers are whole
+    ambiguous: bool  # dates may be read day first or month first
+    different: int  # values in the first batch
+    first_rows: int  # rows of the first batch
+
+    @property
+    def name(self) -> str:
+        return self.column.name
+
+    @property
+    def is_id(self) -> bool:
+        """Whether it names rows: by its name, or as a string that is different in most rows."""
+        share = self.different / max(self.first_rows, 1)
+        named = bool(ID_NAME.search(self.name)) and share > ID_SHARE and self.different > 20
+        if self.column.becomes == "number":
+            return named and self.whole
+        is_free = share > FREE_SHARE and self.different > 50
+        return self.column.becomes == "text" and (named or is_free)
+
+
+class _Scan:
+    """The first pass over a column."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.gaps = 0
         self.rows = 0
-        self.whole = True  # all numbers are whole
+        self.whole = True
         self.possible = _candidates()
-        self.differ = 0  # different values in the first batch
+        self.different = 0
         self.first_rows = 0
-        self.example = ""
 
     def add(self, values: "pyarrow.Array") -> None:
         first = self.rows == 0
@@ -280,9 +316,8 @@ class Found:
         else:
             different = self._add_texts(values, first)
         if first:
-            self.differ = different
+            self.different = different
             self.first_rows = len(values)
-            self.example = _example(values)
 
     @property
     def _may_be_plain(self) -> bool:
@@ -297,134 +332,120 @@ class Found:
         self.possible = [c for c in self.possible if _fits(c, sorted(known))]
         return len(known)
 
-    @property
-    def column(self) -> Column:
-        """What the column holds, before any fit."""
-        if not self.possible or self.gaps == self.rows:
-            return Column(self.name, "text")
-        best = self.possible[0]
-        return Column(
-            self.name, best.becomes, decimal=best.decimal, words=best.words, order=best.order
-        )
-
-    @property
-    def ambiguous(self) -> bool:
-        """Whether a date may be read day first or month first."""
+    def profile(self) -> Profile:
+        column = Column(self.name, "text")
+        if self.possible and self.gaps < self.rows:
+            column = replace(self.possible[0], name=self.name)
         orders = {c.order for c in self.possible if c.becomes == "date"}
-        return {"day-month-year", "month-day-year"} <= orders
-
-    @property
-    def is_id(self) -> bool:
-        """Whether it names rows: by its name, or as a text that is different in most rows."""
-        share = self.differ / max(self.first_rows, 1)
-        column = self.column
-        named = bool(ID.search(self.name)) and share > ID_SHARE and self.differ > 20
-        if column.becomes == "number":
-            return named and self.whole
-        return column.becomes == "text" and (named or (share > FREE_SHARE and self.differ > 50))
-
-
-def _example(values: "pyarrow.Array") -> str:
-    known = values.drop_null()
-    return str(known[0].as_py()) if len(known) else ""
+        return Profile(
+            column,
+            self.rows,
+            self.gaps,
+            self.whole,
+            {"day-month-year", "month-day-year"} <= orders,
+            self.different,
+            self.first_rows,
+        )
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The rows and columns that the first pass finds."""
+    """The rows of a table, and what its columns hold."""
 
     rows: int
-    found: Mapping[str, Found]
+    profiles: Mapping[str, Profile]
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.found)
-
-    def check(self, wanted: Mapping[str, str]) -> None:
-        """Raise DataError unless the table has these columns; keys say what they are."""
-        for what, name in wanted.items():
-            if name not in self.found:
-                hint = did_you_mean(name, self.names)
-                raise DataError(f"{what} = {name!r}: there is no such column; {hint}")
+    def check(self, needed: Mapping[str, str]) -> None:
+        """Raise DataError unless the table has these columns; keys say what they are for."""
+        for purpose, name in needed.items():
+            if name not in self.profiles:
+                hint = did_you_mean(name, self.profiles)
+                raise DataError(f"{purpose} = {name!r}: there is no such column; {hint}")
 
 
 def survey(batches: Batches) -> Survey:
     """Look at all rows once."""
     rows = 0
-    found: dict[str, Found] = {}
+    scans: dict[str, _Scan] = {}
     for batch in batches():
-        found = found or {name: Found(name) for name in batch}
-        if set(batch) != set(found):
-            raise DataError(f"files with different columns: {sorted(batch)} and {sorted(found)}")
+        scans = scans or {name: _Scan(name) for name in batch}
+        if set(batch) != set(scans):
+            raise DataError(f"files with different columns: {sorted(batch)} and {sorted(scans)}")
         rows += len(next(iter(batch.values())))
         for name, values in batch.items():
-            found[name].add(values)
+            scans[name].add(values)
     if rows == 0:
         raise DataError("the table has no rows: check the file")
-    return Survey(rows, found)
+    return Survey(rows, {name: scan.profile() for name, scan in scans.items()})
 
 
 # The second pass
 
 
-class Levels:
-    """The different texts of a column, numbered as they come, and each row's number."""
+class _Codes:
+    """The different strings of a column, numbered as they come, and each row's number."""
 
-    def __init__(self, name: str, rows: int, most: int | None) -> None:
-        self.name = name
+    def __init__(self, rows: int, most: int | None) -> None:
         self.most = most
-        self.known: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self.codes = np.full(rows, -1, np.int32)
 
     @property
     def too_many(self) -> bool:
-        return self.most is not None and len(self.known) > self.most
+        return self.most is not None and len(self.numbers) > self.most
 
     def fill(self, rows: slice, values: "pyarrow.Array") -> None:
         if self.too_many:
             return
         texts, codes = _encoded(values)
-        number = [self.known.setdefault(text, len(self.known)) for text in texts]
+        number = [self.numbers.setdefault(text, len(self.numbers)) for text in texts]
         table = np.array([*number, -1], np.int32)  # -1 is the last: missing stays missing
         self.codes[rows] = table[codes]
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The levels in alphabetical order, whatever the order of the rows, and the codes."""
-        names, number = np.unique(np.array(list(self.known), dtype=str), return_inverse=True)
+        """The strings in alphabetical order, whatever the order of the rows, and the codes."""
+        texts, number = np.unique(np.array(list(self.numbers), dtype=str), return_inverse=True)
         table = np.append(number, -1).astype(np.int32)
         used = np.unique(self.codes)
-        kept = names[np.isin(np.arange(len(names)), table[used])]  # not those of missing texts
-        return kept, np.append(np.searchsorted(kept, names), -1)[table[self.codes]]
+        present = texts[np.isin(np.arange(len(texts)), table[used])]  # not those that are missing
+        return present, np.append(np.searchsorted(present, texts), -1)[table[self.codes]]
 
 
-class Contents:
-    """The values that the second pass reads from the columns in use."""
+class _Fill:
+    """The second pass: the values of the columns in use."""
 
-    def __init__(
-        self, new: New, table: Survey, used: Sequence[str], texts: Sequence[str | None]
-    ) -> None:
-        columns = {name: table.found[name].column for name in used}
-        self.numbers = {
-            name: new(f"number{table.names.index(name)}", (table.rows,), np.float64)
-            for name, column in columns.items()
-            if column.becomes != "text" and name not in texts
-        }
-        self.columns = columns
-        self.levels = {
-            name: Levels(name, table.rows, None if name in texts else MANY)
-            for name in columns
-            if name not in self.numbers
-        }
+    def __init__(self, new: New, table: Survey, used: Sequence[str], client: str | None) -> None:
+        self.columns = {name: table.profiles[name].column for name in used}
+        self.numbers: dict[str, np.ndarray] = {}
+        self.codes: dict[str, _Codes] = {}
+        for i, name in enumerate(table.profiles):
+            if name not in self.columns:
+                continue
+            if self.columns[name].becomes == "text" or name == client:
+                self.codes[name] = _Codes(table.rows, None if name == client else MANY)
+            else:
+                self.numbers[name] = new(f"number{i}", (table.rows,), np.float64)
 
     def read(self, batches: Batches) -> None:
         start = 0
         for batch in batches():
             rows = slice(start, start + len(next(iter(batch.values()))))
-            for name, levels in self.levels.items():
-                levels.fill(rows, batch[name])
+            for name, codes in self.codes.items():
+                codes.fill(rows, batch[name])
             for name, numbers in self.numbers.items():
                 numbers[rows] = _numbers(self.columns[name], batch[name])
             start = rows.stop
+
+    def column(self, profile: Profile, ignored: Mapping[str, str]) -> Column:
+        """What a column holds, now that all its strings are known."""
+        name = profile.name
+        if name in self.codes and self.codes[name].too_many:
+            return Column(name, "nothing", f"it has more than {MANY} different strings")
+        if name in self.codes:
+            return Column(name, "text")
+        if name in self.numbers:
+            return profile.column
+        return Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
 
 
 def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
@@ -434,10 +455,32 @@ def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
     if cast is not None:
         return cast
     texts, codes = _encoded(values)
-    parse = plain_table.parser(asdict(column))
+    parse = plain_table.parser(column)
     table = np.array([*map(parse, texts), np.nan])
     numbers: np.ndarray = table[codes]
     return numbers
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the cache holds about a table besides its numbers and codes."""
+
+    rows: int
+    client: str | None  # the column of clients
+    profiles: tuple[Profile, ...]
+
+    def array(self) -> np.ndarray:
+        """As the bytes of a JSON text."""
+        return np.frombuffer(json.dumps(asdict(self)).encode(), np.uint8)
+
+    @classmethod
+    def parse(cls, array: np.ndarray) -> "Facts":
+        """Invert `array`."""
+        values: dict[str, Any] = json.loads(array.tobytes())
+        profiles = []
+        for profile in values["profiles"]:
+            profiles.append(Profile(**profile | {"column": Column(**profile["column"])}))
+        return cls(values["rows"], values["client"], tuple(profiles))
 
 
 def fill_table(
@@ -448,39 +491,35 @@ def fill_table(
     drop: Sequence[str],
     keep: Sequence[str],
 ) -> None:
-    """Write the columns' numbers and codes, and `facts`, a JSON text on what they are.
+    """Write the columns' numbers and codes, and `facts`, what they are.
 
-    The column of clients is `client`, or "client" if there is one.
+    Args:
+        new: Makes an array in the cache.
+        batches: Reads the table.
+        label: The column of labels.
+        client: The column of clients; by default "client", if there is one.
+        drop: Columns to leave out.
+        keep: Columns that look like ids, but are not.
     """
     table = survey(batches)
-    if client is None and CLIENT in table.names:
+    if client is None and CLIENT in table.profiles:
         client = CLIENT
-    wanted = {"label": label} | {f"drop {name!r}": name for name in drop}
-    wanted |= {f"keep {name!r}": name for name in keep}
-    table.check(wanted if client is None else wanted | {"client": client})
+    needed = {"label": label}
+    needed |= {f"drop {name!r}": name for name in drop}
+    needed |= {f"keep {name!r}": name for name in keep}
+    table.check(needed if client is None else needed | {"client": client})
     ignored = dict.fromkeys(drop, "dropped")
-    for name, found in table.found.items():
-        if found.is_id and name not in (label, client, *keep, *drop):
-            ignored[name] = "it looks like an id or free text"
-    used = [name for name in table.names if name not in ignored or name in (label, client)]
-    contents = Contents(new, table, used, [client])
+    for name, profile in table.profiles.items():
+        if profile.is_id and name not in (label, client, *keep, *drop):
+            ignored[name] = ID
+    used = [name for name in table.profiles if name not in ignored or name in (label, client)]
+    contents = _Fill(new, table, used, client)
     contents.read(batches)
-    facts = []
+    profiles = []
     arrays: dict[str, np.ndarray] = {}
-    for i, name in enumerate(table.names):
-        found = table.found[name]
-        fact = asdict(found.column) | {"gaps": found.gaps, "ambiguous": found.ambiguous}
-        fact["whole"] = found.whole
-        if name not in used:
-            fact |= {"becomes": "nothing", "why": ignored[name]}
-        elif name in contents.levels and contents.levels[name].too_many:
-            why = f"it has more than {MANY} different texts"
-            fact |= {"becomes": "nothing", "why": why}
-        elif name in contents.levels:
-            fact["becomes"] = "text"
-            texts, codes = contents.levels[name].sorted()
-            arrays[f"text{i}"] = texts
-            arrays[f"code{i}"] = codes
-        facts.append(fact)
-    known = {"rows": table.rows, "client": client, "columns": facts}
-    write(new, facts=np.frombuffer(json.dumps(known).encode(), np.uint8), **arrays)
+    for i, (name, profile) in enumerate(table.profiles.items()):
+        column = contents.column(profile, ignored)
+        profiles.append(replace(profile, column=column))
+        if column.becomes == "text":
+            arrays[f"text{i}"], arrays[f"code{i}"] = contents.codes[name].sorted()
+    write(new, facts=Facts(table.rows, client, tuple(profiles)).array(), **arrays)

@@ -1,4 +1,4 @@
-"""Partitions deal pooled rows to clients, every row to at most one.
+"""Partitions divide pooled rows among clients, every row to at most one.
 
 A partition is a frozen value. Called with the labels and a seed, it returns each row's owner.
 A partitioner of flwr-datasets can be used too (`flwr_datasets.partitioner:ShardPartitioner`; its
@@ -21,6 +21,7 @@ from commonweal.datasets._bounds import check_bounds
 
 __all__ = [
     "IID",
+    "Assignment",
     "Dirichlet",
     "DirichletByClass",
     "FlowerPartitioner",
@@ -88,7 +89,7 @@ class Dirichlet(Partition):
         _check_rows(len(labels), self.clients)
         rng = _rng(seed)
         order = _by_class(labels, "dirichlet", rng)
-        left = np.unique(labels, return_counts=True)[1]  # rows of each class not yet dealt
+        left = np.unique(labels, return_counts=True)[1]  # rows of each class not yet given
         concentration = self.alpha * left / left.sum()
         counts = np.empty((self.clients, len(left)), dtype=np.int64)
         for client, size in enumerate(_equal_sizes(len(labels), self.clients)):
@@ -245,23 +246,23 @@ class FlowerPartitioner(Protocol):
     def load_partition(self, partition_id: int) -> Mapping[str, Sequence[int]]: ...
 
 
-Dealer = Callable[[np.ndarray, int], np.ndarray]
+Assignment = Callable[[np.ndarray, int], np.ndarray]  # (labels, seed) -> each row's owner
 
 
-def as_partition(dealer: Partition | Dealer | FlowerPartitioner) -> Partition:
+def as_partition(partition: Partition | Assignment | FlowerPartitioner) -> Partition:
     """A partition from a function of labels and a seed, or from a partitioner of flwr-datasets."""
-    if isinstance(dealer, Partition):
-        return dealer
-    return _Function(dealer) if callable(dealer) else _Flower(dealer)
+    if isinstance(partition, Partition):
+        return partition
+    return _Function(partition) if callable(partition) else _Flower(partition)
 
 
 def assign(
-    dealer: Partition | Dealer | FlowerPartitioner, labels: np.ndarray, seed: int
+    partition: Partition | Assignment | FlowerPartitioner, labels: np.ndarray, seed: int
 ) -> np.ndarray:
     """Each row's owner, checked; -1 for a row that no client gets."""
-    owner = as_partition(dealer)(labels, seed)
+    owner = as_partition(partition)(labels, seed)
     if owner.shape != (len(labels),):
-        name = type(dealer).__name__
+        name = type(partition).__name__
         raise DataError(
             f"{name} gave {owner.shape} owners for {len(labels)} rows: give one per row"
         )
@@ -270,7 +271,7 @@ def assign(
 
 @dataclass(frozen=True)
 class _Function(Partition):
-    function: Dealer
+    function: Assignment
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
         return self.function(labels, seed)

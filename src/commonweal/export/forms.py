@@ -37,7 +37,7 @@ from pathlib import Path
 
 import numpy as np
 {imports}
-from prepare import prepare, read_csv
+from prepare import prepare, read_columns, read_csv
 
 FOLDER = Path(__file__).parent
 
@@ -50,7 +50,7 @@ def load():
 def predict(table):
     """Probabilities of classes (n, classes), or values (n, 1), of a table of texts by column."""
     preprocessing = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
-    return load()(prepare(preprocessing, table))
+    return load()(prepare(read_columns(preprocessing), table))
 
 
 def main():

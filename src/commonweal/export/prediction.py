@@ -133,7 +133,7 @@ def predict_table(
 
 def _naming(preprocessing: Preprocessing) -> list[str]:
     """The columns that say which row it is."""
-    ids = [column.name for column in preprocessing.columns if "an id" in column.why]
+    ids = [column.name for column in preprocessing.columns if column.is_id]
     return ids if preprocessing.client is None else [preprocessing.client, *ids]
 
 

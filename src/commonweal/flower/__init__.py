@@ -125,8 +125,7 @@ def _own(experiment: "Experiment", config: Values) -> "tuple[About, Callable[[st
         federation = with_validation(table.prepared(Agreement.read(agreement)), experiment)
         return Node.of(federation, table.name, experiment.seed, _states(config))
 
-    rows = int(with_validation(table.split, experiment).train.sizes[0])
-    return described(table, rows), node
+    return described(table, table.training_rows(experiment.validation)), node
 
 
 def _task(experiment: "Experiment", about: "About") -> "Task":

@@ -17,11 +17,13 @@ import torch
 
 from commonweal.base.errors import DataError
 from commonweal.base.values import Values
-from commonweal.data.federation import Federation, Rows
-from commonweal.data.preprocessing import Column, Preprocessing, Summary, fit_sums, fit_text
-from commonweal.datasets._fit import with_features
+from commonweal.data.federation import Features, Federation
+from commonweal.data.plain_table import Column
+from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_text
+from commonweal.data.split import Split, quota, split_rows
+from commonweal.datasets._fit import Table
 from commonweal.datasets._tables import separator_in
-from commonweal.datasets.table import CLASSES, Contents, labels_of, open_table, table
+from commonweal.datasets.table import CLASSES, open_table, read_labels, table
 
 __all__ = ["Agreement", "OwnTable", "agree", "check_fits"]
 
@@ -42,7 +44,7 @@ class OwnTable:
         self.values: Values = bound.arguments
 
     @cached_property
-    def contents(self) -> Contents:
+    def contents(self) -> Table:
         names = ("label", "client", "drop", "keep", "separator", "encoding")
         return open_table(self.path, **{key: self.values[key] for key in names})
 
@@ -53,7 +55,7 @@ class OwnTable:
     @cached_property
     def rows(self) -> np.ndarray:
         """The numbers of this client's rows. Raises DataError where there are others'."""
-        rows = self.contents.complete
+        rows = self.contents.complete()
         if self.contents.client is not None:
             names, owner = self.contents.texts(self.contents.client)
             present = names[np.unique(owner[rows])].tolist()
@@ -62,31 +64,31 @@ class OwnTable:
                     f"the file has rows of {present[:5]}, but this node is {self.name!r}: give the "
                     "node a file of its own rows"
                 )
-        if len(rows) == 0:
-            raise DataError(f"no row has a label in column {self.contents.label!r}: check the file")
         return rows
 
     @cached_property
     def labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Labels and classes as this file alone would have them."""
-        y, names, _ = labels_of(self.contents, self.values["task"], self.rows)
-        return y, names
+        labels = read_labels(self.contents, self.values["task"], self.rows)
+        return labels.y, labels.class_names
 
     @cached_property
-    def split(self) -> Federation:
+    def split(self) -> Split:
         """Training and test rows, by their numbers in the file."""
-        y, names = self.labels
         owner = np.zeros(len(self.rows), dtype=np.int64)
         test, seed = self.values["test"], self.values["seed"]
-        outputs = len(names) or None
-        numbers = self.rows[:, None]
-        return Federation.from_arrays(numbers, y, owner, test, seed, [self.name], outputs=outputs)
+        return split_rows(owner, self.labels[0], test, seed, [self.name]).within(self.rows)
+
+    def training_rows(self, validation: float) -> int:
+        """How many rows the client trains on, once a share of them is held out for validation."""
+        sizes = np.array([len(self.split.train.rows)])
+        return int((sizes - quota(sizes, validation))[0])
 
     def describe(self) -> Values:
         """What is told about the training rows: sums of numbers, counts of texts, classes."""
-        rows = self.split.train.x[:, 0].numpy()
+        rows = self.split.train.rows
         skipped = (self.contents.label, self.contents.client)
-        names = [name for name in self.contents.columns.names if name not in skipped]
+        names = [name for name in self.contents.profiles if name not in skipped]
         separator = self.values["separator"]
         if separator == "auto":
             separator = separator_in(self.path, self.values["encoding"])
@@ -98,9 +100,9 @@ class OwnTable:
         }
 
     def _describe(self, name: str, rows: np.ndarray) -> Values:
-        columns = self.contents.columns
+        columns = self.contents
         column = columns.column(name)
-        described = asdict(column) | {"ambiguous": columns.is_ambiguous(name)}
+        described = asdict(column) | {"ambiguous": columns.profiles[name].ambiguous}
         if column.becomes == "nothing":
             return described
         if column.becomes != "text":
@@ -114,11 +116,11 @@ class OwnTable:
         return described | {"texts": kept, "gaps": int((own < 0).sum())}
 
     def _describe_label(self, rows: np.ndarray) -> Values:
-        column = self.contents.columns.column(self.contents.label)
+        column = self.contents.column(self.contents.label)
         described: Values = {"name": column.name, "becomes": column.becomes, "words": column.words}
         if column.becomes != "number":
             return described | {"classes": list(self.labels[1])}
-        values = self.contents.columns.numbers(column.name)
+        values = self.contents.numbers(column.name)
         different = np.unique(values[self.rows])
         whole = bool((different == np.round(different)).all())
         few = whole and (len(different) <= CLASSES or self.values["task"] == "classes")
@@ -128,26 +130,24 @@ class OwnTable:
     def prepared(self, agreed: "Agreement") -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
         names = agreed.preprocessing.class_names
-        used = [column for column in agreed.preprocessing.columns if column.becomes != "nothing"]
+        used = agreed.preprocessing.used
         split = self.split
         if agreed.loss == "squared":
-            labels = self.contents.columns.numbers(self.contents.label).astype(np.float32)
+            labels = self.contents.numbers(self.contents.label).astype(np.float32)
         else:
             labels = self._classes(names)
-
-        def prepared(part: Rows) -> Rows:
-            features = with_features(part, self.contents.columns, used)
-            return replace(features, y=torch.from_numpy(labels[part.x[:, 0].numpy()]))
-
-        return replace(
+        return Federation.from_split(
             split,
-            train=prepared(split.train),
-            test=prepared(split.test),
+            Features(
+                train=self.contents.features(used, split.train.rows),
+                test=self.contents.features(used, split.test.rows),
+                preprocessing=agreed.preprocessing,
+            ),
+            torch.from_numpy(labels),
             outputs=agreed.outputs,
             loss=agreed.loss,
             score=agreed.score,
             class_names=names,
-            preprocessing=agreed.preprocessing,
         )
 
     def _classes(self, names: Sequence[str]) -> np.ndarray:
@@ -163,7 +163,7 @@ class OwnTable:
                 f"its label {unknown[0]!r} is not among the classes that were agreed on "
                 f"({', '.join(names[:5])}): start again with all clients"
             )
-        classes = np.full(int(str(self.contents.facts["rows"])), -1, dtype=np.int64)
+        classes = np.full(self.contents.rows, -1, dtype=np.int64)
         classes[self.rows] = np.array([names.index(name) for name in own])[y]
         return classes
 
@@ -292,7 +292,8 @@ def _is_empty(column: Values) -> bool:
 def _fitted(name: str, by_client: Mapping[str, Values], options: Values) -> Column:
     for client, described in by_client.items():
         if described["becomes"] == "nothing":
-            return Column(name, "nothing", why=f"at {client!r} {described['why']}")
+            why = f"at {client!r} {described['why']}"
+            return Column(name, "nothing", why, is_id=described["is_id"])
     filled = {client: c for client, c in by_client.items() if not _is_empty(c)}
     if not filled:
         return Column(name, "nothing", why="no training row has a value")

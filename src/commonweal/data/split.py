@@ -1,0 +1,211 @@
+"""Which rows a client trains on and which it is tested on, as row numbers."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from commonweal.base import randomness
+from commonweal.base.errors import DataError
+
+__all__ = ["Part", "Split", "check_names", "held_out_rows"]
+__all__ += ["number_clients", "quota", "some", "split_rows"]
+
+
+class Part(NamedTuple):
+    """Row numbers grouped by client: client k has rows[offsets[k] : offsets[k + 1]]."""
+
+    rows: np.ndarray  # (n,) int64
+    offsets: np.ndarray  # (K + 1,) int64
+
+    def by_client(self) -> list[np.ndarray]:
+        """The row numbers of each client."""
+        return np.split(self.rows, self.offsets[1:-1])
+
+
+class Split(NamedTuple):
+    """The rows that each client trains on, and those it is tested on."""
+
+    names: tuple[str, ...]
+    train: Part
+    test: Part
+
+    def within(self, rows: np.ndarray) -> "Split":
+        """The split with row i called rows[i], its number in a larger table."""
+        train = Part(rows[self.train.rows], self.train.offsets)
+        test = Part(rows[self.test.rows], self.test.offsets)
+        return Split(self.names, train, test)
+
+
+def split_rows(
+    client: np.ndarray,
+    y: np.ndarray,
+    test: float | ArrayLike,
+    seed: int,
+    names: Sequence[str] | None = None,
+) -> Split:
+    """Split every client's rows into training and test rows.
+
+    Args:
+        client: Each row's client, by name or number (N,); with `names`, its position among them.
+        y: The labels (N, ...). Test rows are stratified by class.
+        test: The share of each client's rows that is held out, or a mask of the test rows (N,).
+        seed: Which rows are held out depends on it and on the client's name only.
+        names: The clients' names; by default those in `client`, sorted.
+    """
+    if names is None:
+        names, client = number_clients(client)
+    else:
+        _check_positions(client, names)
+    check_names(names)
+    is_test = _mask(test, client, y, names, seed)
+    order = np.argsort(client, kind="stable")
+    train_rows = order[~is_test[order]]
+    test_rows = order[is_test[order]]
+    return Split(
+        tuple(names),
+        _grouped(train_rows, client, len(names)),
+        _grouped(test_rows, client, len(names)),
+    )
+
+
+def _grouped(rows: np.ndarray, owner: np.ndarray, clients: int) -> Part:
+    """Rows that are given client after client, with the clients' offsets."""
+    sizes = np.bincount(owner[rows], minlength=clients)
+    return Part(rows, np.concatenate([[0], sizes.cumsum()]).astype(np.int64))
+
+
+def number_clients(client: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The clients' names in order, and each row's position among them."""
+    if client.ndim != 1:
+        raise DataError(f"client has shape {client.shape}: give one name or number per row")
+    if client.dtype.kind == "f" and np.isnan(client).any():
+        row = int(np.isnan(client).argmax())
+        raise DataError(f"row {row} has no client (NaN): name the client, or leave the row out")
+    try:
+        owners, position = np.unique(client, return_inverse=True)
+    except TypeError:
+        types = {type(name).__name__ for name in client.tolist()}
+        several = ", ".join(sorted(types))
+        raise DataError(
+            f"client has names of several types ({several}): give strings only, or numbers only"
+        ) from None
+    return [str(name) for name in owners.tolist()], position
+
+
+def _check_positions(client: np.ndarray, names: Sequence[str]) -> None:
+    if client.dtype.kind not in "iu":
+        raise DataError(
+            f"with names, client holds each row's position among them, not {client.dtype}: leave "
+            "the names out, or give whole numbers"
+        )
+    if len(client) and not 0 <= client.min() <= client.max() < len(names):
+        wrong = client.min() if client.min() < 0 else client.max()
+        raise DataError(
+            f"client has the position {wrong}, but there are {len(names)} names: positions are "
+            f"from 0 to {len(names) - 1}"
+        )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise DataError unless every client has a name of its own, in valid Unicode."""
+    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
+    if repeated:
+        raise DataError(f"two clients are called {some(repeated)}: give every client its own name")
+    for name in names:
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DataError(
+                f"the client's name {name!r} is not valid Unicode: write names and files as UTF-8"
+            )
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+# Test rows
+
+
+def _mask(
+    test: float | ArrayLike,
+    owner: np.ndarray,
+    y: np.ndarray,
+    names: Sequence[str],
+    seed: int,
+) -> np.ndarray:
+    """The test rows, where they are given by a share or by a mask."""
+    mask = np.asarray(test)
+    if mask.ndim == 0:
+        share = float(mask)
+        if not 0 <= share < 1:
+            raise DataError(
+                f"test = {test!r}: the share of test rows must be at least 0 and below 1"
+            )
+        return held_out_rows(owner, y, names, share, seed)
+    if mask.shape != owner.shape or mask.dtype != bool:
+        raise DataError(
+            f"test has shape {mask.shape} and type {mask.dtype}: "
+            "give a share, or true or false per row"
+        )
+    return mask
+
+
+def held_out_rows(
+    owner: np.ndarray, y: np.ndarray, names: Sequence[str], share: float, seed: int
+) -> np.ndarray:
+    """A mask of test rows by systematic sampling.
+
+    Client k gives exactly round(share * n_k) rows (at least one, at most n_k - 1), and every class
+    its share within one row. A client of 5 rows with classes 0 0 1 1 1 and share 0.4, so with a
+    quota of 2 rows, looks like this:
+
+        rows in order         class 0, shuffled, then class 1, shuffled
+        rank                   0    1    2    3    4
+        rank * quota / size   0.0  0.4  0.8  1.2  1.6  (2.0)
+        + phase 0.3           0.3  0.7  1.1  1.5  1.9  (2.3)
+        floor                  0    0    1    1    1     2
+        is a test row         no  yes   no   no  yes       where the next floor is higher
+
+    The phase is uniform in [0, 1), one number per client, so that every row has the same chance.
+    """
+    keys = np.array([randomness.key(name) for name in names], dtype=np.uint64)
+    sizes = np.bincount(owner, minlength=len(names))
+    starts = sizes.cumsum() - sizes
+    order = np.lexsort((_draws(owner, keys, sizes, seed), _strata(y), owner))
+    client = owner[order]
+    rank = np.arange(len(owner)) - starts[client]
+    count = quota(sizes, share)[client]
+    size = sizes[client]
+    phases = randomness.uniforms(seed, keys, np.full(len(names), -1))
+    phase = phases[client]
+    before = np.floor(rank * count / size + phase)
+    after = np.floor((rank + 1) * count / size + phase)
+    mask = np.empty(len(owner), dtype=bool)
+    mask[order] = after > before
+    return mask
+
+
+def _draws(owner: np.ndarray, keys: np.ndarray, sizes: np.ndarray, seed: int) -> np.ndarray:
+    """A random number per row that depends on (seed, client's name, row within the client)."""
+    starts = sizes.cumsum() - sizes
+    order = np.argsort(owner, kind="stable")
+    position = np.empty(len(owner), dtype=np.int64)
+    position[order] = np.arange(len(owner)) - np.repeat(starts, sizes)
+    return randomness.uniforms(seed, keys[owner], position)
+
+
+def _strata(y: np.ndarray) -> np.ndarray:
+    is_class = np.issubdtype(y.dtype, np.integer) and y.ndim == 1
+    return y if is_class else np.zeros(len(y), dtype=np.int64)
+
+
+def quota(sizes: np.ndarray, share: float) -> np.ndarray:
+    """How many rows each client holds out."""
+    least = 1 if share > 0 else 0
+    rounded = np.floor(share * sizes + 0.5).clip(least)
+    counts: np.ndarray = np.minimum(rounded, sizes - 1)
+    return counts

@@ -33,7 +33,7 @@ NOISY = (1, 4, 8)
 
 
 def clean_federation() -> Federation:
-    """Scikit-learn's digits, dealt to ten clients."""
+    """Scikit-learn's digits, divided among ten clients."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     x = (data.data / 16).astype(np.float32)[order]

@@ -483,11 +483,11 @@ def test_a_part_that_is_given_twice_is_a_sentence() -> None:
         Experiment(dataset={"name": "digits", "partition": "iid"}, partition=DIRICHLET)
 
 
-def test_natural_clients_are_pooled_and_dealt_again_by_a_partition() -> None:
+def test_natural_clients_are_pooled_and_partitioned_again_by_a_partition() -> None:
     natural = build_dataset(Experiment(dataset="vowel"))
-    dealt = build_dataset(Experiment(dataset="vowel", partition=DIRICHLET))
-    assert (natural.clients, dealt.clients) == (15, 5)
-    rows = [len(f.train.y) + len(f.test.y) for f in (natural, dealt)]
+    divided = build_dataset(Experiment(dataset="vowel", partition=DIRICHLET))
+    assert (natural.clients, divided.clients) == (15, 5)
+    rows = [len(f.train.y) + len(f.test.y) for f in (natural, divided)]
     assert rows[1] <= rows[0] == 990
 
 

@@ -14,7 +14,7 @@ from commonweal.datasets import _download, _sources
 from commonweal.datasets._sources import File
 
 HERE = Path(_sources.__file__).parent
-OWN = {"vowel", "digits", "synthetic", "table", "folder"}  # datasets without original files
+OWN = {"vowel", "digits", "students", "synthetic", "table", "folder"}  # without original files
 
 
 class Handler(BaseHTTPRequestHandler):

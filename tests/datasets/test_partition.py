@@ -227,7 +227,7 @@ def test_a_parameter_out_of_bounds_is_a_sentence(make: Callable[[], Partition], 
         make()
 
 
-def test_values_cannot_be_dealt_by_label() -> None:
+def test_values_cannot_be_partitioned_by_label() -> None:
     for partition in (Dirichlet(2), DirichletByClass(2), Shards(2), Labels()):
         with pytest.raises(DataError, match="use 'iid' or 'quantity'"):
             partition(np.linspace(0, 1, 50), 0)
@@ -344,7 +344,7 @@ def pool(rows: int = 60, test_rows: int = 20) -> Pool:
     return Pool(x, np.arange(rows) % 4, np.arange(rows) >= rows - test_rows)
 
 
-def test_a_pool_is_dealt_by_its_default_or_by_the_partition() -> None:
+def test_a_pool_is_partitioned_by_its_default_or_by_the_partition() -> None:
     assert build_federation(digits()).clients == 20
     default = build_federation(digits(), DirichletByClass(clients=20))
     assert same(build_federation(digits()), default)
@@ -371,16 +371,16 @@ def test_official_test_rows_stay_test_rows() -> None:
     assert federation.test.x[:, 0].sort().values.tolist() == list(range(40, 60))
 
 
-def test_the_seed_of_a_pool_splits_and_the_other_deals() -> None:
+def test_the_seed_of_a_pool_splits_and_the_other_partitions() -> None:
     federation = build_federation(pool(), IID(4), seed=1)
     other_split = build_federation(replace(pool(), seed=5), IID(4), seed=1)
-    other_deal = build_federation(pool(), IID(4), seed=2)
+    other_partition = build_federation(pool(), IID(4), seed=2)
 
     def owned(f: Federation) -> list[list[float]]:
         rows = [torch.cat([f.train.client(k).x, f.test.client(k).x]) for k in range(f.clients)]
         return [sorted(x[:, 0].tolist()) for x in rows]
 
-    assert owned(other_split) == owned(federation) != owned(other_deal)
+    assert owned(other_split) == owned(federation) != owned(other_partition)
     assert not torch.equal(other_split.test.x, federation.test.x)
 
 
@@ -398,19 +398,19 @@ def test_numeric_columns_of_a_pool_are_standardised_over_the_training_rows() -> 
 def test_a_natural_federation_stays_unless_a_partition_is_given() -> None:
     natural = vowel(seed=1)
     assert build_federation(natural) is natural
-    dealt = build_federation(replace(natural, groups=("x",) * 15), Dirichlet(9, 0.1), seed=1)
-    assert dealt.clients == 9 and dealt.groups is None
-    sizes = dealt.train.sizes + dealt.test.sizes
+    divided = build_federation(replace(natural, groups=("x",) * 15), Dirichlet(9, 0.1), seed=1)
+    assert divided.clients == 9 and divided.groups is None
+    sizes = divided.train.sizes + divided.test.sizes
     assert sizes.tolist() == [110] * 9
-    assert dealt.test.sizes.tolist() == [22] * 9  # the same share of test rows, 195 of 990
-    both = [torch.cat([f.train.x, f.test.x]).sum(1).sort().values for f in (natural, dealt)]
+    assert divided.test.sizes.tolist() == [22] * 9  # the same share of test rows, 195 of 990
+    both = [torch.cat([f.train.x, f.test.x]).sum(1).sort().values for f in (natural, divided)]
     assert torch.equal(both[0], both[1])
-    assert (dealt.outputs, dealt.loss, dealt.score) == (11, "cross-entropy", "accuracy")
+    assert (divided.outputs, divided.loss, divided.score) == (11, "cross-entropy", "accuracy")
 
 
-def test_a_natural_federation_without_test_rows_is_dealt_without() -> None:
-    dealt = build_federation(vowel(test=0), IID(3))
-    assert dealt.test.sizes.tolist() == [0] * 3 and dealt.train.sizes.tolist() == [330] * 3
+def test_a_natural_federation_without_test_rows_is_partitioned_without() -> None:
+    divided = build_federation(vowel(test=0), IID(3))
+    assert divided.test.sizes.tolist() == [0] * 3 and divided.train.sizes.tolist() == [330] * 3
 
 
 # Noise

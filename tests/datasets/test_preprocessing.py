@@ -173,7 +173,7 @@ def test_texts_beyond_the_most_frequent_are_one_level(tmp_path: Path) -> None:
     federation = load(write_csv(tmp_path / "t.csv", rows), levels=4)
     column = columns(federation)["city"]
     assert len(column.levels) == 5 and column.levels[-1] == "other" and column.other
-    assert any("15 texts, the 4 most frequent" in note for note in federation.notes)
+    assert any("15 different strings, the 4 most frequent" in note for note in federation.notes)
 
 
 def test_whole_numbers_beyond_twenty_are_values_with_a_word(tmp_path: Path) -> None:

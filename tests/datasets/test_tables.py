@@ -89,21 +89,21 @@ def test_the_column_of_clients_is_called_client_unless_another_is_named(tmp_path
 # Tables without clients
 
 
-def test_a_table_without_clients_is_dealt(tmp_path: Path) -> None:
+def test_a_table_without_clients_is_partitioned(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", TABLE)
     assert isinstance(table(path, label="ill", drop=("ward",)), Pool)
-    dealt = load(path, client=None, drop=["ward"], partition=FIVE)
-    assert dealt.clients == 5
-    assert float(dealt.train.x[:, 0].mean()) == pytest.approx(0, abs=1e-6)
+    divided = load(path, client=None, drop=["ward"], partition=FIVE)
+    assert divided.clients == 5
+    assert float(divided.train.x[:, 0].mean()) == pytest.approx(0, abs=1e-6)
     assert ages(load(path, client=None, partition=FIVE, scale=False)) == list(range(20, 50))
 
 
-def test_a_table_with_clients_can_be_dealt_again(tmp_path: Path) -> None:
-    dealt = load(written(tmp_path / "t.csv", TABLE), partition=FIVE, scale=False)
-    assert dealt.clients == 5 and ages(dealt) == list(range(20, 50))
-    assert dealt.train.x.shape[1] == 3  # the ward is no feature
-    assert dealt.preprocessing is not None and dealt.class_names == ("no", "yes")
-    assert any("dealt again" in note for note in dealt.notes)
+def test_a_table_with_clients_can_be_partitioned_again(tmp_path: Path) -> None:
+    divided = load(written(tmp_path / "t.csv", TABLE), partition=FIVE, scale=False)
+    assert divided.clients == 5 and ages(divided) == list(range(20, 50))
+    assert divided.train.x.shape[1] == 3  # the ward is no feature
+    assert divided.preprocessing is not None and divided.class_names == ("no", "yes")
+    assert any("partitioned again" in note for note in divided.notes)
 
 
 def test_a_table_without_clients_needs_a_partition(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_npz_holds_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "u.npz", x=x, y=np.arange(9) % 3, site=owner)
     same = commonweal.dataset("table", path=str(tmp_path / "u.npz"), client="site")
     assert same.names == federation.names and torch.equal(same.train.x, federation.train.x)
-    dealt = commonweal.dataset("table", path=str(tmp_path / "u.npz"), partition=FIVE)
-    assert dealt.clients == 5
+    divided = commonweal.dataset("table", path=str(tmp_path / "u.npz"), partition=FIVE)
+    assert divided.clients == 5
 
 
 def test_a_long_table_is_read_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from commonweal.config.experiment import Experiment
 from commonweal.flower import FairStrategy, make_client_app, run_on
-from commonweal.flower.runtime import Runtime, export
+from commonweal.flower.export import export
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from flower_helpers import LocalGrid, configs, mean_app
+from flower_runtime import NodeConfig, Runtime
 
 ROUNDS = 10
 CLIENTS = 20
@@ -191,14 +192,14 @@ def light_app(folder: Path, module: str, strategy: str, arguments: str) -> Path:
 def deployment(folder: Path) -> None:
     """Seconds per round, training and evaluation, of two SuperNodes."""
     nodes = {f"node-{k + 1}": {"partition-id": k} for k in range(NODES)}
-    every = {
+    every: dict[str, NodeConfig] = {
         name: {**config, "state-dir": str(folder / "states")} for name, config in nodes.items()
     }
     fedavg = light_app(folder, "flwr.serverapp.strategy", "FedAvg", "")
     fair = light_app(folder, "commonweal.flower", "FairStrategy", '"aaggff-s"')
     parts = {"partition": {"name": "dirichlet", "clients": NODES}, "rounds": DEPLOYED}
     given = experiment(**parts, client="ditto")
-    export(given.toml(), folder / "experiment", NODES)
+    export(given, folder / "experiment", NODES)
     seconds: dict[str, list[float]] = {}
     with Runtime(folder / "runtime", every) as runtime:
         runtime.start()

@@ -446,7 +446,7 @@ def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
 
 def test_without_flower_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "commonweal.flower.engine")
-    monkeypatch.delattr(commonweal.engines, "flower")
+    monkeypatch.delattr(commonweal.flower, "engine")
     for name in [name for name in sys.modules if name.partition(".")[0] == "flwr"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flwr", None)

@@ -46,19 +46,10 @@ def run(
     experiment = Experiment(**base)
     folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
 
+    from commonweal.jobs.job import job_from_experiment
     from commonweal.record.store import Record
 
     silent = quiet or as_json
-    if experiment.engine == "flower":
-        from commonweal.flower import local
-
-        say = (lambda text: None) if silent else console.say
-        local.run(experiment, folder, None, resume, local.TIMEOUT, say)
-        show_run(Record.read(folder), quiet, as_json)
-        return
-
-    from commonweal.jobs.job import job_from_experiment
-
     job = job_from_experiment(experiment)
     last = _run_job(job, experiment.title, folder, resume, silent)
     if not silent:

@@ -74,8 +74,8 @@ def make_client_app(experiment: "Experiment | str | Path") -> "ClientApp":
 
 def member(experiment: "Experiment | str | Path", config: Values) -> "Member":
     """The client that a node's configuration names."""
+    from commonweal.flower.export import check_experiment
     from commonweal.flower.node import Member
-    from commonweal.flower.runtime import check_experiment
     from commonweal.jobs.job import build_algorithm
 
     opened = _read(experiment)
@@ -202,7 +202,7 @@ def run_on(
     timeout: float = 120.0,
 ) -> None:
     """Run an experiment on a grid and write it to a folder."""
-    from commonweal.flower.runtime import check_experiment
+    from commonweal.flower.export import check_experiment
     from commonweal.jobs import rounds
     from commonweal.record.store import Record
 

@@ -272,7 +272,7 @@ class FairStrategy(Strategy):
         if "labels" in self.rule.needs:
             raise ConfigError(
                 "this rule needs the clients' label counts, which Flower apps do not send: run a "
-                "Commonweal experiment on Flower instead (commonweal flower run)"
+                "Commonweal experiment on Flower instead (commonweal flower export)"
             )
         self.loss_key = loss_key
         self.loss_names = LOSS_NAMES if evaluate_loss_key is None else (evaluate_loss_key,)

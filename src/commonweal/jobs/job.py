@@ -200,8 +200,8 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
 def _check_engine(settings: RunSettings) -> None:
     if settings.engine != "simulator":
         raise ConfigError(
-            f"engine = {settings.engine!r} is for commonweal run and commonweal flower run FILE, "
-            "which start Flower's processes: leave it out here"
+            f"engine = {settings.engine!r}: experiments run on Flower as an app; write one with "
+            "commonweal flower export FILE DIR and start it with flwr run, or leave engine out"
         )
 
 

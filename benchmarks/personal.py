@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from commonweal.algorithms.averaging import Averaging
-from commonweal.analysis import reproduction
 from commonweal.analysis.interpolation import Curve, curve, evaluate_score
 from commonweal.base import randomness
 from commonweal.base.tensors import num_bytes
@@ -46,6 +45,7 @@ from commonweal.servers import SGD
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.local import schedule, train_locally, vmap_clients
 from commonweal.training.task import Task
+from published import reproduction
 
 # Methods here, and what the thesis calls them.
 METHODS = {

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 
 from commonweal import cli
 from commonweal.analysis import tuning
@@ -17,7 +16,6 @@ from commonweal.base.errors import ConfigError, DivergedError
 from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.report import plots
-from run_helpers import federation
 
 BASE: Values = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
 RULE = "term"
@@ -49,30 +47,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 # Rows
-
-
-def test_validation_rows_are_training_rows_and_test_rows_are_gone() -> None:
-    whole = federation(clients=4, rows=20, test=0.25)
-    split = tuning.held_out(whole, 0.25, seed=3)
-
-    def rows(x: torch.Tensor) -> Counter[tuple[float, ...]]:
-        return Counter(tuple(row) for row in x.tolist())
-
-    for client in range(4):
-        own = rows(whole.train.client(client).x)
-        train = rows(split.train.client(client).x)
-        validation = rows(split.test.client(client).x)
-        assert train + validation == own
-        assert sum(validation.values()) == round(0.25 * sum(own.values()))
-        assert not validation & rows(whole.test.client(client).x)
-    other = tuning.held_out(whole, 0.25, seed=4)
-    assert not torch.equal(other.test.x, split.test.x)
-
-
-def test_a_client_keeps_a_row_for_training() -> None:
-    split = tuning.held_out(federation(clients=3, rows=4, test=0.5), 0.9, seed=0)
-    assert split.train.sizes.tolist() == [1, 1, 1]
-    assert split.test.sizes.tolist() == [1, 1, 1]
 
 
 def test_a_real_setting_is_scored_on_validation_rows() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rules_page
 from rich.console import Console
 from scipy import stats
 
@@ -15,7 +16,7 @@ from commonweal.analysis.worth import worth
 from commonweal.base.errors import ConfigError
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
-from commonweal.report import FORMATS, figures, listing, rules_page, tables
+from commonweal.report import FORMATS, figures, listing, tables
 from commonweal.report.tables import Column, comparison, layout, render
 from commonweal.rules.rule import Rule
 from commonweal.training import scores
@@ -239,7 +240,7 @@ def test_the_page_of_rules_is_as_the_code_makes_it(capsys: pytest.CaptureFixture
     page = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
     rules_page.main()
     assert capsys.readouterr().out == page.read_text(encoding="utf-8"), (
-        "run: python -m commonweal.report.rules_page > docs/rules.md"
+        "run: python docs/_site/rules_page.py > docs/rules.md"
     )
 
 

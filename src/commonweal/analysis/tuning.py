@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from commonweal.analysis.compare import cells
 from commonweal.analysis.workers import worker_pool
@@ -24,7 +23,6 @@ from commonweal.base.files import digest, write_file
 from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
-from commonweal.data.federation import Federation, Rows
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.jobs.rounds import run
 from commonweal.record.store import to_json
@@ -32,14 +30,14 @@ from commonweal.rules.rule import Rule
 from commonweal.training import scores
 from commonweal.training.client import Client
 
-__all__ = ["By", "Choice", "Trial", "choose", "held_out", "read_chosen", "tune"]
+__all__ = ["By", "Choice", "Trial", "choose", "read_chosen", "tune"]
 __all__ += ["Sampler", "changes_of", "further", "tuned_rules", "tuned_settings", "with_values"]
 __all__ += ["write_chosen"]
 
 By = Literal["worst", "mean"]
 Sampler = Literal["nsga2", "tpe"]
 Grid: TypeAlias = Mapping[str, tuple[Value, ...]]
-Told: TypeAlias = Callable[[str, int], None]
+Progress: TypeAlias = Callable[[str, int], None]
 
 FIRST_SEED = 1000  # comparisons begin with 0
 LOG = "trials.log"  # Optuna's journal
@@ -104,42 +102,14 @@ def with_values(rule: str, values: Mapping[str, Value]) -> str:
 # One setting
 
 
-def held_out(federation: Federation, share: float, seed: int) -> Federation:
-    """The federation without its test rows: a share of every client's training rows instead.
-
-    Clients with a single row keep it for training.
-    """
-    rng = np.random.default_rng(seed)
-    train: list[int] = []
-    test: list[int] = []
-    train_sizes = [0]
-    test_sizes = [0]
-    offsets = federation.train.offsets.tolist()
-    for start, end in pairwise(offsets):
-        size = end - start
-        most = max(0, size - 1)
-        number = min(most, max(1, round(share * size)))
-        shuffled = start + rng.permutation(size)
-        test += sorted(shuffled[:number].tolist())
-        train += sorted(shuffled[number:].tolist())
-        test_sizes.append(number)
-        train_sizes.append(size - number)
-    rows = federation.train
-    kept = _rows(rows, train, train_sizes)
-    return replace(federation, train=kept, test=_rows(rows, test, test_sizes))
-
-
-def _rows(rows: Rows, index: list[int], sizes: list[int]) -> Rows:
-    chosen = torch.tensor(index, dtype=torch.int64)
-    return Rows(rows.x[chosen], rows.y[chosen], torch.tensor(sizes).cumsum(0))
-
-
 def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
-    """The mean and the worst tenth of an experiment on validation rows, as means over seeds."""
+    """Mean and worst 10 % of clients on validation samples, which stand in for the test samples."""
     found = []
     for seed in seeds:
         experiment = Experiment(**values).change(seed=seed)
-        federation = held_out(build_dataset(experiment), share, seed)
+        split = build_dataset(experiment).with_validation(share, seed)
+        assert split.validation is not None
+        federation = replace(split, test=split.validation, validation=None)
         last = experiment.rounds
         experiment = experiment.change(evaluate_every=last)
         metrics: Mapping[str, float] = {}
@@ -157,19 +127,29 @@ def tune(
     base: Mapping[str, Value],
     rules: Sequence[str],
     folder: Path,
-    seeds: int = 2,
+    seeds: int | Sequence[int] = 2,
     share: float = 0.25,
     trials: int = 0,
     jobs: int = 1,
-    told: Told = lambda rule, done: None,
+    progress: Progress = lambda rule, done: None,
     more: Grid | None = None,
     sampler: Sampler = "nsga2",
+    grid: Grid | None = None,
 ) -> list[Trial]:
-    """Try every rule's published grid, or so many trials of a sampler within it. Resumable.
+    """Try every rule's published grid, or some trials within it. A stopped search continues.
 
-    base: the values of an experiment; share: of the training rows, for validation
-    trials: 0 tries the whole grid; told: is called with a rule and its finished trials
-    more: values of the experiment's keys to try, too; sampler: who draws between values
+    Args:
+        base: The values of an experiment.
+        rules: Rules; parameters in brackets are fixed.
+        folder: Where the trials are saved.
+        seeds: How many seeds (1000, 1001, ...), or which.
+        share: Share of the training samples that is used for validation.
+        trials: How many settings a sampler draws; 0 tries the whole grid.
+        jobs: Worker processes.
+        progress: Called with a rule and the number of its finished trials.
+        more: Values of the experiment's keys to try as well.
+        sampler: Which sampler draws between the grid's values.
+        grid: Values to try instead of the published ones.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -178,11 +158,12 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
+    numbers = range(FIRST_SEED, FIRST_SEED + seeds) if isinstance(seeds, int) else seeds
     identity = _identity(base, seeds, share, more)
     found = []
     with _pool(jobs) as pool:
         for rule in rules:
-            grid = grid_of(rule, base, more)
+            values = grid_of(rule, base, more) if grid is None else grid
             study = optuna.create_study(
                 storage=storage,
                 study_name=rule,
@@ -191,12 +172,11 @@ def tune(
                 load_if_exists=True,
             )
             _check(study, identity, folder)
-            own = range(FIRST_SEED, FIRST_SEED + seeds)
-            settings = _Settings(base, rule, grid, own, share, pool)
-            if trials and grid:
-                _try_between(study, settings, trials, jobs, told)
+            settings = _Settings(base, rule, values, numbers, share, pool)
+            if trials and values:
+                _try_between(study, settings, trials, jobs, progress)
             else:
-                _try_grid(optuna, study, settings, told)
+                _try_grid(optuna, study, settings, progress)
             found += _finished(study, rule)
     return found
 
@@ -259,7 +239,9 @@ def _directions(base: Mapping[str, Value]) -> list[Literal["minimize", "maximize
     return ["minimize", "minimize"] if lower else ["maximize", "maximize"]
 
 
-def _identity(base: Mapping[str, Value], seeds: int, share: float, more: Grid | None) -> str:
+def _identity(
+    base: Mapping[str, Value], seeds: int | Sequence[int], share: float, more: Grid | None
+) -> str:
     """What trials of one folder have in common."""
     values = Experiment(**base).model_dump()
     del values["rule"]
@@ -308,12 +290,12 @@ class _Settings:
         return [dict(zip(self.grid, each, strict=True)) for each in product(*self.grid.values())]
 
 
-def _try_grid(optuna: Value, study: Value, settings: _Settings, told: Told) -> None:
+def _try_grid(optuna: Value, study: Value, settings: _Settings, progress: Progress) -> None:
     """Evaluate what is missing of a grid. A setting is written down when it is finished."""
     tried = [each.params for each in _ended(study)]
     missing = [each for each in settings.all if each not in tried]
     count = len(settings.all) - len(missing)
-    told(settings.rule, count)
+    progress(settings.rule, count)
     choices = {
         key: optuna.distributions.CategoricalDistribution(values)
         for key, values in settings.grid.items()
@@ -326,7 +308,7 @@ def _try_grid(optuna: Value, study: Value, settings: _Settings, told: Told) -> N
             outcome = {"state": failed, "user_attrs": {REFUSED: str(error)}}
         study.add_trial(optuna.trial.create_trial(params=each, distributions=choices, **outcome))
         count += 1
-        told(settings.rule, count)
+        progress(settings.rule, count)
 
 
 def _results(
@@ -345,7 +327,9 @@ def _results(
             future.cancel()
 
 
-def _try_between(study: Value, settings: _Settings, trials: int, jobs: int, told: Told) -> None:
+def _try_between(
+    study: Value, settings: _Settings, trials: int, jobs: int, progress: Progress
+) -> None:
     """Let Optuna draw settings within the grid's values, until there are so many trials."""
 
     def objective(trial: Value) -> tuple[float, float]:
@@ -357,10 +341,10 @@ def _try_between(study: Value, settings: _Settings, trials: int, jobs: int, told
             raise
 
     def after(study: Value, trial: Value) -> None:
-        told(settings.rule, len(_ended(study)))
+        progress(settings.rule, len(_ended(study)))
 
     missing = trials - len(_ended(study))
-    told(settings.rule, trials - max(0, missing))
+    progress(settings.rule, trials - max(0, missing))
     if missing > 0:
         # Threads only wait for the worker processes.
         study.optimize(objective, n_trials=missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])

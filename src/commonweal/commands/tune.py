@@ -89,7 +89,7 @@ def tune(
     folder = to or Path("runs") / f"{file.stem}-tuned"
     more = tuning.further(grid or [])
 
-    def told(rule: str, done: int) -> None:
+    def progress(rule: str, done: int) -> None:
         if not quiet:
             total = tuning.total_of(rule, trials, base, more)
             typer.echo(f"{rule}: {done} of {total} settings", err=True)
@@ -102,7 +102,7 @@ def tune(
         share,
         trials,
         jobs or tuning.cores(),
-        told,
+        progress,
         more,
         "tpe" if sampler == "tpe" else "nsga2",
     )

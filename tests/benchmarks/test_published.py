@@ -10,14 +10,14 @@ import pytest
 from torch import Tensor
 from typer.testing import CliRunner
 
-from commonweal.analysis import curves, reproduction
-from commonweal.analysis.reproduction import Claim, Measured, Ours, PublishedTable, Row
+from commonweal.analysis import curves
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app
-from commonweal.commands.reproduce import _restricted
 from commonweal.config.experiment import Experiment, change
 from commonweal.record.store import Record, RoundRecord
-from commonweal.report import ledger
+from published import ledger, reproduction
+from published.command import restricted
+from published.reproduction import Claim, Measured, Ours, PublishedTable, Row
 
 NAMES = reproduction.names()
 
@@ -54,45 +54,37 @@ def test_every_paper_has_tables() -> None:
     assert papers == {"aaggff", "adafed", "afl", "semi-vred", "thesis"}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_is_whole(name: str) -> None:
-    table = reproduction.find(name)
-    for row in table.rows:
-        for cells in (row.published, row.spreads, row.code):
-            assert len(cells) in (0, len(table.columns)), row.name
-    if table.ours is not None:
-        assert len(table.ours.columns) == len(table.columns)
-        assert all(len(row.columns) in (0, len(table.columns)) for row in table.rows)
-        assert table.ours.seeds
-    assert len({row.name for row in table.rows}) == len(table.rows)
+def test_tables_are_complete_and_their_experiments_valid() -> None:
+    for name in NAMES:
+        table = reproduction.find(name)
+        assert len({row.name for row in table.rows}) == len(table.rows), name
+        for row in table.rows:
+            for cells in (row.published, row.spreads, row.code, row.columns):
+                assert len(cells) in (0, len(table.columns)), (name, row.name)
+        if table.ours is None:
+            assert all(row.set is None for row in table.rows), name
+            continue
+        assert len(table.ours.columns) == len(table.columns), name
+        assert table.ours.seeds, name
+        for row in table.rows:
+            if row.set is not None:
+                Experiment(**change(table.ours.experiment, row.set))
+            for key, values in (row.grid or {}).items():
+                for value in values:
+                    changes = [*(row.set or ()), f"{key}={value}"]
+                    Experiment(**change(table.ours.experiment, changes))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_its_experiments_are_valid(name: str) -> None:
-    table = reproduction.find(name)
-    if table.ours is None:
-        assert all(row.set is None for row in table.rows)
-        return
-    for row in table.rows:
-        for key, values in (row.grid or {}).items():
-            for value in values:
-                changes = [*(row.set or ()), f"{key}={value}"]
-                Experiment(**change(table.ours.experiment, changes))
-        if row.set is not None:
-            Experiment(**change(table.ours.experiment, row.set))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_was_measured_belongs_to_its_table(name: str) -> None:
-    table = reproduction.find(name)
-    measured = reproduction.measured_by_us(name)
-    if measured is None:
-        return
-    known = {row.name for row in table.rows if row.set is not None}
-    assert set(measured.figures) <= known
-    for seeds in measured.figures.values():
-        assert np.shape(seeds) == (len(measured.seeds), len(table.columns))
-        assert np.isfinite(seeds).all()
+def test_measured_figures_belong_to_their_tables() -> None:
+    for name in NAMES:
+        table = reproduction.find(name)
+        measured = reproduction.measured_by_us(name)
+        if measured is None:
+            continue
+        assert set(measured.figures) <= {row.name for row in table.rows if row.set is not None}
+        for seeds in measured.figures.values():
+            assert np.shape(seeds) == (len(measured.seeds), len(table.columns)), name
+            assert np.isfinite(seeds).all(), name
 
 
 def test_published_heart_is_as_printed() -> None:
@@ -218,7 +210,7 @@ def test_cells_are_counted_once() -> None:
     table = small()
     measured = Measured((0,), {}, {"FedAvg": ((50.0, 10.0, 40.0),)}, "0")
     counts = ledger.kinds_of(table, measured)
-    assert counts == {"beside": 3, "not run": 6}
+    assert counts == {"next to": 3, "not run": 6}
     assert counts.total() == table.cells
 
 
@@ -289,7 +281,7 @@ def test_metrics_after_a_round(tmp_path: Path) -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    page = Path(__file__).parents[1] / "docs" / "ledger.md"
+    page = Path(__file__).parents[2] / "docs" / "ledger.md"
     assert page.read_text(encoding="utf-8") == ledger.page()
 
 
@@ -306,5 +298,14 @@ def test_other_rows_and_seeds(tmp_path: Path) -> None:
 
 
 def test_a_row_whose_name_has_a_comma() -> None:
-    table = _restricted(reproduction.find("semi-vred/cifar10"), "", "FedAvg, Ditto")
+    table = restricted(reproduction.find("semi-vred/cifar10"), "", "FedAvg, Ditto")
     assert [row.name for row in table.rows] == ["FedAvg, Ditto"]
+
+
+def test_outside_of_a_checkout_the_command_says_where_tables_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commonweal.commands.reproduce.CHECKOUT", tmp_path)
+    result = CliRunner().invoke(app, ["reproduce"])
+    assert isinstance(result.exception, ConfigError)
+    assert "clone the repository" in str(result.exception)

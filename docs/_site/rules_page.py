@@ -1,4 +1,4 @@
-"""The page of rules: `python -m commonweal.report.rules_page > docs/rules.md`."""
+"""The page of rules: `python docs/_site/rules_page.py > docs/rules.md`."""
 
 from collections.abc import Iterable
 
@@ -11,8 +11,8 @@ __all__ = ["main", "markdown_row", "page", "rules_table"]
 HEADER = ("rule", "family", "response", "update rule", "weights")
 PAGE = """# Rules
 
-You get here: every rule with its formula, in one table. [Which rule for whom](choose.md) helps to
-choose.
+This page covers every rule with its formula, in one table. [Which rule for whom](choose.md) helps
+to choose.
 
 A rule decides how much each report of a cohort counts: `direction = weights @ updates`. f are the
 losses of the received model on each client's training rows before local training, n the numbers of
@@ -42,7 +42,7 @@ Learning rates of clients and servers follow a formula of the round t: with `cli
 client.schedule=1/t` it is 0.5, 0.25, 0.167, ...; 1/sqrt(t), 0.99^(t-1) and max(0.1, 1 - t/100) are
 others, and `server.schedule` is the same for the server's.
 
-This page is generated: `python -m commonweal.report.rules_page > docs/rules.md`.
+This page is generated: `python docs/_site/rules_page.py > docs/rules.md`.
 """
 
 

@@ -1,36 +1,35 @@
-"""The page of published tables: `python -m commonweal.report.ledger > docs/ledger.md`."""
+"""The page of published tables: `python -m benchmarks.published.ledger > docs/ledger.md`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from commonweal.analysis import reproduction
-from commonweal.analysis.reproduction import Measured, PublishedTable
-from commonweal.report.rules_page import markdown_row
+from . import reproduction
+from .reproduction import Measured, PublishedTable
 
 __all__ = ["main", "page"]
 
-KINDS = ("reproduced", "within noise", "differs", "beside", "not run", "cannot")
+KINDS = ("reproduced", "within noise", "differs", "next to", "not run", "cannot")
 PAGE = """# Ledger: every published cell
 
-You get here: each table of results of the five papers, cell by cell, with what Commonweal gives
+This page covers every results table of the five papers, cell by cell, with what Commonweal gives
 and, where nothing is given, why. `commonweal reproduce NAME` repeats a table;
 `commonweal reproduce` lists them.
 
 *Reproduced*: the published figure is within one point of ours and within two standard errors of the
 difference of both means over seeds. *Within noise*: within two standard errors, but more than a
 point away: the seeds' spread is too large to tell. *Differs*: more than that; the difference is
-ours minus theirs. *Beside*: run on other data or with another model, or without a known spread over
-seeds, so that the figures stand side by side and no verdict is given. *Not run*: it could be run
-here, and was not. *Cannot*: data or computing time are missing.
+ours minus theirs. *Next to*: run on other data or with another model, or without a known spread
+over seeds, so that the figures stand side by side and no verdict is given. *Not run*: it could be
+run here, and was not. *Cannot*: data or computing time are missing.
 
 {counts}
 Numbers in brackets are population standard deviations over seeds, unless a table says otherwise.
 Ours were measured with the version that is named; "code" is the authors' code, run again.
 
 {tables}
-This page is generated: `python -m commonweal.report.ledger > docs/ledger.md`. The published cells
-are in `src/commonweal/experiments`. Tables 3.6 to 3.10 of the thesis repeat Tables 2, 3, 5, 6 and 7
-of AAggFF and are counted there.
+This page is generated: `python -m benchmarks.published.ledger > docs/ledger.md`. The published
+cells are in `benchmarks/published/tables`. Tables 3.6 to 3.10 of the thesis repeat Tables 2, 3, 5,
+6 and 7 of AAggFF and are counted there.
 """
 
 
@@ -57,7 +56,7 @@ def _kind(table: PublishedTable, measured: bool, verdict: str) -> str:
     if not measured:
         return "cannot" if table.status == "cannot" else "not run"
     if table.status.startswith("other") or verdict.startswith(("+", "-")):
-        return "beside"
+        return "next to"
     return verdict.partition(" (")[0]
 
 
@@ -138,6 +137,11 @@ def _chosen(measured: Measured, row: str) -> str:
     chosen = measured.chosen.get(row, {})
     values = [f"{key.partition('.')[2]} {value}" for key, value in chosen.items()]
     return f" ({', '.join(values)})" if values else ""
+
+
+def markdown_row(cells: Iterable[object]) -> str:
+    """A row of a table in Markdown."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Published tables beside our runs: what a paper printed, what we got, and whether they agree.
 
-A table is a file `experiments/<paper>/<name>.toml`: every published cell, what is wrong with them,
+A table is a file `tables/<paper>/<name>.toml`: every published cell, what is wrong with them,
 and, where it can be run here, the experiment and what each row changes in it. Beside it stands what
 we measured, `<name>.json`, which `docs/ledger.md` shows.
 """
@@ -11,19 +11,15 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from itertools import product
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from commonweal.analysis import curves, interpolation, tuning
 from commonweal.analysis.compare import Cell
-from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.files import write_file
-from commonweal.base.values import Value, Values
 from commonweal.config.experiment import Experiment, change
 from commonweal.jobs.rounds import reopen
 from commonweal.record.store import Record, RoundRecord, to_json
@@ -31,8 +27,10 @@ from commonweal.record.store import Record, RoundRecord, to_json
 __all__ = ["Claim", "Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure"]
 __all__ += ["find", "measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]
 
+TABLES = Path(__file__).parent / "tables"
+
 Floats: TypeAlias = tuple[float, ...]
-Chosen: TypeAlias = Mapping[str, Mapping[str, Value]]  # row -> key -> value
+Chosen: TypeAlias = Mapping[str, Mapping[str, object]]  # row -> key -> value
 
 NOT_SCALED = ("gini", "angle", "kl")  # metrics that are not shares
 LINES = ("superfed-mm", "superfed-lm")  # whose authors report the best point of a line
@@ -50,7 +48,7 @@ class Row:
     spreads: Floats = ()
     code: Floats = ()  # what the authors' code gives when it is run again
     set: tuple[str, ...] | None = None  # changes of the experiment; None: not run here
-    grid: Mapping[str, tuple[Value, ...]] | None = None  # key -> the values that the paper tried
+    grid: Mapping[str, tuple[object, ...]] | None = None  # key -> the values that the paper tried
     columns: tuple[str, ...] = ()  # its metrics, where they are others than the table's
 
 
@@ -68,7 +66,7 @@ class Ours:
 
     seeds: tuple[int, ...]
     columns: tuple[str, ...]  # the metric of each column, see `_figure`
-    experiment: Values
+    experiment: dict[str, object]
     tune: int | None = None  # the seed on whose validation rows grids are searched
 
 
@@ -105,12 +103,7 @@ class PublishedTable:
 
 def names() -> list[str]:
     """All tables, as paper/name."""
-    found = []
-    for paper in files("commonweal.experiments").iterdir():
-        if paper.is_dir():
-            stems = [file.name for file in paper.iterdir() if file.name.endswith(".toml")]
-            found += [f"{paper.name}/{stem.removesuffix('.toml')}" for stem in stems]
-    return sorted(found)
+    return sorted(f"{file.parent.name}/{file.stem}" for file in TABLES.glob("*/*.toml"))
 
 
 def find(name: str) -> PublishedTable:
@@ -140,13 +133,12 @@ def _published_in(other: str, rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _with_tuples(values: Mapping[str, Value]) -> Values:
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
 
 def _file(name: str, suffix: str) -> str:
-    paper, _, stem = name.partition("/")
-    return (files("commonweal.experiments") / paper / f"{stem}.{suffix}").read_text("utf-8")
+    return (TABLES / f"{name}.{suffix}").read_text("utf-8")
 
 
 # Running
@@ -156,43 +148,42 @@ def choose(
     table: PublishedTable,
     folder: Path,
     jobs: int = 1,
-    told: Callable[[str], None] = lambda row: None,
+    done: Callable[[str], None] = lambda row: None,
 ) -> Chosen:
-    """The values of every row's grid that are best for the worst tenth, on validation rows.
+    """Search every row's grid for the values that are best for the worst 10 % of clients.
 
-    What was chosen before is kept. told: is called with each row that is chosen
+    Settings are evaluated on validation samples. Finished ones are not repeated.
+
+    Args:
+        table: A table whose rows have grids.
+        folder: Where the trials are saved.
+        jobs: Worker processes.
+        done: Called with each row that has been chosen.
     """
-    file = folder / table.name / "chosen.json"
-    known: dict[str, Values] = json.loads(file.read_text()) if file.exists() else {}
     if table.ours is None or table.ours.tune is None:
         return {}
-    with worker_pool(jobs) as pool:
-        for row in table.rows:
-            if row.grid is None or row.name in known:
-                continue
-            settings = [
-                dict(zip(row.grid, each, strict=True)) for each in product(*row.grid.values())
-            ]
-            values = [_values(table.ours, row, setting) for setting in settings]
-            seeds = [[table.ours.tune]] * len(values)
-            shares = [VALIDATION] * len(values)
-            found = list(pool.map(_worst_first, values, seeds, shares))
-            known[row.name] = settings[found.index(max(found))]
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(file, to_json(known))
-            told(row.name)
-    return known
+    chosen: dict[str, Mapping[str, object]] = {}
+    for row in table.rows:
+        if row.grid is None:
+            continue
+        base = Experiment(**change(table.ours.experiment, row.set or ())).model_dump()
+        rule = base["rule"]["name"]
+        trials = tuning.tune(
+            base,
+            [rule],
+            folder / table.name / "grids" / _slug(row.name),
+            [table.ours.tune],
+            VALIDATION,
+            jobs=jobs,
+            grid=row.grid,
+        )
+        if trials:
+            chosen[row.name] = tuning.choose(trials, "worst")[rule].best.values
+        done(row.name)
+    return chosen
 
 
-def _worst_first(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
-    try:
-        mean, worst = tuning.evaluate(values, seeds, share)
-    except tuning.FAILURES:
-        return -math.inf, -math.inf
-    return worst, mean
-
-
-def _values(ours: Ours, row: Row, setting: Mapping[str, Value]) -> Values:
+def _values(ours: Ours, row: Row, setting: Mapping[str, object]) -> dict[str, object]:
     changes = [*(row.set or ()), *(f"{key}={value}" for key, value in setting.items())]
     return Experiment(**change(ours.experiment, changes)).model_dump()
 
@@ -208,12 +199,14 @@ def plan(table: PublishedTable, chosen: Chosen, folder: Path) -> list[Cell]:
         values = _values(table.ours, row, chosen.get(row.name, {}))
         for seed in table.ours.seeds:
             experiment = Experiment(**values).change(seed=seed)
-            found.append(Cell(row.name, experiment, folder / table.name / _slug(row.name, seed)))
+            found.append(
+                Cell(row.name, experiment, folder / table.name / _slug(row.name) / f"seed-{seed}")
+            )
     return found
 
 
-def _slug(name: str, seed: int) -> str:
-    return re.sub(r"[^\w.+-]+", "_", name) + f"/seed-{seed}"
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name)
 
 
 # Figures

@@ -1,0 +1,1 @@
+"""The papers' tables: their cells and experiments as data, and what our runs give."""

@@ -1,1 +1,0 @@
-"""Published tables, and the experiments that repeat them: <paper>/<table>.toml."""

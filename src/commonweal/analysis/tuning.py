@@ -245,7 +245,7 @@ def _identity(
     """What trials of one folder have in common."""
     values = Experiment(**base).model_dump()
     del values["rule"]
-    what = {"base": values, "seeds": seeds, "share": share}
+    what = {"base": values, "seeds": seeds, "share": share, "split": "stratified"}
     return digest(to_json(what | ({"grid": dict(more)} if more else {})))
 
 

@@ -28,7 +28,7 @@ from commonweal.config.experiment import read
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from commonweal.record.client_states import ClientStates
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.record.verify import problems
 
 EXPERIMENT = """

@@ -20,7 +20,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from commonweal.record.store import FORMAT, ClientTable, Record, RoundRecord, Store
+from commonweal.record.facts import FORMAT
+from commonweal.record.record import Record
+from commonweal.record.rounds import ClientTable, RoundRecord
+from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 
 T = TypeVar("T")

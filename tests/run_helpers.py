@@ -18,7 +18,8 @@ from commonweal.engines.engine import Engine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Round
-from commonweal.record.store import Record, RoundRecord
+from commonweal.record.record import Record
+from commonweal.record.rounds import RoundRecord
 from commonweal.training.task import Task
 
 Lost = Callable[[Request], dict[int, str]]  # which replies to a request never come, and why

@@ -22,7 +22,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.report import listing
 from commonweal.report.remarks import Remarks
 from commonweal.training.task import Task

@@ -80,7 +80,7 @@ INTERNAL = {
     "flower/__init__.py": {"AttributeError"},
     "base/files.py": {"OSError"},  # as reading a file raises it; who reads says what the file is
     "base/memory.py": {"kind"},  # a parameter: a class of the tree
-    "base/tensors.py": {"ValueError"},  # a damaged checkpoint, caught by `Store.read_checkpoint`
+    "base/tensors.py": {"ValueError"},  # a damaged checkpoint, caught by `read_checkpoint`
     "cli.py": {"Exit"},
     "commands/compare.py": {"Exit"},
     "commands/doctor.py": {"Exit"},
@@ -92,7 +92,10 @@ INTERNAL = {
     "jobs/job.py": {"kind"},  # a parameter: a class of the tree
     "record/checksums.py": {"ValueError"},  # as json raises it, caught by `unpack`
     "record/columns.py": {"OSError", "ValueError"},  # a damaged file, caught by its readers
-    "record/store.py": {"KeyError", "ValueError"},  # as parsers raise them: damaged files
+    "record/checkpoint.py": {"KeyError"},  # as parsers raise them: damaged files
+    "record/facts.py": {"ValueError"},
+    "record/record.py": {"ValueError"},
+    "record/rounds.py": {"ValueError"},
     "samplers/trace.py": {"ValueError"},
 }
 

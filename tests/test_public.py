@@ -208,7 +208,6 @@ ALLOWED = {
     "__init__.py": 1,  # a public name, imported when it is first used
     "config/catalog.py": 2,  # the attribute that a file registers, and the class of an interface
     "jobs/job.py": 2,  # the parts of an experiment, by key
-    "record/store.py": 1,  # the fields of a record
     "training/task.py": 1,  # a torch layer's own method to reset its parameters
 }
 

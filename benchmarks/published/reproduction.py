@@ -20,9 +20,11 @@ from commonweal.analysis import curves, interpolation, tuning
 from commonweal.analysis.compare import Cell
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.files import write_file
+from commonweal.base.plain import to_json
 from commonweal.config.experiment import Experiment, change
-from commonweal.jobs.rounds import reopen
-from commonweal.record.store import Record, RoundRecord, to_json
+from commonweal.jobs.reopening import reopen
+from commonweal.record.record import Record
+from commonweal.record.rounds import RoundRecord
 
 __all__ = ["Claim", "Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure"]
 __all__ += ["find", "measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]

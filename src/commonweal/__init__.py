@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from commonweal.config.experiment import Experiment
     from commonweal.data.federation import Federation
     from commonweal.jobs.api import client, dataset, load, model, rule, server
-    from commonweal.jobs.rounds import Round, reopen, run
-    from commonweal.record.store import Record
+    from commonweal.jobs.reopening import reopen
+    from commonweal.jobs.rounds import Round, run
+    from commonweal.record.record import Record
     from commonweal.rules.rule import Decision, Reports, Rule
     from commonweal.training.task import Task
 
@@ -50,7 +51,7 @@ _HOMES = {
     "Decision": "rules.rule",
     "Experiment": "config.experiment",
     "Federation": "data.federation",
-    "Record": "record.store",
+    "Record": "record.record",
     "Reports": "rules.rule",
     "Round": "jobs.rounds",
     "Rule": "rules.rule",
@@ -60,7 +61,7 @@ _HOMES = {
     "dataset": "jobs.api",
     "load": "jobs.api",
     "model": "jobs.api",
-    "reopen": "jobs.rounds",
+    "reopen": "jobs.reopening",
     "rule": "jobs.api",
     "run": "jobs.rounds",
     "server": "jobs.api",

@@ -24,7 +24,7 @@ from commonweal.config.catalog import split_list
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.report.tables import comparison, layout
 from commonweal.training.task import Task
 

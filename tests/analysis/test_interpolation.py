@@ -20,8 +20,9 @@ from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.engines.engine import Engine
 from commonweal.jobs.job import Job, job_from_parts
-from commonweal.jobs.rounds import Round, reopen, run
-from commonweal.record.store import Record
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import Round, run
+from commonweal.record.record import Record
 from commonweal.report.figures import draw_reliability
 from commonweal.training.client import Client
 from commonweal.training.evaluation import Evaluation, evaluate_rows

@@ -14,7 +14,8 @@ from commonweal.analysis import curves
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app
 from commonweal.config.experiment import Experiment, change
-from commonweal.record.store import Record, RoundRecord
+from commonweal.record.record import Record
+from commonweal.record.rounds import RoundRecord
 from published import ledger, reproduction
 from published.command import restricted
 from published.reproduction import Claim, Measured, Ours, PublishedTable, Row
@@ -131,7 +132,7 @@ def test_runs_give_figures(tmp_path: Path) -> None:
 def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
     from commonweal.analysis import interpolation
     from commonweal.analysis.compare import run_cells
-    from commonweal.jobs.rounds import reopen
+    from commonweal.jobs.reopening import reopen
 
     changes = ("client=superfed-mm", "client.begin=0")
     rows = (

@@ -21,7 +21,7 @@ from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client

@@ -18,7 +18,8 @@ from commonweal.clients import Client, FedBABU, FedBN, FineTune, PropFairClient,
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_parts
-from commonweal.jobs.rounds import Round, reopen, run
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import Round, run
 from commonweal.training.local import schedule
 from commonweal.training.task import Task
 from helpers import batches_of, close, planned

@@ -16,7 +16,7 @@ import commonweal
 from commonweal import cli
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
 from commonweal.data.preprocessing import Preprocessing
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 
 CLINICS = ("Aachen", "Bonn", "Köln", "Ulm")
 Command = Callable[..., str]
@@ -181,9 +181,10 @@ def test_the_preprocessing_is_in_the_run(command: Command, tmp_path: Path) -> No
     with pytest.raises(RunError, match="was changed after it was written"):
         command("verify", folder)
     facts = Record.read(folder).facts
-    assert facts["class_names"] == ["gesund", "krank"]
+    assert facts.class_names == ("gesund", "krank")
     del saved["digest"]
-    assert facts["task"]["shape"] == [len(Preprocessing.parse(saved).features)]
+    assert facts.task is not None
+    assert facts.task.shape == (len(Preprocessing.parse(saved).features),)
 
 
 def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.record.verify import problems
 
 SLOW = 'dataset = "vowel"\nrounds = 100000\nclient = "sgd(epochs=5)"\nevaluate_every = 50\n'

@@ -531,7 +531,7 @@ def test_a_job_has_the_parts_of_its_experiment() -> None:
     assert job.algorithm.client == Client(lr=0.3)
     assert (job.algorithm.rounds, job.algorithm.seed) == (7, 5)
     assert job.sampler == Poisson()
-    assert job.engine.facts(job.algorithm)["vectorize"] == "loop"
+    assert job.engine.facts(job.algorithm).vectorize == "loop"
     assert job.text == e.toml()
     assert job_from_experiment(Experiment(dataset="vowel")).sampler == Uniform()
 

@@ -35,7 +35,7 @@ from commonweal.engines.engine import Engine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import Exchange, converse, run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.samplers.uniform import Uniform
 from commonweal.training.client import Client
 from commonweal.training.evaluation import Evaluation, evaluate

@@ -14,7 +14,7 @@ from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.export import card
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from run_helpers import task
 
 

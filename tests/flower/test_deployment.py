@@ -13,7 +13,7 @@ from commonweal.flower import member
 from commonweal.flower.export import export
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from flower_runtime import PATIENCE, NodeConfig, Runtime, node_configs, timeout
 from flower_tables import patients, write
 from flower_tables import table_experiment as own_experiment

@@ -17,7 +17,7 @@ from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, job_of, make_client_app, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import build_dataset, job_from_experiment
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from flower_helpers import LocalGrid
 from helpers import close
 

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 
 from flwr.app import Context, RecordDict
 
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from flower_helpers import LocalGrid, configs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, job_of, make_client_app, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from flower_helpers import LocalGrid
 from flower_tables import CLINICS, Rows, patients, write
 from flower_tables import table_experiment as experiment
@@ -66,7 +67,7 @@ def test_the_numbers_are_those_of_all_rows_in_one_table(tmp_path: Path, scale: b
     run_on(grid_of(given, tmp_path, tables), given, tmp_path / "flower", nodes=3)
     flower, simulator = (Record.read(tmp_path / name) for name in ("flower", "simulator"))
     same(flower, simulator)
-    assert flower.facts["class_names"] == ["dead", "ill", "well"]
+    assert flower.facts.class_names == ("dead", "ill", "well")
     assert [line.validation for line in flower.rounds] == [
         pytest.approx(line.validation, rel=1e-3) for line in simulator.rounds
     ]
@@ -104,8 +105,9 @@ def test_values_are_scaled_by_all_clients_sums(tmp_path: Path) -> None:
     run_on(grid_of(given, tmp_path, tables), given, tmp_path / "flower", nodes=3)
     flower, simulator = (Record.read(tmp_path / name) for name in ("flower", "simulator"))
     same(flower, simulator)
-    target = flower.facts["target"]
-    assert target == pytest.approx(simulator.facts["target"], rel=1e-5)
+    target, expected = flower.facts.target, simulator.facts.target
+    assert target is not None and expected is not None
+    assert asdict(target) == pytest.approx(asdict(expected), rel=1e-5)
 
 
 def test_numbered_classes_mean_what_the_files_say(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from flower_helpers import LocalGrid, configs
 
 pytestmark = [

@@ -23,7 +23,7 @@ import commonweal
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app as command
 from commonweal.flower import FairStrategy, loss_before_training
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.rules.rule import Reports
 from flower_helpers import FIRST, LocalGrid, configs, distance, mean_app, rows
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +48,6 @@ def test_the_lines_of_the_page_work_as_printed(tmp_path: Path) -> None:
     assert record.finished and len(record.rounds) == 3
     for line in record.rounds:
         assert set(line.weights) == {"clinic-a", "clinic-b", "clinic-c"}
-    assert record.facts["class_names"] == ["dead", "ill", "well"]
+    assert record.facts.class_names == ("dead", "ill", "well")
     with open(tmp_path / "predictions.csv") as file:
         assert len(list(csv.DictReader(file))) == 60

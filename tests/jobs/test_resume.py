@@ -25,7 +25,7 @@ from commonweal.base.tensors import Tensors
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 from run_helpers import contents, stop, stop_after

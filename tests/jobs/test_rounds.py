@@ -25,8 +25,10 @@ from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation, Rows
 from commonweal.jobs import rounds as rounds_module
 from commonweal.jobs.job import job_from_experiment, job_from_parts
-from commonweal.jobs.rounds import Round, converse, reopen, run
-from commonweal.record.store import Record, Store
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import Round, converse, run
+from commonweal.record.record import Record
+from commonweal.record.store import Store
 from commonweal.rules import AAggFFS, Decision, FedAvg, Reports, Rule
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client
@@ -667,7 +669,7 @@ def test_clients_without_test_rows_train_but_are_not_scored(tmp_path: Path) -> N
     assert done.evaluation.score.isnan().tolist() == [False, False, True]
     assert done.metrics["mean"] == pytest.approx(done.evaluation.score[:2].mean().item())
     record = Record.read(tmp_path / "run")
-    assert record.facts["unscored"] == ["tiny"]
+    assert record.facts.unscored == ("tiny",)
     table = (tmp_path / "run" / "clients.csv").read_text().splitlines()
     assert table[3] == "tiny,0,,"
     assert record.clients().evaluation.score.isnan().tolist() == [False, False, True]
@@ -702,7 +704,7 @@ def test_a_client_whose_score_is_undefined_trains_but_is_not_scored(tmp_path: Pa
     assert set(done.weights) == {"both", "healthy"}
     assert done.metrics["mean"] == 0.5
     record = Record.read(tmp_path / "run")
-    assert record.facts["unscored"] == ["healthy"]
+    assert record.facts.unscored == ("healthy",)
     assert record.clients().evaluation.scored.tolist() == [0]
     assert record.clients().evaluation.sizes.tolist() == [4, 4]
 
@@ -725,7 +727,7 @@ def test_several_scores_are_recorded(tmp_path: Path) -> None:
     e = Experiment(**VOWEL, score=["accuracy", "top-5"], evaluate_every=2)
     done = rounds(e, out=tmp_path / "run")
     record = Record.read(tmp_path / "run")
-    assert record.facts["score"] == "accuracy"
+    assert record.facts.score == "accuracy"
     assert [bool(each.more) for each in record.rounds] == [False, True, False, True]
     scores = record.clients().evaluation.scores
     assert list(scores) == ["accuracy", "top-5"]
@@ -941,3 +943,17 @@ def test_every_error_of_a_run_is_a_commonweal_error() -> None:
     for make in makers:
         with pytest.raises(CommonwealError):
             make()
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_the_model_is_written_before_the_last_round_is_handed_over(
+    tmp_path: Path, patience: int | None
+) -> None:
+    """A caller may leave the loop at the last round, of all or of those that patience allows."""
+    parts: dict[str, Any] = {} if patience is None else {"validation": 0.3, "patience": patience}
+    whole = list(run(task(), federation(rows=40), rounds=9, out=tmp_path / "whole", **parts))
+    for done in run(task(), federation(rows=40), rounds=9, out=tmp_path / "left", **parts):
+        assert Record.read(tmp_path / "left").finished == (done.number == whole[-1].number)
+        if done.number == whole[-1].number:
+            break
+    assert contents(tmp_path / "left") == contents(tmp_path / "whole")

@@ -24,7 +24,7 @@ from commonweal.config.catalog import parse_value
 from commonweal.config.experiment import Experiment, change, read
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.record.verify import problems
 from commonweal.report import tables
 from run_helpers import contents, federation, stop_after, task
@@ -269,7 +269,7 @@ def test_a_resume_with_another_version_warns(
 def test_settings_that_use_all_threads_say_so(tmp_path: Path) -> None:
     list(run(task(), federation(), rounds=1, deterministic=False, out=tmp_path / "run"))
     facts = Record.read(tmp_path / "run").facts
-    assert facts["threads"] == torch.get_num_threads() and facts["processor"]
+    assert facts.threads == torch.get_num_threads() and facts.processor
 
 
 def test_a_damaged_table_of_a_record_is_a_sentence(finished: Path, tmp_path: Path) -> None:

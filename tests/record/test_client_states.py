@@ -9,7 +9,8 @@ from commonweal.base.errors import RunError
 from commonweal.base.tensors import Tensors
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
-from commonweal.jobs.rounds import reopen, run
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import run
 from commonweal.record.client_states import ClientStates
 from run_helpers import contents, federation, job, stop, task
 

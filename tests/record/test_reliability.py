@@ -23,7 +23,7 @@ from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import run
 from commonweal.record.checksums import pack, unpack
 from commonweal.record.client_states import ClientStates
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.record.verify import problems
 from run_helpers import contents, federation, job, stop, stop_after, task
 

@@ -21,7 +21,7 @@ from commonweal.analysis.labels import by_label, find_runs
 from commonweal.analysis.worth import worth
 from commonweal.base.errors import RunError
 from commonweal.base.text import shown
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.report import document, plots
 from page_helpers import IMAGE, NAMES, make_runs
 from run_helpers import as_documented, weights_of

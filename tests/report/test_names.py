@@ -21,8 +21,9 @@ from commonweal.base.text import quoted, shown, unquoted
 from commonweal.commands import console
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
-from commonweal.jobs.rounds import reopen, run
-from commonweal.record.store import Record
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import run
+from commonweal.record.record import Record
 from commonweal.report import figures, tables
 from commonweal.report.html import tag
 from run_helpers import task

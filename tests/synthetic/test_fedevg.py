@@ -19,7 +19,7 @@ from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.rules import AFL, TERM, FedMGDA
 from commonweal.synthetic import FedEvg
 from commonweal.synthetic._energy import exponentials, mixture

@@ -22,8 +22,9 @@ from commonweal.config.experiment import read
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
-from commonweal.jobs.rounds import Round, reopen, run
-from commonweal.record.store import Record
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import Round, run
+from commonweal.record.record import Record
 from commonweal.report.pictures import picture
 from commonweal.samplers import Uniform
 from commonweal.synthetic import _fit, _generating, fedevg
@@ -193,8 +194,8 @@ def test_a_run_leaves_its_rows_scores_and_a_model(name: str, tmp_path: Path) -> 
     for _ in run(small_job(name), out=tmp_path):
         pass
     record = Record.read(tmp_path)
-    assert record.facts["engine"] == "simulator"
-    assert record.facts["vectorize"] == "loop"
+    assert record.facts.engine == "simulator"
+    assert record.facts.vectorize == "loop"
     assert record.finished
     assert [each.number for each in record.evaluated] == [2, 4, 5]
     assert {"mean", "worst", "gini"} <= set(record.evaluated[-1].metrics)

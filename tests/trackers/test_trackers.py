@@ -17,7 +17,7 @@ import pytest
 import commonweal
 from commonweal import cli
 from commonweal.base.errors import ConfigError, RunError
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.trackers import exporting, tensorboard
 from commonweal.trackers.tracker import Moment
 from flower_helpers import LocalGrid, configs, mean_app

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from commonweal import metrics
 from commonweal.base.errors import DivergedError
 from commonweal.data.federation import Federation
-from commonweal.jobs.rounds import reopen, run
-from commonweal.record.store import Record
+from commonweal.jobs.reopening import reopen
+from commonweal.jobs.rounds import run
+from commonweal.record.record import Record
 from commonweal.training.scores import find, undefined
 from commonweal.training.task import Task
 
@@ -174,8 +175,9 @@ def test_saved_and_returned_models_give_units(tmp_path: Path) -> None:
     job, state = reopen(tmp_path / "r", task, federation)
     again = job.task.outputs(job.algorithm.model(state), x)[:, 0]
     assert torch.allclose(again, predicted, atol=1e-4)
-    scale = Record.read(tmp_path / "r").facts["target"]
-    assert scale["mean"] == pytest.approx(float(federation.train.y.mean()), rel=1e-5)
+    scale = Record.read(tmp_path / "r").facts.target
+    assert scale is not None
+    assert scale.mean == pytest.approx(float(federation.train.y.mean()), rel=1e-5)
     assert abs(float(predicted.mean()) - float(y.mean())) < 5
 
 

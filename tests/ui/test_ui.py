@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from browser import Browser, browser
+from commonweal.record.record import Record
 from commonweal.report import document
 from commonweal.ui import runs
 from commonweal.ui.server import application
@@ -75,7 +76,7 @@ def test_runs_are_listed_and_filtered_and_broken_ones_say_so(page: Page, window:
     window.shows("6 runs")
     assert len(rows(window)) == 6
     broken = next(row for row in rows(window) if "zbroken" in row)
-    assert "broken: experiment.toml or run.json is damaged" in broken
+    assert "broken:" in broken and "is not the folder of a run" in broken
     started = next(row for row in rows(window) if "zstarted" in row)
     assert "experiment.toml is missing" in started
     window.type("#words", "aaggff-s seed=1")
@@ -281,12 +282,12 @@ def test_figures_are_of_the_models_that_clients_use(tmp_path: Path) -> None:
     assert run.title == "fedavg, alone"
     assert run.mean == last["personal"]["mean"]
     assert run.worst == last["personal"]["worst_10"]
-    found, _ = runs.new_rounds(folder, 0)
-    assert found[-1]["metrics"] == last["personal"]
-    record = runs.light(folder)
-    assert runs.curve(record)["mean"][-1] == last["personal"]["mean"]
-    clients = runs.client_page(record, "", most=99)["clients"]
-    assert min(each["score"] for each in clients) == last["personal"]["worst"]
+    record = Record.read(folder)
+    rounds, _ = record.rounds_after(0)
+    assert rounds[-1].metrics == last["personal"]
+    assert runs.curve(record).mean[-1] == last["personal"]["mean"]
+    clients = runs.client_page(record, "", most=99).clients
+    assert min(client.score for client in clients) == last["personal"]["worst"]
     worst = clients[0]  # the worst off is first
-    history = runs.client_history(folder, worst["name"])["scores"]
-    assert history["score"][-1] == worst["score"]
+    history = runs.client_history(record, worst.name).scores
+    assert history.score[-1] == worst.score

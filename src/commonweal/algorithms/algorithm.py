@@ -52,7 +52,8 @@ class Replies(NamedTuple):
 
     clients: Tensor  # (R,) ids
     values: Tensors  # (R, ...)
-    failed: dict[int, str] = NOBODY  # client id -> why there is no reply
+    failed: dict[int, str] = NOBODY  # client id -> why there is no usable reply
+    diverged: frozenset[int] = frozenset()  # those of the failed whose numbers are not finite
 
     def finite(self, optional: Sequence[str] = ("score",)) -> "Replies":
         """Move clients whose values are not finite to the failed ones. `optional` may be NaN."""
@@ -65,9 +66,10 @@ class Replies(NamedTuple):
                 reasons.setdefault(client, _not_finite(name))
         if not reasons:
             return self
-        kept = torch.tensor([client not in reasons for client in self.clients.tolist()])
-        values = {name: value[kept] for name, value in self.values.items()}
-        return Replies(self.clients[kept], values, self.failed | reasons)
+        usable = torch.tensor([client not in reasons for client in self.clients.tolist()])
+        values = {name: value[usable] for name, value in self.values.items()}
+        diverged = self.diverged | reasons.keys()
+        return Replies(self.clients[usable], values, self.failed | reasons, diverged)
 
 
 def _not_finite(name: str) -> str:
@@ -86,6 +88,7 @@ class Outcome:
     dropped: dict[int, str] = field(default_factory=dict)  # client id -> why it was not used
     capped: dict[int, str] = field(default_factory=dict)  # client id -> why it was reduced
     warnings: tuple[str, ...] = ()
+    diverged: frozenset[int] = frozenset()  # those of the dropped whose numbers are not finite
 
 
 class Group(NamedTuple):

@@ -144,13 +144,16 @@ class Averaging(Algorithm):
             replies.failed | decision.dropped,
             decision.capped,
             decision.warnings,
+            replies.diverged,
         )
 
     def unchanged(self, state: State, replies: Replies) -> Outcome:
         """The outcome of a round in which no reply can be used."""
         following = state | {"round": state["round"] + 1}
         nothing = torch.empty(0, dtype=torch.float64)
-        return Outcome(following, replies.clients, nothing, replies.failed)
+        return Outcome(
+            following, replies.clients, nothing, replies.failed, diverged=replies.diverged
+        )
 
     def decode(self, replies: Replies) -> Replies:
         if len(replies.clients) == 0:

@@ -129,7 +129,10 @@ class DRFA(Algorithm):
         if len(trained.clients) == 0:
             following = state | {"round": state["round"] + 1, "lam": lam}
             following["mean"] = _averaged(state, lam)
-            return Outcome(following, trained.clients, torch.empty(0).double(), trained.failed)
+            nothing = torch.empty(0).double()
+            return Outcome(
+                following, trained.clients, nothing, trained.failed, diverged=trained.diverged
+            )
         weights = counts[torch.isin(cohort, trained.clients)].double()
         weights = weights / weights.sum()
         middle = state["w"] - weights.to(state["w"].dtype) @ trained.values["snapshot"]
@@ -138,7 +141,9 @@ class DRFA(Algorithm):
         judged = (yield Request(asked, message, "loss")).finite()
         following = self._move(state, trained, weights)
         following |= {"lam": self._ascend(lam, judged), "mean": _averaged(state, lam)}
-        return Outcome(following, trained.clients, weights, trained.failed | judged.failed)
+        failed = trained.failed | judged.failed
+        diverged = trained.diverged | judged.diverged
+        return Outcome(following, trained.clients, weights, failed, diverged=diverged)
 
     def _move(self, state: State, trained: Replies, weights: Tensor) -> State:
         n = self.task.num_trainable

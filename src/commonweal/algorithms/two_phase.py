@@ -65,11 +65,12 @@ class TwoPhase(Averaging):
         """Move the model along the sum of what arrived."""
         replies = self.decode(replies.finite())
         failed = reports.failed | replies.failed
+        diverged = reports.diverged | replies.diverged
         answered = torch.isin(reports.clients, replies.clients)
         weights = decision.weights.double()
         arrived = weights[answered].sum() / weights.sum()
         if not arrived > 0:  # nobody answered, or clients of weight 0 only
-            return self.unchanged(state, Replies(replies.clients[:0], {}, failed))
+            return self.unchanged(state, Replies(replies.clients[:0], {}, failed, diverged))
         n = self.task.num_trainable
         total = replies.values["update"].sum(0)
         buffers = buffer_weights(weights)[answered].sum()
@@ -82,6 +83,7 @@ class TwoPhase(Averaging):
             failed | decision.dropped,
             decision.capped,
             decision.warnings,
+            diverged,
         )
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:

@@ -20,7 +20,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import Round, run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
@@ -333,7 +333,7 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
         tables = [_scores_of(record) for record in _by_seed(runs)]
         if label == ALONE:  # where the server's model means nothing
             tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
-        lower = find(runs[0].facts["score"]).lower_is_better
+        lower = find(runs[0].facts.score).lower_is_better
         rows = [table.rows for table in tables]
         found.append(_result(label, [table.shared for table in tables], rows, lower))
         own = [table.personal for table in tables if table.personal is not None]

@@ -23,7 +23,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 
@@ -116,7 +116,7 @@ def _compare(
 
 def _score(plan: Sequence[Cell], failures: Mapping[Path, str]) -> str:
     folder = next(cell.folder for cell in plan if cell.folder not in failures)
-    score: str = Record.read(folder).facts["score"]
+    score: str = Record.read(folder).facts.score
     return score
 
 
@@ -149,7 +149,7 @@ def _compare_own(
     if not found:
         raise RunError("; ".join(failures.values()))
     against = gather({label: runs for label, runs in done.items() if label not in rules})
-    score: str = next(iter(done.values()))[0].facts["score"]
+    score: str = next(iter(done.values()))[0].facts.score
     return Comparison(score, found, against, list(failures.values()))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from commonweal.base.errors import RunError
-from commonweal.record.store import RoundRecord
+from commonweal.record.rounds import RoundRecord
 
 __all__ = ["cumulative_objective", "improved"]
 

@@ -381,7 +381,7 @@ def _personal_client(job: Job) -> Client:
 
 def _vectorize(job: Job) -> Vectorize:
     """How the engine evaluates personal models: one by one, unless it runs clients together."""
-    mode = job.engine.facts(job.algorithm).get("vectorize")
+    mode = job.engine.facts(job.algorithm).vectorize
     return vmap_clients if mode in ("vmap", "chunked") else single
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.values import Value, Values
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 
 __all__ = ["by_label", "find_runs", "flat", "seed_of"]
 

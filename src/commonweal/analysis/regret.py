@@ -20,7 +20,8 @@ from torch import Tensor
 
 from commonweal.base.errors import RunError
 from commonweal.config import catalog
-from commonweal.record.store import Record, RoundRecord
+from commonweal.record.record import Record
+from commonweal.record.rounds import RoundRecord
 from commonweal.rules import AAggFFD, AAggFFS, Excess, Grouped, Guarded
 from commonweal.rules.online import doubly_robust
 from commonweal.rules.rule import Reports, Rule
@@ -46,7 +47,7 @@ def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
     """
     with catalog.trusting(trust):
         rule = _rule(record)
-    clients = record.facts["clients"]
+    clients = record.facts.clients
     if any(not _is_complete(each, clients) for each in record.rounds):
         return _of_cohorts(record, rule, clients, min(points, 10))
     losses, weights = _reported(record)

@@ -20,12 +20,12 @@ from commonweal.analysis.compare import cells
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.base.files import digest, write_file
+from commonweal.base.plain import to_json
 from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.jobs.rounds import run
-from commonweal.record.store import to_json
 from commonweal.rules.rule import Rule
 from commonweal.training import scores
 from commonweal.training.client import Client

@@ -46,7 +46,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Tensors:
 def unflatten(flat: Mapping[str, Tensor]) -> State:
     """Invert `flatten`. Empty dicts are lost."""
     nested: State = {}
-    for path, value in flat.items():
+    for path, value in sorted(flat.items()):  # a name before names within it
         *parents, name = path.split("/")
         place = nested
         for parent in parents:

@@ -24,7 +24,7 @@ def card(
     Beside it is a badge, a small picture (card.svg): the mean and the worst client.
     """
     from commonweal.export import write_card
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     path = write_card(Record.read(run), to)
     if not quiet:

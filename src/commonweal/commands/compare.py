@@ -169,10 +169,10 @@ def _run_shard(
 
 
 def _clients(plan: Sequence["Cell"], failures: Mapping[Path, str]) -> int:
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     folder = next(cell.folder for cell in plan if cell.folder not in failures)
-    return int(Record.read(folder).facts.get("clients", 0))
+    return Record.read(folder).facts.clients
 
 
 def _check_mistakes(form: str, rules: Sequence[str]) -> None:
@@ -196,7 +196,7 @@ def run_plan(
     """
     from commonweal.analysis.compare import failed_lines, results
     from commonweal.base.errors import RunError
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     failures = _run_cells(plan, quiet, jobs)
     found = results(plan, failures)
@@ -205,7 +205,7 @@ def run_plan(
     if not found:
         raise RunError("; ".join(failed_lines(plan, failures)))
     finished = next(cell for cell in plan if cell.folder not in failures)
-    return found, Record.read(finished.folder).facts["score"], failures
+    return found, Record.read(finished.folder).facts.score, failures
 
 
 def _run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]:

@@ -28,7 +28,7 @@ def show(text: str) -> None:
 
 def show_json(value: object) -> None:
     """Print a value to the standard output as one line of JSON."""
-    from commonweal.record.store import to_json
+    from commonweal.base.plain import to_json
 
     print(shown(to_json(value, indent=None).decode(), "json"), end="")
 

@@ -74,7 +74,7 @@ def export(
     if follow:
         raise ConfigError(f"--follow is for trackers ({', '.join(TRACKERS)}), not for {form}")
     from commonweal import export as exports
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     chosen = exports.FORMS[FORMS.index(form)]
     path = exports.export(Record.read(run), chosen, to, client, trust)

@@ -29,7 +29,7 @@ def predict(
     """
     from commonweal.base.files import write_file
     from commonweal.export.prediction import predict_table
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     predictions = predict_table(Record.read(run), path, client, trust)
     if not quiet:

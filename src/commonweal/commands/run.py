@@ -47,7 +47,7 @@ def run(
     folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
 
     from commonweal.jobs.job import job_from_experiment
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     silent = quiet or as_json
     job = job_from_experiment(experiment)
@@ -87,7 +87,7 @@ def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -
 
 
 def _saved_rounds(folder: Path) -> int:
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     started = (folder / "experiment.toml").exists()
     return len(Record.read(folder).rounds) if started else 0
@@ -101,7 +101,7 @@ def _picture_round(folder: Path, done: "Round") -> None:
 
 def _missing_picture(folder: Path) -> "tuple[int, Samples | None] | None":
     """The last evaluated round and its synthetic rows, if its picture was not written."""
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     if not (folder / "synthetic.npz").exists():
         return None

@@ -16,7 +16,7 @@ from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Entry
 
 if TYPE_CHECKING:
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
 __all__ = ["show", "show_run"]
 
@@ -70,7 +70,7 @@ def show(
             raise ConfigError(f"{what!r} is not a run's folder: figures are drawn of runs")
         _show_entries(what, as_json)
         return
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     if not (Path(what) / "experiment.toml").exists() and not (regret or figures):
         _show_comparison(Path(what), quiet, as_json)
@@ -94,7 +94,7 @@ def _show_comparison(folder: Path, quiet: bool, as_json: bool) -> None:
     against = {label: runs for label, runs in records.items() if label not in named}
     order = sorted(named, key=lambda label: label != "fedavg")  # differences are against the first
     results = gather({label: named[label] for label in order}) if named else []
-    score = next(iter(records.values()))[0].facts["score"]
+    score = next(iter(records.values()))[0].facts.score
     if results and not quiet:
         form = "json" if as_json else "terminal"
         print_comparison(results, gather(against), score, form)
@@ -138,7 +138,7 @@ def _draw_models(
 ) -> None:
     """Draw figures of a run's models, from its last checkpoint."""
     from commonweal.analysis import interpolation
-    from commonweal.jobs.rounds import reopen
+    from commonweal.jobs.reopening import reopen
     from commonweal.report import figures, tables
 
     figures.check_suffix(curve, landscape, reliability)

@@ -18,7 +18,7 @@ def verify(
 
     Reads every file of the run and compares it with the digests in the folder.
     """
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
     from commonweal.record.verify import problems
 
     rounds = len(Record.read(run).rounds)

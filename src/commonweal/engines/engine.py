@@ -7,10 +7,10 @@ from torch import Tensor
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base.tensors import State, Tensors
-from commonweal.base.values import Values
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
 
 __all__ = ["Engine"]
@@ -29,9 +29,9 @@ class Engine:
         """Evaluate the server's model, and the clients' own, on a part of every client's rows."""
         raise NotImplementedError
 
-    def facts(self, algorithm: Algorithm) -> Values:
-        """What the run's record says about where and on what it ran."""
-        return {}
+    def facts(self, algorithm: Algorithm) -> RunFacts:
+        """What the run's record says about the engine and the data."""
+        raise NotImplementedError
 
     def digest(self) -> str:
         """A hash of the data; empty where the engine has none, or where it grows during a run."""

@@ -18,12 +18,12 @@ from commonweal.base import randomness
 from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.tensors import State, Tensors, select, stack
-from commonweal.base.values import Values
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.engines._workers import Answer, Workers, answer
 from commonweal.engines.engine import Engine
 from commonweal.record.client_states import ClientStates
+from commonweal.record.facts import RunFacts
 from commonweal.training import scores
 from commonweal.training.dense import dense_task
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
@@ -273,21 +273,23 @@ class Simulator(Engine):
 
     # The run's record
 
-    def facts(self, algorithm: Algorithm) -> Values:
+    def facts(self, algorithm: Algorithm) -> RunFacts:
         mode, why = self.decision(algorithm)
-        return {
-            "engine": "simulator",
-            "vectorize": mode,
-            "vectorize_because": why,
-            "device": str(self.device),
-            "clients": self.rows.clients,
-            "unscored": self.rows.unscored + undefined_clients(algorithm.task, self.rows),
-            "notes": self.rows.notes,
-            "train_rows": len(self.rows.train.y),
-            "test_rows": len(self.rows.test.y),
-            **_majority(self.rows),
-            **_divisions(self.rows),
-        }
+        rows = self.rows
+        return RunFacts(
+            engine="simulator",
+            vectorize=mode,
+            vectorize_because=why,
+            device=str(self.device),
+            clients=rows.clients,
+            unscored=(*rows.unscored, *undefined_clients(algorithm.task, rows)),
+            notes=tuple(rows.notes),
+            train_rows=len(rows.train.y),
+            test_rows=len(rows.test.y),
+            majority=_majority(rows),
+            validation_rows=None if rows.validation is None else len(rows.validation.y),
+            held_out=None if rows.held_out is None else tuple(rows.held_out.names),
+        )
 
     def digest(self) -> str:
         names = "\0".join([self.rows.loss, *self.rows.names])
@@ -341,23 +343,14 @@ def check_fit(task: Task, federation: Federation) -> None:
         )
 
 
-def _divisions(federation: Federation) -> Values:
-    facts: Values = {}
-    if federation.validation is not None:
-        facts["validation_rows"] = len(federation.validation.y)
-    if federation.held_out is not None:
-        facts["held_out"] = list(federation.held_out.names)
-    return facts
-
-
-def _majority(federation: Federation) -> Values:
+def _majority(federation: Federation) -> float | None:
     """The accuracy of always giving the most frequent class, as a mean over clients."""
     if federation.classes is None:
-        return {}
+        return None
     most = int(torch.bincount(federation.train.y.long()).argmax())
     rows = federation.test
     right = scores.mean_by_client((rows.y == most).double(), rows.offsets)
-    return {"majority": float(right[federation.scored].mean())}
+    return float(right[federation.scored].mean())
 
 
 def undefined_clients(task: Task, federation: Federation) -> list[str]:

@@ -1,7 +1,7 @@
 """A badge: how well a model serves its clients on average and at worst, as a small SVG picture."""
 
 from commonweal.base.text import shown
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.report.html import tag
 from commonweal.report.tables import show_score
 
@@ -18,7 +18,7 @@ def cells(record: Record) -> tuple[str, str, str]:
     Of a personal method they are those of the clients' own models.
     """
     last = record.evaluated[-1]
-    score = record.facts["score"]
+    score = record.facts.score
     metrics = last.personal or last.metrics
     mean, worst = (show_score(metrics[key], score, digits=1) for key in ("mean", "worst"))
     return shown(score), f"mean {mean}", f"worst {worst}"

@@ -12,12 +12,13 @@ import torch
 import commonweal
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
+from commonweal.base.plain import to_json
 from commonweal.base.text import shown
 from commonweal.base.values import Values
 from commonweal.data import plain_table
 from commonweal.export.badge import badge, sentence
 from commonweal.export.prediction import Predictor, class_names, predictor
-from commonweal.record.store import Record, to_json
+from commonweal.record.record import Record
 from commonweal.training.scores import find
 
 __all__ = ["FORMS", "Form", "card", "export", "write_card"]
@@ -197,16 +198,16 @@ def _about(record: Record, picture: str) -> list[str]:
     e = record.experiment
     facts = record.facts
     clients = len(record.clients().names)
-    torch_version = f", torch {facts['torch']}" if "torch" in facts else ""
+    torch_version = f", torch {facts.torch}" if facts.torch else ""
     return [
         f"# Model card: {_name(record.folder.resolve().name)}",
         "",
         f"![{_name(sentence(record))}]({quote(picture)})",
         "",
-        f"A model ({_part(e, 'model')}) of {facts['parameters']} parameters, trained by federated "
+        f"A model ({_part(e, 'model')}) of {facts.parameters} parameters, trained by federated "
         f"learning over {clients} clients in {len(record.rounds)} rounds: the server's "
         f"rule is `{record.title}`, the clients' method {_part(e, 'client')}, the seed "
-        f"{e.get('seed', 0)}. Commonweal {facts['commonweal']}{torch_version}. "
+        f"{e.get('seed', 0)}. Commonweal {facts.commonweal}{torch_version}. "
         "`experiment.toml` says everything that determines it.",
     ]
 
@@ -217,13 +218,17 @@ def _part(experiment: Values, key: str) -> str:
     return "its author's own" if name == "given" else f"`{_name(name)}`"
 
 
+def _count(rows: int | None) -> str:
+    return "unknown" if rows is None else str(rows)
+
+
 def _data(record: Record) -> list[str]:
     facts = record.facts
     lines = [
         "## Data",
         "",
-        f"- Dataset: {_part(record.experiment, 'dataset')}, {facts.get('train_rows', 'unknown')} "
-        f"training rows and {facts.get('test_rows', 'unknown')} test rows.",
+        f"- Dataset: {_part(record.experiment, 'dataset')}, {_count(facts.train_rows)} "
+        f"training rows and {_count(facts.test_rows)} test rows.",
     ]
     preprocessing = record.preprocessing()
     if preprocessing is not None:
@@ -233,7 +238,7 @@ def _data(record: Record) -> list[str]:
     names = class_names(record, 0)
     if names:
         lines.append(f"- Classes: {', '.join(map(_name, names))}.")
-    return lines + [f"- {_name(note[0].upper() + note[1:])}." for note in facts.get("notes", [])]
+    return lines + [f"- {_name(note[0].upper() + note[1:])}." for note in facts.notes or ()]
 
 
 def _name(text: str) -> str:
@@ -243,7 +248,7 @@ def _name(text: str) -> str:
 
 def _served(record: Record) -> list[str]:
     """A table of clients, the worst served first."""
-    score = record.facts["score"]
+    score = record.facts.score
     table = record.clients()
     evaluation = table.evaluation
     own = evaluation.personal
@@ -263,7 +268,7 @@ def _served(record: Record) -> list[str]:
         if own is not None:
             cells.append(_figure(own.score[k]))
         lines.append(f"| {' | '.join(cells)} |")
-    unscored = record.facts.get("unscored", [])
+    unscored = record.facts.unscored or ()
     if unscored:
         lines += ["", f"Without a score: {', '.join(map(_name, unscored))}."]
     return lines
@@ -287,7 +292,7 @@ def _limits(record: Record) -> list[str]:
             f"- {small} clients have fewer than 30 test rows: their scores move by more than 3 "
             "points with each row."
         )
-    simulated = record.facts.get("engine", "simulator") == "simulator"
+    simulated = record.facts.engine == "simulator"
     where = "simulated in one process" if simulated else "processes or machines of their own"
     return [
         *lines,

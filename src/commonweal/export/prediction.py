@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from commonweal.base.errors import ConfigError, DataError, RunError, did_you_mea
 from commonweal.base.text import quoted
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets._tables import read_batches
-from commonweal.jobs.rounds import reopen
-from commonweal.record.store import Record
+from commonweal.jobs.reopening import reopen
+from commonweal.record.facts import TargetScale
+from commonweal.record.record import Record
 
 __all__ = ["Predictor", "class_names", "predict_table", "predictor"]
 
@@ -27,12 +28,12 @@ PASS = 10_000  # rows in a forward pass
 class Predictor(nn.Module):
     """A module from features to what a person asks for: probabilities, or values in units."""
 
-    def __init__(self, module: nn.Module, loss: str, target: Mapping[str, float]) -> None:
+    def __init__(self, module: nn.Module, loss: str, target: TargetScale | None) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
-        self.mean = float(target.get("mean", 0.0))
-        self.deviation = float(target.get("deviation", 1.0))
+        self.mean = 0.0 if target is None else target.mean
+        self.deviation = 1.0 if target is None else target.deviation
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities of classes (n, classes), or values (n, 1)."""
@@ -59,7 +60,7 @@ def predictor(record: Record, client: str | None = None, trust: bool = False) ->
     module = record.raw_module(trust)
     if client is not None:
         module.load_state_dict(_personal(record, client, trust), strict=False)
-    return Predictor(module, loss, record.facts.get("target") or {}).eval()
+    return Predictor(module, loss, record.facts.target).eval()
 
 
 def _personal(record: Record, client: str, trust: bool) -> dict[str, Tensor]:
@@ -82,7 +83,7 @@ def _personal(record: Record, client: str, trust: bool) -> dict[str, Tensor]:
 
 def class_names(record: Record, outputs: int) -> list[str]:
     """The classes' names: the labels' own words, or their numbers."""
-    known = record.facts.get("class_names") or []
+    known = record.facts.class_names or ()
     return [str(name) for name in known] or [str(number) for number in range(outputs)]
 
 

@@ -204,7 +204,7 @@ def run_on(
     """Run an experiment on a grid and write it to a folder."""
     from commonweal.flower.export import check_experiment
     from commonweal.jobs import rounds
-    from commonweal.record.store import Record
+    from commonweal.record.record import Record
 
     check_experiment(experiment)
     folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")

@@ -69,7 +69,9 @@ from commonweal.flower.node import (
 )
 from commonweal.flower.own_table import Agreement
 from commonweal.flower.replies import evaluated, gathered, unusual
-from commonweal.record.store import ClientTable, RoundRecord, Store
+from commonweal.record.facts import RunFacts
+from commonweal.record.rounds import ClientTable, RoundRecord
+from commonweal.record.store import Store
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
@@ -573,14 +575,14 @@ class FairStrategy(Strategy):
         tables["channels"] = [catalog.describe(channel) for channel in self.channels]
         return to_toml(tables | {"algorithm": {"name": "averaging"}})
 
-    def _facts(self) -> Values:
-        return {
-            "commonweal": commonweal.__version__,
-            "engine": "flower",
-            "parameters": self._opened().layout.task.size,
-            "score": self.score_name,
-            "clients": len(self.known),
-        }
+    def _facts(self) -> RunFacts:
+        return RunFacts(
+            commonweal=commonweal.__version__,
+            engine="flower",
+            parameters=self._opened().layout.task.size,
+            score=self.score_name,
+            clients=len(self.known),
+        )
 
     def _record(
         self,
@@ -1262,17 +1264,18 @@ class FlowerEngine(Engine):
         own = gathered(arrived, len(names), algorithm.task.scores, "own_")
         return replace(shared, personal=own)
 
-    def facts(self, algorithm: Algorithm) -> Values:
-        return {
-            "engine": "flower",
-            "clients": self.population.clients,
-            "train_rows": int(self.population.sizes.sum()),
-            "notes": [
+    def facts(self, algorithm: Algorithm) -> RunFacts:
+        columns = () if self.preprocessing is None else self.preprocessing.columns
+        return RunFacts(
+            engine="flower",
+            clients=self.population.clients,
+            train_rows=int(self.population.sizes.sum()),
+            notes=tuple(
                 f"column {column.name!r} is left out: {column.why}"
-                for column in (() if self.preprocessing is None else self.preprocessing.columns)
+                for column in columns
                 if column.becomes == "nothing"
-            ],
-        }
+            ),
+        )
 
     # Clients' states are with the clients; the server says which run they belong to
 

@@ -9,7 +9,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import build_dataset
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client

@@ -25,7 +25,7 @@ from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets import build_federation
 from commonweal.engines import Engine
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.rules.excess import Excess
 from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Rule

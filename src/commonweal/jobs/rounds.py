@@ -1,14 +1,15 @@
 """A run is a loop over rounds, and the caller's `for` is the hook: `for round in run(...): ...`."""
 
+import math
 import platform
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +17,23 @@ from torch import Tensor, nn
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.base import notebook
-from commonweal.base.errors import ConfigError, DivergedError, ResumeWarning, RunError
-from commonweal.base.files import read_plain
+from commonweal.base.errors import ConfigError, DivergedError, ResumeWarning
 from commonweal.base.tensors import State, num_bytes
 from commonweal.base.values import Value, Values
-from commonweal.config.catalog import trusting
-from commonweal.config.experiment import Experiment, read
+from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
-from commonweal.data.population import Population
 from commonweal.engines import Engine
 from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
-from commonweal.record.store import ClientTable, Record, RoundRecord, Store, best_round, read_facts
+from commonweal.jobs.reopening import restore
+from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
+from commonweal.record.record import title_of
+from commonweal.record.rounds import ClientTable, RoundRecord, best_round, read_rounds
+from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 from commonweal.training.task import Task
 
-__all__ = ["Round", "converse", "reopen", "run"]
+__all__ = ["Round", "converse", "run"]
 
 LOST_ROUNDS = 5  # in a row in which all replies are not finite: the run has diverged
 HOPELESS = 1e6  # a loss: guessing gives 1 of a scaled target, and log(classes)
@@ -46,6 +48,7 @@ class Round(RoundRecord):
 
     evaluation: Evaluation | None  # on test rows, after the round
     held_out: Evaluation | None  # of clients that are held out
+    diverged: bool  # no reply could be used, as every client's training diverged
     state: State  # the server's
     seconds: dict[str, float]
     job: Job
@@ -86,8 +89,7 @@ def run(
     rounds = _rounds(job, None if out is None else Store(Path(out)), resume)
     if not notebook.in_notebook():
         return rounds
-    title = Record(Path(), tomllib.loads(job.text), {}, []).title
-    return notebook.with_bar(rounds, job.rounds, title)
+    return notebook.with_bar(rounds, job.rounds, title_of(tomllib.loads(job.text)))
 
 
 def _job(what: object, federation: Federation | None, parts: Values) -> Job:
@@ -112,28 +114,29 @@ def _job(what: object, federation: Federation | None, parts: Values) -> Job:
 def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     job.engine.reset()  # states of an earlier run of the same job
     if store is None:
-        yield from _from_round(job, None, 0, {})
+        yield from _from_round(job, None, _Best(job, None), 0, {})
         return
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
         last, saved = store.open(job.text, about, resume)
-        known = _Best(job, store, last)
-        if last < job.rounds and not known.gives_up(last):
+        best = _Best(job, store, last)
+        if not best.ends(last):
             store.remove_model()
             _warn_of_changes(store, about)
         if job.preprocessing is not None:
-            target = about.get("target") or {}
+            target = {} if about.target is None else asdict(about.target)
             store.write_preprocessing(replace(job.preprocessing, target=target))
-        yield from _from_round(job, store, last, saved)
+        yield from _from_round(job, store, best, last, saved)
 
 
-def _warn_of_changes(store: Store, about: Mapping[str, Value]) -> None:
+def _warn_of_changes(store: Store, about: RunFacts) -> None:
     """Warn where a resumed run continues on something else: its bytes may differ from there on."""
-    before = read_facts(store.folder)
+    before = read_facts(store.folder).table()
+    now = about.table()
     changed = [
-        f"{key} {before.get(key)}, now {about[key]}"
+        f"{key} {before.get(key)}, now {now[key]}"
         for key in ("commonweal", "torch", "python", "threads", "processor")
-        if before.get(key) != about[key]
+        if before.get(key) != now[key]
     ]
     if changed:
         warnings.warn(
@@ -144,77 +147,68 @@ def _warn_of_changes(store: Store, about: Mapping[str, Value]) -> None:
         )
 
 
-def _from_round(job: Job, store: Store | None, last: int, saved: State) -> Iterator[Round]:
+def _from_round(
+    job: Job, store: Store | None, best: "_Best", last: int, saved: State
+) -> Iterator[Round]:
     """The rounds after the last one that is saved."""
     state = restore(job, saved, store, resume=True, last=last)
     saver = _Saver(job, store, last)
-    watch = _Watch(job)
-    best = _Best(job, store, last)
+    lost = 0  # rounds in a row in which training diverged
     try:
-        for number in range(last + 1, job.rounds + 1):
-            if best.gives_up(last):
-                break
+        if best.ends(last):
+            _write_model(job, store, state)  # the run may have been killed before it was written
+        while not best.ends(last):
             with _threads(job):
-                done = _round(job, state, number)
+                done = _round(job, state, last + 1)
             if store is not None:
                 _write(store, job, done)
             state = done.state
-            last = number
+            last = done.number
             best.see(done)
-            saver.save(state, last, force=number == job.rounds or best.gives_up(last))
+            saver.save(state, last, force=best.ends(last))
+            lost = lost + 1 if done.diverged else 0
+            if best.ends(last) and lost < LOST_ROUNDS:
+                _write_model(job, store, state)  # before a caller can stop
             yield done
-            watch.check(done)
-        if store is not None and (last == job.rounds or best.gives_up(last)):
-            store.write_model(job.task.tensors(job.algorithm.model(state)))
+            if lost == LOST_ROUNDS:
+                raise DivergedError(_diverged(job, done.number - lost + 1))
     finally:
         # Ctrl-C, a failed write or a caller that stops: keep every complete round.
         saver.save(state, last, force=True)
 
 
-class _Best:
-    """Keeps the model of the best round by validation rows, and ends a run that gets no better."""
+def _write_model(job: Job, store: Store | None, state: State) -> None:
+    if store is not None:
+        store.write_model(job.task.tensors(job.algorithm.model(state)))
 
-    def __init__(self, job: Job, store: Store | None, last: int) -> None:
+
+class _Best:
+    """Keeps the model of the best round by validation samples, and ends a run in time."""
+
+    def __init__(self, job: Job, store: Store | None, last: int = 0) -> None:
         self.job = job
         self.store = store
-        self.seen: list[RoundRecord] = []
+        self.round: RoundRecord | None = None
         if store is not None and last > 0 and job.settings.validation:
-            self.seen = [r for r in Record.read(store.folder).rounds if r.number <= last]
+            self.round = self._best(r for r in read_rounds(store.folder) if r.number <= last)
 
-    @property
-    def round(self) -> RoundRecord | None:
+    def _best(self, rounds: Iterable[RoundRecord]) -> RoundRecord | None:
         lower = find(self.job.task.score).lower_is_better
-        return best_round(self.seen, self.job.settings.watch, lower)
+        return best_round(list(rounds), self.job.settings.watch, lower)
 
-    def see(self, done: Round) -> None:
-        if not done.validation:
-            return
-        self.seen.append(done)
+    def see(self, done: "Round") -> None:
+        """Take a round into account; write its model where it is the best so far."""
+        before = [] if self.round is None else [self.round]
+        self.round = self._best([*before, done])
         if self.round is done and self.store is not None:
             self.store.write_best(self.job.task.tensors(self.job.algorithm.model(done.state)))
 
-    def gives_up(self, last: int) -> bool:
-        """Whether there was no better round for as long as `patience` allows."""
+    def ends(self, last: int) -> bool:
+        """Whether a round is the last: of all, or of those that `patience` allows."""
         patience = self.job.settings.patience
-        best = self.round
-        return patience is not None and best is not None and last - best.number >= patience
-
-
-class _Watch:
-    """Ends a run in which no reply can be used any more, as every client's training diverges."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.lost = 0  # rounds in a row
-
-    def check(self, done: Round) -> None:
-        diverged = [
-            why for why in done.dropped.values() if "not finite" in why or "finite num" in why
-        ]
-        lost = bool(done.clients) and not done.weights and len(diverged) == len(done.dropped) > 0
-        self.lost = self.lost + 1 if lost else 0
-        if self.lost == LOST_ROUNDS:
-            raise DivergedError(_diverged(self.job, done.number - self.lost + 1))
+        if patience is not None and self.round is not None:
+            return last - self.round.number >= patience or last >= self.job.rounds
+        return last >= self.job.rounds
 
 
 def _diverged(job: Job, number: int) -> str:
@@ -242,104 +236,6 @@ class _Saver:
         self.job.engine.confirm()
         self.saved_at = time.monotonic()
         self.saved_round = last
-
-
-def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int = 0) -> State:
-    """The server's state of a checkpoint, or the initial one; the engine gets the clients'.
-
-    last: the round of the checkpoint
-    """
-    if store is not None:
-        job.engine.restore(saved, store.client_states, resume)
-    initial = job.initial_state()
-    if "server" not in saved:
-        return initial
-    state = _matching(initial, saved["server"], job.population.clients)
-    if "round" in initial and int(state["round"]) != last + 1:
-        _refuse(f"it is of round {last}, but the server would continue with {state['round']}")
-    if "w" in initial and state["w"].shape != initial["w"].shape:  # also with as many clients
-        _refuse("server/w")
-    expected = job.algorithm.init_client(0)
-    for client, own in saved.get("client_states", {}).items():
-        if not 0 <= int(client) < job.population.clients:
-            _refuse(f"there is no client {client}")
-        _matching(expected, own, 0, f"client_states/{client}")
-    return state
-
-
-def _refuse(what: str) -> NoReturn:
-    raise RunError(
-        f"checkpoint.safetensors does not fit this experiment ({what}): delete it to start again"
-    )
-
-
-def _matching(initial: State, saved: State, clients: int, where: str = "server") -> State:
-    """The saved state, checked against this experiment's; empty dicts are put back."""
-    known: State = dict(saved)
-    for name, value in initial.items():
-        place = f"{where}/{name}"
-        if isinstance(value, dict):
-            inner = saved.get(name, {})
-            if not isinstance(inner, dict):
-                _refuse(place)
-            known[name] = _matching(value, inner, clients, place)
-        elif not isinstance(saved.get(name), Tensor) or not _alike(value, saved[name], clients):
-            _refuse(place)
-    return known
-
-
-def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
-    """Whether a saved tensor can be what this one became."""
-    if saved.dtype != initial.dtype or saved.ndim != initial.ndim:
-        return False
-    # A dimension over clients has the population's size of when it was saved, which may be smaller
-    # or larger than today's; one that begins empty has any.
-    return all(
-        now == then or then == 0 or (then == clients and now > 0)
-        for now, then in zip(saved.shape, initial.shape, strict=True)
-    )
-
-
-def reopen(
-    folder: str | Path,
-    task: Task | None = None,
-    federation: Federation | None = None,
-    trust: bool = False,
-) -> tuple[Job, State]:
-    """The job of a run in a folder, with the states of its last checkpoint.
-
-    For a run of your own Task and Federation pass the same two again; they are compared by hash.
-
-    trust: import the programs that the run's experiment names (`package.module:callable`)
-    """
-    store = Store(Path(folder))
-    with trusting(trust):
-        job = _reopened(store.folder, task, federation)
-    saved = store.saved()
-    if saved is None:
-        raise RunError(f"{str(folder)!r} has no checkpoint yet")
-    return job, restore(job, saved, store, resume=False, last=int(saved["last"]))
-
-
-def _reopened(folder: Path, task: Task | None, federation: Federation | None) -> Job:
-    import tomllib
-
-    path = folder / "experiment.toml"
-    try:
-        if task is None or federation is None:
-            return job_from_experiment(read(path))
-        text = read_plain(path).decode()
-        tables = tomllib.loads(text)
-        given = {key: value for key, value in tables.items() if key not in ("dataset", "model")}
-        job = job_from_parts(task, federation, **given)
-    except (ConfigError, OSError, ValueError) as error:
-        raise RunError(
-            f"{str(folder)!r} cannot be built again from its experiment.toml: {error}; a run of "
-            "your own Task and Federation is reopened by reopen(folder, task, federation)"
-        ) from None
-    if job.text != text:
-        raise RunError(f"{str(folder)!r} is a run of another task or federation")
-    return job
 
 
 def converse(
@@ -376,51 +272,138 @@ def _round(job: Job, state: State, number: int) -> Round:
     outcome, exchanges = converse(algorithm, engine, state, job.sample(number))
     trained = time.perf_counter()
     new_state = outcome.state
-    evaluation = None
+    scores = _Scores()
     if number % job.settings.evaluate_every == 0 or number == job.rounds:
         new_state = algorithm.before_evaluation(new_state)
-        evaluation = engine.evaluate(algorithm, new_state)
-        _check_finite(job, evaluation, number)
-    further: Values = {}
-    held_out = None
-    if evaluation is not None:
-        further, held_out = _further(job, new_state)
-        further["mixture"] = _mixture(job, new_state)
+        scores = _evaluate(job, new_state, number)
     evaluated = time.perf_counter()
+    reported = _reported(exchanges)
+    dropped = _failed(exchanges) | outcome.dropped
+    used = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
+    names = engine.population.names  # ids are ids up to here
     return Round(
         number=number,
-        **_reported(exchanges, engine.population),
-        **_used(outcome, exchanges, engine.population),
+        clients=tuple(names[client] for client in reported.clients),
+        losses=reported.losses,
+        scores=reported.scores,
+        weights={names[client]: weight for client, weight in used},
+        dropped={names[client]: reason for client, reason in dropped.items()},
+        capped={names[client]: reason for client, reason in outcome.capped.items()},
         warnings=outcome.warnings,
         bytes=_traffic(job, exchanges),
-        **_metrics(evaluation, engine.population),
-        **further,
-        evaluation=evaluation,
-        held_out=held_out,
+        metrics=scores.metrics,
+        personal=scores.personal,
+        more=scores.more,
+        validation=scores.validation,
+        unseen=scores.unseen,
+        mixture=scores.mixture,
+        evaluation=scores.evaluation,
+        held_out=scores.held_out,
+        diverged=bool(dropped) and not len(outcome.clients) and outcome.diverged >= dropped.keys(),
         state=new_state,
         seconds={"train": trained - start, "evaluate": evaluated - trained},
         job=job,
     )
 
 
-def _further(job: Job, state: State) -> tuple[Values, Evaluation | None]:
-    """The metrics on validation rows and of held-out clients, and the latter's evaluation."""
-    found: Values = {}
-    lower = find(job.task.score).lower_is_better
+class _Reported(NamedTuple):
+    """The cohort of a round, and what it reported; NaN: nothing."""
+
+    clients: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+def _reported(exchanges: Sequence[Exchange]) -> _Reported:
+    """The cohort of the first exchange, with the losses and scores that it reported."""
+    if not exchanges:
+        return _Reported()
+    request, replies = exchanges[0]
+    asked = request.clients.tolist()
+
+    def column(name: str) -> tuple[float, ...]:
+        values = replies.values[name].tolist() if name in replies.values else []
+        by_client = dict(zip(replies.clients.tolist(), values, strict=False))
+        return tuple(by_client.get(client, math.nan) for client in asked)
+
+    return _Reported(tuple(asked), column("loss"), column("score"))
+
+
+def _failed(exchanges: Sequence[Exchange]) -> dict[int, str]:
+    """Why replies did not come, by client."""
+    failed: dict[int, str] = {}
+    for _, replies in exchanges:
+        failed |= replies.failed
+    return failed
+
+
+# Evaluation
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What the evaluation after a round gave; empty: not evaluated."""
+
+    evaluation: Evaluation | None = None
+    held_out: Evaluation | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    personal: dict[str, float] = field(default_factory=dict)
+    more: dict[str, dict[str, float]] = field(default_factory=dict)
+    validation: dict[str, float] = field(default_factory=dict)
+    unseen: dict[str, float] = field(default_factory=dict)
+    mixture: dict[str, float] = field(default_factory=dict)
+
+
+def _evaluate(job: Job, state: State, number: int) -> _Scores:
+    """Evaluate the model after a round on every part of the data that the run has."""
+    evaluation = job.engine.evaluate(job.algorithm, state)
+    _check_finite(job, evaluation, number)
+    names = job.population.names
+    main, *further = evaluation.scores
+    more = {name: _summary(evaluation, evaluation.scores[name], name, names) for name in further}
+    personal = {}
+    if evaluation.personal is not None:
+        personal = _summary(evaluation, evaluation.personal.score, main, names)
+    validation: dict[str, float] = {}
     if job.settings.validation:
-        each = job.engine.evaluate(job.algorithm, state, "validation")
-        scores = (each.personal or each).score[each.scored]
-        if len(scores):
-            sizes = each.sizes[each.scored]
-            found["validation"] = metrics.summary(scores, sizes, lower_is_better=lower)
-    if not job.settings.unseen:
-        return found, None
-    unseen = job.engine.evaluate(job.algorithm, state, "unseen")
-    if len(unseen.scored):
-        sizes = unseen.sizes[unseen.scored]
-        scores = unseen.score[unseen.scored]
-        found["unseen"] = metrics.summary(scores, sizes, lower_is_better=lower)
-    return found, unseen
+        held_back = job.engine.evaluate(job.algorithm, state, "validation")
+        validation = _summary(held_back, (held_back.personal or held_back).score, main)
+    held_out = None
+    unseen: dict[str, float] = {}
+    if job.settings.unseen:
+        held_out = job.engine.evaluate(job.algorithm, state, "unseen")
+        unseen = _summary(held_out, held_out.score, main)
+    return _Scores(
+        evaluation=evaluation,
+        held_out=held_out,
+        metrics=_summary(evaluation, evaluation.score, main, names),
+        personal=personal,
+        more={name: values for name, values in more.items() if values},
+        validation=validation,
+        unseen=unseen,
+        mixture=_mixture(job, state),
+    )
+
+
+def _summary(
+    evaluation: Evaluation, values: Tensor, name: str, names: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Metrics of a score over the clients that have it; empty where none has.
+
+    Args:
+        evaluation: says which clients have a main score, and their sizes
+        values: of the score, (K,)
+        name: of the score
+        names: of the clients, for error messages
+    """
+    scored = evaluation.scored
+    if name != next(iter(evaluation.scores)):  # a further score may be undefined for some
+        scored = scored[~values[scored].isnan()]
+    if len(scored) == 0:
+        return {}
+    called = None if names is None else [names[client] for client in scored.tolist()]
+    lower = find(name).lower_is_better
+    return metrics.summary(values[scored], evaluation.sizes[scored], called, lower)
 
 
 def _mixture(job: Job, state: State) -> dict[str, float]:
@@ -441,35 +424,6 @@ def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:
                 raise DivergedError(_diverged(job, number))
 
 
-def _reported(exchanges: Sequence[Exchange], population: Population) -> Values:
-    """The cohort of the first exchange, with the losses and scores that it reported."""
-    if not exchanges:
-        return {"clients": (), "losses": (), "scores": ()}
-    request, replies = exchanges[0]
-    ids = replies.clients.tolist()
-    columns = {}
-    for name, key in (("losses", "loss"), ("scores", "score")):
-        values = replies.values[key].tolist() if key in replies.values else []
-        by_client = dict(zip(ids, values, strict=False))
-        columns[name] = tuple(by_client.get(i, float("nan")) for i in request.clients.tolist())
-    names = tuple(population.names[i] for i in request.clients.tolist())
-    return {"clients": names, **columns}
-
-
-def _used(outcome: Outcome, exchanges: Sequence[Exchange], population: Population) -> Values:
-    """Weights, dropped and capped clients, by name."""
-    names = population.names
-    failed: dict[int, str] = {}
-    for _, replies in exchanges:
-        failed |= replies.failed
-    weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
-    return {
-        "weights": {names[client]: weight for client, weight in weights},
-        "dropped": {names[client]: why for client, why in (failed | outcome.dropped).items()},
-        "capped": {names[client]: why for client, why in outcome.capped.items()},
-    }
-
-
 def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
     """Bytes sent down and up, and what sending the model's weights both ways would cost."""
     down = up = asked = 0
@@ -478,33 +432,6 @@ def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
         up += num_bytes(replies.values)
         asked += len(request.clients) if request.purpose == "train" else 0
     return {"down": down, "up": up, "weights": 2 * asked * job.task.size * 4}
-
-
-def _metrics(evaluation: Evaluation | None, population: Population) -> Values:
-    """Metrics over clients of the main score, of personal models, and of further scores."""
-    if evaluation is None:
-        return {}
-    scored = evaluation.scored
-    names = [population.names[client] for client in scored.tolist()]
-    sizes = evaluation.sizes[scored]
-    if len(scored) == 0:
-        return {}
-    main, *further = evaluation.scores
-    lower = find(main).lower_is_better
-    found: Values = {"metrics": metrics.summary(evaluation.score[scored], sizes, names, lower)}
-    if evaluation.personal is not None:
-        own = evaluation.personal.score[scored]
-        found["personal"] = metrics.summary(own, sizes, names, lower)
-    more = {}
-    for name in further:
-        values = evaluation.scores[name]
-        defined = scored[~values[scored].isnan()]
-        if len(defined):
-            named = [population.names[client] for client in defined.tolist()]
-            more[name] = metrics.summary(
-                values[defined], evaluation.sizes[defined], named, find(name).lower_is_better
-            )
-    return found | {"more": more}
 
 
 def _write(store: Store, job: Job, done: Round) -> None:
@@ -524,34 +451,30 @@ def _held_out_table(job: Job, done: Round) -> ClientTable | None:
     return ClientTable(federation.held_out.names, done.held_out)
 
 
-def _target(task: Task) -> Values:
-    """The scale of a regression's target: `model.safetensors` gives (label - mean) / deviation."""
-    if task.target is None:
-        return {}
-    mean, deviation = task.target
-    return {"target": {"mean": mean, "deviation": deviation}}
-
-
-def facts(job: Job) -> Mapping[str, Value]:
+def facts(job: Job) -> RunFacts:
     """What the run's record says about where and on what it ran."""
     import commonweal
 
-    return {
-        "commonweal": commonweal.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": 1 if job.settings.deterministic else torch.get_num_threads(),
-        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        **job.engine.facts(job.algorithm),
-        "data": job.engine.digest(),
-        "parameters": job.task.size,
-        "score": job.task.score,
-        **_target(job.task),
-        "task": {
-            "loss": job.task.loss,
-            "shape": list(job.population.shape),
-            "labels": list(job.label_shape),
-            "outputs": job.population.outputs,
-        },
-        "class_names": list(job.class_names),
-    }
+    target = None
+    if job.task.target is not None:
+        mean, deviation = job.task.target
+        target = TargetScale(mean=mean, deviation=deviation)
+    return replace(
+        job.engine.facts(job.algorithm),
+        commonweal=commonweal.__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        threads=1 if job.settings.deterministic else torch.get_num_threads(),
+        processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        data=job.engine.digest(),
+        parameters=job.task.size,
+        score=job.task.score,
+        target=target,
+        task=TaskFacts(
+            loss=job.task.loss,
+            shape=tuple(job.population.shape),
+            labels=job.label_shape,
+            outputs=job.population.outputs,
+        ),
+        class_names=job.class_names,
+    )

@@ -8,41 +8,38 @@ import torch
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain
-from commonweal.record.checksums import unpack
+from commonweal.record.artifacts import BEST, MODEL, read_model, read_preprocessing, read_samples
+from commonweal.record.checkpoint import read_checkpoint
 from commonweal.record.client_states import read_state
-from commonweal.record.store import (
-    Record,
-    Store,
-    damaged_facts,
-    damaged_rounds,
-    damaged_values,
-    whole_lines,
-)
+from commonweal.record.facts import damaged_facts
+from commonweal.record.lines import damaged_rounds, damaged_values, whole_lines
+from commonweal.record.record import Record, final_tables
+from commonweal.record.rounds import ROUNDS
 
 __all__ = ["problems"]
 
 
 def problems(folder: str | Path) -> list[str]:
-    """What is not as it was written, in sentences; empty where a run is whole.
+    """What is not as it was written; empty where a run is whole.
 
     Rounds after the last checkpoint have no digest yet: a resumed run computes them again.
     """
     folder = Path(folder)
-    found = [*_experiment(folder), *damaged_facts(folder)]
+    problems = [*_experiment(folder), *damaged_facts(folder)]
     try:
-        found += _checkpoint(folder)
-        if (folder / "model.safetensors").exists():
-            Record(folder, {}, {}, []).model()
-            found += _tables(folder)
-        if (folder / "best.safetensors").exists():
-            unpack(read_plain(folder / "best.safetensors"), repr(str(folder / "best.safetensors")))
-        Record(folder, {}, {}, []).samples()
-        Record(folder, {}, {}, []).preprocessing()
+        problems += _checkpoint(folder)
+        if (folder / MODEL).exists():
+            read_model(folder)
+            problems += _tables(folder)
+        if (folder / BEST).exists():
+            read_model(folder, BEST)
+        read_samples(folder)
+        read_preprocessing(folder)
     except RunError as error:
-        found.append(str(error))
+        problems.append(str(error))
     except OSError as error:
-        found.append(f"{str(error.filename)!r} cannot be read ({error.strerror})")
-    return found
+        problems.append(f"{str(error.filename)!r} cannot be read ({error.strerror})")
+    return problems
 
 
 def _experiment(folder: Path) -> list[str]:
@@ -56,7 +53,7 @@ def _experiment(folder: Path) -> list[str]:
 
 def _tables(folder: Path) -> Iterator[str]:
     """The last evaluation as CSV, which is made from the values of rounds."""
-    for name, data in Record.read(folder).final_tables().items():
+    for name, data in final_tables(Record.read(folder)).items():
         path = folder / name
         try:
             same = read_plain(path) == data
@@ -69,21 +66,18 @@ def _tables(folder: Path) -> Iterator[str]:
 
 def _checkpoint(folder: Path) -> Iterator[str]:
     """What is wrong with the checkpoint, and with what it stands for."""
-    store = Store(folder)
-    checkpoint = store.read_checkpoint()
+    checkpoint = read_checkpoint(folder)
     if checkpoint is None:
-        if (folder / "rounds.jsonl").exists():
+        if (folder / ROUNDS).exists():
             yield f"{str(folder)!r} has rounds, but no checkpoint.safetensors"
         return
-    saved, about = checkpoint
-    last = int(saved["last"])
-    lines = whole_lines(folder / "rounds.jsonl", last)
+    lines = whole_lines(folder / ROUNDS, checkpoint.last)
     experiment = folder / "experiment.toml"
-    if experiment.is_file() and digest(read_plain(experiment)) != about.get("experiment"):
+    if experiment.is_file() and digest(read_plain(experiment)) != checkpoint.experiment:
         yield f"{str(experiment)!r} was changed after the run began: its digest differs"
-    yield from damaged_rounds(folder, lines, last, about.get("rounds"))
+    yield from damaged_rounds(folder, lines, checkpoint.last, checkpoint.rounds)
     yield from damaged_values(folder, lines)
-    for client, round in saved.get("client_rounds", torch.empty(0, 2)).tolist():
+    for client, round in checkpoint.state.get("client_rounds", torch.empty(0, 2)).tolist():
         try:
             read_state(folder / "client_states" / f"{client:06d}-{round:06d}.safetensors")
         except RunError as error:

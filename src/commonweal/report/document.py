@@ -9,7 +9,7 @@ from commonweal.analysis.compare import Result, gather
 from commonweal.analysis.labels import by_label, find_runs, flat, seed_of
 from commonweal.analysis.worth import ALONE, POOLED, worth
 from commonweal.base.errors import RunError
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.report import html, plots, tables
 from commonweal.report.html import Html, join, tag
 from commonweal.report.plots import Picture
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def score(self) -> str:
-        return str(next(iter(self.runs.values()))[0].facts["score"])
+        return str(next(iter(self.runs.values()))[0].facts.score)
 
 
 def collect(folders: Sequence[str | Path]) -> Report:
@@ -110,7 +110,7 @@ def _listed(folders: Sequence[str | Path]) -> str:
 
 
 def _check_scores(records: Sequence[Record]) -> None:
-    scores = sorted({str(record.facts["score"]) for record in records})
+    scores = sorted({str(record.facts.score) for record in records})
     if len(scores) > 1:
         raise RunError(
             f"the runs have different scores ({', '.join(scores)}): report them one by one"
@@ -180,7 +180,7 @@ def _introduction(report: Report) -> list[Html]:
     name = dataset.get("name", "own rows") if isinstance(dataset, Mapping) else str(dataset)
     seeds = ", ".join(str(seed_of(record)) for record in next(iter(report.runs.values())))
     facts = (
-        f"{name}: {first.facts.get('clients')} clients, {first.experiment.get('rounds')} rounds; "
+        f"{name}: {first.facts.clients} clients, {first.experiment.get('rounds')} rounds; "
         f"{', '.join(report.runs)}; seeds {seeds}. The score is {report.score} on test rows."
     )
     return [tag("p", facts), *(tag("p", sentence) for sentence in report.left_out)]
@@ -327,7 +327,8 @@ def _runs(report: Report) -> Section:
     rows = []
     for label, records in report.runs.items():
         for record in records:
-            facts = [str(record.facts.get(key, "-")) for key in FACTS]
+            known = record.facts.table()
+            facts = [str(known.get(key, "-")) for key in FACTS]
             warned = sum(len(each.warnings) for each in record.rounds)
             dropped = sum(len(each.dropped) for each in record.rounds)
             rounds = f"{len(record.rounds)} of {record.experiment.get('rounds')}"

@@ -21,7 +21,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.text import shown
 from commonweal.base.values import Value
 from commonweal.metrics import Paired, paired
-from commonweal.record.store import Record
+from commonweal.record.record import Record
 from commonweal.report.tables import scale, show_score
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Plots:
     def clients(self) -> "Figure":
         """Draw every client's last score."""
         label = plain(self.record.title)
-        return clients(gather({label: [self.record]}), self.record.facts["score"]).figure
+        return clients(gather({label: [self.record]}), self.record.facts.score).figure
 
     def rounds(self) -> "Figure":
         """Draw the mean score over rounds, with the band between worst and best tenth."""
@@ -349,7 +349,7 @@ BAND = ("mean", "worst_10", "best_10")
 
 def rounds(runs: Mapping[str, Sequence[Record]]) -> Picture:
     """Scores over rounds by label: the mean, and the band between worst and best tenth."""
-    score = next(iter(runs.values()))[0].facts["score"]
+    score = next(iter(runs.values()))[0].facts.score
     curves = {label: _curves(records) for label, records in runs.items()}
     with _styled():
         figure = _draw_rounds(curves, score)

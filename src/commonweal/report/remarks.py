@@ -32,8 +32,8 @@ class Remarks:
             for sentence in describe.remarks(job.engine.federation):
                 self.say(sentence)
         facts = job.engine.facts(job.algorithm)
-        if job.settings.vectorize not in ("auto", facts.get("vectorize", "auto")):
-            self.say(f"vectorize: {facts['vectorize']}, because {facts['vectorize_because']}")
+        if job.settings.vectorize not in ("auto", facts.vectorize or "auto"):
+            self.say(f"vectorize: {facts.vectorize}, because {facts.vectorize_because}")
 
     def about_round(self, done: Round) -> None:
         """Say warnings of a new kind, and whose replies are dropped or capped the first time."""

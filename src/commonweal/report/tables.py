@@ -18,9 +18,11 @@ from commonweal.analysis.compare import Result, align, mean_change
 from commonweal.analysis.interpolation import Curve
 from commonweal.analysis.worth import Worth
 from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.plain import to_json
 from commonweal.base.text import quoted, shown
 from commonweal.metrics import Against, Paired
-from commonweal.record.store import ClientTable, Record, RoundRecord, to_json
+from commonweal.record.record import Record
+from commonweal.record.rounds import ClientTable, RoundRecord
 from commonweal.report import Format
 from commonweal.training import scores
 from commonweal.training.evaluation import Evaluation
@@ -224,7 +226,7 @@ def _run_notes(record: Record, clients: ClientTable, model: "_Model") -> list[st
         notes.append("[low, high]: where a client's accuracy lies with 95 % confidence (Wilson)")
     if scores.find(model.score).lower_is_better:
         notes.append(f"{model.score}: lower is better, so the worst is the highest")
-    majority = record.facts.get("majority")
+    majority = record.facts.majority
     if majority is not None and model.score == "accuracy":
         notes.append(f"always giving the most frequent class is right in {100 * majority:.1f} %")
     shown = _ends(model)
@@ -232,7 +234,7 @@ def _run_notes(record: Record, clients: ClientTable, model: "_Model") -> list[st
         table = record.folder / "clients.csv"
         where = f"; all clients: {table}" if table.exists() else ""
         notes.append(f"the {len(shown)} lowest and highest are shown{where}")
-    unscored = record.facts.get("unscored") or []
+    unscored = record.facts.unscored or ()
     if unscored:
         some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
         notes.append(f"without a score (no test rows, or it is undefined for them): {some}")
@@ -289,9 +291,7 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
 
 def _title(record: Record, last: RoundRecord) -> str:
     total = record.experiment.get("rounds", "?")
-    return _text(
-        f"{record.title}: round {last.number} of {total}, {record.facts.get('score', 'score')}"
-    )
+    return _text(f"{record.title}: round {last.number} of {total}, {record.facts.score}")
 
 
 def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:

@@ -207,7 +207,9 @@ class FedEvg(Algorithm):
         replies = replies.finite()
         if len(replies.clients) == 0:
             nothing = torch.empty(0, dtype=torch.float64)
-            return Outcome(following, replies.clients, nothing, replies.failed)
+            return Outcome(
+                following, replies.clients, nothing, replies.failed, diverged=replies.diverged
+            )
         decision = self.rule(self.reports(replies, clients), state["rule"])
         following["rule"] = decision.state
         following["x"], posterior = self.move(state, replies.values, decision.weights)
@@ -219,6 +221,7 @@ class FedEvg(Algorithm):
             replies.failed | decision.dropped,
             decision.capped,
             decision.warnings,
+            replies.diverged,
         )
 
     def reports(self, replies: Replies, clients: int) -> Reports:

@@ -16,8 +16,10 @@ from typing import TypeAlias
 from commonweal.analysis.labels import flat
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.files import write_file
+from commonweal.base.plain import to_json
 from commonweal.base.values import Value, Values
-from commonweal.record.store import Record, StoredRound, to_json
+from commonweal.record.record import Record
+from commonweal.record.rounds import StoredRound
 from commonweal.trackers.tracker import Destination, Moment, Tracker
 
 __all__ = ["export", "moment", "name_of"]
@@ -112,7 +114,8 @@ def _remember(folder: Path, key: str, done: Mapping[str, Value]) -> None:
 
 
 def _settings(record: Record) -> Values:
-    facts = {f"run.{key}": record.facts[key] for key in FACTS if key in record.facts}
+    known = record.facts.table()
+    facts = {f"run.{key}": known[key] for key in FACTS if key in known}
     return flat(record.experiment) | facts
 
 

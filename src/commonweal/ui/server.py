@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from functools import partial
@@ -23,9 +22,11 @@ from commonweal.analysis.compare import Result, gather
 from commonweal.analysis.labels import by_label, seed_of
 from commonweal.analysis.worth import worth
 from commonweal.base.errors import CommonwealError, RunError
+from commonweal.base.plain import to_json
 from commonweal.base.values import Values
 from commonweal.config import catalog
-from commonweal.record.store import Record, to_json
+from commonweal.record.record import Record
+from commonweal.record.rounds import progress_after
 from commonweal.report import plots, tables
 from commonweal.report.document import split
 from commonweal.ui import runs
@@ -138,22 +139,21 @@ def _runs(root: Path, request: Request) -> Values:
 
 def _run(root: Path, request: Request) -> Values:
     folder = _asked(root, request)
-    record = runs.light(folder)
+    record = Record.read(folder)
     described = runs.describe(root, folder)
     return {
         "run": asdict(described),
-        "curve": runs.curve(record),
+        "curve": asdict(runs.curve(record)),
         "scale": tables.scale(described.score),
         "experiment": (folder / "experiment.toml").read_text(encoding="utf-8"),
-        "facts": record.facts,
+        "facts": record.facts.table(),
         "rule": _rule(record),
     }
 
 
 def _rule(record: Record) -> Values:
     """What the rule does, in words."""
-    part = record.experiment.get("rule")
-    name = part.get("name", "") if isinstance(part, dict) else str(part)
+    name = record.part("rule")
     if not name or ":" in name or name not in catalog.entries("rules"):
         return {"name": name, "about": "", "details": ""}
     entry = catalog.entries("rules")[name]
@@ -161,17 +161,16 @@ def _rule(record: Record) -> Values:
 
 
 def _clients(root: Path, request: Request) -> Values:
-    record = runs.light(_asked(root, request))
+    record = Record.read(_asked(root, request))
     page = runs.client_page(record, request.query_params.get("words", ""), MOST_CLIENTS)
-    return page | {"scale": tables.scale(record.facts["score"]), "score": record.facts["score"]}
+    return asdict(page) | {"scale": tables.scale(record.facts.score), "score": record.facts.score}
 
 
 def _client(root: Path, request: Request) -> Values:
-    folder = _asked(root, request)
-    name = request.query_params.get("name", "")
-    record = Record(folder, *runs.read_small(folder), [])
-    more = {"rule": _rule(record), "scale": tables.scale(record.facts["score"])}
-    return runs.client_history(folder, name) | more | {"score": record.facts["score"]}
+    record = Record.read(_asked(root, request))
+    history = runs.client_history(record, request.query_params.get("name", ""))
+    more = {"rule": _rule(record), "scale": tables.scale(record.facts.score)}
+    return asdict(history) | more | {"score": record.facts.score}
 
 
 class _Chosen(NamedTuple):
@@ -185,7 +184,7 @@ class _Chosen(NamedTuple):
 
 def _chosen(root: Path, request: Request) -> _Chosen:
     names = request.query_params.getlist("id")[:MOST_COMPARED]
-    records = [runs.light(_folder(root, name)) for name in names]
+    records = [Record.read(_folder(root, name)) for name in names]
     evaluated = [record for record in records if record.evaluated]
     if not evaluated:
         raise RunError(f"none of these {len(names)} runs has been evaluated yet")
@@ -194,7 +193,7 @@ def _chosen(root: Path, request: Request) -> _Chosen:
     if not common:
         raise RunError("these runs have no seed in common: choose runs of equal seeds")
     paired = {label: [r for r in g if seed_of(r) in common] for label, g in labels.items()}
-    scores = {str(record.facts["score"]) for record in evaluated}
+    scores = {record.facts.score for record in evaluated}
     if len(scores) > 1:
         raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
     (score,) = scores
@@ -224,7 +223,7 @@ def _compare(root: Path, request: Request) -> Values:
         ],
         "notes": [*tables.worth_sentences(found, score), *grid.notes],
         "worth": _worth(grid),
-        "curves": {label: runs.curve(group[0]) for label, group in paired.items()},
+        "curves": {label: asdict(runs.curve(group[0])) for label, group in paired.items()},
         "changes": changes,
     }
 
@@ -289,14 +288,16 @@ async def _events(folder: Path) -> AsyncIterator[str]:
         if size < offset:  # a resumed run was cut back
             offset = 0
         try:
-            found, offset = await run_in_threadpool(runs.new_rounds, folder, offset)
+            rounds, offset = await run_in_threadpool(progress_after, folder, offset)
         except CommonwealError as error:
             yield _event("problem", {"problem": str(error)})
             return
-        if found:
-            last = found[-1]["round"]
-            evaluated = [each for each in found if each["metrics"]]
-            yield _event("rounds", {"round": last, "evaluated": evaluated[-runs.MOST_POINTS :]})
+        if rounds:
+            evaluated = [
+                {"round": each.number, "metrics": each.metrics} for each in rounds if each.metrics
+            ]
+            shown = evaluated[-runs.MOST_POINTS :]
+            yield _event("rounds", {"round": rounds[-1].number, "evaluated": shown})
         if finished:
             yield _event("finished", {})
             return
@@ -304,4 +305,4 @@ async def _events(folder: Path) -> AsyncIterator[str]:
 
 
 def _event(name: str, value: Values) -> str:
-    return f"event: {name}\ndata: {json.dumps(value)}\n\n"
+    return f"event: {name}\ndata: {to_json(value, indent=None).decode()}\n"

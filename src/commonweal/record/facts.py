@@ -1,0 +1,150 @@
+"""run.json: what a run ran on, as one type with one reader and one writer.
+
+Format 2 is that of versions 0.2 and later. Folders of another format are refused.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import pydantic
+
+from commonweal.base.errors import RunError
+from commonweal.base.files import digest, read_plain, write_file
+from commonweal.base.plain import Table, to_json
+
+__all__ = [
+    "FORMAT",
+    "RunFacts",
+    "TargetScale",
+    "TaskFacts",
+    "damaged_facts",
+    "read_facts",
+    "sealed",
+    "write_facts",
+]
+
+FORMAT = 2  # of the folder
+NAME = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScale:
+    """The scale of a regression's target: models give (label - mean) / deviation."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What it takes to build the module again without the data."""
+
+    loss: str
+    shape: tuple[int, ...]  # of a sample
+    labels: tuple[int, ...] = ()  # the shape of a sample's label
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a run ran on. None: not known, or not applicable."""
+
+    format: int = FORMAT
+    commonweal: str | None = None  # versions
+    torch: str | None = None
+    python: str | None = None
+    threads: int | None = None
+    processor: str | None = None
+    engine: str = "simulator"
+    vectorize: str | None = None
+    vectorize_because: str | None = None
+    device: str | None = None
+    clients: int = 0
+    unscored: tuple[str, ...] | None = None  # clients without test samples or a defined score
+    notes: tuple[str, ...] | None = None  # about the data
+    train_rows: int | None = None
+    test_rows: int | None = None
+    majority: float | None = None  # the accuracy of always giving the most frequent class
+    validation_rows: int | None = None
+    held_out: tuple[str, ...] | None = None  # clients
+    data: str | None = None  # a hash; empty where the data may grow during a run
+    parameters: int | None = None
+    score: str = "accuracy"
+    target: TargetScale | None = None
+    task: TaskFacts | None = None
+    class_names: tuple[str, ...] | None = None
+
+    def table(self) -> dict[str, object]:
+        """The facts by name, as they are written; what is None is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def sealed(table: Mapping[str, object]) -> bytes:
+    """A table as JSON, with a digest of itself at the end."""
+    return to_json({**table, "digest": digest(to_json(table))})
+
+
+def write_facts(folder: Path, facts: RunFacts) -> None:
+    write_file(folder / NAME, sealed(facts.table()))
+
+
+def read_facts(folder: Path) -> RunFacts:
+    """Read run.json.
+
+    Raises:
+        OSError: the file cannot be read
+        ValueError: it does not hold such facts
+        RunError: the folder is of another format
+    """
+    data = read_plain(folder / NAME)
+    _check_format(folder, _parse(data).get("format", FORMAT))
+    try:
+        return _adapter().validate_json(data, strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{NAME} says {key} = {first['input']!r}") from None
+
+
+@cache
+def _adapter() -> pydantic.TypeAdapter[RunFacts]:
+    return pydantic.TypeAdapter(RunFacts)
+
+
+def _parse(data: bytes) -> Table:
+    table = json.loads(data.decode())
+    if not isinstance(table, dict):
+        raise ValueError(f"{NAME} is not a table")
+    return table
+
+
+def _check_format(folder: Path, given: object) -> None:
+    """Raise RunError where a folder was written by a version that writes other files."""
+    if given == FORMAT:
+        return
+    if type(given) is not int:
+        raise ValueError(f"{NAME} says format = {given!r}")
+    age, remedy = ("a newer", "update commonweal") if given > FORMAT else ("an older", "run again")
+    raise RunError(
+        f"{str(folder)!r} was written by {age} version (format {given}, this one reads {FORMAT}): "
+        f"{remedy}"
+    )
+
+
+def damaged_facts(folder: Path) -> list[str]:
+    """What is wrong with run.json."""
+    path = folder / NAME
+    try:
+        read_facts(folder)
+        data = read_plain(path)
+        table = {key: value for key, value in _parse(data).items() if key != "digest"}
+    except RunError as error:
+        return [str(error)]
+    except (OSError, ValueError, RecursionError) as error:
+        return [f"{str(path)!r} cannot be read ({error})"]
+    if data != sealed(table):
+        return [f"{str(path)!r} was changed after it was written: its digest differs"]
+    return []

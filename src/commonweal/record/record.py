@@ -1,0 +1,371 @@
+"""Reading a run's folder: store.py lists its files."""
+
+import json
+import math
+import os
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from commonweal.base.errors import RunError
+from commonweal.base.files import read_plain
+from commonweal.base.frames import frame
+from commonweal.base.tensors import Tensors
+from commonweal.config import catalog
+from commonweal.data.preprocessing import Preprocessing
+from commonweal.record.artifacts import MODEL, read_model, read_preprocessing, read_samples
+from commonweal.record.columns import Array, Chunks
+from commonweal.record.facts import RunFacts, TaskFacts, read_facts
+from commonweal.record.rounds import (
+    VALUES,
+    ClientTable,
+    Part,
+    Progress,
+    RoundRecord,
+    StoredRound,
+    best_round,
+    last_round,
+    progress_after,
+    read_rounds,
+)
+from commonweal.training.scores import find
+from commonweal.training.task import InUnits
+
+if TYPE_CHECKING:
+    from commonweal.report.plots import Plots
+
+__all__ = ["Outline", "Record", "final_tables", "find_runs", "title_of"]
+
+MARKS = {"experiment.toml", "run.json", "rounds.jsonl"}  # a folder with one of them is a run's
+
+
+def find_runs(root: str | Path) -> Iterator[Path]:
+    """Yield the folders of runs in a folder and below it, by path. Links are not followed.
+
+    What is below a run belongs to it.
+    """
+    try:
+        with os.scandir(root) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    if MARKS & {entry.name for entry in listed}:
+        yield Path(root)
+        return
+    for entry in listed:
+        if entry.is_dir(follow_symlinks=False):
+            yield from find_runs(entry.path)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A run by its small files. Its rounds are looked at when they are asked for."""
+
+    folder: Path
+    experiment: dict[str, Any]  # the tables of experiment.toml
+    facts: RunFacts
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Outline":
+        """Read experiment.toml and run.json."""
+        return Outline(Path(folder), *_small_files(Path(folder)))
+
+    @property
+    def title(self) -> str:
+        """The rule, preceded by an algorithm other than averaging."""
+        return title_of(self.experiment)
+
+    @property
+    def total(self) -> int:
+        """How many rounds the experiment has."""
+        return int(self.experiment.get("rounds", 0))
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the final model is written."""
+        return (self.folder / MODEL).exists()
+
+    @property
+    def lower_is_better(self) -> bool:
+        return find(self.facts.score).lower_is_better
+
+    def part(self, key: str, default: str = "") -> str:
+        """The name of a part of the experiment, such as its `rule`."""
+        return _name(self.experiment.get(key, default))
+
+    def last(self) -> Progress:
+        """The last round's number, and the last metrics, from the end of rounds.jsonl."""
+        return last_round(self.folder)
+
+    def rounds_after(self, offset: int) -> tuple[list[Progress], int]:
+        """The rounds written after some byte of rounds.jsonl, and where the next will begin."""
+        return progress_after(self.folder, offset)
+
+
+def _small_files(folder: Path) -> tuple[dict[str, Any], RunFacts]:
+    try:
+        experiment = dict(_parse(read_plain(folder / "experiment.toml").decode()))
+        rounds = experiment.get("rounds", 0)
+        if not isinstance(rounds, int):
+            raise ValueError(f"rounds = {rounds!r}")
+        return experiment, read_facts(folder)
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
+        raise RunError(
+            f"{str(folder)!r} is not the folder of a run: {missing} is missing"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{str(folder)!r} is not the folder of a run: {error}") from None
+
+
+@lru_cache(maxsize=1 << 13)  # a list of runs reads the same files again and again
+def _parse(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def _name(part: object) -> str:
+    return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part)
+
+
+def title_of(experiment: Mapping[str, object]) -> str:
+    """The rule of an experiment, preceded by an algorithm other than averaging."""
+    rule = _name(experiment.get("rule", "fedavg"))
+    algorithm = _name(experiment.get("algorithm", "averaging"))
+    if algorithm == "averaging":
+        return rule
+    return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
+
+
+@dataclass(frozen=True)
+class Record(Outline):
+    """A run read back from its folder."""
+
+    rounds: list[StoredRound]
+
+    def __repr__(self) -> str:
+        total = self.experiment.get("rounds")
+        return f"<Record {str(self.folder)!r}: {self.title}, {len(self.rounds)} of {total} rounds>"
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Record":
+        """Read a run, finished or not."""
+        folder = Path(folder)
+        return cls(folder, *_small_files(folder), read_rounds(folder))
+
+    @classmethod
+    def find(cls, root: str | Path) -> "list[Record]":
+        """All runs in a folder and below it, by path. Folders that cannot be read are skipped."""
+        records = []
+        for folder in find_runs(root):
+            try:
+                records.append(cls.read(folder))
+            except RunError:
+                continue
+        return records
+
+    # Rounds
+
+    def follow(
+        self, interval: float = 0.5, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[StoredRound]:
+        """Yield all rounds, and new ones as they are written, until the run is finished.
+
+        Args:
+            interval: seconds between looks
+            stopped: checked between looks; where it is true, the iteration ends early
+        """
+        seen = 0
+        while True:
+            has_model = self.has_model
+            rounds = read_rounds(self.folder)
+            yield from rounds[seen:]
+            seen = max(seen, len(rounds))
+            if (has_model and self._are_all(rounds)) or stopped():
+                return
+            time.sleep(interval)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are there, and the model."""
+        return self.has_model and self._are_all(self.rounds)
+
+    def _are_all(self, rounds: Sequence[RoundRecord]) -> bool:
+        last = rounds[-1].number if rounds else 0
+        patience = self.experiment.get("patience")
+        if patience is not None:
+            best = self._best(rounds)
+            if best is not None and last - best.number >= patience:
+                return True  # the run stopped early
+        return last >= self.total
+
+    @property
+    def best(self) -> RoundRecord | None:
+        """The round that is best on validation samples, whose model is in best.safetensors."""
+        return self._best(self.rounds)
+
+    def _best(self, rounds: Sequence[RoundRecord]) -> RoundRecord | None:
+        watch = str(self.experiment.get("watch", "mean"))
+        return best_round(rounds, watch, self.lower_is_better)
+
+    @property
+    def evaluated(self) -> list[StoredRound]:
+        """The rounds that were evaluated."""
+        return [each for each in self.rounds if each.metrics]
+
+    def timings(self) -> list[dict[str, float]]:
+        """The seconds of every round, by what they were spent on."""
+        path = self.folder / "timings.jsonl"
+        try:
+            lines = read_plain(path).decode().split("\n") if path.exists() else []
+            return [json.loads(line) for line in lines if line.endswith("}")]
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{str(path)!r} is damaged ({error}): delete it") from None
+
+    @property
+    def plot(self) -> "Plots":
+        """Figures of this run: `plot.clients()`, `.rounds()`, `.weights()` and `.regret()`."""
+        plots: Plots = import_module("commonweal.report.plots").Plots(self)
+        return plots
+
+    # Clients
+
+    def clients(self, round: int | None = None) -> ClientTable:
+        """Every client's evaluation after a round, by default the last evaluated one."""
+        where = repr(str(self.folder))
+        if round is None:
+            if not self.evaluated:
+                raise RunError(f"{where} has no evaluated round yet")
+            round = self.evaluated[-1].number
+        for each in self.rounds:
+            table = self.table(each, "test") if each.number == round else None
+            if table is not None:
+                return table
+        raise RunError(f"{where}: round {round} was not evaluated")
+
+    def unseen(self) -> ClientTable | None:
+        """The last evaluation of the clients that are held out of training, if there are any."""
+        return self.table(self.evaluated[-1], "unseen") if self.evaluated else None
+
+    def table(self, each: StoredRound, part: Part) -> ClientTable | None:
+        """The evaluation of a round on a part of the data, if there is one."""
+        named = each.table(part)
+        if named is None:
+            return None
+        try:
+            return ClientTable.parse(*named, self.facts.score)
+        except KeyError as error:
+            raise RunError(f"{str(self.folder)!r} has a damaged evaluation ({error})") from None
+
+    def history(self, client: str) -> dict[str, list[float]]:
+        """A client's values by round: NaN where it took no part, or was not evaluated.
+
+        `loss`, `score` and `weight` are what it reported and how much its reply counted; those
+        of the evaluation on test samples are called `test.score`, `test.loss` and so on.
+        """
+        columns: dict[str, list[float]] = {"round": [each.number for each in self.rounds]}
+        if not self.rounds or client not in self.rounds[0].names:
+            raise RunError(f"no client of this run is called {client!r}")
+        number = list(self.rounds[0].names).index(client)
+        keys = self._keys()
+        columns |= {name: [] for name in keys}
+        places = (each.place for each in self.rounds)
+        for entries in Chunks(self.folder / VALUES).entries(places, keys, number):
+            for name in keys:
+                columns[name].append(entries.get(name, math.nan))
+        return columns
+
+    def _keys(self) -> dict[str, tuple[str, ...]]:
+        """Columns of clients.chunks, with those that hold their clients' numbers, if they exist."""
+        keys = {"loss": ("client",), "score": ("client",), "weight": ("weighted", "client")}
+        tables = (each.table("test") for each in self.evaluated)
+        _, columns = next((table for table in tables if table is not None), ((), {}))
+        return keys | {f"test.{name}": ("test.client",) for name in columns}
+
+    def frame(self) -> Any:
+        """A line per evaluated round and client: round, client, rows, score, loss, ...
+
+        A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
+        """
+        parts: list[dict[str, Array]] = []
+        for each in self.evaluated:
+            table = each.table("test")
+            if table is not None:
+                names, columns = table
+                numbers = np.full(len(names), each.number)
+                parts.append({"round": numbers, "client": np.array(names, object), **columns})
+        keys = parts[0] if parts else ()
+        return frame({name: np.concatenate([part[name] for part in parts]) for name in keys})
+
+    # Models
+
+    def samples(self) -> tuple[Tensor, Tensor] | None:
+        """Synthetic samples and their labels, where the algorithm makes some."""
+        return read_samples(self.folder)
+
+    def preprocessing(self) -> Preprocessing | None:
+        """How a table's rows become features, where the run was trained on a table."""
+        return read_preprocessing(self.folder)
+
+    def model(self) -> Tensors:
+        """The final model's tensors, by the module's own names."""
+        return read_model(self.folder)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        return self._task.shape
+
+    @property
+    def loss(self) -> str:
+        return self._task.loss
+
+    @property
+    def _task(self) -> TaskFacts:
+        if self.facts.task is None:
+            raise RunError(f"{str(self.folder)!r} was written by an older version: run it again")
+        return self.facts.task
+
+    def module(self, trust: bool = False) -> nn.Module:
+        """The final model as a module in evaluation mode; its outputs are in the labels' units.
+
+        Args:
+            trust: import the program that makes the module, where the run names one
+        """
+        module = self.raw_module(trust)
+        target = self.facts.target
+        return module if target is None else InUnits(module, target.mean, target.deviation).eval()
+
+    def raw_module(self, trust: bool = False) -> nn.Module:
+        """The final model as the module that was trained."""
+        part = self.experiment["model"]
+        if part["name"] == "given":
+            raise RunError(
+                f"{str(self.folder)!r} is a run of your own module: load the tensors into it, "
+                "module.load_state_dict(record.model(), strict=False)"
+            )
+        task = self._task
+        with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
+            torch.manual_seed(self.experiment["seed"])  # for parameters that are not trained
+            module: nn.Module = catalog.build(
+                "models", part, outputs=task.outputs, labels=task.labels, shape=task.shape
+            )
+        module.load_state_dict(self.model(), strict=False)
+        return module.eval()
+
+
+def final_tables(record: Record) -> dict[str, bytes]:
+    """The last evaluation of a run as CSV files, by name."""
+    tables = {}
+    if record.evaluated:
+        tables["clients.csv"] = record.table(record.evaluated[-1], "test")
+        tables["unseen.csv"] = record.table(record.evaluated[-1], "unseen")
+    return {name: table.csv() for name, table in tables.items() if table is not None}

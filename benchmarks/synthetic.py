@@ -83,8 +83,9 @@ def images(name: str) -> Images:
         table = load_digits()
         x = (table.images[:, None] / 16).astype(np.float32)
         return Images(x[:1400], table.target[:1400], x[1400:])
-    train: Pool = catalog.build("datasets", {"name": name, "part": "train"})
-    test: Pool = catalog.build("datasets", {"name": name, "part": "test"})
+    train = catalog.build("datasets", {"name": name, "part": "train"})
+    test = catalog.build("datasets", {"name": name, "part": "test"})
+    assert isinstance(train, Pool) and isinstance(test, Pool)
     return Images(halved(train.x[:ROWS]), train.y[:ROWS], halved(test.x))
 
 

@@ -260,7 +260,7 @@ def test_uneven_noise() -> None:
 
 def test_uneven_noise_in_an_experiment() -> None:
     part = {"name": "uneven", "share": 0.5, "least": 0.8}
-    f = build_dataset(Experiment(dataset="vowel", noise=part))
+    f = build_dataset(Experiment(dataset="vowel", label_noise=part))
     clean = build_dataset(Experiment(dataset="vowel"))
     wrong = f.train.y != clean.train.y
     by_client = [float(part.double().mean()) for part in torch.split(wrong, f.train.sizes.tolist())]

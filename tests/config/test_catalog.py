@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -340,6 +341,7 @@ def test_build_gives_a_dataset_and_a_model() -> None:
     assert isinstance(federation, Federation)
     assert federation.clients == 15
     model = catalog.build("models", {"name": "mlp", "hidden": [7, 5]}, shape=(10,), outputs=11)
+    assert isinstance(model, nn.Sequential)
     assert [m.out_features for m in model if isinstance(m, nn.Linear)] == [7, 5, 11]
 
 
@@ -460,7 +462,7 @@ def test_what_the_thing_itself_refuses_is_a_config_error() -> None:
 
 
 def test_a_callable_outside_the_package_is_named_by_module_and_name(outside: str) -> None:
-    rule = catalog.build("rules", {"name": f"{outside}:Half", "strength": 2.0})
+    rule: Any = catalog.build("rules", {"name": f"{outside}:Half", "strength": 2.0})
     assert (type(rule).__name__, rule.strength, rule.interval) == ("Half", 2.0, 3)
     assert catalog.complete("rules", f"{outside}:Half") == {
         "name": f"{outside}:Half",
@@ -478,7 +480,7 @@ def test_our_own_can_be_named_so_too() -> None:
 def test_a_callable_in_a_file_is_named_by_path_and_name(tmp_path: Path) -> None:
     path = tmp_path / "my rules.py"
     path.write_text(OUTSIDE, encoding="utf-8")
-    built = catalog.build("rules", {"name": f"{path}:Half", "strength": 2.0})
+    built: Any = catalog.build("rules", {"name": f"{path}:Half", "strength": 2.0})
     assert (type(built).__name__, built.strength) == ("Half", 2.0)
     assert isinstance(built, Rule)
     assert type(catalog.build("rules", f"{path}:Half")) is type(built)
@@ -503,8 +505,9 @@ def test_a_file_that_cannot_be_used_is_a_sentence(
 
 
 def test_an_outside_callable_without_types_or_with_a_plain_class(outside: str) -> None:
-    assert catalog.build("rules", {"name": f"{outside}:untyped", "a": [1]}) == ([1], 2)
-    assert catalog.build("rules", {"name": f"{outside}:Plain", "a": 4}).a == 4
+    untyped: Any = catalog.build("rules", {"name": f"{outside}:untyped", "a": [1]})
+    plain: Any = catalog.build("rules", {"name": f"{outside}:Plain", "a": 4})
+    assert untyped == ([1], 2) and plain.a == 4
 
 
 def test_a_missing_parameter_is_a_sentence(outside: str) -> None:

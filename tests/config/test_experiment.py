@@ -1,5 +1,6 @@
 """One frozen value that determines a run: read, changed, completed, written and read back."""
 
+import pickle
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import CommonwealError, ConfigError
+from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change, read
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.samplers import Poisson, Uniform
@@ -73,8 +75,8 @@ def test_defaults_are_complete() -> None:
     assert e.server == SERVER
     assert e.client["batch"] == 20
     assert e.sampler == {"name": "uniform"}
-    unset = e.model_dump(include={"partition", "noise", "channels"})
-    assert unset == {"partition": None, "noise": None, "channels": []}
+    unset = e.model_dump(include={"partition", "label_noise", "channels"})
+    assert unset == {"partition": None, "label_noise": None, "channels": []}
     assert (e.rounds, e.cohort, e.seed, e.evaluate_every) == (100, "all", 0, 1)
     assert (e.engine, e.vectorize, e.score, e.scores) == ("simulator", "auto", None, ())
 
@@ -171,7 +173,7 @@ NOT_A_CHANGE = "is not a change: write key=value, such as rounds=50 or rule.cdf=
         (
             "rounds.x=1",
             "'rounds.x' is not a parameter of a part: known: algorithm, channels, client, dataset, "
-            "model, noise, partition, rule, sampler, server",
+            "label_noise, model, partition, rule, sampler, server",
         ),
         ("rule.cfd=normal", "rule 'aaggff-s' has no parameter 'cfd': did you mean 'cdf'?"),
         ("rule=fedagv", "no rule is called 'fedagv': did you mean 'fedavg'?"),
@@ -239,10 +241,10 @@ NAMED = "give a name, or a table with a name and parameters"
         ({"rouns": 5}, "an experiment has no key 'rouns': did you mean 'rounds'?"),
         (
             {"learning_rate": 5},
-            "an experiment has no key 'learning_rate': known: algorithm, augment, channels, "
-            "client, cohort, dataset, deterministic, device, engine, evaluate_every, model, noise, "
-            "partition, patience, rounds, rule, sampler, score, seed, server, unseen, validation, "
-            "vectorize, watch",
+            "an experiment has no key 'learning_rate': known: algorithm, channels, client, "
+            "cohort, dataset, deterministic, device, engine, evaluate_every, holdout_clients, "
+            "label_noise, model, monitor, partition, patience, rounds, rule, sampler, score, seed, "
+            "server, synthetic_from, validation, vectorize",
         ),
     ],
 )
@@ -397,7 +399,7 @@ def test_toml_reads_back_to_an_equal_experiment(values: dict[str, Any]) -> None:
 def test_toml_holds_every_default_and_says_what_is_not_set() -> None:
     text = Experiment(dataset="vowel", rule="aaggff-s").toml()
     values = tomllib.loads(text)
-    unset = {"partition", "noise", "score", "patience"}
+    unset = {"partition", "label_noise", "score", "patience"}
     assert set(values) == set(Experiment.model_fields) - unset
     assert all(f"# {key} is not set" in text for key in unset)
     assert values["server"] == {key: value for key, value in SERVER.items() if value is not None}
@@ -451,16 +453,17 @@ DIRICHLET = {"name": "dirichlet", "clients": 5, "alpha": 0.5}
 
 
 def test_partition_and_noise_are_parts_of_the_experiment() -> None:
-    e = Experiment(dataset="digits", partition=DIRICHLET, noise={"name": "symmetric", "rate": 0.2})
-    assert e.partition["alpha"] == 0.5 and e.noise["rate"] == 0.2
-    assert "partition" not in e.dataset and "noise" not in e.dataset
+    e = Experiment(dataset="digits", partition=DIRICHLET, label_noise="symmetric(rate=0.2)")
+    assert e.partition is not None and e.partition["alpha"] == 0.5
+    assert e.label_noise is not None and e.label_noise["rate"] == 0.2
+    assert "partition" not in e.dataset and "label_noise" not in e.dataset
     assert build_dataset(e).clients == 5
 
 
 @pytest.mark.parametrize("dataset", [{"name": "digits"}, {"name": "digits", "seed": 3}])
 def test_parts_inside_the_dataset_are_lifted_to_the_experiment(dataset: dict[str, Any]) -> None:
-    inside = Experiment(dataset=dataset | {"partition": DIRICHLET, "noise": "symmetric"})
-    assert inside == Experiment(dataset=dataset, partition=DIRICHLET, noise="symmetric")
+    inside = Experiment(dataset=dataset | {"partition": DIRICHLET, "label_noise": "symmetric"})
+    assert inside == Experiment(dataset=dataset, partition=DIRICHLET, label_noise="symmetric")
     assert Experiment(**tomllib.loads(inside.toml())) == inside
 
 
@@ -470,12 +473,70 @@ def test_lifted_parts_can_be_named_and_changed_by_either_key() -> None:
     for key in ("dataset.partition.alpha", "partition.alpha"):
         assert Experiment(**change(base, [f"{key}=2.0"])) == expected
     for key in ("dataset.partition", "partition"):
-        assert Experiment(**change(base, [f"{key}=iid"])).partition["name"] == "iid"
+        changed = Experiment(**change(base, [f"{key}=iid"]))
+        assert changed.partition is not None and changed.partition.name == "iid"
 
 
 def test_a_dataset_in_brackets_may_hold_its_partition() -> None:
     e = Experiment(dataset="digits(partition=iid)")
-    assert (e.dataset["name"], e.partition["name"]) == ("digits", "iid")
+    assert e.partition is not None and (e.dataset.name, e.partition.name) == ("digits", "iid")
+
+
+OLD = """
+noise = "pair"
+unseen = 0.25
+watch = "worst"
+augment = "runs/mine"
+dataset = "vowel"
+"""
+
+
+def test_keys_of_0_2_are_read_with_a_warning_that_names_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text(OLD)
+    with pytest.warns(FutureWarning) as caught:
+        e = read(file)
+    told = {str(warning.message) for warning in caught}
+    assert told == {
+        "noise is now called label_noise: rename it",
+        "unseen is now called holdout_clients: rename it",
+        "watch is now called monitor: rename it",
+        "augment is now called synthetic_from: rename it",
+    }
+    assert e.label_noise is not None and e.label_noise.name == "pair"
+    assert (e.holdout_clients, e.monitor, e.synthetic_from) == (0.25, "worst", "runs/mine")
+    for text in ("noise=pair", "dataset.noise=pair"):
+        with pytest.warns(FutureWarning, match="label_noise"):
+            changed = Experiment(**change({"dataset": "vowel"}, [text]))
+        assert changed.label_noise == e.label_noise
+    with pytest.raises(ConfigError, match="noise is the old name of label_noise, and both"):
+        Experiment(dataset="vowel", noise="pair", label_noise="pair")
+
+
+def test_a_parameter_that_has_the_old_name_of_a_key_is_left_alone() -> None:
+    changed = change({"dataset": "digits", "algorithm": "fedevg"}, ["algorithm.noise=0.5"])
+    assert changed["algorithm"] == {"name": "fedevg", "noise": 0.5}
+
+
+def test_parts_are_completed_once() -> None:
+    e = Experiment(dataset="vowel", rule="guarded(rule=aaggff-s)")
+    assert catalog.complete("rules", e.rule) is e.rule
+    assert catalog.complete("rules", e.rule["rule"]) is e.rule["rule"]
+    assert e.change(rounds=3).rule is e.rule
+    assert pickle.loads(pickle.dumps(e)) == e
+
+
+@pytest.mark.parametrize("text", ["[" * 100 + "]" * 100, '"' + "a" * 2_000_000 + '"'])
+def test_absurd_files_are_refused_at_the_door(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(f"dataset = {text}")
+    with pytest.raises(ConfigError, match="too long or nested too deeply"):
+        read(file)
+    deep: object = 1
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="hidden is nested too deeply"):
+        Experiment(dataset="vowel", model={"name": "mlp", "hidden": deep})
 
 
 def test_a_part_that_is_given_twice_is_a_sentence() -> None:

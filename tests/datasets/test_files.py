@@ -318,7 +318,12 @@ def run(*arguments: str) -> str:
 def test_data_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    changes = ["partition=dirichlet", "partition.clients=5", "partition.alpha=0.1", "noise=pair"]
+    changes = [
+        "partition=dirichlet",
+        "partition.clients=5",
+        "partition.alpha=0.1",
+        "label_noise=pair",
+    ]
     text = run("show", "digits", *changes, "--out", "a/b.png")
     assert re.search(r"clients +5\b", text) and re.search(r"classes +10, of ", text)
     assert "label noise: 10.0" in text and "drawn to a/b.png" in text

@@ -279,6 +279,6 @@ def test_some_of_the_folders_and_a_partition_of_all(tmp_path: Path, kind: str) -
     assert one.clients == 1 and one.outputs == 2
     three = commonweal.dataset("folder", path=path, partition={"name": "iid", "clients": 3})
     assert three.clients == 3
-    noisy = commonweal.dataset("folder", path=path, noise={"name": "pair", "rate": 1.0})
+    noisy = commonweal.dataset("folder", path=path, label_noise={"name": "pair", "rate": 1.0})
     clean = commonweal.dataset("folder", path=path)
     assert torch.equal(noisy.train.y, 1 - clean.train.y)

@@ -66,7 +66,7 @@ def protocol(
     method: Client = Visitor(**TRAINING)
     if client != "visitor":
         method = catalog.build("clients", {"name": client, **TRAINING})
-    built: Averaging = catalog.build(
+    built = catalog.build(
         "algorithms",
         algorithm,
         task=Task(module(kind)),
@@ -76,6 +76,7 @@ def protocol(
         rounds=10,
         seed=SEED,
     )
+    assert isinstance(built, Averaging)
     return built
 
 

@@ -47,7 +47,7 @@ def test_any_folder_gives_a_name_that_flower_accepts(tmp_path: Path, name: str) 
     assert config["tool"]["flwr"]["app"]["components"]["clientapp"].startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("setting", ["device=cuda", "unseen=0.2"])
+@pytest.mark.parametrize("setting", ["device=cuda", "holdout_clients=0.2"])
 def test_settings_that_mean_nothing_on_flower_are_refused(tmp_path: Path, setting: str) -> None:
     arguments = ["flower", "export", "examples/vowel.toml", str(tmp_path / "app"), setting]
     done = CliRunner().invoke(app, arguments)

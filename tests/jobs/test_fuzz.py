@@ -50,7 +50,7 @@ def experiment(seed: int) -> bool:
         "seed": seed,
         "cohort": [0.5, "all", 3][int(rng.integers(3))],
         "validation": [0.0, 0.3][int(rng.integers(2))],
-        "unseen": [0.0, 0.3][int(rng.integers(2))],
+        "holdout_clients": [0.0, 0.3][int(rng.integers(2))],
     }
     try:
         if rng.random() < 0.5:

@@ -52,7 +52,7 @@ def test_validation_rows_are_taken_from_training_rows_by_name_and_class() -> Non
 
 
 def test_the_best_round_is_chosen_on_validation_rows_and_its_model_is_kept(tmp_path: Path) -> None:
-    done = rounds(tmp_path / "r", validation=0.3, watch="worst")
+    done = rounds(tmp_path / "r", validation=0.3, monitor="worst")
     values = [each.validation["worst"] for each in done]
     first = values.index(max(values)) + 1
     record = Record.read(tmp_path / "r")
@@ -78,7 +78,7 @@ def test_patience_without_validation_rows_is_refused() -> None:
 
 
 def test_held_out_clients_never_train_and_are_scored(tmp_path: Path) -> None:
-    done = rounds(tmp_path / "r", unseen=0.3)
+    done = rounds(tmp_path / "r", holdout_clients=0.3)
     held = federation().hold_out(0.3).held_out
     assert held is not None and len(held.names) == 3
     assert held.rows.sizes.tolist() == [30, 30, 30]
@@ -114,7 +114,7 @@ def test_the_band_for_new_clients_holds_as_often_as_it_says() -> None:
 
 
 def test_the_sentence_about_new_clients(tmp_path: Path) -> None:
-    rounds(tmp_path / "r", unseen=0.3)
+    rounds(tmp_path / "r", holdout_clients=0.3)
     table = Record.read(tmp_path / "r").unseen()
     assert table is not None
     sentence = unseen_sentence(table.evaluation, "accuracy")

@@ -490,13 +490,13 @@ def test_synthetic_rows_are_given_to_every_client_of_another_run(tmp_path: Path)
         own, both = f.train.client(k), more.train.client(k)
         assert torch.equal(both.x, torch.cat([own.x, x])) and torch.equal(both.y[-len(y) :], y)
     assert torch.equal(more.test.x, f.test.x)
-    given = list(run(task(), f, rounds=2, augment=str(tmp_path / "rows")))[-1]
+    given = list(run(task(), f, rounds=2, synthetic_from=str(tmp_path / "rows")))[-1]
     by_hand = list(run(task(), more, rounds=2))[-1]
     assert torch.equal(given.state["w"], by_hand.state["w"])
     plain = tmp_path / "plain"
     list(run(task(), f, rounds=1, out=plain))
     with pytest.raises(ConfigError, match="has no synthetic rows: give the folder of a run of"):
-        run(task(), f, rounds=1, augment=str(plain))
+        run(task(), f, rounds=1, synthetic_from=str(plain))
     with pytest.raises(DataError, match=r"shape \(5,\) cannot be added to clients' rows"):
         f.augmented(torch.zeros(2, 5), torch.zeros(2))
 

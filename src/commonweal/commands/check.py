@@ -35,8 +35,10 @@ def check(
 
     from commonweal import checks
 
-    thing = catalog.build(kind, part)
-    passed = checks.check_rule(thing) if kind == "rules" else checks.check_client(thing)
+    if kind == "rules":
+        passed = checks.check_rule(catalog.build("rules", part))
+    else:
+        passed = checks.check_client(catalog.build("clients", part))
     if not quiet:
         for prop in passed:
             console.show(f"ok  {prop}")

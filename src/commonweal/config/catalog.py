@@ -14,24 +14,58 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import pydantic
 
 from commonweal.base.errors import ConfigError, did_you_mean
-from commonweal.base.values import Function, Value, Values
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from commonweal.algorithms.algorithm import Algorithm
+    from commonweal.channels.channel import Channel
+    from commonweal.data.federation import Federation
+    from commonweal.datasets import Noise, Partition, Pool
+    from commonweal.rules.rule import Rule
+    from commonweal.samplers.sampler import Sampler
+    from commonweal.servers.server import ServerOptimizer
+    from commonweal.training.client import Client
 
 __all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
+__all__ += ["parse_value", "read_toml", "split_list", "trusting"]
 
-Part = Values  # {"name": ..., parameters ...}
 LARGEST = 1e30  # a number in an experiment; float32 ends at 3e38
+DEPTH = 20  # of tables and lists within each other
+SIZE = 1 << 20  # characters of a TOML file
+
+
+class Part(dict[str, Any]):
+    """A part of an experiment: its name, and its parameters as TOML holds them."""
+
+    complete = ""  # the kind against whose entry it was checked and completed
+
+    @property
+    def name(self) -> str:
+        """The name of its entry in the catalog."""
+        return str(self["name"])
 
 
 class Kind(NamedTuple):
@@ -62,7 +96,7 @@ _PROTOCOLS = ("commonweal.algorithms", "commonweal.synthetic")
 KINDS = {
     "datasets": Kind("dataset", ("commonweal.datasets",), required=True),
     "partitions": Kind("partition", ("commonweal.datasets.partition",), unnamed="dirichlet"),
-    "noises": Kind("noise", ("commonweal.datasets.noise",), unnamed="symmetric"),
+    "noises": Kind("label_noise", ("commonweal.datasets.noise",), unnamed="symmetric"),
     "models": Kind("model", ("commonweal.models",), "logistic", supplied=_MODEL),
     "algorithms": Kind("algorithm", _PROTOCOLS, "averaging", supplied=_ALGORITHM),
     "rules": Kind("rule", ("commonweal.rules",), "fedavg", interface=_RULE),
@@ -93,10 +127,10 @@ class Entry:
         return sentence[: year.end()] if year else ""
 
     @cached_property
-    def factory(self) -> Function:
+    def factory(self) -> Callable[..., object]:
         """The class or function itself."""
         try:
-            factory: Function = getattr(_import(self.module), self.attribute)
+            factory: Callable[..., object] = getattr(_import(self.module), self.attribute)
             inspect.signature(factory)
         except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(
@@ -105,8 +139,9 @@ class Entry:
         return factory
 
     @cached_property
-    def hints(self) -> Values:
-        hints = get_type_hints(self.factory)
+    def hints(self) -> dict[str, object]:
+        """The types of the parameters."""
+        hints: dict[str, object] = get_type_hints(self.factory)
         if inspect.isclass(self.factory) and not is_dataclass(self.factory):
             hints = get_type_hints(self.factory.__init__)
         return hints
@@ -130,30 +165,31 @@ class Entry:
         return kinds
 
     @cached_property
-    def defaults(self) -> Values:
+    def defaults(self) -> dict[str, object]:
         """The parameters that need not be given, as plain values."""
         empty = inspect.Parameter.empty
         given = {name: p.default for name, p in self.parameters.items() if p.default is not empty}
         return {name: _plain(value) for name, value in given.items()}
 
+    @cached_property
     def schema(self) -> type[pydantic.BaseModel]:
-        """The parameters with their types, as something that validates."""
-        hints = self.hints | dict.fromkeys(self.nested, Part | None)
-        specification: Values = {}
+        """The parameters with their types, as a pydantic model."""
+        hints = self.hints | dict.fromkeys(self.nested, dict[str, Any] | None)
+        specification: dict[str, Any] = {}
         for name in self.parameters:
-            specification[name] = (hints.get(name, Value), self.defaults.get(name, ...))
+            specification[name] = (hints.get(name, Any), self.defaults.get(name, ...))
         strict = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
         return pydantic.create_model(self.name, __config__=strict, **specification)
 
 
 def _interfaces() -> dict[type, str]:
     """The interface classes of parts, with their kinds."""
-    found = {}
+    kinds = {}
     for kind, facts in KINDS.items():
         if facts.interface:
             module, _, name = facts.interface.partition(":")
-            found[getattr(importlib.import_module(module), name)] = kind
-    return found
+            kinds[getattr(importlib.import_module(module), name)] = kind
+    return kinds
 
 
 def _import(module: str) -> ModuleType:
@@ -184,12 +220,12 @@ def entries(kind: str) -> Mapping[str, Entry]:
     """Everything of a kind, by name. Nothing is imported."""
     if kind not in KINDS:
         raise ConfigError(f"there are no {kind!r}: {did_you_mean(kind, KINDS)}")
-    found = {}
+    by_name = {}
     for home in KINDS[kind].homes:
         for module, path in _files(home):
             for entry in _parse_file(kind, module, path):
-                found[entry.name] = entry
-    return dict(sorted(found.items()))
+                by_name[entry.name] = entry
+    return dict(sorted(by_name.items()))
 
 
 def _files(home: str) -> list[tuple[str, Path]]:
@@ -210,12 +246,12 @@ def _parse_file(kind: str, module: str, path: Path) -> list[Entry]:
     tree = ast.parse(source)
     registered = _registered(tree)
     summary = ast.get_docstring(tree) or ""
-    found = []
+    listed = []
     for name, attribute in registered.items():
         own = _docstring(tree, attribute)
         about = summary if len(registered) == 1 else own
-        found.append(Entry(kind, name, module, attribute, about, own))
-    return found
+        listed.append(Entry(kind, name, module, attribute, about, own))
+    return listed
 
 
 def _docstring(tree: ast.Module, name: str) -> str:
@@ -276,11 +312,11 @@ def parse(text: str) -> Part:
     {'name': 'aaggff-s', 'cdf': 'frechet', 'beta': 0.5}
     """
     name, bracket, inside = text.partition("(")
+    part = Part(name=name.strip())
     if not bracket:
-        return {"name": text.strip()}
+        return part
     if not inside.rstrip().endswith(")"):
         raise ConfigError(f"{text!r}: close the bracket, as in aaggff-s(cdf=frechet)")
-    part: Part = {"name": name.strip()}
     for assignment in split_list(inside.rstrip()[:-1]):
         key, equals, value = assignment.partition("=")
         if not equals:
@@ -306,62 +342,98 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def parse_value(text: str) -> Value:
-    """A value as TOML writes it; what is not TOML is text."""
-    import tomllib
-
+def parse_value(text: str) -> object:
+    """A value as TOML writes it; what is not TOML is a string."""
     try:
-        found = tomllib.loads(f"value = {text.strip()}")
-    except RecursionError:
-        raise ConfigError(f"{text[:40]!r}... is nested too deeply") from None
+        values = read_toml(f"value = {text.strip()}")
     except ValueError:  # not TOML, or a number of thousands of digits
         return text.strip()
-    if len(found) > 1:
+    if len(values) > 1:
         raise ConfigError(f"{text!r} has more than one value: write each as its own key=value")
-    return found["value"]
+    return values["value"]
+
+
+def read_toml(text: str) -> dict[str, object]:
+    """The values in a TOML text of a sensible size and depth.
+
+    Raises:
+        ValueError: The text is not TOML.
+        ConfigError: It is longer, or nested more deeply, than any experiment.
+    """
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    if len(text) > SIZE or deepest > 2 * DEPTH:
+        raise ConfigError(
+            f"{text[:40]!r}... is too long or nested too deeply: an experiment has at most "
+            f"{SIZE:,} characters and {DEPTH} levels"
+        )
+    return tomllib.loads(text)
 
 
 def complete(kind: str, part: object) -> Part:
     """A part with all its parameters, defaults included, checked against the signature."""
+    if isinstance(part, Part) and part.complete == kind:
+        return part
     label = KINDS[kind].label
-    part = parse(part) if isinstance(part, str) else _plain(part)
-    if isinstance(part, Mapping) and "name" not in part and KINDS[kind].unnamed:
-        part = {"name": KINDS[kind].unnamed, **part}
-    if not isinstance(part, Mapping) or not isinstance(part.get("name"), str):
-        raise ConfigError(f"{label} = {part!r}: give a name, or a table with a name and parameters")
-    entry = find(kind, part["name"])
-    given = {key: _plain(value) for key, value in part.items() if key != "name"}
+    table = parse(part) if isinstance(part, str) else _plain(part)
+    if isinstance(table, Mapping) and "name" not in table and KINDS[kind].unnamed:
+        table = {"name": KINDS[kind].unnamed, **table}
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise ConfigError(
+            f"{label} = {table!r}: give a name, or a table with a name and parameters"
+        )
+    entry = find(kind, table["name"])
+    given = {key: _plain(value) for key, value in table.items() if key != "name"}
     for key, value in given.items():
-        most = 2**64 if key == "seed" else 2**63
-        long = isinstance(value, int) and not -(2**63) <= value < most
-        if long or (isinstance(value, int | float) and abs(value) > LARGEST):
-            raise ConfigError(f"{label} {entry.name!r}: {key} = {value:.4g} is too large")
-    for key in given:
         if key not in entry.parameters:
             known = entry.parameters
             hint = did_you_mean(key, known) if known else "it has no parameters"
             raise ConfigError(f"{label} {entry.name!r} has no parameter {key!r}: {hint}")
+        problem = _excess(key, value)
+        if problem:
+            raise ConfigError(f"{label} {entry.name!r}: {problem}")
     for key, inner_kind in entry.nested.items():
         if given.get(key) is not None:
             given[key] = _inner(inner_kind, given[key], entry.defaults.get(key))
     # As JSON, so that lists may stand for tuples while a number in quotes stays an error.
     try:
-        checked = entry.schema().model_validate_json(json.dumps(given), strict=True)
+        checked = entry.schema.model_validate_json(json.dumps(given), strict=True)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{label} {entry.name!r}: {explain(error)}") from None
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{label} {entry.name!r}: {error}") from None
-    return {"name": entry.name, **checked.model_dump()}
+    inner = {key: given[key] for key in entry.nested if key in given}  # completed already
+    completed = Part({"name": entry.name} | checked.model_dump() | inner)
+    completed.complete = kind
+    return completed
 
 
-def _inner(kind: str, part: object, default: Part | None) -> Part:
+def _excess(key: str, value: object, depth: int = 0) -> str:
+    """What is larger or deeper than any experiment needs; empty: nothing."""
+    if depth > DEPTH:
+        return f"{key} is nested too deeply"
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
+        problems = [_excess(key, item, depth + 1) for item in inner]
+        return next(filter(None, problems), "")
+    if isinstance(value, int | float):
+        most = 2**64 if key == "seed" else 2**63
+        is_long = isinstance(value, int) and not -(2**63) <= value < most
+        if is_long or abs(value) > LARGEST:
+            return f"{key} = {value:.4g} is too large"
+    return ""
+
+
+def _inner(kind: str, part: object, default: object) -> Part:
     """A part within a part. A table without a name changes parameters of the default."""
-    if isinstance(part, Mapping) and "name" not in part and default is not None:
+    if isinstance(part, Mapping) and "name" not in part and isinstance(default, Mapping):
         part = {**default, **part}
     return complete(kind, part)
 
 
-def _plain(value: Value) -> Value:
+def _plain(value: object) -> object:
     """A part that is given as the thing itself, as a table; anything else as it is."""
     if is_dataclass(value) and not isinstance(value, type):
         return describe(value)
@@ -370,11 +442,10 @@ def _plain(value: Value) -> Value:
 
 def describe(thing: object) -> Part:
     """The table that names a thing: its entry, or its class, with its fields."""
-    name = _entry_name(type(thing))
-    if not is_dataclass(thing):
-        return {"name": name}
-    values = {each.name: _plain(vars(thing).get(each.name)) for each in fields(thing)}
-    return {"name": name, **values}
+    part = Part(name=_entry_name(type(thing)))
+    if is_dataclass(thing):
+        part |= {field.name: _plain(vars(thing).get(field.name)) for field in fields(thing)}
+    return part
 
 
 def _entry_name(cls: type) -> str:
@@ -400,9 +471,37 @@ def explain(error: pydantic.ValidationError) -> str:
     return f"{where} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def build(kind: str, part: object, **supplied: Value) -> Value:
-    """The thing itself. `supplied`: what the experiment knows, for those who ask."""
-    values = complete(kind, part)
+@overload
+def build(kind: Literal["datasets"], part: object, **supplied: object) -> "Federation | Pool": ...
+@overload
+def build(kind: Literal["partitions"], part: object, **supplied: object) -> "Partition": ...
+@overload
+def build(kind: Literal["noises"], part: object, **supplied: object) -> "Noise": ...
+@overload
+def build(kind: Literal["models"], part: object, **supplied: object) -> "nn.Module": ...
+@overload
+def build(kind: Literal["algorithms"], part: object, **supplied: object) -> "Algorithm": ...
+@overload
+def build(kind: Literal["rules"], part: object, **supplied: object) -> "Rule": ...
+@overload
+def build(kind: Literal["clients"], part: object, **supplied: object) -> "Client": ...
+@overload
+def build(kind: Literal["servers"], part: object, **supplied: object) -> "ServerOptimizer": ...
+@overload
+def build(kind: Literal["samplers"], part: object, **supplied: object) -> "Sampler": ...
+@overload
+def build(kind: Literal["channels"], part: object, **supplied: object) -> "Channel": ...
+@overload
+def build(kind: str, part: object, **supplied: object) -> object: ...
+def build(kind: str, part: object, **supplied: object) -> object:
+    """The thing that a part names.
+
+    Args:
+        kind: A key of KINDS.
+        part: A name, a table, or a completed part.
+        supplied: What the experiment knows, for things that ask for it.
+    """
+    values = dict(complete(kind, part))
     entry = find(kind, values.pop("name"))
     for key, inner_kind in entry.nested.items():
         if values[key] is not None:
@@ -414,5 +513,5 @@ def build(kind: str, part: object, **supplied: Value) -> Value:
     return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken})
 
 
-def _takes_tuple(hint: Value) -> bool:
+def _takes_tuple(hint: object) -> bool:
     return any(get_origin(option) is tuple for option in (hint, *get_args(hint)))

@@ -1,38 +1,97 @@
 """One frozen value that determines a run, read from TOML and changed by key=value."""
 
 import json
-import tomllib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.files import read_plain
-from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Part
 
-__all__ = ["Experiment", "RunSettings", "change", "named", "read", "values"]
+__all__ = ["Experiment", "RunSettings", "change", "named", "read", "renamed", "to_toml", "values"]
 
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
-LIFTED = ("partition", "noise", "score")  # keys that files may also write inside `dataset`
+LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 PATHS = ("path", "dir")  # parameters that name files
+RENAMED = {  # keys of 0.2, which are read until 0.4
+    "noise": "label_noise",
+    "unseen": "holdout_clients",
+    "watch": "monitor",
+    "augment": "synthetic_from",
+}
+
+Tree = dict[str, object]  # an experiment's values: its parts are tables
+
+
+def renamed(values: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
+    """The values with the keys of 0.2 under their present names.
+
+    Args:
+        values: The values of an experiment, by key.
+        warn: Whether to warn of an old key: where a person wrote it, not where a run did.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        new = RENAMED.get(key, key)
+        if new != key and new in values:
+            raise ConfigError(f"{key} is the old name of {new}, and both are given: keep {new}")
+        tree[_current(key, warn)] = value
+    dataset = tree.get("dataset")
+    if isinstance(dataset, Mapping) and "noise" in dataset:
+        inside = {_current(key, warn) if key == "noise" else key: dataset[key] for key in dataset}
+        tree["dataset"] = inside
+    return tree
+
+
+def _current(key: str, warn: bool) -> str:
+    """The present name of a key."""
+    new = RENAMED.get(key, key)
+    if new != key and warn:
+        warnings.warn(f"{key} is now called {new}: rename it", FutureWarning, stacklevel=4)
+    return new
+
+
+def _check_cohort(value: object) -> object:
+    """Clients per round: a number of them, a share, or all."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value == "all" or is_number or (isinstance(value, float) and 0 < value <= 1):
+        return value
+    raise ConfigError(
+        f"cohort = {value!r}: give a number of clients, a share above 0 and at most 1, or 'all'"
+    )
+
+
+def _check_score(value: object) -> object:
+    """The main score, or several scores, the main one first; None: the dataset's own."""
+    names = value if isinstance(value, list | tuple) else [value]
+    for name in names:
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"score = {name!r}: give the name of a score, or a list of names")
+    return tuple(value) if isinstance(value, list) else value
 
 
 class RunSettings(pydantic.BaseModel):
     """What determines a run besides its parts."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        arbitrary_types_allowed=True,  # parts
     )
 
     rounds: int = Field(100, ge=1)
-    cohort: Value = "all"  # clients per round: a number, or a share of them
+    cohort: Annotated[int | float | Literal["all"], BeforeValidator(_check_cohort)] = "all"
     seed: int = Field(0, ge=0, lt=2**64)
     engine: Literal["simulator", "flower"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
@@ -40,13 +99,14 @@ class RunSettings(pydantic.BaseModel):
     evaluate_every: int = Field(1, ge=1)
     validation: float = Field(0.0, ge=0, lt=1)  # share of training rows to choose the best round by
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops
-    watch: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
-    unseen: float = Field(0.0, ge=0, lt=1)  # share of clients that are held out of training
-    augment: str = ""  # the folder of a run whose synthetic rows every client trains on too
+    monitor: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
+    holdout_clients: float = Field(0.0, ge=0, lt=1)  # share of clients held out of training
+    synthetic_from: str = ""  # a run's folder, whose synthetic samples every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
-    score: Value = None  # the main score, or a list of scores; None: the dataset's own
+    score: Annotated[str | tuple[str, ...] | None, BeforeValidator(_check_score)] = None
 
-    def __init__(self, **values: Value) -> None:
+    def __init__(self, **values: object) -> None:
+        values = renamed(values, warn=True)
         fields = type(self).model_fields
         for key in values:
             if key not in fields:
@@ -62,13 +122,6 @@ class RunSettings(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(catalog.explain(error)) from None
-        if not _is_cohort(self.cohort):
-            raise ConfigError(
-                f"cohort = {self.cohort!r}: give a number of clients, a share above 0 and at most "
-                "1, or 'all'"
-            )
-        for score in self.scores:
-            _check_score(score)
         if self.patience is not None and not self.validation:
             raise ConfigError(
                 f"patience = {self.patience} needs validation rows, as nothing is chosen on test "
@@ -82,88 +135,62 @@ class RunSettings(pydantic.BaseModel):
             return ()
         if isinstance(self.score, str):
             return tuple(name.strip() for name in self.score.split(","))
-        return tuple(self.score) if isinstance(self.score, list | tuple) else (self.score,)
+        return self.score
 
 
-def _is_cohort(value: object) -> bool:
-    if isinstance(value, float):
-        return 0 < value <= 1
-    if isinstance(value, bool):
-        return False
-    return value == "all" or (isinstance(value, int) and value >= 1)
+def _completed(kind: str) -> BeforeValidator:
+    """Completes and checks a part by the catalog."""
+    return BeforeValidator(lambda part: None if part is None else catalog.complete(kind, part))
 
 
-def _check_score(score: object) -> None:
-    if not isinstance(score, str):
-        raise ConfigError(f"score = {score!r}: give the name of a score, or a list of names")
+def _default(kind: str) -> Any:  # of a type that mypy accepts for a part, like pydantic's Field
+    return Field(KINDS[kind].default)
 
 
-def _part(kind: str) -> Value:
-    """The type of a part: completed and checked by the catalog."""
-    if KINDS[kind].several:
-        return Annotated[list[Part], BeforeValidator(lambda value: _list_of(kind, value))]
-    optional = KINDS[kind].default is None and not KINDS[kind].required
-    annotation = Part | None if optional else Part
-    return Annotated[annotation, BeforeValidator(lambda value: _complete(kind, value))]
+def _all_completed(kind: str) -> BeforeValidator:
+    def validate(parts: object) -> list[Part]:
+        if not isinstance(parts, list | tuple):
+            raise ConfigError(f"{KINDS[kind].key} = {parts!r}: give a list of names or tables")
+        return [catalog.complete(kind, part) for part in parts]
+
+    return BeforeValidator(validate)
 
 
-def _complete(kind: str, value: object) -> Part | None:
-    return None if value is None else catalog.complete(kind, value)
-
-
-def _list_of(kind: str, value: object) -> list[Part]:
-    if isinstance(value, str):
-        value = catalog.split_list(value)
-    if isinstance(value, Mapping):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{KINDS[kind].key} = {value!r}: give a list of names or tables")
-    return [catalog.complete(kind, each) for each in value]
-
-
-def _default(kind: str) -> Value:
-    facts = KINDS[kind]
-    if facts.several:
-        return Field(default_factory=list)
-    return ... if facts.required else facts.default
-
-
-if TYPE_CHECKING:
-
-    class _WithParts(RunSettings):
-        def __getattr__(self, key: str) -> Part: ...
-
-else:
-    _WithParts = pydantic.create_model(
-        "_WithParts",
-        __base__=RunSettings,
-        **{key: (_part(kind), _default(kind)) for key, kind in PARTS.items()},
-    )
-
-
-class Experiment(_WithParts):
+class Experiment(RunSettings):
     """Everything that determines a run. Each part is a name, or a table with `name` and parameters.
 
     >>> Experiment(dataset="vowel", rule={"name": "aaggff-s", "cdf": "frechet"}).rule["variant"]
     'paper'
     """
 
-    def __init__(self, **values: Value) -> None:
-        _check_names(values)
-        super().__init__(**_with_seed(_lift(values)))
+    dataset: Annotated[Part, _completed("datasets")]
+    partition: Annotated[Part | None, _completed("partitions")] = None
+    label_noise: Annotated[Part | None, _completed("noises")] = None
+    model: Annotated[Part, _completed("models")] = _default("models")
+    algorithm: Annotated[Part, _completed("algorithms")] = _default("algorithms")
+    rule: Annotated[Part, _completed("rules")] = _default("rules")
+    client: Annotated[Part, _completed("clients")] = _default("clients")
+    server: Annotated[Part, _completed("servers")] = _default("servers")
+    sampler: Annotated[Part, _completed("samplers")] = _default("samplers")
+    channels: Annotated[list[Part], _all_completed("channels")] = []
 
-    def change(self, **values: Value) -> "Experiment":
+    def __init__(self, **values: object) -> None:
+        tree = parse(renamed(values, warn=True))
+        _check_names(tree)
+        super().__init__(**_with_seed(tree))
+
+    def change(self, **values: object) -> "Experiment":
         """The same experiment with other values. A new seed is the dataset's too."""
-        base = self.model_dump()
-        if "seed" in values and base["dataset"].get("seed") == self.seed:
-            del base["dataset"]["seed"]
-        return Experiment(**(base | values))
+        base = dict(self)
+        if "seed" in values and self.dataset.get("seed") == self.seed:
+            base["dataset"] = {key: value for key, value in self.dataset.items() if key != "seed"}
+        return Experiment(**(base | renamed(values, warn=True)))
 
     @property
     def title(self) -> str:
         """The rule, preceded by an algorithm other than averaging."""
-        rule = _file_name(self.rule["name"])
-        algorithm = _file_name(self.algorithm["name"])
+        rule = _file_name(self.rule.name)
+        algorithm = _file_name(self.algorithm.name)
         if algorithm == "averaging":
             return rule
         return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
@@ -173,14 +200,14 @@ class Experiment(_WithParts):
         return to_toml(self.model_dump())
 
 
-def to_toml(values: Mapping[str, Value]) -> str:
+def to_toml(values: Mapping[str, object]) -> str:
     """Values and tables as TOML. What is None becomes a comment."""
     top: list[str] = []
     tables: list[str] = []
     for key, value in values.items():
         if isinstance(value, Mapping):
             tables.append(f"\n[{key}]")
-            tables += [_assignment(name, each) for name, each in value.items()]
+            tables += [_assignment(name, item) for name, item in value.items()]
         else:
             top.append(_assignment(key, value))
     return "\n".join([*top, *tables]) + "\n"
@@ -194,9 +221,9 @@ def _value(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(each) for each in value) + "]"
+        return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, Mapping):
-        pairs = [f"{key} = {_value(each)}" for key, each in value.items() if each is not None]
+        pairs = [f"{key} = {_value(item)}" for key, item in value.items() if item is not None]
         return "{ " + ", ".join(pairs) + " }"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -206,47 +233,65 @@ def _file_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def _check_names(values: Mapping[str, Value]) -> None:
+def parse(values: Mapping[str, object]) -> Tree:
+    """An experiment's values with every part as a table, and those inside `dataset` lifted out.
+
+    >>> parse({"rounds": 5, "dataset": {"name": "digits", "partition": "iid(clients=3)"}})
+    {'rounds': 5, 'dataset': {'name': 'digits'}, 'partition': {'name': 'iid', 'clients': 3}}
+    """
+    tree = dict(values)
+    for key, kind in PARTS.items():
+        if tree.get(key) is not None:
+            tree[key] = _parts(tree[key]) if KINDS[kind].several else _table(tree[key])
+    dataset = tree.get("dataset")
+    if not isinstance(dataset, Mapping):
+        return tree
+    for key in LIFTED:
+        if dataset.get(key) is None:
+            continue
+        if tree.get(key) is not None:
+            raise ConfigError(f"{key} is given twice, as {key} and as dataset.{key}: keep one")
+        tree[key] = _table(dataset[key]) if key in PARTS else dataset[key]
+    if any(key in dataset for key in LIFTED):
+        tree["dataset"] = {key: value for key, value in dataset.items() if key not in LIFTED}
+    return tree
+
+
+def _table(part: object) -> object:
+    """A part that is given as text, as a table; anything else as it is."""
+    return catalog.parse(part) if isinstance(part, str) else part
+
+
+def _parts(parts: object) -> object:
+    """Several parts, given as text with commas, as one table, or as a list."""
+    if isinstance(parts, str):
+        parts = catalog.split_list(parts)
+    if isinstance(parts, Mapping):
+        parts = [parts]
+    return [_table(part) for part in parts] if isinstance(parts, list | tuple) else parts
+
+
+def _check_names(tree: Tree) -> None:
     """Raise ConfigError for an unknown key or name, before anything slow is imported."""
     known = [*RunSettings.model_fields, *PARTS]
-    for key, value in values.items():
+    for key, value in tree.items():
         if key not in known:
             hint = did_you_mean(key, known)
             raise ConfigError(f"an experiment has no key {key!r}: {hint}")
-        if key not in PARTS:
-            continue
-        name = value.get("name") if isinstance(value, Mapping) else value
-        if isinstance(name, str) and ":" not in name and not KINDS[PARTS[key]].several:
-            catalog.find(PARTS[key], catalog.parse(name)["name"])
+        name = value.get("name") if key in PARTS and isinstance(value, Mapping) else None
+        if isinstance(name, str) and ":" not in name:
+            catalog.find(PARTS[key], name)
 
 
-def _lift(values: Values) -> Values:
-    """Move `dataset.partition`, `dataset.noise` and `dataset.score` to the experiment."""
-    dataset = values.get("dataset")
-    if isinstance(dataset, str):
-        dataset = catalog.parse(dataset)
-    if not isinstance(dataset, Mapping):
-        return values
-    lifted = dict(values) | {"dataset": dict(dataset)}
-    for key in LIFTED:
-        inner = lifted["dataset"].pop(key, None)
-        if inner is None:
-            continue
-        if values.get(key) is not None:
-            raise ConfigError(f"{key} is given twice, as {key} and as dataset.{key}: keep one")
-        lifted[key] = inner
-    return lifted
-
-
-def _with_seed(values: Values) -> Values:
+def _with_seed(tree: Tree) -> Tree:
     """A dataset that takes a seed has the experiment's, unless it is given its own."""
-    dataset = values.get("dataset")
+    dataset = tree.get("dataset")
     if not isinstance(dataset, Mapping) or not isinstance(dataset.get("name"), str):
-        return values
+        return tree
     takes_seed = "seed" in catalog.find("datasets", dataset["name"]).parameters
     if "seed" in dataset or not takes_seed:
-        return values
-    return values | {"dataset": {**dataset, "seed": values.get("seed", 0)}}
+        return tree
+    return tree | {"dataset": {**dataset, "seed": tree.get("seed", 0)}}
 
 
 def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
@@ -254,7 +299,7 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
     return Experiment(**change(values(path), changes))
 
 
-def named(file: Path, changes: Sequence[str]) -> tuple[Values, str]:
+def named(file: Path, changes: Sequence[str]) -> tuple[Tree, str]:
     """The values that a TOML file or a dataset's name stands for, changed, and a name for runs.
 
     After a dataset's name, its parameters are written without `dataset.` (path=patients.csv). For
@@ -264,46 +309,49 @@ def named(file: Path, changes: Sequence[str]) -> tuple[Values, str]:
     if file.exists() or name not in catalog.entries("datasets"):
         return change(values(file), changes), file.stem
     parameters = catalog.find("datasets", name).parameters
-    own = [_own(text, parameters) for text in changes]
+    own = [_of_dataset(text, parameters) for text in changes]
     result = change({"dataset": name}, own)
-    dataset = _table(result["dataset"])
-    return result, Path(str(dataset.get("path", name))).name.partition(".")[0]
+    dataset = result["dataset"]
+    path = dataset.get("path", name) if isinstance(dataset, Mapping) else name
+    return result, Path(str(path)).name.partition(".")[0]
 
 
-def _own(change: str, parameters: Iterable[str]) -> str:
+def _of_dataset(text: str, parameters: Iterable[str]) -> str:
     """A change of a dataset's parameter as one of an experiment's key."""
-    key, _, value = change.partition("=")
+    key, _, value = text.partition("=")
     key = key.strip()
     if key not in parameters or key in (*LIFTED, "seed"):
-        return change
+        return text
     if key in PARTS and value.strip() in catalog.entries(PARTS[key]):
-        return change
-    return f"dataset.{change}"
+        return text
+    return f"dataset.{text}"
 
 
-def values(path: str | Path) -> Values:
+def values(path: str | Path) -> Tree:
     """What a TOML file says, not yet checked. Its paths are relative to the file."""
     path = Path(path)
     try:
-        found = tomllib.loads(read_plain(path).decode("utf-8-sig"))
+        read = catalog.read_toml(read_plain(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}") from None
-    return {key: _located(value, path.parent) for key, value in found.items()}
+    tree = parse(renamed(read, warn=True))
+    return {key: _located(value, path.parent) for key, value in tree.items()}
 
 
-def _located(value: Value, folder: Path) -> Value:
+def _located(value: object, folder: Path) -> object:
     """A part with its relative paths made absolute, seen from a folder."""
     if isinstance(value, str) and ".py:" in value:
         file, _, attribute = value.rpartition(":")
         return f"{_absolute(file, folder)}:{attribute}"
     if not isinstance(value, Mapping):
         return value
-    located = {key: _located(each, folder) for key, each in value.items()}
+    located = {key: _located(item, folder) for key, item in value.items()}
     for key in PATHS:
-        if isinstance(located.get(key), str):
-            located[key] = _absolute(located[key], folder)
+        path = located.get(key)
+        if isinstance(path, str):
+            located[key] = _absolute(path, folder)
     return located
 
 
@@ -318,60 +366,45 @@ def _absolute(text: str, folder: Path) -> str:
     return str(beside.absolute())
 
 
-def change(base: Mapping[str, Value], changes: Iterable[str]) -> Values:
+def change(base: Mapping[str, object], changes: Iterable[str]) -> Tree:
     """Apply `key=value` texts to an experiment's values, in order."""
-    result = dict(base)
+    tree = parse(renamed(base, warn=True))
     for text in changes:
         key, equals, value = text.partition("=")
-        key = key.strip()
-        if not equals or not key:
+        head, *keys = key.strip().split(".")
+        head = _current(head, warn=True)
+        if not equals or not head:
             raise ConfigError(
                 f"{text!r} is not a change: write key=value, such as rounds=50 or rule.cdf=frechet"
             )
-        head, *keys = _place(result, key.split("."))
+        if head == "dataset" and keys and keys[0] in (*LIFTED, "noise"):
+            head, *keys = keys
+            head = _current(head, warn=True)
+        if keys and head not in PARTS:
+            hint = did_you_mean(head, PARTS)
+            raise ConfigError(f"{key.strip()!r} is not a parameter of a part: {hint}")
         parsed = catalog.parse_value(value)
-        if not keys:
-            result[head] = _located(_named(head, result.get(head), parsed), Path())
-            continue
-        if head not in PARTS:
-            raise ConfigError(f"{key!r} is not a parameter of a part: {did_you_mean(head, PARTS)}")
-        result = _set(result, head, keys, parsed)
-    return result
+        if keys:
+            tree[head] = _within(tree.get(head, KINDS[PARTS[head]].default), keys, parsed)
+        else:
+            tree[head] = _renamed_part(head, tree.get(head), parsed)
+        tree[head] = _located(tree[head], Path())
+    return parse(tree)
 
 
-def _place(values: Mapping[str, Value], keys: list[str]) -> list[str]:
-    """Where a part is: `partition` and `noise` are inside the dataset where the file says so."""
-    dataset = _table(values.get("dataset"))
-    head, *rest = keys
-    if head == "dataset" and rest and rest[0] in LIFTED and rest[0] not in dataset:
-        return rest
-    return ["dataset", *keys] if head in LIFTED and head in dataset else keys
-
-
-def _set(values: Values, head: str, keys: list[str], value: Value) -> Values:
-    """Set a parameter of a part, where the part has several levels (`rule.rule.cdf`)."""
-    part = values.get(head, KINDS[PARTS[head]].default)
-    return values | {head: _located(_within(_table(part), keys, value), Path())}
-
-
-def _table(part: Value) -> Values:
-    if isinstance(part, str):
-        return catalog.parse(part)
-    return dict(part) if isinstance(part, Mapping) else {}
-
-
-def _within(part: Values, keys: list[str], value: Value) -> Values:
+def _within(part: object, keys: list[str], value: object) -> Tree:
+    """A part with a parameter set, at any depth (`rule.rule.cdf`)."""
+    table = _table(part)
+    inside = dict(table) if isinstance(table, Mapping) else {}
     key, *rest = keys
-    if rest:
-        value = _within(_table(part.get(key)), rest, value)
-    return part | {key: value}
+    return inside | {key: _within(inside.get(key), rest, value) if rest else value}
 
 
-def _named(head: str, old: Value, value: Value) -> Value:
+def _renamed_part(head: str, old: object, value: object) -> object:
     """A part by name. Another client method keeps what all have (lr, batch, ...)."""
     if head != "client" or not isinstance(old, Mapping) or not isinstance(value, str):
         return value
     part = catalog.parse(value)
     known = catalog.find("clients", "sgd").parameters.keys()
-    common = known & catalog.find("clients", part["name"]).parameters.keys()
-    return {key: each for key, each in old.items() if key in common} | part
+    common = known & catalog.find("clients", part.name).parameters.keys()
+    return {key: item for key, item in old.items() if key in common} | part

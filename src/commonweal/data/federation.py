@@ -160,8 +160,8 @@ class Federation:
         count = max(1, round(share * self.clients))
         if count >= self.clients:
             raise DataError(
-                f"unseen = {share}: of {self.clients} clients, {count} would be held out and none "
-                "would train; give a smaller share"
+                f"holdout_clients = {share}: of {self.clients} clients, {count} would be held out "
+                "and none would train; give a smaller share"
             )
         keys = np.array([randomness.key(name) for name in self.names], dtype=np.uint64)
         draws = randomness.uniforms(seed ^ HOLD_OUT, keys, np.zeros(self.clients))

@@ -86,10 +86,10 @@ docs/flower.md of Commonweal shows how to make the certificates and keys.
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError for settings that mean nothing on Flower."""
-    if experiment.unseen:
+    if experiment.holdout_clients:
         raise ConfigError(
-            f"unseen = {experiment.unseen}: on Flower every connected client trains; hold clients "
-            "out in the simulator, or leave it out"
+            f"holdout_clients = {experiment.holdout_clients}: on Flower every connected client "
+            "trains; hold clients out in the simulator, or leave it out"
         )
     if experiment.device != "cpu":
         raise ConfigError(

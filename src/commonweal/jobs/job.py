@@ -133,11 +133,12 @@ def build_dataset(experiment: Experiment) -> Federation:
     seed = dataset.get("seed", experiment.seed)
     with _building("dataset", dataset, DataError):
         loaded = catalog.build("datasets", dataset)
-        built = {}
-        for key, kind in (("partition", "partitions"), ("noise", "noises")):
-            part = getattr(experiment, key)
-            built[key] = None if part is None else catalog.build(kind, part)
-        return build_federation(loaded, built["partition"], built["noise"], seed)
+        partition = noise = None
+        if experiment.partition is not None:
+            partition = catalog.build("partitions", experiment.partition)
+        if experiment.label_noise is not None:
+            noise = catalog.build("noises", experiment.label_noise)
+        return build_federation(loaded, partition, noise, seed)
 
 
 @contextmanager
@@ -207,11 +208,11 @@ def _check_engine(settings: RunSettings) -> None:
 
 def _divided(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with its validation rows and added ones, and with clients held out."""
-    if settings.unseen:
-        federation = federation.hold_out(settings.unseen, settings.seed)
+    if settings.holdout_clients:
+        federation = federation.hold_out(settings.holdout_clients, settings.seed)
     federation = with_validation(federation, settings)
-    if settings.augment:
-        federation = federation.augmented(*_synthetic_rows(settings.augment))
+    if settings.synthetic_from:
+        federation = federation.augmented(*_synthetic_rows(settings.synthetic_from))
     return federation
 
 
@@ -219,8 +220,8 @@ def _synthetic_rows(folder: str) -> tuple[Tensor, Tensor]:
     rows = Record.read(folder).samples()
     if rows is None:
         raise ConfigError(
-            f"augment = {folder!r} has no synthetic rows: give the folder of a run of fedevg, "
-            "fedcgan or fedcvae"
+            f"synthetic_from = {folder!r} has no synthetic rows: give the folder of a run of "
+            "fedevg, fedcgan or fedcvae"
         )
     return rows
 

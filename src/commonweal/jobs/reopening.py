@@ -10,7 +10,7 @@ from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import read_plain
 from commonweal.base.tensors import State
 from commonweal.config.catalog import trusting
-from commonweal.config.experiment import read
+from commonweal.config.experiment import read, renamed
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
 from commonweal.record.checkpoint import read_checkpoint
@@ -103,7 +103,7 @@ def _reopened(folder: Path, task: Task | None, federation: Federation | None) ->
         if task is None or federation is None:
             return job_from_experiment(read(path))
         text = read_plain(path).decode()
-        tables = tomllib.loads(text)
+        tables = renamed(tomllib.loads(text))
         given = {key: value for key, value in tables.items() if key not in ("dataset", "model")}
         job = job_from_parts(task, federation, **given)
     except (ConfigError, OSError, ValueError) as error:
@@ -111,6 +111,6 @@ def _reopened(folder: Path, task: Task | None, federation: Federation | None) ->
             f"{str(folder)!r} cannot be built again from its experiment.toml: {error}; a run of "
             "your own Task and Federation is reopened by reopen(folder, task, federation)"
         ) from None
-    if job.text != text:
+    if renamed(tomllib.loads(job.text)) != tables:
         raise RunError(f"{str(folder)!r} is a run of another task or federation")
     return job

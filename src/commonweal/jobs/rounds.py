@@ -194,7 +194,7 @@ class _Best:
 
     def _best(self, rounds: Iterable[RoundRecord]) -> RoundRecord | None:
         lower = find(self.job.task.score).lower_is_better
-        return best_round(list(rounds), self.job.settings.watch, lower)
+        return best_round(list(rounds), self.job.settings.monitor, lower)
 
     def see(self, done: "Round") -> None:
         """Take a round into account; write its model where it is the best so far."""
@@ -370,7 +370,7 @@ def _evaluate(job: Job, state: State, number: int) -> _Scores:
         validation = _summary(held_back, (held_back.personal or held_back).score, main)
     held_out = None
     unseen: dict[str, float] = {}
-    if job.settings.unseen:
+    if job.settings.holdout_clients:
         held_out = job.engine.evaluate(job.algorithm, state, "unseen")
         unseen = _summary(held_out, held_out.score, main)
     return _Scores(

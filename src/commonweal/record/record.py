@@ -21,6 +21,7 @@ from commonweal.base.files import read_plain
 from commonweal.base.frames import frame
 from commonweal.base.tensors import Tensors
 from commonweal.config import catalog
+from commonweal.config.experiment import renamed
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.artifacts import MODEL, read_model, read_preprocessing, read_samples
 from commonweal.record.columns import Array, Chunks
@@ -129,7 +130,7 @@ def _small_files(folder: Path) -> tuple[dict[str, Any], RunFacts]:
 
 @lru_cache(maxsize=1 << 13)  # a list of runs reads the same files again and again
 def _parse(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+    return renamed(tomllib.loads(text))
 
 
 def _name(part: object) -> str:
@@ -213,8 +214,8 @@ class Record(Outline):
         return self._best(self.rounds)
 
     def _best(self, rounds: Sequence[RoundRecord]) -> RoundRecord | None:
-        watch = str(self.experiment.get("watch", "mean"))
-        return best_round(rounds, watch, self.lower_is_better)
+        monitor = str(self.experiment.get("monitor", "mean"))
+        return best_round(rounds, monitor, self.lower_is_better)
 
     @property
     def evaluated(self) -> list[StoredRound]:

@@ -305,12 +305,12 @@ def _metrics(values: Metrics | None) -> dict[str, float]:
 
 
 def best_round(
-    rounds: Sequence[RoundRecord], watch: str, lower_is_better: bool
+    rounds: Sequence[RoundRecord], monitor: str, lower_is_better: bool
 ) -> RoundRecord | None:
     """The first of the rounds with the best mean or worst score on validation samples."""
     sign = -1 if lower_is_better else 1
     evaluated = [each for each in rounds if each.validation]
-    return max(evaluated, key=lambda each: sign * each.validation[watch], default=None)
+    return max(evaluated, key=lambda each: sign * each.validation[monitor], default=None)
 
 
 def read_rounds(folder: Path) -> list[StoredRound]:

@@ -36,6 +36,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import LOCK, append, digest, locked, read_plain, write_file, writing
 from commonweal.base.plain import flat, to_json
 from commonweal.base.tensors import State, Tensors
+from commonweal.config.experiment import renamed
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record import artifacts
 from commonweal.record.checkpoint import (
@@ -305,11 +306,12 @@ def _difference(known: Path, experiment: str) -> str:
         old = read_plain(known).decode()
         if old == experiment:
             return ""
-        before = flat(tomllib.loads(old))
+        before = flat(renamed(tomllib.loads(old)))
         after = flat(tomllib.loads(experiment))
     except (OSError, ValueError, RecursionError):
         return "its experiment.toml cannot be read"
     changed = [f"{key} = {value!r}" for key, value in after.items() if before.get(key) != value]
     if changed:
         return f"not {changed[0]}"
-    return "it has " + ", ".join(sorted(before.keys() - after.keys()))
+    more = sorted(before.keys() - after.keys())
+    return f"it has {', '.join(more)}" if more else ""

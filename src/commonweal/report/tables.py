@@ -249,10 +249,10 @@ def _chosen_notes(record: Record, score: str) -> list[str]:
     """The best round by validation rows, and what clients get that were never seen."""
     notes = []
     best = record.best
-    watch = str(record.experiment.get("watch", "mean"))
+    monitor = str(record.experiment.get("monitor", "mean"))
     if best is not None:
-        reached = show_score(best.validation[watch], score)
-        notes.append(f"best on validation rows: round {best.number}, {watch} {reached}")
+        reached = show_score(best.validation[monitor], score)
+        notes.append(f"best on validation rows: round {best.number}, {monitor} {reached}")
     table = record.unseen()
     if table is not None:
         notes.append(unseen_sentence(table.evaluation, score))

@@ -29,6 +29,7 @@ from commonweal.rules import FedAvg
 from commonweal.rules.rule import Reports
 from commonweal.servers import SGD
 from commonweal.training import local
+from commonweal.training.dense import DenseTrainer
 from commonweal.training.evaluation import evaluate
 from commonweal.training.task import Task
 
@@ -131,7 +132,7 @@ def profile(turns: int) -> None:
 
 
 def by_autograd(bench: Bench, plan: local.BatchSchedule) -> Tensor:
-    with mock.patch.object(local, "dense_task", return_value=None):
+    with mock.patch.object(DenseTrainer, "of", return_value=None):
         return bench.train(plan)
 
 

@@ -229,9 +229,9 @@ class Visitor(Client):
         return {"visits": torch.tensor(0), "last": last, "own": torch.tensor(seed)}
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        update, _ = super().reply(task, params, message, state, steps)
-        moved = (params["w"] - state["last"]).square().sum()
-        reply = update | {"visited": state["visits"], "far": moved}
-        return reply, {"visits": state["visits"] + 1, "last": params["w"], "own": state["own"]}
+        w = vectors["w"]
+        moved = (w - state["last"]).square().sum()
+        after = {"visits": state["visits"] + 1, "last": w, "own": state["own"]}
+        return {"visited": state["visits"], "far": moved}, after

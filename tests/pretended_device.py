@@ -35,6 +35,7 @@ from commonweal.training.local import (
     vmap_clients,
 )
 from commonweal.training.task import Task
+from commonweal.training.uses import one_model
 
 CLIENTS = 2
 ROWS = 4  # per client
@@ -197,7 +198,7 @@ def run(client: Client, task: Task, rows: Rows, vectorize: Vectorize) -> list[Te
     message |= client.init_shared(task)
     trained: Trained = train_locally(client, task, message, states, rows, plan, vectorize)
     losses, stats = evaluate_rows(task, task.initial, rows)
-    own = task.initial.expand(len(ids), -1)
+    own = one_model(task.initial.expand(len(ids), -1))
     own_losses, own_stats = evaluate_rows_by_models(task, own, rows, ids, vectorize)
     groups = (trained.replies, trained.states, stats, own_stats)
     values = [value for group in groups for value in group.values()]
@@ -243,7 +244,7 @@ def main(chosen: Callable[[str, str], bool] = lambda method, model: True) -> Non
             check(client, task, rows, vectorize)
         except Exception as error:
             failed += 1
-            where = f"{method}, {model}, {vectorize.__name__}"
+            where = f"{method}, {model}, {'single' if vectorize is single else 'vmap'}"
             print(f"{where}: {type(error).__name__}: {str(error)[:300]}")
     print(f"{len(cases())} cases, {failed} failed")
     sys.exit(failed > 0)

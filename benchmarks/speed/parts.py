@@ -96,7 +96,7 @@ def count_gradients(given: Values) -> int:
     """How many gradients of a batch a client's round takes: of the batch's loss, or of its own."""
     work = Work("", "mlp", clients=1, rows=20, cohort=1, batch=10, features=8, hidden=4)
     count = 0
-    original = Task.batch_loss
+    original = Task.row_losses
 
     def counting(task: Task, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         nonlocal count
@@ -106,7 +106,7 @@ def count_gradients(given: Values) -> int:
     client = given | {"batch": work.batch, "lr": 0.01}
     one_round = ours(work, work.task(), work.federation(), client=client, vectorize="loop")
     with (
-        mock.patch.object(Task, "batch_loss", counting),
+        mock.patch.object(Task, "row_losses", counting),
         mock.patch.object(torch.autograd, "grad", wraps=torch.autograd.grad) as grad,
     ):
         one_round()

@@ -75,7 +75,9 @@ def test_clients_are_evaluated_by_their_own_model_and_newcomers_by_the_servers(n
     assert 2 <= len(states) < 5
     for k in range(5):
         w = last.state["w"]
-        own = method_of(job).personal(job.task, message, states[k]) if k in states else w
+        own = w
+        if k in states:
+            own = method_of(job).uses(job.task, message, states[k]).models[0]
         assert float(personal.score[k]) == pytest.approx(accuracy(job, own, k))
         assert float(shared.score[k]) == pytest.approx(accuracy(job, w, k))
         rows = rows_of(job).test.client(k)

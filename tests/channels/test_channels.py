@@ -137,7 +137,7 @@ def test_clip_follows_the_private_mask_of_fedper() -> None:
     """The bound is on what is sent: a client's private head is neither counted nor clipped."""
     t, f = mlp(), federation(scale={1: 30.0})
     method = FedPer(batch=5, lr=0.5)
-    mask = method.private_mask(t)
+    mask = method.private(t)
     assert mask is not None
     algorithm = averaging(t, Clip(0.05), client=method)
     assert [type(channel) for channel in algorithm.path] == [PrivateMask, Clip]
@@ -165,7 +165,7 @@ def test_clipping_does_not_reach_a_clients_private_layers() -> None:
 
 def test_private_layers_of_the_servers_model_never_move() -> None:
     t, f = mlp(), federation()
-    mask = FedPer().private_mask(t)
+    mask = FedPer().private(t)
     w = final(t, f, client="fedper", channels=["clip(norm=0.5)"])
     assert torch.equal(w[mask], t.initial[mask]) and not torch.equal(w, t.initial)
 
@@ -174,7 +174,7 @@ def test_what_stays_with_the_clients_is_not_counted_as_sent() -> None:
     t, f = mlp(), federation()
     (whole,) = run(t, f, rounds=1)
     (part,) = run(t, f, rounds=1, client="fedper")
-    private = int(FedPer().private_mask(t).sum())
+    private = int(FedPer().private(t).sum())
     assert whole.bytes["up"] - part.bytes["up"] == 4 * 4 * private
     assert whole.bytes["weights"] == part.bytes["weights"] == 2 * 4 * 4 * t.size
 
@@ -292,7 +292,7 @@ def test_memory_survives_a_resume(tmp_path: Path, client: str) -> None:
         """Of as many coordinates as are sent."""
 
         def init(self, task: Task) -> Tensors:
-            mask = catalog.build("clients", client).private_mask(task)
+            mask = catalog.build("clients", client).private(task)
             size = task.size if mask is None else int((~mask).sum())
             return {"residual": torch.zeros(size), "times": torch.tensor(0)}
 

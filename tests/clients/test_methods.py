@@ -18,9 +18,9 @@ from commonweal.jobs.rounds import Round, run
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Need
-from commonweal.training.client import Line
 from commonweal.training.local import single
 from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.objective import Between, Objective, objective_value
 from commonweal.training.task import Batch, Task
 from helpers import averaging, planned, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task, trained
@@ -190,7 +190,7 @@ def test_private_layers(name: str) -> None:
     reply, state = trained(method, T, F, sent(T), {"private": private})
     close(reply["update"], T.initial - w)
     close(state["private"], w[mine])
-    whole = method.personal(T, sent(T), state)
+    whole = method.uses(T, sent(T), state).models[0]
     assert torch.equal(whole[~mine], T.initial[~mine])
     assert torch.equal(whole[mine], state["private"])
 
@@ -243,7 +243,7 @@ def test_ditto() -> None:
     reply, state = trained(method, T, F, sent(T), {"own": own_vector()})
     close(reply["update"], T.initial - w)
     close(state["own"], v)
-    assert torch.equal(method.personal(T, sent(T), state), state["own"])
+    assert torch.equal(method.uses(T, sent(T), state).models[0], state["own"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -267,7 +267,7 @@ def test_apfl(optimizer: str) -> None:
     close(state["own"], v)
     close(state["a"], a)
     assert float(state["a"]) != pytest.approx(0.3, abs=1e-6)
-    close(method.personal(T, sent(T), state), a * v + (1 - a) * T.initial)
+    close(method.uses(T, sent(T), state).models[0], a * v + (1 - a) * T.initial)
 
 
 def test_pfedme() -> None:
@@ -304,7 +304,7 @@ def test_superfed(name: str) -> None:
     close(reply["update"], T.initial - w)
     close(state["own"], v)
     assert len(set(points)) == len(points) == 10 * (1 if name == "superfed-mm" else 2)
-    close(method.personal(T, sent(T), state), (T.initial + v) / 2)
+    close(method.uses(T, sent(T), state).models[0], (T.initial + v) / 2)
 
 
 def test_superfeds_own_models_differ_from_the_shared_one_and_each_other() -> None:
@@ -351,7 +351,7 @@ def test_superfeds_batchnorm_follows_the_models_that_are_used() -> None:
     reply, state = trained(method, t, F, message, start)
     close(message["w"] - reply["update"], torch.cat([w, at_w]))
     close(state["own"], torch.cat([v, at_m]))
-    used = method.personal(t, message, state)
+    used = method.uses(t, message, state).models[0]
     close(used, torch.cat([0.7 * t.initial[:n] + 0.3 * v, at_m]))
 
 
@@ -376,7 +376,7 @@ def test_nu_before_the_own_models_begin_is_a_choice() -> None:
     close(reply["update"], T.initial - w)
     close(state["own"], v)
     assert float(state["joined"]) == 0  # and is not used yet
-    close(method.personal(T, sent(T), state), T.initial)
+    close(method.uses(T, sent(T), state).models[0], T.initial)
 
 
 @pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])
@@ -393,7 +393,7 @@ def test_before_it_joins_the_own_model_is_neither_trained_nor_used() -> None:
     state = method.init_client(T, 4)
     _, after = trained(method, T, F, sent(T, 1), state)
     assert all(torch.equal(state[n], after[n]) for n in state)
-    assert torch.equal(method.personal(T, sent(T), after), T.initial)
+    assert torch.equal(method.uses(T, sent(T), after).models[0], T.initial)
     _, joined = trained(method, T, F, sent(T, 2), after)
     assert not torch.equal(joined["own"], after["own"])
 
@@ -436,8 +436,10 @@ def test_it_is_sgd(method: Client) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AtShared(SuPerFedMM):
-    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line:
-        return Line(0 * noise, angle=self.nu)
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        (line,) = super().objective(task, message).at
+        assert isinstance(line, Between)
+        return super().objective(task, message)._replace(at=(line._replace(m=0.0),))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -500,9 +502,9 @@ def test_pfedmes_buffers_are_those_of_theta() -> None:
 def test_apfl_at_0_uses_the_shared_model() -> None:
     method = APFL(alpha=0.0, adaptive=False)
     at_zero = method.init_client(T, 0) | {"own": own_vector()}
-    assert torch.equal(method.personal(T, sent(T), at_zero), T.initial)
+    assert torch.equal(method.uses(T, sent(T), at_zero).models[0], T.initial)
     at_one = {"own": own_vector(), "a": torch.ones(1)}
-    assert torch.equal(method.personal(T, sent(T), at_one), own_vector())
+    assert torch.equal(method.uses(T, sent(T), at_one).models[0], own_vector())
 
 
 def test_pfedme_whose_step_reaches_theta_is_at_theta() -> None:
@@ -532,11 +534,16 @@ def test_gradients_against_finite_differences(name: str) -> None:
     params = {key: value + 0.1 * random(*value.shape) for key, value in start.items()}
 
     def loss(at: Tensors) -> Tensor:
-        return method.loss(T, at, batch, message, state, u)[0]
+        given = {"received": message["w"], "noise": u}
+        return objective_value(T, method.objective(T, message), at | given, batch)[0]
 
     leaves = {key: value.clone().requires_grad_() for key, value in params.items()}
-    exact = torch.autograd.grad(loss(leaves), list(leaves.values()))
+    exact = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
+    moving = {*method.objective(T, message).trained, *method.objective(T, message).learned}
     for (key, value), grad in zip(params.items(), exact, strict=True):
+        if key not in moving:  # such as the correction of scaffold, a constant
+            continue
+        assert grad is not None
         for k in range(0, len(value), 7):
             step = torch.zeros_like(value)
             step[k] = 1e-5
@@ -554,7 +561,7 @@ def test_gradients_against_finite_differences(name: str) -> None:
 def test_private_coordinates_are_never_sent(name: str) -> None:
     method = client(name)
     algorithm = averaging(T, method)
-    private = method.private_mask(T)
+    private = method.private(T)
     assert private is not None
     simulator, state = Simulator(F), algorithm.init(F.population)
     for _ in range(3):
@@ -634,7 +641,7 @@ def test_a_named_head_has_all_layers_inside_it() -> None:
     t = Task(nn.Sequential(nn.Linear(4, 6), head))
 
     def size(method: Client) -> int:
-        mask = method.private_mask(t)
+        mask = method.private(t)
         assert mask is not None
         return int(mask.sum())
 

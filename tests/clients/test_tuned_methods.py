@@ -130,7 +130,7 @@ def test_a_wrong_value_is_a_sentence(make: Any, words: str) -> None:
 
 def test_fedbn_keeps_what_normalises() -> None:
     t = task(norm=True)  # names: 0.weight, 0.bias, 1.weight, 1.bias, 3.weight, 3.bias, statistics
-    mask = FedBN().private_mask(t)
+    mask = FedBN().private(t)
     kept = [n for n, m in zip(t.names, torch.split(mask, t.sizes), strict=True) if m.all()]
     assert kept == ["1.weight", "1.bias", "1.running_mean", "1.running_var"]
     assert int(mask.sum()) == 4 * 6
@@ -193,7 +193,7 @@ def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
         per_epoch = -(-int(F.train.sizes[who]) // 5)
         assert len(batches) == 3 * per_epoch
         close(state["own"], by_torch(w, batches, torch.mean, lr=0.03))
-        assert torch.equal(method.personal(T, sent(T) | {"w": w}, state), state["own"])
+        assert torch.equal(method.uses(T, sent(T) | {"w": w}, state).models[0], state["own"])
     assert last.evaluation is not None and last.evaluation.personal is not None
     assert last.evaluation.personal.losses.mean() < last.evaluation.losses.mean()
 

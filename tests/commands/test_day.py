@@ -197,7 +197,7 @@ def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:
     assert bonn != ulm and bonn != shared
     job, state = commonweal.reopen(folder)
     own = job.engine.client_states()[job.population.names.index("Ulm")]
-    w = job.algorithm.personal(job.algorithm.message(state), own)
+    w = job.algorithm.uses(job.algorithm.message(state), own).models[0]
     preprocessing = Record.read(folder).preprocessing()
     assert preprocessing is not None
     table = [line.split(";") for line in patients(20, seed=3).splitlines()]

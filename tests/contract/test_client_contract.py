@@ -7,7 +7,7 @@ way to vectorize, any interruption.
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import State, Tensors, flatten
+from commonweal.base.tensors import Tensors, flatten
 from commonweal.checks.clients import CLIENT_CHECKS, check_client
 from commonweal.clients import Client
 from commonweal.config import catalog
@@ -23,7 +23,9 @@ from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import run
 from commonweal.training.local import single
+from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
+from commonweal.training.uses import Uses, one_model
 from helpers import averaging, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task
 from run_helpers import contents, stop_after
@@ -149,7 +151,7 @@ def test_the_loss_reported_is_of_the_model_before_training(name: str) -> None:
     t, f, method = task(), federation(), client(name)
     algorithm = averaging(t, method)
     simulator, state = Simulator(f), algorithm.init(f.population)
-    private = method.private_mask(t)
+    private = method.private(t)
     for _ in range(2):
         message, before = algorithm.ask(state), simulator.client_states()
         replies = simulator.collect(algorithm, Request(torch.arange(5), message))
@@ -195,11 +197,11 @@ def test_training_changes_nothing_it_was_given(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class NoUpdate(Client):
+class Short(Client):
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {"model": params["w"]}, state
+        return {"update": vectors["w"][:3]}, state
 
 
 @dataclass(frozen=True)
@@ -211,31 +213,24 @@ class Overwriting(Client):
 @dataclass(frozen=True)
 class Growing(Client):
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        reply, _ = super().reply(task, params, message, state, steps)
-        return reply, {"last": params["w"]}
+        reply, _ = super().reply(task, vectors, message, state, steps)
+        return reply, {"last": vectors["w"]}
 
 
 @dataclass(frozen=True)
 class Drawing(Client):
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        loss, buffers = task.batch_loss(params["w"], batch)
-        return loss * torch.rand(()), {"w": buffers}
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(at=(), custom=Custom(self.random))
+
+    def random(self, task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+        return task.batch_loss(vectors["w"], batch)[0] * torch.rand(())
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        reply, state = super().reply(task, params, message, state, steps)
-        return {"update": reply["update"] + torch.rand(())}, state
+        return {"update": message["w"] - vectors["w"] + torch.rand(())}, state
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         torch.seed()
@@ -246,30 +241,40 @@ class Drawing(Client):
 class Mixing(Client):
     """Looks at the group's size: wrong numbers when clients run together."""
 
-    def descend(
-        self, params: Tensors, grads: Tensors, opt_state: State, lr: float
-    ) -> tuple[Tensors, State]:
-        lr = lr / 2 if torch._C._functorch.is_batchedtensor(grads["w"]) else lr
-        return super().descend(params, grads, opt_state, lr)
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(at=(), custom=Custom(self.halved))
+
+    def halved(self, task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+        loss = task.batch_loss(vectors["w"], batch)[0]
+        return loss / 2 if torch._C._functorch.is_batchedtensor(batch.x) else loss
 
 
 @dataclass(frozen=True)
 class Idle(Client):
-    def descend(
-        self, params: Tensors, grads: Tensors, opt_state: State, lr: float
-    ) -> tuple[Tensors, State]:
-        return params, opt_state
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(at=(), custom=Custom(self.nothing))
+
+    def nothing(self, task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+        return 0 * vectors["w"].sum()
 
 
 @dataclass(frozen=True)
 class Secret(Client):
-    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
-        return message["w"] + 1
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        return one_model(message["w"] + 1)
+
+
+@dataclass(frozen=True)
+class Heavy(Client):
+    personalizes: ClassVar[bool] = True
+
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        return Uses(torch.stack([message["w"], message["w"]]), torch.tensor([0.7, 0.7]))
 
 
 @dataclass(frozen=True)
 class Masked(Client):
-    def private_mask(self, task: Task) -> Tensor:
+    def private(self, task: Task) -> Tensor:
         return torch.arange(task.size) < 3
 
     def init_client(self, task: Task, seed: int) -> Tensors:
@@ -279,21 +284,22 @@ class Masked(Client):
         return {"w": message["w"]}
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {"update": message["w"] - params["w"]}, {}
+        return {}, {}
 
 
 @pytest.mark.parametrize(
     ("method", "check", "words"),
     [
-        (NoUpdate(), "reply", "no 'update'"),
+        (Short(), "reply", "no 'update'"),
         (Overwriting(), "inputs", "it changes"),
         (Growing(), "state", "its state changes"),
         (Drawing(), "pure", "different replies"),
         (Mixing(), "together", "'update' differs between"),
         (Idle(), "trains", "changes neither"),
-        (Secret(), "personal", "set personalizes = True"),
+        (Secret(), "uses", "set personalizes = True"),
+        (Heavy(), "uses", "must be a convex mixture"),
         (Masked(), "private", "has no 'private'"),
         (client("superfed-mm", begin=20.0), "fits", "it raises ConfigError: superfed begin = 20"),
     ],

@@ -161,7 +161,8 @@ class Node:
         values: State = {"loss": shared.losses, "scores": shared.scores, "size": shared.sizes}
         if self.algorithm.personalizes:
             state = {name: value[0] for name, value in self.state.items()}
-            w = self.algorithm.personal(message, state) if self.took_part else message["w"]
+            own_w = self.algorithm.uses(message, state).models[0]
+            w = own_w if self.took_part else message["w"]
             own = evaluate(task, w, self.test)
             values |= {"own_loss": own.losses, "own_scores": own.scores}
         return values

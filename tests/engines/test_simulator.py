@@ -575,7 +575,7 @@ def test_own_models_are_evaluated_client_by_client(kind: str, mode: str) -> None
     assert set(states) == {0, 1, 3}
     for k in range(4):
         own = f.test.client(k)
-        w = algorithm.personal(message, states[k]) if k in states else state["w"]
+        w = algorithm.uses(message, states[k]).models[0] if k in states else state["w"]
         plain = loaded(task, w).eval()
         close(found.losses[k], torch_loss("cross-entropy", plain(own.x), own.y))
         assert found.score[k].item() == pytest.approx(accuracy(plain, own))

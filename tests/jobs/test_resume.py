@@ -455,9 +455,9 @@ class Anchored(Client):
         return {"last": torch.zeros(task.size), "visits": torch.tensor(0), "own": own}
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        w = params["w"]
+        w = vectors["w"]
         update = message["w"] - (w + state["last"]) / 2 - 0.01 * state["own"]
         after = {"last": w, "visits": state["visits"] + 1, "own": state["own"]}
         return {"update": update}, after

@@ -479,9 +479,9 @@ class Broken(Client):
     """Clients that report what cannot be used."""
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {"update": (message["w"] - params["w"]) * float("nan")}, state
+        return {"update": (message["w"] - vectors["w"]) * float("nan")}, state
 
 
 def test_when_nobody_can_be_used_nothing_moves(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from commonweal.record.record import Record
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.vred import VRed
 from commonweal.servers import SGD, Adagrad, Adam, AMSGrad, Polyak, ServerOptimizer, Yogi
+from commonweal.training.client import learning_rate
 from commonweal.training.task import Task
 from helpers import averaging, federation, module
 from rule_helpers import normals
@@ -144,7 +145,7 @@ def test_growth_undoes_the_clients_decay() -> None:
     ones = torch.ones(20, 4, dtype=torch.float64)
     path = torch.stack([torch.tensor(START, dtype=torch.float64), *path_of(optimizer, ones)])
     moved = -(path.diff(dim=0)[:, 0])
-    products = [client.rate(t) * float(moved[t - 1]) for t in range(1, 21)]
+    products = [learning_rate(client, t) * float(moved[t - 1]) for t in range(1, 21)]
     assert products == pytest.approx([0.1] * 20, rel=1e-12)
 
 

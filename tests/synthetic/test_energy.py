@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.errors import DataError
-from commonweal.base.tensors import State
 from commonweal.synthetic import _energy
 from commonweal.synthetic._energy import (
     SCHEDULES,
@@ -200,12 +199,13 @@ def test_adam_is_torchs() -> None:
     w = torch.randn(7, generator=g)
     grads = torch.randn(5, 7, generator=g)
     leaf = w.clone().requires_grad_()
-    opt_state: State = {}
+    ours = adam(0.01)
+    memory = ours.memory(w)
     optimizer = torch.optim.Adam([leaf], lr=0.01, betas=BETAS, weight_decay=WEIGHT_DECAY)
     for grad in grads:
         leaf.grad = grad.clone()
         optimizer.step()
-        w, opt_state = adam(w, grad, opt_state, 0.01)
+        ours.step(w, grad, memory)
     torch.testing.assert_close(w, leaf.detach())
 
 

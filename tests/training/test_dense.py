@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal.base.tensors import merge, merge_into, put, stack, take
+from commonweal.base.tensors import Tensors, merge, put, stack, take
 from commonweal.clients import Client
 from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
@@ -27,7 +27,8 @@ from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 from commonweal.clients.term import TERMClient
 from commonweal.data.federation import Federation
 from commonweal.training import local
-from commonweal.training.dense import dense_task
+from commonweal.training.autograd import AutogradTrainer
+from commonweal.training.dense import DenseTrainer, dense_stack
 from commonweal.training.local import (
     Trained,
     Vectorize,
@@ -36,7 +37,17 @@ from commonweal.training.local import (
     train_locally,
     vmap_clients,
 )
-from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.masks import head_mask
+from commonweal.training.objective import (
+    MEAN,
+    At,
+    Between,
+    Custom,
+    Objective,
+    Phase,
+    Proximal,
+    Reduction,
+)
 from commonweal.training.task import Batch, Task
 from helpers import close, federation, planned
 
@@ -71,23 +82,32 @@ def batch_of(loss: str, rows: int = 6) -> Batch:
     return Batch(x, y.float() * 1.5 if loss == "squared" else y, weight)
 
 
+def squared_mean(losses: Tensor, weight: Tensor) -> Tensor:
+    return (losses * weight).sum(-1).square()
+
+
+@pytest.mark.parametrize("reduction", [MEAN, Reduction(squared_mean)])
 @pytest.mark.parametrize("loss", ["cross-entropy", "binary", "squared"])
 @pytest.mark.parametrize("name", STACKS)
-def test_losses_and_gradients_are_those_of_autograd(name: str, loss: str) -> None:
+def test_gradients_are_those_of_autograd(name: str, loss: str, reduction: Reduction) -> None:
     task, batch = task_of(name, loss), batch_of(loss)
-    dense = dense_task(task)
-    assert dense is not None
-    w = torch.stack([task.reinitialised(seed) for seed in range(3)]).requires_grad_()
-    factors = torch.tensor([1.0, 2.0, -0.5])
-    for factor in (torch.ones(3), factors):
-        losses, buffers = dense.batch_loss(w, batch)
-        assert buffers.shape == (3, 0)
-        (grads,) = torch.autograd.grad((losses * factor).sum(), w)
+    stack = dense_stack(task)
+    assert stack is not None
+    w = torch.stack([task.reinitialised(seed) for seed in range(3)])
+    flat = batch._replace(x=stack.inputs(batch.x))
+    by_models = stack.gradients(stack.views(w), flat, reduction)
+    at_first = stack.shared_gradients(w[0], flat, reduction)
+    for grads, models in ((by_models, w), (at_first, w[:1].expand(3, -1))):
+        got = torch.zeros_like(w)
+        for layer, x, grad in zip(stack.views(got), *grads, strict=True):
+            layer.weight.copy_(grad.mT @ x)
+            if layer.bias is not None:
+                layer.bias.copy_(grad.sum(1, keepdim=True))
         for k in range(3):
-            leaf = w[k].detach().requires_grad_()
-            want, _ = task.batch_loss(leaf, Batch(*(part[k] for part in batch)))
-            close(losses[k], want)
-            close(grads[k], torch.autograd.grad(want * factor[k], leaf)[0])
+            leaf = models[k].clone().requires_grad_()
+            losses, _ = task.row_losses(leaf, Batch(*(part[k] for part in batch)))
+            value = reduction.value(losses, batch.weight[k])
+            close(got[k], torch.autograd.grad(value, leaf)[0])
 
 
 class Doubled(nn.Sequential):
@@ -130,11 +150,11 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_modules_are_left_to_autograd(name: str) -> None:
-    assert dense_task(Task(OTHERS[name]())) is None
+    assert dense_stack(Task(OTHERS[name]())) is None
 
 
 def test_other_losses_are_left_to_autograd() -> None:
-    assert dense_task(Task(nn.Linear(4, 1), "cox", "concordance")) is None
+    assert dense_stack(Task(nn.Linear(4, 1), "cox", "concordance")) is None
 
 
 CLIENTS = {
@@ -205,9 +225,6 @@ def test_parts_of_vectors_are_taken_and_merged_by_runs(text: str) -> None:
     assert torch.equal(merge(values, own, mask), want)
     assert torch.equal(merge(values[:, ~mask], own, mask), want)
     assert torch.equal(torch.vmap(lambda o: merge(values[0], o, mask))(own)[0], want[0])
-    written = torch.empty(2, len(mask))
-    merge_into(written, values[0], own, mask)
-    assert torch.equal(written, torch.stack([merge(values[0], each, mask) for each in own]))
     put(values, own, mask)
     assert torch.equal(values, want)
     with pytest.raises(ValueError, match="values for"):
@@ -216,10 +233,77 @@ def test_parts_of_vectors_are_taken_and_merged_by_runs(text: str) -> None:
 
 @dataclass(frozen=True)
 class HeadOnLine(SuPerFedMM):
-    """A method with a line that trains some layers of w only, which pairs do not know."""
+    """A loss between two models that trains some layers of them only."""
 
-    def active(self, task: Task, epoch: Tensor) -> Tensor:
-        return layer_mask(task, head_layer(task), "head")
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.epochs, head_mask(task)),)
+
+
+@dataclass(frozen=True)
+class Given(Client):
+    """Minimises any objective of w, own, a mixing coefficient and a constant."""
+
+    given: Objective = field(default=Objective())
+
+    def draws(self, task: Task) -> int:
+        return 1
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return {"own": task.reinitialised(seed), "a": torch.tensor([0.3])}
+
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        constant = torch.linspace(-1, 1, task.size)
+        return {"w": message["w"], "own": state["own"], "a": state["a"], "constant": constant}
+
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return self.given
+
+    def reply(
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {}, {"own": vectors["own"], "a": vectors["a"]}
+
+
+def halfway(vectors: Tensors, lr: float) -> Tensors:
+    return {"w": vectors["w"].lerp(vectors["own"], lr)}
+
+
+def absolute(task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+    return (vectors["w"] - vectors["received"]).abs().sum() / 10
+
+
+TILTED = TERMClient(t=2.0).objective(Task(nn.Linear(2, 2)), {}).reduction
+BOTH = (At("w"), At("own"))
+PULLED = (Proximal("w", 0.3, "constant", "constant"), Proximal("own", 0.2, "received"))
+OBJECTIVES: dict[str, Objective] = {
+    "two points": Objective(BOTH),
+    "own only": Objective((At("own"),)),
+    "proximal": Objective(BOTH, proximal=PULLED),
+    "linear": Objective(proximal=(Proximal("w", linear="constant"),)),
+    "tilted": Objective(BOTH, TILTED),
+    "no derivative": Objective(BOTH, Reduction(squared_mean)),
+    "inner steps": Objective(BOTH, steps=3, lr=0.02, after=halfway),
+    "between, fixed": Objective((Between("w", "own", 0.3),)),
+    "between, by vector": Objective((Between("w", "own", "a"),), TILTED),
+    "between, learned": Objective((Between("w", "own", "a", learns=True),)),
+    "between, second": Objective((At("w"), Between("w", "own", "noise", first_trains=False))),
+    "between, angle": Objective((Between("w", "own", "noise", angle=2.0),), proximal=PULLED),
+    "between, all": Objective(
+        (Between("w", "own", "a", True, True, 1.0),), TILTED, PULLED, None, (), 2, 0.03, halfway
+    ),
+    "custom": Objective(custom=Custom(absolute)),
+    "custom only": Objective((), custom=Custom(absolute, ("w",))),
+    "own term": Objective(proximal=(Proximal("own", 0.2, "w"),)),
+    "two betweens": Objective((Between("w", "own", 0.3), Between("own", "w", 0.1))),
+    "angle and point": Objective((At("w"), Between("w", "own", 0.3, angle=1.0))),
+    "anchor that moves": Objective(BOTH, proximal=(Proximal("own", 0.2, "w"),)),
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.5, "weight_decay": 0.1},
+    "clip": {"clip": 0.3, "momentum": 0.5},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
+}
 
 
 METHODS: dict[str, Client] = {
@@ -295,31 +379,65 @@ def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
                     close(got[value][k], want[value][0], rtol=1e-4, atol=1e-6)
 
 
-BY_AUTOGRAD = ["apfl, clipped", "fedprox, clipped", "propfair, clipped"]
-BY_AUTOGRAD += ["superfed-mm, clipped", "superfed-mm, in the head"]
+def both_trainers(client: Client, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Compare what the closed form and autograd give for a group; whether both were used."""
+    f, task = federation(SIZES), task_of("nested")
+    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.reinitialised(9)}
+    message |= {n: torch.randn_like(v) / 9 for n, v in client.init_shared(task).items()}
+    states = stack([client.init_client(task, seed) for seed in range(f.clients)])
+    plan = planned(client, task, f, list(range(f.clients)), round=3)
+    autograd = Mock(wraps=AutogradTrainer)
+    monkeypatch.setattr(local, "AutogradTrainer", autograd)
+
+    def trained() -> Trained:
+        return train_locally(client, task, message, states, f.train, plan, vmap_clients)
+
+    chosen = trained()
+    is_dense = not autograd.called
+    monkeypatch.setattr(DenseTrainer, "of", lambda *_: None)
+    reference = trained()
+    for values, others in zip(chosen[:2], reference[:2], strict=True):
+        assert values.keys() == others.keys()
+        for name, value in values.items():
+            close(value, others[name], rtol=1e-4, atol=2e-6)
+    assert not torch.equal(chosen.models, task.initial.expand_as(chosen.models))
+    return is_dense
+
+
+# What the closed form leaves to autograd.
+BY_AUTOGRAD = {"superfed-mm, clipped", "superfed-mm, in the head"}
+DECLINED = {"custom", "custom only", "own term", "two betweens"}
+DECLINED |= {"angle and point", "anchor that moves"}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_only_what_has_no_closed_form_needs_autograd(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_both_trainers_agree_on_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert both_trainers(METHODS[name], monkeypatch) == (name not in BY_AUTOGRAD)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_both_trainers_agree_on_every_field_of_an_objective(
+    name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    f, task, client = federation(SIZES), task_of("nested"), METHODS[name]
-    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.initial}
-    message |= client.init_shared(task)
-    states = stack([client.init_client(task, seed) for seed in range(f.clients)])
-    plan = planned(client, task, f, list(range(f.clients)), round=3)
-    gradients = Mock(wraps=local._gradients)
-    monkeypatch.setattr(local, "_gradients", gradients)
-    train_locally(client, task, message, states, f.train, plan, vmap_clients)
-    assert gradients.called == (name in BY_AUTOGRAD)
+    settings: dict[str, Any] = {"batch": 8, "epochs": 1.5, "lr": 0.05} | OPTIMIZERS[optimizer]
+    client = Given(given=OBJECTIVES[name], **settings)
+    angle = any(isinstance(p, Between) and p.angle for p in client.given.at)
+    declined = name in DECLINED or (angle and optimizer in ("clip", "adam"))
+    assert both_trainers(client, monkeypatch) != declined
 
 
-def test_a_method_of_ones_own_is_left_to_autograd_unless_it_says_otherwise() -> None:
-    class Own(Client):
-        def step(self, *arguments: Any, **named: Any) -> Any:
-            return super().step(*arguments, **named)
-
-    assert Client.plain_steps and Client.takes_groups
-    assert not Own.plain_steps and not Own.takes_groups
-    assert APFL.plain_steps and APFL.takes_groups
-    assert FedPer.plain_steps and FedRep.plain_steps and not FedRep.takes_groups
+def test_every_field_of_an_objective_is_compared() -> None:
+    parts: list[Any] = list(OBJECTIVES.values())
+    for objective in OBJECTIVES.values():
+        parts += [*objective.at, *objective.proximal]
+    for kind, default in (
+        (Objective, Objective()),
+        (At, At()),
+        (Between, Between("w", "own", 0.3)),
+        (Proximal, Proximal("w")),
+    ):
+        used = [part for part in parts if type(part) is kind]
+        for name in kind._fields:
+            if (kind, name) != (Objective, "statistics"):  # of BatchNorm: never a dense stack
+                assert any(getattr(part, name) != getattr(default, name) for part in used), name

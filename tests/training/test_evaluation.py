@@ -14,6 +14,7 @@ from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.local import Vectorize, single, vmap_clients
 from commonweal.training.scores import SCORES
 from commonweal.training.task import Task
+from commonweal.training.uses import one_model
 from helpers import SHAPES, averaging, close, federation, loaded, module, stream, torch_loss
 
 SIZES = {"a": 5, "b": 20, "c": 57, "d": 41}
@@ -50,7 +51,7 @@ def test_own_models_are_evaluated_on_their_clients_rows(
     task, f = Task(module(kind)), federation(SIZES, SHAPES[kind])
     ids = torch.tensor([3, 1, 2, 0])
     models = torch.stack([task.reinitialised(seed) for seed in range(4)])
-    result = evaluate_models(task, models, f.train, ids, vectorize)
+    result = evaluate_models(task, one_model(models), f.train, ids, vectorize)
     for k, client in enumerate(ids.tolist()):
         alone = evaluate(task, models[k], f.train, torch.tensor([client]))
         close(result.losses[k], alone.losses[0])
@@ -63,7 +64,8 @@ def test_several_scores_are_evaluated_in_one_pass(vectorize: Vectorize) -> None:
     task = Task(module("mlp"), also=("likelihood", "ece", "top-5"))
     result = evaluate(task, task.initial, f.train)
     assert list(result.scores) == ["accuracy", "likelihood", "ece", "top-5"]
-    own = evaluate_models(task, task.initial.expand(4, -1), f.train, torch.arange(4), vectorize)
+    uses = one_model(task.initial.expand(4, -1))
+    own = evaluate_models(task, uses, f.train, torch.arange(4), vectorize)
     for name, values in result.scores.items():
         score = Task(module("mlp"), score=name)
         assert torch.equal(evaluate(score, task.initial, f.train).score, values)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import CommonwealError, ConfigError
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
 from commonweal.data.federation import Federation, Rows
+from commonweal.training.client import learning_rate
 from commonweal.training.local import (
     Vectorize,
     keep_freed_memory,
@@ -21,6 +22,8 @@ from commonweal.training.local import (
     train_locally,
     vmap_clients,
 )
+from commonweal.training.objective import Custom, Objective, Phase
+from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 from helpers import (
     SHAPES,
@@ -135,9 +138,9 @@ def test_the_rate_falls_with_the_rounds(optimizer: Any, round: int) -> None:
 
 def test_the_rate_by_hand() -> None:
     client = Client(lr=1.0, decay=0.5, decay_every=3)
-    assert [client.rate(r) for r in range(1, 8)] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
-    assert [Client(lr=0.1).rate(r) for r in (1, 50)] == [0.1, 0.1]
-    assert Client(lr=2.0, decay=0.9).rate(3) == pytest.approx(2 * 0.81)
+    assert [learning_rate(client, r) for r in range(1, 8)] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert [learning_rate(Client(lr=0.1), r) for r in (1, 50)] == [0.1, 0.1]
+    assert learning_rate(Client(lr=2.0, decay=0.9), 3) == pytest.approx(2 * 0.81)
 
 
 @pytest.mark.parametrize("name", ["all", "adam with all"])
@@ -152,22 +155,18 @@ def test_training_changes_nothing_it_was_given(name: str) -> None:
 def test_gradients_that_autograd_shares_are_not_written_over(momentum: float) -> None:
     """Two vectors may get the very same tensor, and a vector one number many times."""
     grad = torch.full((1, 1), 2.0).expand(1, 3)
-    params = {name: torch.zeros(1, 3) for name in "abc"}
-    client = Client(momentum=momentum, weight_decay=1.0)
     same = torch.full((1, 3), 2.0)
-    opt_state: State = {}
+    optimizer = Optimizer("sgd", lr=0.5, momentum=momentum, weight_decay=1.0)
+    vectors = [torch.zeros(1, 3) for _ in range(3)]
+    memory = [optimizer.memory(v) for v in vectors]
     want, moved = torch.zeros(1, 3), torch.zeros(1, 3)
     for _ in range(3):
-        grads = {"a": same.clone(), "b": grad, "c": grad}
-        params, opt_state = client.descend(params, grads, opt_state, lr=0.5)
+        for v, each, values in zip(vectors, (same, grad, grad), memory, strict=True):
+            optimizer.step(v, each, values)
         moved = momentum * moved + 2.0 + want
         want = want - 0.5 * moved
-        assert all(torch.allclose(value, want) for value in params.values())
-        assert float(grad[0, 0]) == 2
-    shared, _ = client.descend({"a": want, "b": want}, {"a": same, "b": same}, {}, lr=0.5)
-    assert torch.equal(shared["a"], shared["b"])
-    assert torch.allclose(shared["a"], want - 0.5 * (2 + want))
-    assert torch.equal(same, torch.full((1, 3), 2.0))
+        assert all(torch.allclose(v, want) for v in vectors)
+        assert torch.equal(same, torch.full((1, 3), 2.0)) and float(grad[0, 0]) == 2
 
 
 def test_weight_decay_and_clipping_do_not_reach_buffers() -> None:
@@ -260,7 +259,7 @@ def test_the_row_left_out_is_another_in_every_epoch() -> None:
 
 @pytest.mark.parametrize(("n", "batch"), [(1, 20), (4, 1)])
 def test_batchnorm_of_single_rows_is_an_error_in_words(n: int, batch: int) -> None:
-    with pytest.raises(CommonwealError, match="BatchNorm needs two rows per step"):
+    with pytest.raises(CommonwealError, match="BatchNorm needs two samples per step"):
         trained(Client(batch=batch), Task(module("norm")), federation({"a": n}), 0)
 
 
@@ -334,21 +333,16 @@ class Noisy(Client):
     def draws(self, task: Task) -> int:
         return 3
 
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        return params["w"][:3] @ noise + 0 * params["w"].sum(), {}
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(at=(), custom=Custom(self.along_noise))
+
+    def along_noise(self, task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+        return (vectors["w"][:3] * vectors["noise"]).sum()
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {"update": message["w"] - params["w"], "steps": steps}, state
+        return {"steps": steps}, state
 
 
 def test_uniform_numbers_are_drawn_for_every_step() -> None:
@@ -405,72 +399,44 @@ def test_together_and_one_by_one_give_the_same_numbers(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class OwnStep(Client):
-    """Takes the base class's step by a step of its own, which is vectorised."""
-
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        assert params["w"].ndim == grads["w"].ndim == 1 and epoch.ndim == 0 and last
-        return super().step(task, params, grads, opt_state, lr, epoch, last)
-
-
-@pytest.mark.parametrize("vectorize", [single, vmap_clients])
-@pytest.mark.parametrize("name", ["plain", "all", "adam with all"])
-def test_a_vectorised_step_gives_the_bytes_of_the_base_class(
-    name: str, vectorize: Vectorize
-) -> None:
-    task, f = Task(module("norm")), federation({"a": 20, "b": 20})
-    fields = vars(CLIENTS[name])
-    ids = [0] if vectorize is single else [0, 1]
-    updates = []
-    for client in (Client(**fields), OwnStep(**fields)):
-        plan = planned(client, task, f, ids)
-        done = train_locally(client, task, message_of(task), {}, f.train, plan, vectorize)
-        updates.append(done.models)
-    assert torch.equal(*updates)
-
-
-@dataclass(frozen=True)
 class Counting(Client):
-    """Three steps per batch; moves by 1, 10 or 100 in the finished epochs 0, 1, 2."""
+    """Two steps per batch, then 1 is added; half of the coordinates move in the last epoch."""
 
-    @property
-    def steps_per_batch(self) -> int:
-        return 3
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return Phase(2), Phase(1, torch.arange(task.size) % 2 == 0)
 
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        substep = opt_state.get("substep", torch.zeros(1)) + 1
-        w = params["w"] + (10.0**epoch if last else 0)
-        return {"w": w}, {"substep": substep * (0 if last else 1)}
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"], "batches": torch.zeros(1), "count": torch.zeros(task.size)}
+
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        custom = Custom(self.minus_sum, trains=("count",))
+        return Objective(at=(), custom=custom, steps=2, lr=1.0, after=self.counted)
+
+    def minus_sum(self, task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+        return -vectors["count"].sum()
+
+    def counted(self, vectors: Tensors, lr: float) -> Tensors:
+        return {"batches": vectors["batches"] + 10 * lr}
+
+    def reply(
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {"count": vectors["count"], "batches": vectors["batches"]}, state
 
 
 @pytest.mark.parametrize("vectorize", [single, vmap_clients])
-def test_steps_know_the_epoch_and_the_last_of_a_batch(vectorize: Vectorize) -> None:
-    task, f = Task(module("logistic")), federation({"a": 8, "b": 8})
-    client = Counting(epochs=3, batch=4)
+def test_steps_follow_phases_and_are_followed_by_what_comes_after(vectorize: Vectorize) -> None:
+    task, f = Task(module("logistic")), federation({"a": 8, "b": 12})
+    client = Counting(batch=4, lr=0.1)
     ids = [0] if vectorize is single else [0, 1]
     plan = planned(client, task, f, ids)
     done = train_locally(client, task, message_of(task), {}, f.train, plan, vectorize)
-    want = task.initial + 222  # two batches in each of three epochs
-    for model in done.models:
-        close(model, want)
+    for k, batches in zip(ids, (2, 3), strict=False):
+        even, odd = done.replies["count"][k, ::2], done.replies["count"][k, 1::2]
+        assert set(even.tolist()) == {2.0 * 3 * batches}
+        assert set(odd.tolist()) == {2.0 * 2 * batches}
+        close(done.replies["batches"][k], torch.tensor([3.0 * batches]))
+    assert torch.equal(done.replies["update"], torch.zeros(len(ids), task.size))
 
 
 def test_memory_can_be_kept_for_reuse() -> None:

@@ -21,6 +21,7 @@ from commonweal.samplers.sampler import Sampler
 from commonweal.training.client import Client
 from commonweal.training.local import Vectorize
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = [
     "Algorithm",
@@ -189,11 +190,11 @@ class Algorithm:
         """Whether clients use models of their own."""
         return self.client is not None and self.client.personalizes
 
-    def personal(self, message: Tensors, client_state: Tensors) -> Tensor:
-        """The model (d,) that a client uses."""
+    def uses(self, message: Tensors, client_state: Tensors) -> Uses:
+        """The models that a client predicts with."""
         if self.client is None:
-            return message["w"]
-        return self.client.personal(self.task, message, client_state)
+            return one_model(message["w"])
+        return self.client.uses(self.task, message, client_state)
 
     def samples(self, state: State) -> tuple[Tensor, Tensor] | None:
         """Synthetic rows and their labels, where the algorithm makes some."""

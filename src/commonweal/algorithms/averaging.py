@@ -35,6 +35,7 @@ from commonweal.training.client import Client
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.local import BatchSchedule, Trained, schedule, start_models, train_locally
 from commonweal.training.task import Task
+from commonweal.training.uses import one_model
 
 __all__ = ["Averaging"]
 
@@ -68,7 +69,7 @@ class Averaging(Algorithm):
     @cached_property
     def path(self) -> tuple[Channel, ...]:
         """All channels, the private mask of the client method first."""
-        mask = self.client.private_mask(self.task)
+        mask = self.client.private(self.task)
         private = () if mask is None else (PrivateMask(mask),)
         return (*private, *self.channels)
 
@@ -285,17 +286,20 @@ class Averaging(Algorithm):
 
     def evaluate_received(self, message: Tensors, group: Group) -> Evaluation:
         """Evaluate the received model, with each client's private part, on the training rows."""
-        if self.client.private_mask(self.task) is None:
+        if self.client.private(self.task) is None:
             return evaluate(self._reporting, message["w"], group.rows, group.ids)
         models = start_models(
             self.client, self.task, message, group.states, len(group.ids), group.vectorize
         )
-        return evaluate_models(self._reporting, models, group.rows, group.ids, group.vectorize)
+        return evaluate_models(
+            self._reporting, one_model(models), group.rows, group.ids, group.vectorize
+        )
 
     def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
         """The losses (S,) after local training, on the same rows."""
+        uses = one_model(trained.models)
         rows, ids = group.rows, group.ids
-        return evaluate_models(self._reporting, trained.models, rows, ids, group.vectorize).losses
+        return evaluate_models(self._reporting, uses, rows, ids, group.vectorize).losses
 
     def encode(self, replies: Tensors, states: Tensors, group: Group) -> tuple[Tensors, Tensors]:
         """Pass the replies of a group through the channels."""

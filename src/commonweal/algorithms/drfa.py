@@ -34,6 +34,7 @@ from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate
 from commonweal.training.local import schedule, train_locally
+from commonweal.training.objective import Objective
 from commonweal.training.task import Task
 
 __all__ = ["DRFA"]
@@ -45,28 +46,19 @@ class _Snapshot(Client):
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         w = message["w"]
-        return {"w": w, "snapshot": w, "left": message["snapshot"].to(w.dtype)}
+        return {"w": w, "snapshot": w, "left": message["snapshot"].to(w.dtype).reshape(1)}
 
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        moved, opt_state = self.descend({"w": params["w"]}, {"w": grads["w"]}, opt_state, lr)
-        left = params["left"] - 1
-        snapshot = torch.where(left == 0, moved["w"], params["snapshot"])
-        return {"w": moved["w"], "snapshot": snapshot, "left": left}, opt_state
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(after=self._count)
+
+    def _count(self, vectors: Tensors, lr: float) -> Tensors:
+        left = vectors["left"] - 1
+        return {"snapshot": torch.where(left == 0, vectors["w"], vectors["snapshot"]), "left": left}
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        w = message["w"]
-        return {"update": w - params["w"], "snapshot": w - params["snapshot"]}, state
+        return {"snapshot": message["w"] - vectors["snapshot"]}, state
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,7 +103,7 @@ class TwoPhase(Averaging):
     def _factors(self, group: Group) -> Tensor:
         """What each coordinate of an encoded update is multiplied by, (S, p)."""
         is_buffer = torch.arange(self.task.size) >= self.task.num_trainable
-        mask = self.client.private_mask(self.task)
+        mask = self.client.private(self.task)
         if mask is not None:
             is_buffer = is_buffer[~mask]
         weight = group.each["weight"][:, None]

@@ -29,6 +29,7 @@ from commonweal.training.evaluation import (
 from commonweal.training.local import Vectorize, single, vmap_clients
 from commonweal.training.scores import find
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = [
     "POINTS",
@@ -46,7 +47,7 @@ POINTS = tuple(k / 10 for k in range(11))  # m = 0 (global model), 0.1, ..., 1 (
 MIDDLE = POINTS.index(0.5)
 LAST = len(POINTS) - 1
 
-OwnModel = Callable[[Tensors], Tensor]  # a client's state -> its model (d,)
+OwnModels = Callable[[Tensors], Uses]  # a client's state -> what it predicts with
 
 
 # The line between two models
@@ -148,10 +149,10 @@ def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
     return _Along(scores, losses)
 
 
-def _mixture(task: Task, client: Client, message: Tensors, m: float) -> OwnModel:
-    def mixture(client_state: Tensors) -> Tensor:
+def _mixture(task: Task, client: Client, message: Tensors, m: float) -> OwnModels:
+    def mixture(client_state: Tensors) -> Uses:
         a, b = client.endpoints(task, message, client_state)
-        return (1 - m) * a + m * b
+        return one_model((1 - m) * a + m * b)
 
     return mixture
 
@@ -224,8 +225,8 @@ def confidence_bins(job: Job, state: State, own: bool) -> Tensor:
     parts = []
     if own and job.algorithm.personalizes:
         vectorize = _vectorize(job)
-        for ids, models in _models(job, _personal(job, message), test):
-            _, stats = evaluate_rows_by_models(task, models, test, ids, vectorize)
+        for ids, uses in _models(job, _personal(job, message), test):
+            _, stats = evaluate_rows_by_models(task, uses, test, ids, vectorize)
             parts.append(stats["ece"])
             others -= set(ids.tolist())
     if others:
@@ -242,8 +243,8 @@ def _mean_by_bin(stats: Tensor) -> Tensor:
     return torch.stack([count, confidence / count, right / count], 1)
 
 
-def _personal(job: Job, message: Tensors) -> OwnModel:
-    return lambda client_state: job.algorithm.personal(message, client_state)
+def _personal(job: Job, message: Tensors) -> OwnModels:
+    return lambda client_state: job.algorithm.uses(message, client_state)
 
 
 # The plane through three models
@@ -385,16 +386,16 @@ def _vectorize(job: Job) -> Vectorize:
     return vmap_clients if mode in ("vmap", "chunked") else single
 
 
-def _models(job: Job, own: OwnModel, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (ids, models (S, d)) of the clients that have taken part and have rows."""
-    for ids, models in job.engine.models(job.algorithm, own):
+def _models(job: Job, own: OwnModels, rows: Rows) -> Iterator[tuple[Tensor, Uses]]:
+    """Yield (ids, what they use) for the clients that have taken part and have rows."""
+    for ids, uses in job.engine.models(job.algorithm, own):
         has_rows = rows.sizes[ids] > 0
         if has_rows.any():
-            yield ids[has_rows], models[has_rows]
+            yield ids[has_rows], Uses(*(value[has_rows] for value in uses))
 
 
 def _evaluate_own(
-    job: Job, task: Task, own: OwnModel, rows: Rows, shared: Evaluation, mixed: bool = False
+    job: Job, task: Task, own: OwnModels, rows: Rows, shared: Evaluation, mixed: bool = False
 ) -> Evaluation:
     """An evaluation of the server's model, updated for the clients that have their own.
 
@@ -402,10 +403,11 @@ def _evaluate_own(
     """
     vectorize = _vectorize(job)
     evaluation = shared
-    for ids, models in _models(job, own, rows):
+    for ids, uses in _models(job, own, rows):
         if mixed and task.has_batchnorm:
-            models = _with_statistics(task, models, _federation(job).train, ids)
-        evaluation = evaluation.updated(ids, evaluate_models(task, models, rows, ids, vectorize))
+            models = _with_statistics(task, uses.models[:, 0], _federation(job).train, ids)
+            uses = one_model(models)
+        evaluation = evaluation.updated(ids, evaluate_models(task, uses, rows, ids, vectorize))
     return evaluation
 
 

@@ -14,7 +14,6 @@ __all__ = [
     "flatten",
     "is_finite",
     "merge",
-    "merge_into",
     "move",
     "num_bytes",
     "put",
@@ -126,17 +125,6 @@ def merge(outside: Tensor, inside: Tensor, mask: Tensor) -> Tensor:
             pieces.append(outside[..., begin : begin + b - a])
             left += b - a
     return torch.cat(pieces, -1)
-
-
-def merge_into(target: Tensor, outside: Tensor, inside: Tensor, mask: Tensor) -> None:
-    """Write what `merge` returns to the vectors of a group (S, d). outside: (d,); inside: (S, p)"""
-    taken = 0
-    for a, b, is_inside in spans(mask):
-        if is_inside:
-            target[:, a:b] = inside[:, taken : taken + b - a]
-            taken += b - a
-        else:
-            target[:, a:b] = outside[a:b]
 
 
 def put(target: Tensor, values: Tensor, mask: Tensor) -> None:

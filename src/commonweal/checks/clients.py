@@ -6,7 +6,7 @@ from functools import cached_property
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
@@ -181,25 +181,29 @@ def _trains(bench: Bench) -> str | None:
     return None if moved else "a round changes neither the model nor the client's state"
 
 
-def _personal(bench: Bench) -> str | None:
+def _uses(bench: Bench) -> str | None:
     _, state = bench.train_alone(0)
     client = bench.client
-    models: list[Tensor] = [client.personal(bench.task, bench.message, state)]
-    models += client.endpoints(bench.task, bench.message, state)
-    if any(model.shape != bench.task.initial.shape for model in models):
-        return "`personal` and `endpoints` must give vectors of the model's size"
-    is_own = not torch.equal(models[0], bench.message["w"])
+    uses = client.uses(bench.task, bench.message, state)
+    ends = client.endpoints(bench.task, bench.message, state)
+    if any(model.shape != bench.task.initial.shape for model in (*uses.models, *ends)):
+        return "`uses` and `endpoints` must give vectors of the model's size"
+    if uses.weights.shape != uses.models.shape[:1]:
+        return "`uses` must give one weight per model"
+    if not (uses.weights >= 0).all() or abs(float(uses.weights.sum()) - 1) > 1e-5:
+        return f"the weights of `uses` are {uses.weights.tolist()}: they must be a convex mixture"
+    is_own = any(not torch.equal(model, bench.message["w"]) for model in uses.models)
     if is_own and not client.personalizes:
         return "clients use a model of their own: set personalizes = True"
     return None
 
 
 def _private(bench: Bench) -> str | None:
-    mask = bench.client.private_mask(bench.task)
+    mask = bench.client.private(bench.task)
     if mask is None:
         return None
     if mask.shape != bench.task.initial.shape or mask.dtype != torch.bool:
-        return "`private_mask` must be a mask of the model's size"
+        return "`private` must be a mask of the model's size"
     if "private" not in bench.states[0]:
         return "it has private coordinates, but its state has no 'private'"
     return None
@@ -214,6 +218,6 @@ CLIENT_CHECKS: dict[str, ClientCheck] = {
     "pure": _pure,
     "together": _together,
     "trains": _trains,
-    "personal": _personal,
+    "uses": _uses,
     "private": _private,
 }

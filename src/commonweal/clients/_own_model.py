@@ -8,6 +8,7 @@ from torch import Tensor
 from commonweal.base.tensors import Tensors
 from commonweal.training.client import Client
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = ["OwnModel"]
 
@@ -25,9 +26,9 @@ class OwnModel(Client):
         return {"w": message["w"], "own": state["own"]}
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {"update": message["w"] - params["w"]}, {"own": params["own"]}
+        return {}, {"own": vectors["own"]}
 
-    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
-        return state["own"]
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        return one_model(state["own"])

@@ -27,7 +27,7 @@ class Alone(Client):
 
     personalizes: ClassVar[bool] = True
 
-    def private_mask(self, task: Task) -> Tensor:
+    def private(self, task: Task) -> Tensor:
         return _whole(task)
 
 

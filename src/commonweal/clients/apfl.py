@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import State, Tensors
-from commonweal.training.client import Client, Line
-from commonweal.training.task import Batch, Task
+from commonweal.base.tensors import Tensors
+from commonweal.training.client import Client
+from commonweal.training.objective import At, Between, Objective
+from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = ["APFL"]
 
@@ -26,8 +28,6 @@ class APFL(Client):
     """
 
     personalizes: ClassVar[bool] = True
-    takes_groups: ClassVar[bool] = True
-    plain_steps: ClassVar[bool] = True
 
     alpha: float = 0.5
     adaptive: bool = True
@@ -46,59 +46,22 @@ class APFL(Client):
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         return {"w": message["w"], "own": state["own"], "a": state["a"]}
 
-    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line:
-        return Line(params["a"], both=False, learns=self.adaptive)
-
-    def move_point(self, params: Tensors, grad: Tensor, lr: float) -> Tensors:
-        return {"a": (params["a"] - lr * grad).clamp(0, 1)}
-
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        shared, buffers = task.batch_loss(params["w"], batch)
+    def objective(self, task: Task, message: Tensors) -> Objective:
         # The mixture trains v and a only: w_i is trained as if there were no v.
-        mixture = _mix(params["w"].detach(), params["own"], params["a"])
-        mixed, own_buffers = task.batch_loss(mixture, batch)
-        return shared + mixed, {"w": buffers, "own": own_buffers}
-
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        a = params["a"]
-        if self.adaptive and not opt_state:  # the first step of the round
-            a = self.move_point(params, grads["a"], lr)["a"]
-        model_grads = {"w": grads["w"], "own": grads["own"]}
-        moved, opt_state = self.descend(params, model_grads, opt_state, lr)
-        return moved | {"a": a}, opt_state | {"a": a}
+        mixed = Between("w", "own", "a", learns=self.adaptive, first_trains=False)
+        return Objective((At("w"), mixed))
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        update = message["w"] - params["w"]
-        return {"update": update}, {"own": params["own"], "a": params["a"]}
+        return {}, {"own": vectors["own"], "a": vectors["a"]}
 
-    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
-        return _mix(message["w"], state["own"], state["a"])
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        a = state["a"]
+        return one_model(a * state["own"] + (1 - a) * message["w"])
 
     def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         return message["w"], state["own"]
-
-
-def _mix(w: Tensor, own: Tensor, a: Tensor) -> Tensor:
-    return a * own + (1 - a) * w
 
 
 ENTRIES = {"apfl": APFL}

@@ -10,7 +10,9 @@ from typing import ClassVar
 
 from commonweal.base.tensors import Tensors
 from commonweal.clients._own_model import OwnModel
-from commonweal.training.client import PLAIN, Term, at_least
+from commonweal.training.client import at_least
+from commonweal.training.objective import At, Objective, Proximal
+from commonweal.training.task import Task
 
 __all__ = ["Ditto"]
 
@@ -32,8 +34,9 @@ class Ditto(OwnModel):
         super().__post_init__()
         at_least(self, lam=0)
 
-    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
-        return {"w": PLAIN, "own": Term(self.lam, anchor=message["w"])}
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        near = Proximal("own", self.lam, anchor="received")
+        return Objective((At("w"), At("own")), proximal=(near,))
 
 
 ENTRIES = {"ditto": Ditto}

@@ -7,11 +7,10 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from commonweal.clients.fine_tune import FineTune
 from commonweal.training.client import Client
-from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.masks import body_mask, head_mask
+from commonweal.training.objective import Phase
 from commonweal.training.task import Task
 
 __all__ = ["FedBABU"]
@@ -30,14 +29,10 @@ class FedBABU(FineTune):
     tune: Literal["head", "all"] = "head"
 
     def check(self, task: Task, rounds: int) -> None:
-        self.head_mask(task)
+        head_mask(task, self.head)
 
-    def head_mask(self, task: Task) -> Tensor:
-        """The head's coordinates (d,)."""
-        return layer_mask(task, self.head or head_layer(task), "head")
-
-    def active(self, task: Task, epoch: Tensor) -> Tensor:
-        return ~self.head_mask(task)
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.epochs, body_mask(task, self.head)),)
 
     @property
     def tuner(self) -> Client:
@@ -50,8 +45,8 @@ class _HeadOnly(Client):
 
     head: tuple[str, ...] = ()
 
-    def active(self, task: Task, epoch: Tensor) -> Tensor:
-        return layer_mask(task, self.head or head_layer(task), "head")
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.epochs, head_mask(task, self.head)),)
 
 
 ENTRIES = {"fedbabu": FedBABU}

@@ -40,9 +40,9 @@ class FedBN(Client):
     layers: tuple[str, ...] = ()
 
     def check(self, task: Task, rounds: int) -> None:
-        self.private_mask(task)
+        self.private(task)
 
-    def private_mask(self, task: Task) -> Tensor:
+    def private(self, task: Task) -> Tensor:
         return layer_mask(task, self.layers or _normalisation(task), "layers")
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from commonweal.training.client import Client
-from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.masks import head_mask
 from commonweal.training.task import Task
 
 __all__ = ["FedPer"]
@@ -28,8 +28,8 @@ class FedPer(Client):
 
     head: tuple[str, ...] = ()
 
-    def private_mask(self, task: Task) -> Tensor:
-        return layer_mask(task, self.head or head_layer(task), "head")
+    def private(self, task: Task) -> Tensor:
+        return head_mask(task, self.head)
 
 
 ENTRIES = {"fedper": FedPer}

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, Term, at_least
+from commonweal.training.client import Client, at_least
+from commonweal.training.objective import Objective, Proximal
+from commonweal.training.task import Task
 
 __all__ = ["FedProx"]
 
@@ -28,8 +30,8 @@ class FedProx(Client):
         super().__post_init__()
         at_least(self, mu=0)
 
-    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
-        return {"w": Term(self.mu, anchor=message["w"])}
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(proximal=(Proximal("w", self.mu, anchor="received"),))
 
 
 ENTRIES = {"fedprox": FedProx}

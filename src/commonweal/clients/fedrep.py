@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import State, Tensors
 from commonweal.training.client import Client
-from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.masks import body_mask, head_mask
+from commonweal.training.objective import Phase
 from commonweal.training.task import Task
 
 __all__ = ["FedRep"]
@@ -28,7 +28,6 @@ class FedRep(Client):
     """
 
     personalizes: ClassVar[bool] = True
-    plain_steps: ClassVar[bool] = True
 
     head_epochs: int = 10
     head: tuple[str, ...] = ()
@@ -41,41 +40,12 @@ class FedRep(Client):
                 "epochs; give a head_epochs of 1 or more, and no steps"
             )
 
-    @property
-    def total_epochs(self) -> float:
-        return self.head_epochs + self.epochs
+    def private(self, task: Task) -> Tensor:
+        return head_mask(task, self.head)
 
-    def private_mask(self, task: Task) -> Tensor:
-        return layer_mask(task, self.head or head_layer(task), "head")
-
-    def active(self, task: Task, epoch: Tensor) -> Tensor:
-        active: Tensor = (epoch < self.head_epochs) == self.private_mask(task).to(epoch.device)
-        return active
-
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        head_turn = epoch < self.head_epochs
-        if opt_state:
-            # The body starts with an optimizer of its own.
-            opt_state = _scaled(opt_state["inner"], opt_state["head_turn"] == head_turn)
-        moved, opt_state = super().step(task, params, grads, opt_state, lr, epoch, last)
-        return moved, {"inner": opt_state, "head_turn": head_turn}
-
-
-def _scaled(state: State, factor: Tensor) -> State:
-    """Multiply every tensor of an optimizer's state."""
-    scaled: State = {}
-    for name, value in state.items():
-        scaled[name] = _scaled(value, factor) if isinstance(value, dict) else value * factor
-    return scaled
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        head = Phase(self.head_epochs, head_mask(task, self.head))
+        return head, Phase(self.epochs, body_mask(task, self.head))
 
 
 ENTRIES = {"fedrep": FedRep}

@@ -16,6 +16,7 @@ from commonweal.base.tensors import Tensors
 from commonweal.base.values import Values
 from commonweal.training.client import Client
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = ["FineTune"]
 
@@ -59,8 +60,8 @@ class FineTune(Client):
     def keep_tuned(self, state: Tensors, w: Tensor) -> Tensors:
         return {"own": w, "tuned": torch.ones_like(state["tuned"])}
 
-    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
-        return torch.where(state["tuned"] > 0, state["own"], message["w"])
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        return one_model(torch.where(state["tuned"] > 0, state["own"], message["w"]))
 
 
 ENTRIES = {"fine-tune": FineTune}

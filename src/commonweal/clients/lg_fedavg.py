@@ -5,13 +5,12 @@ Liang et al., Think Locally, Act Globally: Federated Learning with Local and Glo
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor
 
 from commonweal.training.client import Client
-from commonweal.training.masks import head_layer, layer_mask
+from commonweal.training.masks import body_mask, layer_mask
 from commonweal.training.task import Task
 
 __all__ = ["LGFedAvg"]
@@ -29,15 +28,10 @@ class LGFedAvg(Client):
 
     lower: tuple[str, ...] = ()
 
-    def private_mask(self, task: Task) -> Tensor:
+    def private(self, task: Task) -> Tensor:
         if self.lower:
             return layer_mask(task, self.lower, "lower")
-        return _below_head(task)
-
-
-@lru_cache(maxsize=16)
-def _below_head(task: Task) -> Tensor:
-    return ~layer_mask(task, head_layer(task), "lower")
+        return body_mask(task, parameter="lower")
 
 
 ENTRIES = {"lg-fedavg": LGFedAvg}

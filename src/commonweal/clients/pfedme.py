@@ -7,15 +7,12 @@ visit would pull w back to where it was then.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
 
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import Tensors
 from commonweal.clients._own_model import OwnModel
-from commonweal.training.client import Term
-from commonweal.training.task import Batch, Task
+from commonweal.training.objective import At, Objective, Proximal
+from commonweal.training.task import Task
 
 __all__ = ["PFedMe"]
 
@@ -28,9 +25,6 @@ class PFedMe(OwnModel):
     inner: theta's steps per batch; inner_lr: their learning rate, with sgd's other parameters
     theta starts at the received model in every round. The others are those of sgd
     """
-
-    takes_groups: ClassVar[bool] = True
-    plain_steps: ClassVar[bool] = True
 
     lam: float = 15.0
     inner: int = 5
@@ -45,44 +39,18 @@ class PFedMe(OwnModel):
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         return {"w": message["w"], "own": message["w"]}
 
-    @property
-    def steps_per_batch(self) -> int:
-        return self.inner
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(
+            at=(At("own"),),
+            proximal=(Proximal("own", self.lam, anchor="w"),),
+            statistics=(("w", At("own")),),
+            steps=self.inner,
+            lr=self.inner_lr,
+            after=self._outer_step,
+        )
 
-    def inner_rate(self, lr: float) -> float:
-        return self.inner_lr
-
-    def after_batch(self, params: Tensors, lr: float) -> Tensors:
-        return {"w": params["w"].lerp(params["own"], lr * self.lam)}
-
-    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
-        return {"own": Term(self.lam, anchor=params["w"])}
-
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        loss, buffers = super().loss(task, params, batch, message, state, noise)
-        return loss, {"w": buffers["own"], "own": buffers["own"]}
-
-    def step(
-        self,
-        task: Task,
-        params: Tensors,
-        grads: Tensors,
-        opt_state: State,
-        lr: float,
-        epoch: Tensor,
-        last: bool,
-    ) -> tuple[Tensors, State]:
-        own_grad = {"own": grads["own"]}
-        moved, opt_state = self.descend(params, own_grad, opt_state, self.inner_rate(lr))
-        return moved | (self.after_batch(params | moved, lr) if last else {}), opt_state
+    def _outer_step(self, vectors: Tensors, lr: float) -> Tensors:
+        return {"w": vectors["w"].lerp(vectors["own"], lr * self.lam)}
 
 
 ENTRIES = {"pfedme": PFedMe}

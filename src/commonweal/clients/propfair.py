@@ -15,7 +15,8 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.training.client import Client
-from commonweal.training.task import Batch, Task
+from commonweal.training.objective import Objective, Reduction
+from commonweal.training.task import Task
 
 __all__ = ["PropFairClient"]
 
@@ -30,8 +31,6 @@ class PropFairClient(Client):
     The others are those of sgd. Gradients are 1 / (M - loss) times as large
     """
 
-    takes_groups: ClassVar[bool] = True
-    plain_steps: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     baseline: float = 2.0
@@ -46,27 +45,22 @@ class PropFairClient(Client):
                 "the margin must be above 0 and below the baseline"
             )
 
-    def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(reduction=Reduction(self._value, self._derivative))
+
+    def _value(self, losses: Tensor, weight: Tensor) -> Tensor:
+        loss = (losses * weight).sum(-1)
+        limit = self.baseline - self.margin
+        within = -torch.log1p(-loss.clamp(max=limit) / self.baseline)
+        beyond = loss / (self.margin if self.huber else self.baseline)
+        return torch.where(loss > limit, beyond, within)
+
+    def _derivative(self, losses: Tensor, weight: Tensor) -> Tensor:
         loss = (losses * weight).sum(-1, keepdim=True)
         limit = self.baseline - self.margin
         beyond = 1 / (self.margin if self.huber else self.baseline)
         within = 1 / (self.baseline - loss.clamp(max=limit))
         return weight * torch.where(loss > limit, beyond, within)
-
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        loss, buffers = task.batch_loss(params["w"], batch)
-        limit = self.baseline - self.margin
-        within = -torch.log1p(-loss.clamp(max=limit) / self.baseline)
-        beyond = loss / (self.margin if self.huber else self.baseline)
-        return torch.where(loss > limit, beyond, within), {"w": buffers}
 
 
 ENTRIES = {"propfair": PropFairClient}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, Term
+from commonweal.training.client import Client, learning_rate
+from commonweal.training.objective import Objective, Proximal
 from commonweal.training.task import Task
 
 __all__ = ["Scaffold"]
@@ -46,20 +47,24 @@ class Scaffold(Client):
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"c": torch.zeros(task.num_trainable)}
 
-    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
-        return {"w": Term(slope=message["c"] - state["c"])}
+    def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
+        return {"w": message["w"], "correction": message["c"] - state["c"]}
+
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(proximal=(Proximal("w", linear="correction"),))
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        update = message["w"] - params["w"]
+        n = task.num_trainable
+        update = message["w"][:n] - vectors["w"][:n]
         rho = self.momentum
         # The sum over j = 1, ..., steps of (1 - rho^j) / (1 - rho).
         moves = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        lr = self.rate(int(message["round"]))
+        lr = learning_rate(self, int(message["round"]))
         # u / (moves lr) - c, without a vector in between.
-        change = torch.addcmul(-message["c"], update[: task.num_trainable], 1 / (moves * lr))
-        return {"update": update, "change": change}, {"c": state["c"] + change}
+        change = torch.addcmul(-message["c"], update, 1 / (moves * lr))
+        return {"change": change}, {"c": state["c"] + change}
 
 
 ENTRIES = {"scaffold": Scaffold}

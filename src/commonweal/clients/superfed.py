@@ -15,9 +15,10 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, Line, Term, at_least, squared_distance
-from commonweal.training.line import between, by_layer, squared_cosine, statistics
-from commonweal.training.task import Batch, Task
+from commonweal.training.client import Client, at_least
+from commonweal.training.objective import At, Between, Objective, Proximal, mixture
+from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = ["SuPerFedLM", "SuPerFedMM"]
 
@@ -35,8 +36,6 @@ class SuPerFedMM(Client):
     """
 
     personalizes: ClassVar[bool] = True
-    takes_groups: ClassVar[bool] = True
-    plain_steps: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
         "mu": (0.0, 0.01, 0.1, 1.0),
         "nu": (0.0, 1.0, 2.0, 5.0),
@@ -82,53 +81,34 @@ class SuPerFedMM(Client):
         begin = self.begin if self.begin >= 1 else int(self.begin * int(message["rounds"]))
         return int(message["round"]) > begin
 
-    def trains_received(self, message: Tensors) -> bool:
+    def _is_early(self, message: Tensors) -> bool:
+        """Whether only w_i is trained in this round, as in sgd."""
         return not (self.early or self.begun(message))
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
-        if self.trains_received(message):
+        if self._is_early(message):
             return {"w": message["w"]}
         return {"w": message["w"], "own": state["own"]}
 
-    def terms(self, params: Tensors, message: Tensors, state: Tensors) -> dict[str, Term]:
-        return {"w": Term(self.mu, anchor=message["w"])}
-
-    def line(self, task: Task, params: Tensors, message: Tensors, noise: Tensor) -> Line | None:
-        if "own" not in params:
-            return None
-        return Line(noise * self.begun(message), angle=self.nu)
-
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        w = params["w"]
-        penalty = self.mu / 2 * squared_distance(task, w, message["w"])  # eq. 2.4
-        line = self.line(task, params, message, noise)
-        if line is None:
-            loss, buffers = task.batch_loss(w, batch)
-            return loss + penalty, {"w": buffers}
-        own = params["own"]
-        point = by_layer(task, line.m) if self.by_layer else line.m
-        loss, buffers = task.batch_loss(w.lerp(own, point), batch)  # with the gradients of eq. 2.3
-        angle = self.nu * squared_cosine(task.trainable(w), task.trainable(own))  # eq. 2.5
-        return loss + penalty + angle, statistics(task, w, own, self.m, batch, buffers)
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        near = (Proximal("w", self.mu, anchor="received"),)  # eq. 2.4
+        if self._is_early(message):
+            return Objective(proximal=near)
+        # With the gradients of eq. 2.3, and the angle of eq. 2.5.
+        line = Between("w", "own", "noise" if self.begun(message) else 0.0, angle=self.nu)
+        used = Between("w", "own", self.m)
+        return Objective((line,), proximal=near, statistics=(("w", At("w")), ("own", used)))
 
     def reply(
-        self, task: Task, params: Tensors, message: Tensors, state: Tensors, steps: Tensor
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        if "own" in params:
+        if "own" in vectors:
             joined = float(self.begun(message))
-            state = {"own": params["own"], "joined": torch.full_like(state["joined"], joined)}
-        return {"update": message["w"] - params["w"]}, state
+            state = {"own": vectors["own"], "joined": torch.full_like(state["joined"], joined)}
+        return {}, state
 
-    def personal(self, task: Task, message: Tensors, state: Tensors) -> Tensor:
-        return between(task, *self.endpoints(task, message, state), self.m)
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        return one_model(mixture(task, *self.endpoints(task, message, state), self.m))
 
     def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """Both are the received model as long as the client's own was never trained."""

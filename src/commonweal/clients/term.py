@@ -5,13 +5,13 @@ objective. The rule of the same name is the tilt of clients; together they are b
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
 from commonweal.training.client import Client
-from commonweal.training.task import Batch, Task
+from commonweal.training.objective import MEAN, Objective, Reduction
+from commonweal.training.task import Task
 
 __all__ = ["TERMClient"]
 
@@ -24,29 +24,16 @@ class TERMClient(Client):
     The others are those of sgd
     """
 
-    plain_steps: ClassVar[bool] = True
-
     t: float = 1.0
 
-    def row_factors(self, losses: Tensor, weight: Tensor) -> Tensor:
-        if self.t == 0:
-            return weight
-        return (self.t * losses + weight.log()).softmax(-1)
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(reduction=MEAN if self.t == 0 else Reduction(self._tilted, self._softmax))
 
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        losses, buffers = task.row_losses(params["w"], batch)
-        if self.t == 0:
-            return (losses * batch.weight).sum(), {"w": buffers}
-        tilted = (self.t * losses + batch.weight.log()).logsumexp(-1) / self.t
-        return tilted, {"w": buffers}
+    def _tilted(self, losses: Tensor, weight: Tensor) -> Tensor:
+        return (self.t * losses + weight.log()).logsumexp(-1) / self.t
+
+    def _softmax(self, losses: Tensor, weight: Tensor) -> Tensor:
+        return (self.t * losses + weight.log()).softmax(-1)
 
 
 ENTRIES = {"term": TERMClient}

@@ -12,6 +12,7 @@ from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
+from commonweal.training.uses import Uses
 
 __all__ = ["Engine"]
 
@@ -72,7 +73,7 @@ class Engine:
         return {}
 
     def models(
-        self, algorithm: Algorithm, own: Callable[[Tensors], Tensor], part: str = "test"
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (ids, models (S, d)) made from the states of clients that have taken part."""
+        self, algorithm: Algorithm, own: Callable[[Tensors], Uses], part: str = "test"
+    ) -> Iterator[tuple[Tensor, Uses]]:
+        """Yield (ids, models (S, M, d) with weights (S, M)) of clients that have taken part."""
         return iter(())

@@ -25,10 +25,11 @@ from commonweal.engines.engine import Engine
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
 from commonweal.training import scores
-from commonweal.training.dense import dense_task
+from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap_clients
 from commonweal.training.task import Batch, Task
+from commonweal.training.uses import Uses
 
 __all__ = ["MODES", "Simulator"]
 
@@ -117,7 +118,7 @@ class Simulator(Engine):
         slow = nn.modules.conv._ConvNd | nn.RNNBase
         if any(isinstance(layer, slow) for layer in task.module.modules()):
             return "loop", "convolutions and recurrent layers are faster client by client"
-        if dense_task(task) is not None:
+        if dense_stack(task) is not None:
             return "chunked", "stacks of linear layers are trained together in closed form"
         if task.size >= LARGE:
             return "loop", f"{task.size} parameters keep the cores busy client by client"
@@ -230,14 +231,14 @@ class Simulator(Engine):
             return shared
         message = algorithm.message(state)
         personal = shared
-        for ids, models in self.models(algorithm, lambda s: algorithm.personal(message, s), part):
+        for ids, uses in self.models(algorithm, lambda s: algorithm.uses(message, s), part):
             vectorize = self._vectorizer(algorithm)
-            personal = personal.updated(ids, evaluate_models(task, models, placed, ids, vectorize))
+            personal = personal.updated(ids, evaluate_models(task, uses, placed, ids, vectorize))
         return replace(shared, personal=personal)
 
     def models(
-        self, algorithm: Algorithm, own: Callable[[Tensors], Tensor], part: str = "test"
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+        self, algorithm: Algorithm, own: Callable[[Tensors], Uses], part: str = "test"
+    ) -> Iterator[tuple[Tensor, Uses]]:
         sizes = self._part(part).sizes
         taken_part = [client for client in self.states if sizes[client] > 0]
         ids = torch.tensor(taken_part, dtype=torch.int64)

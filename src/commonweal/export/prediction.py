@@ -18,6 +18,7 @@ from commonweal.datasets._tables import read_batches
 from commonweal.jobs.reopening import reopen
 from commonweal.record.facts import TargetScale
 from commonweal.record.record import Record
+from commonweal.training.uses import mixed_module, one_model
 
 __all__ = ["Predictor", "class_names", "predict_table", "predictor"]
 
@@ -59,12 +60,12 @@ def predictor(record: Record, client: str | None = None, trust: bool = False) ->
         )
     module = record.raw_module(trust)
     if client is not None:
-        module.load_state_dict(_personal(record, client, trust), strict=False)
+        module = _personal(record, module, client, trust)
     return Predictor(module, loss, record.facts.target).eval()
 
 
-def _personal(record: Record, client: str, trust: bool) -> dict[str, Tensor]:
-    """The tensors of the model that a client uses, from the last checkpoint."""
+def _personal(record: Record, module: nn.Module, client: str, trust: bool) -> nn.Module:
+    """What a client uses according to the last checkpoint, as one module of this kind."""
     job, state = reopen(record.folder, trust=trust)
     names = job.population.names
     if client not in names:
@@ -77,8 +78,11 @@ def _personal(record: Record, client: str, trust: bool) -> dict[str, Tensor]:
         )
     own = job.engine.client_states().get(names.index(client))
     message = job.algorithm.message(state)
-    w = job.algorithm.model(state) if own is None else job.algorithm.personal(message, own)
-    return {name: value.clone() for name, value in job.task.tensors(w).items()}
+    if own is None:
+        uses = one_model(job.algorithm.model(state))
+    else:
+        uses = job.algorithm.uses(message, own)
+    return mixed_module(job.task, module, uses)
 
 
 def class_names(record: Record, outputs: int) -> list[str]:

@@ -25,6 +25,7 @@ from commonweal.flower.own_table import Agreement, OwnTable, agree, check_fits
 from commonweal.training import scores
 from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.local import single
+from commonweal.training.uses import Uses
 
 __all__ = ["About", "Member", "Node", "When", "agreed", "described", "fits", "joined"]
 
@@ -234,8 +235,8 @@ class Node:
         own = shared
         state = self.state(replace(when, step=1 << 20))
         if state is not None and len(rows.y):
-            w = algorithm.personal(message, state)[None]
-            own = evaluate_models(task, w, rows, torch.tensor([0]), single)
+            uses = Uses(*(value[None] for value in algorithm.uses(message, state)))
+            own = evaluate_models(task, uses, rows, torch.tensor([0]), single)
         values["own_loss"] = own.losses
         return values | {f"own_score/{name}": value for name, value in own.scores.items()}
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import Tensors
 from commonweal.synthetic._fit import adam, batches, normal, scaled
 from commonweal.training.task import LOSSES, Task
 
@@ -120,13 +120,15 @@ class EnergyTraining:
         message: the synthetic rows "x" and their labels "y"
         """
         chains = message["x"].clone()
-        opt_state: State = {}
+        optimizer = adam(self.lr)
+        w = w.clone()
+        memory = optimizer.memory(w)
         reports = []
         for index in batches(len(y), self.batch, self.epochs, self.steps, rng):
             real = scaled(x[index])
             synthetic = self.advance(task, w, message, chains, len(index), rng)
             grad, outputs = self.gradient(task, w, real, y[index], synthetic)
-            w, opt_state = adam(w, grad, opt_state, self.lr)
+            optimizer.step(w, grad, memory)
             reports.append(_report(outputs, y[index]))
         return w, _means(reports)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.base.tensors import State
-from commonweal.training.optimizers import adam_step
+from commonweal.base.tensors import Tensors
+from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 
 __all__ = [
@@ -31,12 +31,9 @@ BETAS = (0.5, 0.999)
 WEIGHT_DECAY = 1e-4
 
 
-def adam(w: Tensor, grad: Tensor, opt_state: State, lr: float) -> tuple[Tensor, State]:
-    """One step of Adam on one vector."""
-    params = {"w": w}
-    grads = {"w": grad}
-    params, opt_state = adam_step(params, grads, opt_state, lr, BETAS, WEIGHT_DECAY)
-    return params["w"], opt_state
+def adam(lr: float) -> Optimizer:
+    """Adam as the authors' code sets it."""
+    return Optimizer("adam", lr, weight_decay=WEIGHT_DECAY, betas=BETAS)
 
 
 def batches(
@@ -66,14 +63,15 @@ def fit(
 ) -> Tensor:
     """Train the task's model on these rows from a new random initialisation."""
     w = task.reinitialised(draw_seed(rng))
-    opt_state: State = {}
+    optimizer = adam(lr)
+    memory = optimizer.memory(w)
     with _seeded_dropout(task, rng):
         for index in batches(len(y), batch, epochs, None, rng):
             if task.has_batchnorm and len(index) == 1:
                 continue  # BatchNorm cannot take a remainder of one row
             weight = torch.full((len(index),), 1 / len(index))
             rows = Batch(x[index], y[index], weight)
-            w, opt_state = _step(task, w, rows, opt_state, lr)
+            _step(task, w, rows, optimizer, memory)
     return w
 
 
@@ -88,20 +86,14 @@ def _seeded_dropout(task: Task, rng: np.random.Generator) -> Iterator[None]:
         yield
 
 
-def _step(
-    task: Task,
-    w: Tensor,
-    batch: Batch,
-    opt_state: State,
-    lr: float,
-) -> tuple[Tensor, State]:
+def _step(task: Task, w: Tensor, batch: Batch, optimizer: Optimizer, memory: Tensors) -> None:
+    """Take a gradient step, in place."""
     leaf = w.detach().requires_grad_()
     loss, buffers = task.batch_loss(leaf, batch)
     grad = torch.autograd.grad(loss, leaf)[0]
-    w, opt_state = adam(w, grad, opt_state, lr)
+    optimizer.step(w, grad, memory)
     if len(buffers):
-        w = torch.cat([task.trainable(w), buffers])
-    return w, opt_state
+        w[task.num_trainable :] = buffers.detach()
 
 
 def scaled(x: Tensor) -> Tensor:

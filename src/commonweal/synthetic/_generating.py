@@ -30,6 +30,7 @@ from commonweal.synthetic._fit import (
     fit,
 )
 from commonweal.training.client import Client
+from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
 
 __all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up", "with_label"]
@@ -69,19 +70,15 @@ class GeneratorClient(Client):
         assert isinstance(task, GeneratorTask)
         return self.batch * task.latent
 
-    def loss(
-        self,
-        task: Task,
-        params: Tensors,
-        batch: Batch,
-        message: Tensors,
-        state: Tensors,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensors]:
-        assert isinstance(task, GeneratorTask)
-        rows = len(batch.y)
-        per_row = noise[: rows * task.latent].view(rows, task.latent)
-        return task.generator_loss(params["w"], batch, per_row), {}
+    def objective(self, task: Task, message: Tensors) -> Objective:
+        return Objective(at=(), custom=Custom(_generator_loss))
+
+
+def _generator_loss(task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+    assert isinstance(task, GeneratorTask)
+    rows = len(batch.y)
+    per_row = vectors["noise"][: rows * task.latent].view(rows, task.latent)
+    return task.generator_loss(vectors["w"], batch, per_row)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,7 @@ from commonweal.synthetic._energy import (
 from commonweal.synthetic._fit import check_fields, check_unit, draw_seed, fit, normal
 from commonweal.training.optimizers import step_decay
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = ["FedEvg"]
 
@@ -279,9 +280,9 @@ class FedEvg(Algorithm):
     def personalizes(self) -> bool:
         return self.keep or not self.restart
 
-    def personal(self, message: Tensors, client_state: Tensors) -> Tensor:
-        """The classifier that a client trained on its own rows."""
-        return client_state["w"]
+    def uses(self, message: Tensors, client_state: Tensors) -> Uses:
+        """The classifier that a client trained on its own samples."""
+        return one_model(client_state["w"])
 
     def init_client(self, seed: int) -> Tensors:
         return {"w": self.task.reinitialised(seed)} if self.personalizes else {}

@@ -1,27 +1,28 @@
-"""Dense stacks: losses and gradients of linear layers in closed form, for a group of clients.
+"""The closed form for stacks of linear layers: objectives of a group of clients without autograd.
 
-Speed lives here: a group is a few batched products, without autograd and vmap, and a step of plain
-SGD changes the models in place. The numbers are those of autograd up to rounding. Which tasks are
-dense stacks is decided by their modules and their loss alone.
+Speed lives here: a step is a few batched matrix products, without autograd and vmap, and changes
+the models in place. The numbers are those of `AutogradTrainer` up to rounding. Which tasks are
+dense stacks is decided by their modules and their loss alone; which objectives are supported by
+`DenseTrainer.of` alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 from commonweal.base.tensors import Tensors
+from commonweal.data.federation import Rows
+from commonweal.training.objective import At, Between, Objective, Phase, Proximal, Reduction
+from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import LOSSES, Batch, Task
 
-__all__ = ["Affine", "DenseTask", "Layer", "Pair", "PairTerms", "PlainSGD", "Pulls", "RowFactors"]
-__all__ += ["dense_task", "forward"]
-
-# Losses (S, B) and weights (S, B) of rows -> the derivatives of the objectives by these losses
-RowFactors = Callable[[Tensor, Tensor], Tensor]
+__all__ = ["Affine", "DenseStack", "DenseSteps", "DenseTrainer", "Features", "Layer"]
+__all__ += ["dense_stack", "forward"]
 
 CLOSED = ("cross-entropy", "binary", "squared")  # losses whose derivative is written down here
 
@@ -48,259 +49,440 @@ class Affine(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-class Pulls(NamedTuple):
-    """The gradient strength (v - anchor) + slope, by layers."""
+class Gradients(NamedTuple):
+    """The gradients of a group's losses by layers, as factors of outer products."""
 
-    strength: float = 0.0
-    anchor: list[Affine] | None = None
-    slope: list[Affine] | None = None
-
-    def of_layer(self, k: int) -> "Pulls":
-        anchor = None if self.anchor is None else [self.anchor[k]]
-        return Pulls(self.strength, anchor, None if self.slope is None else [self.slope[k]])
-
-    def above(self, k: int) -> "Pulls":
-        anchor = None if self.anchor is None else self.anchor[k:]
-        return Pulls(self.strength, anchor, None if self.slope is None else self.slope[k:])
-
-
-class Pair(NamedTuple):
-    """Two models of each client that are trained together, and the room that their steps need."""
-
-    models: Tensor  # (S, 2, d)
-    other: Tensor  # (S, 2, d): the sums of gradients of a momentum, or the next models
-    mixture: Tensor  # (S, d)
-
-    def of(self, clients: int) -> "Pair":
-        """The pairs of the first clients."""
-        return Pair(*(value[:clients] for value in self))
-
-    def swapped(self) -> "Pair":
-        return Pair(self.other, self.models, self.mixture)
-
-
-class PairTerms(NamedTuple):
-    """What the loss of a pair w, v has beside that of the rows.
-
-    pull/2 |w - anchor|^2 + angle cos^2(w, v)
-    """
-
-    pull: float = 0.0
-    anchor: Tensor | None = None
-    angle: float = 0.0
-
-
-class PlainSGD(NamedTuple):
-    """The parameters of torch.optim.SGD."""
-
-    lr: float
-    momentum: float
-    weight_decay: float
-
-
-@lru_cache(maxsize=16)
-def dense_task(task: Task) -> "DenseTask | None":
-    """The task as one of groups, if its module is a stack of linear layers; None: it is not."""
-    layers = _layers(task)
-    if layers is None or task.loss not in CLOSED:
-        return None
-    return DenseTask(task.module, task.loss, task.score, task.also, task.target, layers)
+    inputs: list[Tensor]  # (S, B, inputs) of each layer
+    outputs: list[Tensor]  # (S, B, outputs) the derivatives of the losses by its outputs
 
 
 @dataclass(frozen=True, eq=False)
-class DenseTask(Task):
-    """A task whose `batch_loss` takes the models of a group (S, d) and a batch of each, (S, B)."""
+class DenseStack:
+    """A task whose module is a stack of linear layers, for groups of models (S, d)."""
 
-    stack: tuple[Layer, ...] = ()
+    task: Task
+    layers: tuple[Layer, ...]
 
-    def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses: Tensor = _Loss.apply(w, self, batch)  # type: ignore[no-untyped-call]
-        return losses, w.new_empty(len(w), 0)
+    def inputs(self, x: Tensor) -> Tensor:
+        """The inputs of the first layer (S, B, inputs) from samples (S, B, ...)."""
+        return self.task.ready(x).flatten(2)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """The inputs of the first layer (S, B, inputs)."""
-        return self.ready(x).flatten(2)
+    def views(self, w: Tensor) -> list[Affine]:
+        """The layers of the models (S, d): a change of them changes the models."""
+        return [_affine(w, layer) for layer in self.layers]
 
-    def affine(self, w: Tensor) -> list[Affine]:
-        """The layers of the models (S, d): views, so that a change of them changes the models."""
-        return [_affine(w, layer) for layer in self.stack]
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """What the clients' models (S, d) give for their samples, (S, B, outputs)."""
+        return forward(self.views(w), self.inputs(x))[1]
 
-    def losses_and_gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The clients' losses (S,) and their gradients (S, d)."""
-        layers = self.affine(w)
-        inputs, outputs = forward(layers, self.rows(batch.x))
-        losses = self._row_losses(outputs, self._scaled(batch.y))
-        slope = self.slope(outputs, batch)
-        grads = torch.empty_like(w)
-        targets = self.affine(grads)
-        for k in reversed(range(len(layers))):
-            _add(targets[k], inputs[k], slope, beta=0.0, alpha=1.0)
-            if k:
-                slope = _below(layers, inputs, slope, k)
-        return (losses * batch.weight).sum(-1), grads
-
-    def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
-        """Each row's loss (S, B) by its client's model, and its statistics (S, B, c) by name."""
-        _, outputs = forward(self.affine(w), self.rows(x))
-        losses, stats = self.row_results(outputs.flatten(0, 1), y.flatten())
-        by_client = {name: values.view(*y.shape, -1) for name, values in stats.items()}
-        return losses.view(y.shape), by_client
-
-    def layers_in(self, mask: Tensor | None) -> tuple[bool, ...] | None:
+    def active_layers(self, mask: Tensor | None) -> tuple[bool, ...] | None:
         """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some."""
-        if mask is None:
-            return (True,) * len(self.stack)
-        found = []
-        for layer in self.stack:
-            pieces = [mask[layer.weight : layer.weight + layer.outputs * layer.inputs]]
-            if layer.bias is not None:
-                pieces.append(mask[layer.bias : layer.bias + layer.outputs])
-            inside = torch.cat(pieces)
-            if bool(inside.any()) and not bool(inside.all()):
-                return None
-            found.append(bool(inside.all()))
-        return tuple(found)
+        return (True,) * len(self.layers) if mask is None else _active_layers(self, mask)
 
-    def first_updates(
-        self,
-        received: Tensor,
-        batch: Batch,
-        lr: float,
-        update: Tensor,
-        factors: RowFactors | None = None,
-    ) -> None:
-        """Write lr times the clients' gradients at the same model (d,) to `update` (S, d).
+    def gradients(
+        self, layers: Sequence[Affine], batch: Batch, reduction: Reduction, lowest: int = 0
+    ) -> Gradients:
+        """The gradients of the losses at some models, down to a layer.
+
+        Args:
+            layers: The layers of the models, or those from some layer on.
+            batch: The inputs of the first of them, labels and weights.
+            reduction: How the samples' losses become one.
+            lowest: The lowest layer whose gradient is needed.
+        """
+        inputs, outputs = forward(layers, batch.x)
+        grad = self.output_gradients(outputs, batch, reduction)
+        grads = [grad]
+        for k in reversed(range(lowest + 1, len(layers))):
+            grad = _below(layers, inputs, grad, k)
+            grads.append(grad)
+        grads += [grad] * lowest  # never used
+        return Gradients(inputs, grads[::-1])
+
+    def output_gradients(self, outputs: Tensor, batch: Batch, reduction: Reduction) -> Tensor:
+        """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
+        y = self.task.scaled(batch.y)
+
+        def losses() -> Tensor:
+            return LOSSES[self.task.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
+
+        factors = reduction.sample_weights(losses, batch.weight)
+        if self.task.loss == "cross-entropy":
+            grad = outputs.softmax(-1)
+            grad.scatter_add_(-1, y[..., None], grad.new_full((), -1.0).expand(*y.shape, 1))
+        elif self.task.loss == "binary":
+            grad = outputs.sigmoid() - y[..., None]
+        else:
+            grad = 2 * (outputs - y[..., None])
+        return grad.mul_(factors[..., None])
+
+    def shared_gradients(self, w: Tensor, batch: Batch, reduction: Reduction) -> Gradients:
+        """The gradients of all clients' losses at the same model (d,).
 
         The weights are the same for all: what is below a layer is one product for the group.
         """
-        shared = self.affine(received[None])
-        inputs, x = [], self.rows(batch.x)
-        for layer in shared:
+        layers = self.views(w[None])
+        inputs, x = [], batch.x
+        for layer in layers:
             inputs.append(x)
             bias = None if layer.bias is None else layer.bias[0, 0]
             x = nn.functional.linear(x, layer.weight[0], bias)
             x = x.relu_() if layer.relu else x
-        slope = self.slope(x, batch, factors)
-        targets = self.affine(update)
-        for k in reversed(range(len(shared))):
-            _add(targets[k], inputs[k], slope, beta=0.0, alpha=lr)
-            if k:
-                slope = slope @ shared[k].weight[0]
-                slope = slope.mul_(inputs[k] > 0) if shared[k - 1].relu else slope
+        grads = [self.output_gradients(x, batch, reduction)]
+        for k in reversed(range(1, len(layers))):
+            grad = grads[-1] @ layers[k].weight[0]
+            grads.append(grad.mul_(inputs[k] > 0) if layers[k - 1].relu else grad)
+        return Gradients(inputs, grads[::-1])
 
-    def descend(
+
+@lru_cache(maxsize=16)
+def dense_stack(task: Task) -> DenseStack | None:
+    """The task as a dense stack; None: its module or its loss is another one."""
+    layers = _layers(task)
+    return None if layers is None or task.loss not in CLOSED else DenseStack(task, layers)
+
+
+@lru_cache(maxsize=64)
+def _active_layers(stack: DenseStack, mask: Tensor) -> tuple[bool, ...] | None:
+    """Remembered by the tensor, not by its values: masks are never changed."""
+    active = []
+    for layer in stack.layers:
+        inside = torch.cat([t.flatten() for t in _affine(mask[None], layer).tensors])
+        if bool(inside.any()) and not bool(inside.all()):
+            return None
+        active.append(bool(inside.all()))
+    return tuple(active)
+
+
+class Features:
+    """What layers that are not trained give for each sample of some clients."""
+
+    def __init__(self, sizes: np.ndarray, first_row: np.ndarray) -> None:
+        self.samples = int(sizes.sum())
+        begin = np.cumsum(sizes) - sizes
+        self.shift = torch.from_numpy(begin - first_row)[:, None]  # (S, 1)
+        self.values: Tensor | None = None
+
+    def write(self, index: Tensor, start: int, outputs: Tensor) -> None:
+        """Store the outputs of samples (S, B) of the clients from position `start` on."""
+        if self.values is None:
+            self.values = outputs.new_empty(self.samples, outputs.shape[-1])
+        self.values[index + self.shift[start : start + len(index)]] = outputs
+
+    def read(self, index: Tensor, start: int) -> Tensor:
+        """What was written for these samples."""
+        assert self.values is not None  # the first epoch writes them
+        return self.values[index + self.shift[start : start + len(index)]]
+
+
+@dataclass(frozen=True, eq=False)
+class DenseTrainer:
+    """Evaluates an objective in closed form, for the coordinates of one phase of a round.
+
+    Attributes:
+        stack: The model.
+        objective: What is minimised.
+        optimizer: How vectors move.
+        mask: The coordinates (d,) that move. None: all of them.
+        active: Whether each layer moves.
+        frozen: How many of the lowest layers no phase has moved so far: what they give for a sample
+            is computed once.
+        features: What these layers give.
+    """
+
+    stack: DenseStack
+    objective: Objective
+    optimizer: Optimizer
+    mask: Tensor | None
+    active: tuple[bool, ...]
+    frozen: int
+    features: Features
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        objective: Objective,
+        optimizer: Optimizer,
+        phases: tuple[Phase, ...],
+        features: Features,
+    ) -> "tuple[DenseTrainer, ...] | None":
+        """A trainer for every phase; None: this needs autograd. The only place that decides."""
+        stack = dense_stack(task)
+        if stack is None or not _supports(objective, optimizer):
+            return None
+        active = [stack.active_layers(phase.trains) for phase in phases]
+        trainers: list[DenseTrainer] = []
+        for phase, layers in zip(phases, active, strict=True):
+            if layers is None or not any(layers):  # a mask cuts a layer, or leaves none
+                return None
+            pair = next((p for p in objective.at if isinstance(p, Between)), None)
+            if pair is not None and not all(layers):
+                return None
+            lowest = layers.index(True)
+            frozen = lowest if not trainers else trainers[-1].frozen
+            frozen = frozen if lowest >= frozen else 0
+            trainers.append(
+                cls(stack, objective, optimizer, phase.trains, layers, frozen, features)
+            )
+        return tuple(trainers)
+
+    def on(self, vectors: Tensors, memory: dict[str, Tensors], start: int) -> "DenseSteps":
+        """The steps of neighbouring clients from position `start` on, in place.
+
+        Args:
+            vectors: The clients' vectors (S, ...) by name.
+            memory: What the optimizer remembers of each vector.
+            start: The position of the first client.
+        """
+        return DenseSteps(self, vectors, memory, start)
+
+    @property
+    def first_is_shared(self) -> bool:
+        """Whether the first step from the received model is lr times the samples' gradient."""
+        o = self.objective
+        terms = all(t.linear is None and t.anchor in (None, "received") for t in o.proximal)
+        once = o.at == (At("w"),) and o.steps == 1 and o.after is None
+        plain = self.optimizer.is_plain and not self.optimizer.momentum
+        return terms and once and plain and not self.optimizer.weight_decay and all(self.active)
+
+    @torch.no_grad()
+    def first_updates(self, received: Tensor, batch: Batch, place: Tensor | None) -> Tensor:
+        """The updates (S, d) after that first step, where all clients start at one model (d,).
+
+        Args:
+            received: The model.
+            batch: The clients' batches.
+            place: Where the updates are written. None: to a new tensor.
+        """
+        update = received.new_empty(len(batch.y), len(received)) if place is None else place
+        batch = batch._replace(x=self.stack.inputs(batch.x))
+        grads = self.stack.shared_gradients(received, batch, self.objective.reduction)
+        for layer, inputs, grad in zip(self.stack.views(update), *grads, strict=True):
+            _add(layer, inputs, grad, beta=0.0, alpha=self.optimizer.lr)
+        return update
+
+    @cached_property
+    def terms(self) -> dict[str, Proximal]:
+        """The proximal term of each trained vector."""
+        terms = {name: Proximal(name) for name in self.objective.trained}
+        return terms | {term.vector: term for term in self.objective.proximal}
+
+    @cached_property
+    def pair(self) -> Between | None:
+        """The two vectors between which the loss is taken."""
+        return next((p for p in self.objective.at if isinstance(p, Between)), None)
+
+
+def _supports(objective: Objective, optimizer: Optimizer) -> bool:
+    """Whether steps of this objective are written down here, for whole layers."""
+    vectors = [term.vector for term in objective.proximal]
+    anchors = {term.anchor for term in objective.proximal}
+    located = {name for point in objective.at for name in point.trains}
+    if objective.custom is not None or len(set(vectors)) < len(vectors):
+        return False
+    if not located.issuperset(vectors):
+        return False
+    if anchors & set(objective.trained):  # vectors move one after the other
+        return False
+    pairs = [point for point in objective.at if isinstance(point, Between)]
+    if not pairs:
+        return True
+    (pair,) = pairs[:1]
+    alone = len(objective.at) == 1 and pair.first_trains and optimizer.is_plain
+    return len(pairs) == 1 and (alone or not pair.angle)
+
+
+class DenseSteps:
+    """The steps of some clients, on views of their vectors that are made once."""
+
+    def __init__(
         self,
-        layers: list[Affine],
-        velocity: list[Affine] | None,
-        active: tuple[bool, ...],
-        batch: Batch,
-        sgd: "PlainSGD",
-        pulls: "Pulls",
-        factors: RowFactors | None = None,
+        trainer: DenseTrainer,
+        vectors: Tensors,
+        memory: dict[str, Tensors],
+        start: int,
     ) -> None:
-        """Take a step of SGD in the active layers, in place. `batch.x` are inputs (S, B, inputs).
+        self.trainer = trainer
+        self.vectors = vectors
+        self.memory = memory
+        self.start = start
+        self.layers: dict[str, list[Affine]] = {}
+        self.velocity: dict[str, list[Affine] | None] = {}
+        for name, term in trainer.terms.items():
+            for v in filter(None, (name, term.anchor, term.linear)):
+                self.layers[v] = trainer.stack.views(vectors[v])[trainer.frozen :]
+            velocity = memory[name].get("velocity") if trainer.optimizer.is_plain else None
+            views = None if velocity is None else trainer.stack.views(velocity)[trainer.frozen :]
+            self.velocity[name] = views
+        self.active = trainer.active[trainer.frozen :]
+        self.mixed: Tensor | None = None
+        if trainer.pair is not None:
+            first = trainer.pair.first
+            self.layers[first] = trainer.stack.views(vectors[first])
+            self.mixed = torch.empty_like(vectors[first])
 
-        velocity: where the sums of gradients are, for a momentum
-        pulls: the gradients of what the loss has beside the rows
-        factors: what the rows' gradients are multiplied by (None: the rows' weights)
+    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Tensor:
+        """The inputs (S, B, inputs) of the lowest layer that moves, for samples (S, B)."""
+        trainer = self.trainer
+        if not trainer.frozen:
+            return trainer.stack.inputs(rows.x[index])
+        if epoch:
+            return trainer.features.read(index, self.start)
+        lower = trainer.stack.views(self.vectors["w"])[: trainer.frozen]
+        _, outputs = forward(lower, trainer.stack.inputs(rows.x[index]))
+        trainer.features.write(index, self.start, outputs)
+        return outputs
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, noise: Tensor, first: bool) -> None:
+        """Take a gradient step on batches (S, B, ...), in place.
+
+        Args:
+            batch: The clients' batches, with the inputs of the lowest layer that moves.
+            noise: Their random numbers (S, draws).
+            first: Whether it is the first step of the round.
         """
-        inputs, outputs = forward(layers, batch.x)
-        slope = self.slope(outputs, batch, factors)
-        lowest = active.index(True)
-        for k in reversed(range(lowest, len(layers))):
-            below = None if k == lowest else _below(layers, inputs, slope, k)  # before it moves
-            if active[k]:
-                speed = None if velocity is None else velocity[k]
-                _move(layers[k], speed, inputs[k], slope, sgd, pulls.of_layer(k))
-            if below is not None:
-                slope = below
+        trainer = self.trainer
+        objective = trainer.objective
+        grads: dict[str, list[Gradients]] = {name: [] for name in trainer.terms}
+        derivative: Tensor | None = None
+        pair = trainer.pair
+        if pair is not None:  # before anything moves
+            derivative = self._pair_gradients(pair, batch, noise, grads, first and pair.learns)
+            if pair.angle:
+                self._rotate(pair)
+        lowest = self.active.index(True)
+        for name, parts in grads.items():  # vector by vector, as long as it is in the cache
+            if At(name) in objective.at:
+                layers = self.layers[name]
+                parts.append(trainer.stack.gradients(layers, batch, objective.reduction, lowest))
+            rotated = pair is not None and bool(pair.angle) and name in pair.trains
+            self._descend(name, parts, rotated)
+        if derivative is not None and pair is not None and isinstance(pair.m, str):
+            self.vectors[pair.m].sub_(trainer.optimizer.lr * derivative).clamp_(0, 1)
 
-    def descend_pair(
-        self, pair: Pair, batch: Batch, m: Tensor, both: bool, sgd: "PlainSGD", terms: PairTerms
-    ) -> bool:
-        """A step of SGD of two models, with the loss of the rows at the points m (S, layers).
+    def _pair_gradients(
+        self,
+        pair: Between,
+        batch: Batch,
+        noise: Tensor,
+        grads: dict[str, list[Gradients]],
+        derivative: bool,
+    ) -> Tensor | None:
+        """Add the gradients of the loss between two vectors to those of each.
 
-        both: whether it trains both; otherwise the first model takes a step of its own
-        Returns whether the models are now in `pair.other`.
+        Returns the derivatives (S, 1) of the losses by m, if they are asked for.
         """
-        inputs, slopes = self._slopes(self._mix(pair, m), batch)
-        points = m.T[..., None, None]  # (layers, S, 1, 1)
-        second = [slope * at for slope, at in zip(slopes, points, strict=True)]
-        first = [slope - part for slope, part in zip(slopes, second, strict=True)]
-        first_inputs = inputs
-        if not both:
-            first_inputs, first = self._slopes(self.affine(pair.models[:, 0]), batch)
-        target, beta, alpha = _pair_start(pair, sgd, terms)
-        places = [self.affine(target[:, i]) for i in (0, 1)]
-        for k in range(len(self.stack)):
-            _add(places[0][k], first_inputs[k], first[k], beta, alpha)
-            _add(places[1][k], inputs[k], second[k], beta, alpha)
-        if sgd.momentum:
-            pair.models.sub_(pair.other, alpha=sgd.lr)
-        return not sgd.momentum and target is pair.other
-
-    def point_gradient(self, pair: Pair, batch: Batch, m: Tensor) -> Tensor:
-        """The derivatives (S, 1) of the losses by the points m (S, layers), moved alike."""
-        inputs, slopes = self._slopes(self._mix(pair, m), batch)
-        first, second = (self.affine(pair.models[:, i]) for i in (0, 1))
-        total = m.new_zeros(len(m), 1)
-        for k, (x, slope) in enumerate(zip(inputs, slopes, strict=True)):
-            difference = _outputs(second[k], x) - _outputs(first[k], x)
-            total += (difference * slope).sum((1, 2))[:, None]
+        stack = self.trainer.stack
+        mixed = self.mixed
+        assert mixed is not None  # as there is a pair
+        ends = self.layers[pair.first], self.layers[pair.second]
+        if pair.m == "noise":
+            m = noise
+        elif isinstance(pair.m, str):
+            m = self.vectors[pair.m]
+        else:
+            m = mixed.new_full((1, 1), pair.m)
+        m = m.expand(len(mixed), len(stack.layers)).T[..., None, None]  # (layers, S, 1, 1)
+        layers = stack.views(mixed)
+        for at, *tensors in zip(m, *ends, layers, strict=True):
+            for a, b, point in zip(*(layer.tensors for layer in tensors), strict=True):
+                torch.lerp(a, b, at, out=point)
+        inputs, outputs = stack.gradients(layers, batch, self.trainer.objective.reduction)
+        second = [grad * at for grad, at in zip(outputs, m, strict=True)]
+        grads[pair.second].append(Gradients(inputs, second))
+        if pair.first_trains:
+            rest = [grad - part for grad, part in zip(outputs, second, strict=True)]
+            grads[pair.first].append(Gradients(inputs, rest))
+        if not derivative:
+            return None
+        total = mixed.new_zeros(len(mixed), 1)
+        for a, b, x, grad in zip(*ends, inputs, outputs, strict=True):
+            total += ((_outputs(b, x) - _outputs(a, x)) * grad).sum((1, 2))[:, None]
         return total
 
-    def _mix(self, pair: Pair, m: Tensor) -> list[Affine]:
-        """Write the points m (S, layers) between the models to the mixture."""
-        first, second, mixture = map(self.affine, (*pair.models.unbind(1), pair.mixture))
-        for k in range(len(self.stack)):
-            ends = zip(first[k].tensors, second[k].tensors, mixture[k].tensors, strict=True)
-            for a, b, point in ends:
-                torch.lerp(a, b, m[:, k, None, None], out=point)
-        return mixture
+    def _rotate(self, pair: Between) -> None:
+        """Apply what is linear in both vectors of a pair: angle, weight decay and strength.
 
-    def _slopes(self, layers: list[Affine], batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-        """The inputs of every layer, and the derivatives of the losses by its outputs."""
-        inputs, outputs = forward(layers, batch.x)
-        slopes = [self.slope(outputs, batch)]
-        for k in reversed(range(1, len(layers))):
-            slopes.insert(0, _below(layers, inputs, slopes[0], k))
-        return inputs, slopes
+        With c = <a, b>, A = |a|^2 and B = |b|^2 the gradient of c^2 / AB by a is
+        2c / AB (b - c / A a).
+        """
+        optimizer = self.trainer.optimizer
+        names = (pair.first, pair.second)
+        a, b = (self.vectors[name] for name in names)
+        squares = [_inner(v, v) for v in (a, b)]
+        cross = _inner(a, b)
+        both = squares[0] * squares[1]
+        off = 2 * pair.angle * cross / both.clamp(min=1e-12)  # as in objective_value
+        before = self.mixed
+        assert before is not None  # as there is a pair
+        before.copy_(a)
+        for name, v, other, square in zip(names, (a, b), (b, before), squares, strict=True):
+            own = torch.where(both < 1e-12, 0.0, -off * cross / square)
+            own = own + (optimizer.weight_decay + self.trainer.terms[name].strength)
+            velocity = self.memory[name].get("velocity")
+            if velocity is None:
+                v.mul_(1 - optimizer.lr * own).addcmul_(other, -optimizer.lr * off)
+            else:
+                velocity.mul_(optimizer.momentum).addcmul_(v, own).addcmul_(other, off)
 
-    def slope(self, outputs: Tensor, batch: Batch, factors: RowFactors | None = None) -> Tensor:
-        """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
-        y = self._scaled(batch.y)
-        weight = batch.weight
-        if factors is not None:
-            weight = factors(self._row_losses(outputs, y), weight)
-        if self.loss == "cross-entropy":
-            slope = outputs.softmax(-1)
-            slope.scatter_add_(-1, y[..., None], slope.new_full((), -1.0).expand(*y.shape, 1))
-        elif self.loss == "binary":
-            slope = outputs.sigmoid() - y[..., None]
-        else:
-            slope = 2 * (outputs - y[..., None])
-        return slope.mul_(weight[..., None])
+    def _descend(self, name: str, parts: list[Gradients], rotated: bool) -> None:
+        """Move the active layers of a vector. rotated: what `_rotate` applies is done already"""
+        optimizer = self.trainer.optimizer
+        if not optimizer.is_plain:
+            self._descend_by_gradient(name, parts)
+            return
+        term = self.trainer.terms[name]
+        layers = self.layers[name]
+        velocity = self.velocity[name]
+        decay = 0.0 if rotated else optimizer.weight_decay + term.strength
+        target = layers if velocity is None else velocity
+        # Without a velocity the layer itself takes the terms, times -lr.
+        factor = -optimizer.lr if velocity is None else 1.0
+        keep = 1 - optimizer.lr * decay
+        if velocity is not None:
+            keep = 1.0 if rotated else optimizer.momentum
+        for k, layer in enumerate(layers):
+            if not self.active[k]:
+                continue
+            _add_all(target[k], parts, k, keep, factor)
+            if velocity is not None and decay:
+                for v, w in zip(velocity[k].tensors, layer.tensors, strict=True):
+                    v.add_(w, alpha=decay)
+            self._add_constants(target[k], term, k, factor)
+            if velocity is not None:
+                for w, v in zip(layer.tensors, velocity[k].tensors, strict=True):
+                    w.sub_(v, alpha=optimizer.lr)
 
-    def _row_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return LOSSES[self.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
+    def _descend_by_gradient(self, name: str, parts: list[Gradients]) -> None:
+        """Write the gradient of a vector, and leave the step to the optimizer."""
+        trainer = self.trainer
+        term = trainer.terms[name]
+        vector = self.vectors[name]
+        grads = torch.zeros_like(vector)
+        places = trainer.stack.views(grads)[trainer.frozen :]
+        for k, layer in enumerate(self.layers[name]):
+            if not self.active[k]:
+                continue
+            _add_all(places[k], parts, k, 0.0, 1.0)
+            if term.strength:
+                for grad, w in zip(places[k].tensors, layer.tensors, strict=True):
+                    grad.add_(w, alpha=term.strength)
+            self._add_constants(places[k], term, k, 1.0)
+        mask = None if trainer.mask is None else trainer.mask.to(vector.device)
+        trainer.optimizer.step(vector, grads, self.memory[name], mask)
 
-
-class _Loss(torch.autograd.Function):
-    """The losses (S,) of a group. Their gradients are computed along with them."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, w: Tensor, task: DenseTask, batch: Batch) -> Tensor:
-        losses, grads = task.losses_and_gradients(w, batch)
-        ctx.save_for_backward(grads)
-        return losses
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor, None, None]:
-        (grads,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        if bool((slope == 1).all()):  # as of a sum: no multiplication of (S, d)
-            return grads, None, None
-        return slope[:, None] * grads, None, None
+    def _add_constants(self, target: Affine, term: Proximal, k: int, factor: float) -> None:
+        """Add what the gradient of a proximal term has beside the vector itself."""
+        if term.anchor is not None and term.strength:
+            anchor = self.layers[term.anchor][k]
+            for v, a in zip(target.tensors, anchor.tensors, strict=True):
+                v.sub_(a, alpha=factor * term.strength)
+        if term.linear is not None:
+            linear = self.layers[term.linear][k]
+            for v, slope in zip(target.tensors, linear.tensors, strict=True):
+                v.add_(slope, alpha=factor)
 
 
 def _layers(task: Task) -> tuple[Layer, ...] | None:
@@ -347,7 +529,7 @@ def _affine(w: Tensor, layer: Layer) -> Affine:
     return Affine(weight, w[:, None, layer.bias : layer.bias + layer.outputs], layer.relu)
 
 
-def forward(layers: list[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
+def forward(layers: Sequence[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
     """The inputs of every layer, and the outputs of the last one."""
     inputs = []
     for layer in layers:
@@ -365,98 +547,31 @@ def _outputs(layer: Affine, x: Tensor) -> Tensor:
     return torch.baddbmm(layer.bias, x, layer.weight.mT)
 
 
-def _pair_start(pair: Pair, sgd: PlainSGD, terms: PairTerms) -> tuple[Tensor, float, float]:
-    """Begin a step by all but the rows' gradients: these are to be added to what is returned.
-
-    The place (S, 2, d), what it is then multiplied by, and what the gradients are multiplied by.
-    """
-    matrix = _pair_matrix(pair.models, sgd, terms)
-    if sgd.momentum and matrix is None:
-        return pair.other, sgd.momentum, 1.0
-    if matrix is None:
-        return pair.models, 1.0, -sgd.lr
-    if sgd.momentum:
-        pair.other.baddbmm_(matrix, pair.models, beta=sgd.momentum)
-        factor = 1.0
-    else:
-        matrix *= -sgd.lr
-        matrix.diagonal(dim1=1, dim2=2).add_(1.0)
-        torch.bmm(matrix, pair.models, out=pair.other)
-        factor = -sgd.lr
-    if terms.anchor is not None:
-        pair.other[:, 0].sub_(terms.anchor, alpha=factor * terms.pull)
-    return pair.other, 1.0, factor
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products (S, 1) of vectors (S, d)."""
+    return torch.bmm(a[:, None], b[..., None])[:, 0]
 
 
-def _pair_matrix(models: Tensor, sgd: PlainSGD, terms: PairTerms) -> Tensor | None:
-    """The gradients of all terms but the anchor as sums of the two models, (S, 2, 2).
-
-    With c = <w, v>, A = |w|^2 and B = |v|^2 the gradient of c^2 / AB by w is
-    2c / AB (v - c / A w). None: there are no such terms.
-    """
-    decay = sgd.weight_decay
-    if not (decay or terms.pull or terms.angle):
-        return None
-    matrix = models.new_zeros(len(models), 2, 2)
-    matrix[:, 0, 0] = decay + terms.pull
-    matrix[:, 1, 1] = decay
-    if not terms.angle:
-        return matrix
-    products = torch.bmm(models, models.mT)
-    lengths = products.diagonal(dim1=1, dim2=2)  # (S, 2)
-    both = lengths.prod(-1, keepdim=True)  # (S, 1)
-    cross = products[:, :1, 1]
-    factor = 2 * terms.angle * cross / both.clamp(min=1e-12)  # as in squared_cosine
-    matrix.diagonal(dim1=1, dim2=2).sub_(torch.where(both < 1e-12, 0.0, factor * cross / lengths))
-    matrix[:, 0, 1:] = factor
-    matrix[:, 1, :1] = factor
-    return matrix
-
-
-def _below(layers: list[Affine], inputs: list[Tensor], slope: Tensor, k: int) -> Tensor:
+def _below(layers: Sequence[Affine], inputs: list[Tensor], grad: Tensor, k: int) -> Tensor:
     """The derivatives by the outputs of the layer below layer k."""
-    below = torch.bmm(slope, layers[k].weight)
+    below = torch.bmm(grad, layers[k].weight)
     return below.mul_(inputs[k] > 0) if layers[k - 1].relu else below
 
 
-def _move(
-    layer: Affine,
-    velocity: Affine | None,
-    inputs: Tensor,
-    slope: Tensor,
-    sgd: PlainSGD,
-    pulls: Pulls,
-) -> None:
-    """Move a layer by a step of SGD."""
-    decay = sgd.weight_decay + pulls.strength
-    target = layer if velocity is None else velocity
-    if velocity is None:
-        _add(target, inputs, slope, 1 - sgd.lr * decay, -sgd.lr)
-    else:
-        _add(target, inputs, slope, sgd.momentum, 1.0)
-    # Without a velocity the layer itself takes the terms, times -lr.
-    factor = -sgd.lr if velocity is None else 1.0
-    if velocity is not None and decay:
-        for v, w in zip(velocity.tensors, layer.tensors, strict=True):
-            v.add_(w, alpha=decay)
-    if pulls.anchor is not None:
-        for v, a in zip(target.tensors, pulls.anchor[0].tensors, strict=True):
-            v.sub_(a, alpha=factor * pulls.strength)
-    if pulls.slope is not None:
-        for v, s in zip(target.tensors, pulls.slope[0].tensors, strict=True):
-            v.add_(s, alpha=factor)
-    if velocity is not None:
-        for w, v in zip(layer.tensors, velocity.tensors, strict=True):
-            w.sub_(v, alpha=sgd.lr)
-
-
-def _add(target: Affine, inputs: Tensor, slope: Tensor, beta: float, alpha: float) -> None:
+def _add(target: Affine, inputs: Tensor, grad: Tensor, beta: float, alpha: float) -> None:
     """Set a layer to beta times itself plus alpha times its gradient, in place."""
-    target.weight.baddbmm_(slope.mT, inputs, beta=beta, alpha=alpha)
+    target.weight.baddbmm_(grad.mT, inputs, beta=beta, alpha=alpha)
     if target.bias is None:
         return
-    total = slope.sum(1, keepdim=True)
+    total = grad.sum(1, keepdim=True)
     if beta:
         target.bias.mul_(beta).add_(total, alpha=alpha)
     else:  # the bias may not be set yet
         torch.mul(total, alpha, out=target.bias)
+
+
+def _add_all(target: Affine, parts: list[Gradients], k: int, beta: float, alpha: float) -> None:
+    """Set layer k to beta times itself plus alpha times the sum of its gradients, in place."""
+    for part in parts:
+        _add(target, part.inputs[k], part.outputs[k], beta, alpha)
+        beta = 1.0

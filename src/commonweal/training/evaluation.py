@@ -1,6 +1,6 @@
 """Evaluation of one model on all clients' rows, and of each client's own model on its rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors, select
 from commonweal.data.federation import Rows
-from commonweal.training.dense import dense_task
-from commonweal.training.local import Vectorize, single, vmap_clients
+from commonweal.training.dense import dense_stack
 from commonweal.training.memory_format import channels_last
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses, mix_outputs
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 __all__ = ["Evaluation", "evaluate", "evaluate_models", "evaluate_rows", "evaluate_rows_by_models"]
 
@@ -60,10 +61,18 @@ def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Ev
 
 
 def evaluate_models(
-    task: Task, models: Tensor, rows: Rows, ids: Tensor, vectorize: Vectorize
+    task: Task, uses: Uses, rows: Rows, ids: Tensor, vectorize: Vectorize
 ) -> Evaluation:
-    """Evaluate each client's own model (S, d) on its own rows."""
-    losses, stats = evaluate_rows_by_models(task, models, rows, ids, vectorize)
+    """Evaluate what each client uses on its own samples.
+
+    Args:
+        task: The model and its scores.
+        uses: The models (S, M, d) of the clients and their weights (S, M).
+        rows: The samples of all clients.
+        ids: The positions (S,) of the clients.
+        vectorize: How functions of one client are run for a group.
+    """
+    losses, stats = evaluate_rows_by_models(task, uses, rows, ids, vectorize)
     return _by_client(task, losses, stats, rows.offsets_of(ids))
 
 
@@ -91,23 +100,64 @@ def evaluate_rows(
 
 
 def evaluate_rows_by_models(
-    task: Task, models: Tensor, rows: Rows, ids: Tensor, vectorize: Vectorize
+    task: Task, uses: Uses, rows: Rows, ids: Tensor, vectorize: Vectorize
 ) -> tuple[Tensor, Tensors]:
-    """The loss and the statistics of every row by its client's own model, client after client."""
+    """The loss and the statistics of every sample by what its client uses, client after client.
+
+    Args:
+        task: The model and its scores.
+        uses: The models (S, M, d) of the clients and their weights (S, M).
+        rows: The samples of all clients.
+        ids: The positions (S,) of the clients.
+        vectorize: How functions of one client are run for a group.
+    """
     if vectorize is single:
         task = channels_last(task, rows.x)
-    models = models.to(rows.device)
-    dense = dense_task(task) if vectorize is vmap_clients else None
-    each = vectorize(task.evaluate_rows, (0, 0, 0)) if dense is None else dense.evaluate_rows
+    uses = Uses(*(value.to(rows.device) for value in uses))
+    evaluate_group = _group_function(task, vectorize)
     width = task.width(rows.x)
     sizes = rows.sizes[ids].tolist()
     parts = []
     with torch.no_grad():
         for a, b in _groups(sizes, task.size, width, vectorize is single):
             for row, real in _padded(rows, ids[a:b], max(1, PASS // width)):
-                losses, stats = each(models[a:b], rows.x[row], rows.y[row])
+                own = Uses(*(value[a:b] for value in uses))
+                losses, stats = evaluate_group(own, rows.x[row], rows.y[row])
                 parts.append((losses[real], select(stats, real)))
     return _joined(parts)
+
+
+def _group_function(
+    task: Task, vectorize: Vectorize
+) -> Callable[[Uses, Tensor, Tensor], tuple[Tensor, Tensors]]:
+    """A function of what clients use and their samples (S, B, ...): losses and statistics."""
+    stack = dense_stack(task) if vectorize is vmap_clients else None
+    if stack is None:
+
+        def evaluate_one(
+            models: Tensor, weights: Tensor, x: Tensor, y: Tensor
+        ) -> tuple[Tensor, Tensors]:
+            outputs = [task.raw_outputs(w, x) for w in models]
+            return task.row_results(_mixed(task, outputs, weights), y)
+
+        evaluate_all = vectorize(evaluate_one, (0, 0, 0, 0))
+        return lambda uses, x, y: evaluate_all(*uses, x, y)
+
+    def evaluate_stack(uses: Uses, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
+        mixed = _mixed(task, outputs, uses.weights.T)
+        losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
+        by_client = {name: values.view(*y.shape, -1) for name, values in stats.items()}
+        return losses.view(y.shape), by_client
+
+    return evaluate_stack
+
+
+def _mixed(task: Task, outputs: list[Tensor], weights: Tensor) -> Tensor:
+    """The outputs of a mixture of models; those of a single one stay as they are."""
+    return (
+        outputs[0] if len(outputs) == 1 else mix_outputs(task.loss, torch.stack(outputs), weights)
+    )
 
 
 def _padded(rows: Rows, ids: Tensor, columns: int) -> Iterator[tuple[Tensor, Tensor]]:

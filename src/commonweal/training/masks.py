@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from commonweal.base.errors import ConfigError
 from commonweal.training.task import Task
 
-__all__ = ["head_layer", "layer_mask"]
+__all__ = ["body_mask", "head_layer", "head_mask", "layer_mask"]
 
 
 @lru_cache(maxsize=128)
@@ -49,3 +49,14 @@ def head_layer(task: Task) -> tuple[str, ...]:
             f"{type(task.module).__name__} has no linear layer inside: name the layers of the head"
         )
     return (linear[-1],)
+
+
+def head_mask(task: Task, layers: tuple[str, ...] = ()) -> Tensor:
+    """The coordinates (d,) of the head: of these layers, or of the last linear one."""
+    return layer_mask(task, layers or head_layer(task), "head")
+
+
+@lru_cache(maxsize=128)
+def body_mask(task: Task, layers: tuple[str, ...] = (), parameter: str = "head") -> Tensor:
+    """The coordinates (d,) of everything but the head."""
+    return ~layer_mask(task, layers or head_layer(task), parameter)

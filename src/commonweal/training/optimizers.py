@@ -1,14 +1,15 @@
-"""Local optimizers, as functions of vectors by name. They follow torch.optim step by step.
+"""Local optimizers, in place. They follow torch.optim step by step."""
 
-All are elementwise but for the norm, which is over the last axis: a leading client axis is allowed.
-"""
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import Tensors
 
-__all__ = ["adam_step", "clip_gradients", "sgd_step", "step_decay"]
+__all__ = ["Optimizer", "step_decay"]
+
+EPSILON = 1e-8  # of Adam
 
 
 def step_decay(lr: float, factor: float, every: int, round: int) -> float:
@@ -16,67 +17,77 @@ def step_decay(lr: float, factor: float, every: int, round: int) -> float:
     return lr * factor ** ((round - 1) // every)
 
 
-def clip_gradients(grads: Tensors, max_norm: float) -> Tensors:
-    """Scale each gradient down to the norm `max_norm`, as torch.nn.utils.clip_grad_norm_."""
-    clipped = {}
-    for name, grad in grads.items():
-        norm = grad.square().sum(-1, keepdim=True) ** 0.5
-        clipped[name] = grad * (max_norm / (norm + 1e-6)).clamp(max=1)
-    return clipped
+class Optimizer(NamedTuple):
+    """The parameters of torch.optim.SGD, Adam or AdamW, and the steps.
 
+    Steps are elementwise but for the norm of a gradient, which is over the last axis: vectors may
+    have a leading client axis.
 
-def sgd_step(
-    params: Tensors,
-    grads: Tensors,
-    opt_state: State,
-    lr: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> tuple[Tensors, State]:
-    """One step of torch.optim.SGD. The state is empty before the first step."""
-    if weight_decay:
-        grads = {name: g.add(params[name], alpha=weight_decay) for name, g in grads.items()}
-    if momentum:
-        if opt_state:
-            grads = {name: g.add(opt_state[name], alpha=momentum) for name, g in grads.items()}
-        opt_state = grads
-    return {name: params[name].sub(g, alpha=lr) for name, g in grads.items()}, opt_state
+    Attributes:
+        kind: The optimizer.
+        lr: The learning rate.
+        momentum: Of SGD.
+        weight_decay: Decoupled for "adamw".
+        clip: The largest norm of a gradient, as of torch.nn.utils.clip_grad_norm_. None: any.
+        betas: Of Adam.
+    """
 
+    kind: Literal["sgd", "adam", "adamw"]
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
 
-def adam_step(
-    params: Tensors,
-    grads: Tensors,
-    opt_state: State,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-    eps: float = 1e-8,
-) -> tuple[Tensors, State]:
-    """One step of torch.optim.Adam, or of AdamW where the weight decay is decoupled."""
-    new_params = {}
-    new_state = {}
-    for name, grad in grads.items():
-        w = params[name]
-        if decoupled:
-            w = w * (1 - lr * weight_decay)
-        elif weight_decay:
-            grad = grad.add(w, alpha=weight_decay)
-        moments = _moments(opt_state.get(name), grad, betas)
-        step = lr * (moments["m"] / (1 - betas[0] ** moments["t"]))
-        variance = moments["v"] / (1 - betas[1] ** moments["t"])
-        new_params[name] = w - step / variance.sqrt().add(eps)
-        new_state[name] = moments
-    return new_params, new_state
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is linear in the gradient."""
+        return self.kind == "sgd" and self.clip is None
 
+    def memory(self, v: Tensor) -> Tensors:
+        """What the optimizer remembers of a vector before its first step: zeros."""
+        if self.kind != "sgd":
+            zeros = torch.zeros_like(v)
+            return {"t": torch.zeros_like(v[..., :1]), "m": zeros, "v": zeros.clone()}
+        return {"velocity": torch.zeros_like(v)} if self.momentum else {}
 
-def _moments(before: Tensors | None, grad: Tensor, betas: tuple[float, float]) -> Tensors:
-    """The running means of the gradient and its square, and their number of steps."""
-    if before is None:
-        zeros = torch.zeros_like(grad)
-        before = {"t": zeros[..., :1], "m": zeros, "v": zeros}
-    return {
-        "t": before["t"] + 1,
-        "m": before["m"].lerp(grad, 1 - betas[0]),
-        "v": before["v"].lerp(grad.square(), 1 - betas[1]),
-    }
+    def step(self, v: Tensor, grad: Tensor, memory: Tensors, mask: Tensor | None = None) -> None:
+        """Move a vector along its gradient, in place.
+
+        Args:
+            v: The vector, changed in place.
+            grad: Its gradient.
+            memory: What `memory` returned, changed in place.
+            mask: The coordinates (d,) that move. None: all of them.
+        """
+        before = v
+        if mask is not None:
+            grad = grad * mask
+            before = v.clone()
+        if self.clip is not None:
+            norm = grad.square().sum(-1, keepdim=True) ** 0.5
+            grad = grad * (self.clip / (norm + 1e-6)).clamp(max=1)
+        if self.weight_decay and self.kind != "adamw":
+            grad = grad.add(v, alpha=self.weight_decay)
+        if self.kind == "sgd":
+            self._sgd(v, grad, memory)
+        else:
+            self._adam(v, grad, memory)
+        if mask is not None:  # momentum and weight decay must not move the other part
+            torch.where(mask, v, before, out=v)
+
+    def _sgd(self, v: Tensor, grad: Tensor, memory: Tensors) -> None:
+        if self.momentum:
+            velocity = memory["velocity"]
+            grad = torch.add(grad, velocity, alpha=self.momentum, out=velocity)
+        v.sub_(grad, alpha=self.lr)
+
+    def _adam(self, v: Tensor, grad: Tensor, memory: Tensors) -> None:
+        if self.kind == "adamw":
+            v.mul_(1 - self.lr * self.weight_decay)
+        t = memory["t"].add_(1)
+        mean = memory["m"].lerp_(grad, 1 - self.betas[0])
+        square = memory["v"].lerp_(grad.square(), 1 - self.betas[1])
+        step = self.lr * (mean / (1 - self.betas[0] ** t))
+        variance = square / (1 - self.betas[1] ** t)
+        v.sub_(step / variance.sqrt().add(EPSILON))

@@ -227,7 +227,7 @@ class Task:
         buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
         counters = {name: b.to(w.device, copy=True) for name, b in self._counters.items()}
         outputs = self._call(self._training, tensors | buffers | counters, batch.x)
-        y = self._scaled(batch.y)
+        y = self.scaled(batch.y)
         if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
             y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
         losses = LOSSES[self.loss](outputs, y)
@@ -266,9 +266,9 @@ class Task:
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """The model's outputs in evaluation mode, in the units of the labels."""
-        return self._in_units(self._call(self._inference, self.tensors(w), x))
+        return self._in_units(self.raw_outputs(w, x))
 
-    def _scaled(self, y: Tensor) -> Tensor:
+    def scaled(self, y: Tensor) -> Tensor:
         """The labels as the module is trained on them."""
         if self.target is None:
             return y
@@ -332,7 +332,11 @@ class Task:
 
     def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
-        return self.row_results(self._call(self._inference, self.tensors(w), x), y)
+        return self.row_results(self.raw_outputs(w, x), y)
+
+    def raw_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """The module's outputs in evaluation mode, as it was trained to give them."""
+        return self._call(self._inference, self.tensors(w), x)
 
     def row_results(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
         """The same from the module's outputs (N, c)."""
@@ -341,7 +345,7 @@ class Task:
             stats = {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
             return scores.survival_stats(outputs, y), stats
         # First the losses: they say where outputs do not fit.
-        losses = LOSSES[self.loss](outputs, self._scaled(y)).cpu()
+        losses = LOSSES[self.loss](outputs, self.scaled(y)).cpu()
         # Scores are in float64, which not every device has.
         outputs, y = self._in_units(outputs).cpu(), y.cpu()
         return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}

@@ -19,7 +19,7 @@ comparison = cw.compare(
 )
 
 # %% [markdown]
-# The table, as `commonweal compare --format latex` prints it. "Not distinguishable" is said where the interval of a difference
+# The table, as `commonweal compare --format latex` prints it. "Not significant" is said where the interval of a difference
 # contains 0: do not call such a difference an improvement.
 
 # %%

@@ -19,12 +19,13 @@ client counts as w equal clients. With W the sum of w and m the mean:
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri, stdtrit, xlogy
+from scipy.special import nctdtr, ndtri, stdtrit, xlogy
 from torch import Tensor
 
 from commonweal.base.errors import DataError
@@ -49,6 +50,8 @@ Values: TypeAlias = ArrayLike | Tensor  # (K,)
 Names: TypeAlias = Sequence[str] | None  # (K,)
 
 SHOWN = 5  # bad values that an error message lists
+TOLERANCE = 1e-9  # differences below this part of the scores are rounding errors
+WHOLE = 1e-6  # by which a multiple of a step may differ from a whole number
 
 
 class Against(NamedTuple):
@@ -61,30 +64,35 @@ class Against(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """A mean paired difference, its confidence interval, and whether that excludes 0."""
+    """A mean paired difference over seeds, its confidence interval, and whether that excludes 0.
+
+    `low` and `high` are NaN where no interval can be estimated: one seed, or the same difference
+    in every seed. Such a difference is never significant.
+    """
 
     difference: float
     low: float
     high: float
-    distinguishable: bool
+    significant: bool
+
+    @property
+    def distinguishable(self) -> bool:
+        """The former name of `significant`."""
+        message = "Paired.distinguishable is called significant now"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.significant
 
 
 # Metrics
 
 
-def mean(
-    x: Values,
-    weights: Values | None = None,
-    *,
-    names: Names = None,
-) -> float:
+def mean(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
     """The mean score.
 
     >>> mean([1, 2, 6]), mean([1, 2, 6], weights=[3, 1, 0])
     (3.0, 1.25)
     """
-    scaled = _load(x, weights, names)
-    return scaled.unscale(_mean(scaled.x, scaled.w))
+    return _mean(*_load(x, weights, names))
 
 
 def worst(
@@ -104,8 +112,8 @@ def worst(
     """
     if lower_is_better:
         return best(x, share, weights, names=names)
-    scaled = _load(x, weights, names).sorted()
-    return scaled.unscale(_first(scaled.x, scaled.w, share))
+    v, w = _sorted(*_load(x, weights, names))
+    return _first(v, w, share)
 
 
 def best(
@@ -125,8 +133,8 @@ def best(
     """
     if lower_is_better:
         return worst(x, share, weights, names=names)
-    scaled = _load(x, weights, names).sorted()
-    return scaled.unscale(_first(scaled.x[::-1], scaled.w[::-1], share))
+    v, w = _sorted(*_load(x, weights, names))
+    return _first(v[::-1], w[::-1], share)
 
 
 def gap(
@@ -145,64 +153,40 @@ def gap(
     return highest - worst(x, share, weights, names=names)
 
 
-def std(
-    x: Values,
-    weights: Values | None = None,
-    *,
-    names: Names = None,
-) -> float:
+def std(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
     """The population standard deviation.
 
     >>> std([1, 3]), std([0, 5], weights=[4, 1])
     (1.0, 2.0)
     """
-    scaled = _load(x, weights, names)
-    return scaled.unscale(_std(scaled.x, scaled.w))
+    return _std(*_load(x, weights, names))
 
 
-def gini(
-    x: Values,
-    weights: Values | None = None,
-    *,
-    names: Names = None,
-) -> float:
+def gini(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
     """The Gini index times 100 of scores >= 0: 0 if all are equal (or all 0).
 
     >>> gini([1, 1, 1]), gini([0, 0, 0, 1])
     (0.0, 75.0)
     """
-    scaled = _load_nonnegative(x, weights, names, "the Gini index").sorted()
-    return _gini(scaled.x, scaled.w)
+    return _gini(*_sorted(*_load(x, weights, names, "the Gini index")))
 
 
-def angle(
-    x: Values,
-    weights: Values | None = None,
-    *,
-    names: Names = None,
-) -> float:
+def angle(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
     """Degrees between the scores and the all-ones vector: 0 if all are equal (or all 0).
 
     >>> angle([2, 2]), round(angle([1, 0]), 6)
     (0.0, 45.0)
     """
-    scaled = _load(x, weights, names)
-    return _angle(scaled.x, scaled.w)
+    return _angle(*_load(x, weights, names))
 
 
-def kl(
-    x: Values,
-    weights: Values | None = None,
-    *,
-    names: Names = None,
-) -> float:
+def kl(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
     """KL divergence in nats of the normalised scores (>= 0) from an even split: 0 if all are equal.
 
     >>> kl([2, 2]), round(kl([0, 0, 1]) - math.log(3), 12)
     (0.0, 0.0)
     """
-    scaled = _load_nonnegative(x, weights, names, "KL")
-    return _kl(scaled.x, scaled.w)
+    return _kl(*_load(x, weights, names, "KL"))
 
 
 def summary(
@@ -216,21 +200,20 @@ def summary(
     lower_is_better: the scores are errors: the highest are the worst
     Gini and KL are NaN where a score is negative (R^2, for example).
     """
-    scaled = _load(x, None, names)
-    w = scaled.w
-    v = np.sort(scaled.x)
-    low = {k: scaled.unscale(_first(v, w, k and k / 100)) for k in (None, 5, 10, 20)}
-    high = {k: scaled.unscale(_first(v[::-1], w, k and k / 100)) for k in (None, 5, 10, 20)}
-    found = {"mean": scaled.unscale(_mean(v, w))}
+    v, w = _load(x, None, names)
+    v = np.sort(v)
+    low = {k: _first(v, w, k and k / 100) for k in (None, 5, 10, 20)}
+    high = {k: _first(v[::-1], w, k and k / 100) for k in (None, 5, 10, 20)}
+    means = {"mean": _mean(v, w)}
     if weights is not None:
-        found["weighted_mean"] = mean(x, weights, names=names)
+        means["weighted_mean"] = mean(x, weights, names=names)
     negative = v[0] < 0
     worst, best = (high, low) if lower_is_better else (low, high)
     return {
-        **found,
+        **means,
         **_by_tail("worst", worst),
         **_by_tail("best", {k: best[k] for k in (None, 5, 10)}),
-        "std": scaled.unscale(_std(v, w)),
+        "std": _std(v, w),
         "gini": math.nan if negative else _gini(v, w),
         "gap": high[None] - low[None],
         "gap_10": high[10] - low[10],
@@ -275,7 +258,7 @@ def _or_zero(values: Array) -> Array:
 
 
 def better_off(alone: Values, scores: Values, *, lower_is_better: bool = False) -> float:
-    """The share of the clients that are served at least as well as by training alone.
+    """The share of clients that do at least as well as with local training.
 
     >>> better_off([0.5, 0.6, 0.7], [0.6, 0.6, 0.5])
     0.6666666666666666
@@ -284,7 +267,7 @@ def better_off(alone: Values, scores: Values, *, lower_is_better: bool = False) 
 
 
 def excess_max(alone: Values, scores: Values, *, lower_is_better: bool = False) -> float:
-    """What the client loses that loses most against training alone; 0: nobody does.
+    """The largest loss of a client against local training; 0 if no client loses.
 
     >>> excess_max([0.5, 0.75], [0.75, 0.5]), excess_max([0.5], [0.75])
     (0.25, 0.0)
@@ -297,24 +280,33 @@ def _gains(alone: Values, scores: Values, lower_is_better: bool) -> Array:
     return old - new if lower_is_better else new - old
 
 
-def seeds_needed(a: Values, b: Values, confidence: float = 0.95, most: int = 1000) -> int | None:
-    """About how many seeds would tell a mean difference as large as that of a - b from 0.
+def seeds_needed(
+    a: Values, b: Values, confidence: float = 0.95, most: int = 1000, power: float = 0.8
+) -> int | None:
+    """How many seeds a paired t test needs to find a mean difference as large as that of a - b.
 
-    None: more than `most`, or there is nothing to tell.
+    Found means significant with probability `power`, if the differences over seeds are normal with
+    the mean and the variance of these.
+
+    Returns:
+        The number of seeds; None if it is above `most`, or if there is no difference or no
+        variance to estimate it from.
 
     >>> seeds_needed([3.0, 1.0, 4.0], [1.0, 1.0, 1.0])
-    6
+    9
     """
-    difference, deviation = spread(np.subtract(*_pair(a, b, unit="seed")))
-    size = np.size(np.asarray(a))
-    if difference == 0 or size < 2:
+    first, second = _pair(a, b, unit="seed")
+    error = _standard_error(first, second)
+    difference = mean(first) - mean(second)
+    if math.isnan(error) or difference == 0:
         return None
-    deviation *= math.sqrt(size / (size - 1))  # the estimate for other samples
-    for seeds in range(2, most + 1):
-        half = deviation / math.sqrt(seeds) * float(stdtrit(seeds - 1, (1 + confidence) / 2))
-        if half < abs(difference):
-            return seeds
-    return None
+    effect = abs(difference) / (error * math.sqrt(first.size))
+    seeds = np.arange(2, most + 1)
+    critical = stdtrit(seeds - 1, (1 + confidence) / 2)
+    shift = effect * np.sqrt(seeds)
+    found = nctdtr(seeds - 1, shift, -critical) + 1 - nctdtr(seeds - 1, shift, critical)
+    enough = np.flatnonzero(found >= power)
+    return int(seeds[enough[0]]) if enough.size else None
 
 
 def spread(values: Values) -> tuple[float, float]:
@@ -368,55 +360,77 @@ def dkw_floor(
 
 
 def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:
-    """Student's t interval of a - b: a metric of two methods on the same seeds.
+    """Student's t interval of the mean of a - b: a metric of two methods on the same seeds.
 
-    Two seeds with exactly the same difference prove nothing: scores come in steps.
+    Scores come in steps, and so may their differences: the interval is then widened by half a step
+    of their sum (a continuity correction), so that at most 5 % of differences of 0 are called
+    significant at 95 % confidence.
 
-    >>> paired([3, 4, 5], [1, 2, 3])
-    Paired(difference=2.0, low=2.0, high=2.0, distinguishable=True)
+    >>> [round(number, 3) for number in paired([0.5, 0.625, 0.75], [0.25, 0.5, 0.375])[:3]]
+    [0.25, -0.081, 0.581]
+    >>> paired([0.3, 0.4], [0.1, 0.2]).significant  # the same difference twice: no estimate
+    False
     """
     if not 0 < confidence < 1:
         raise DataError(f"confidence must lie between 0 and 1, both excluded; got {confidence}")
     first, second = _pair(a, b, unit="seed")
-    difference, deviation = spread(first - second)
-    freedom = first.size - 1
-    half = 0.0 if freedom else math.inf
-    if deviation > 0:
-        half = deviation / math.sqrt(freedom) * float(stdtrit(freedom, (1 + confidence) / 2))
-    enough = deviation > 0 or first.size > 2
-    distinguishable = enough and abs(difference) > half
-    return Paired(difference, difference - half, difference + half, distinguishable)
+    differences = first - second
+    difference = mean(differences)
+    error = _standard_error(first, second)
+    if math.isnan(error):
+        return Paired(difference, math.nan, math.nan, False)
+    half = error * float(stdtrit(first.size - 1, (1 + confidence) / 2))
+    half += _step(differences) / (2 * first.size)
+    return Paired(difference, difference - half, difference + half, abs(difference) > half)
+
+
+def _standard_error(a: Array, b: Array) -> float:
+    """Standard error of the mean of a - b. NaN for one seed, or if all differences are equal."""
+    differences = a - b
+    scale = max(np.abs(a).max(), np.abs(b).max())
+    if a.size < 2 or np.ptp(differences) <= TOLERANCE * scale:
+        return math.nan
+    return float(differences.std(ddof=1)) / math.sqrt(a.size)
+
+
+def _step(values: Array) -> float:
+    """The step in which values come, such as 1/33; 0 if they are no multiples of one."""
+    gaps = np.diff(np.sort(values))
+    tolerance = TOLERANCE * np.ptp(values)
+    step = gaps[gaps > tolerance].min()
+    multiples = (values - values[0]) / step
+    return float(step) if np.abs(multiples - multiples.round()).max() < WHOLE else 0.0
 
 
 def holm(others: Sequence[Values], base: Values, confidence: float = 0.95) -> list[Paired]:
     """The paired differences of several methods from one, corrected for how many they are.
 
-    Holm's procedure: the clearest of m differences is judged at 1 - 0.05 / m, the next at
-    1 - 0.05 / (m - 1), and so on; from the first that is not distinguishable on, none is. With
-    95 % confidence no difference of 0 is called distinguishable. Intervals are those judged by.
+    Holm's procedure: the clearest of m differences is tested at 1 - 0.05 / m, the next at
+    1 - 0.05 / (m - 1), and so on; from the first that is not significant on, none is. The
+    probability that any difference of 0 is called significant is at most 5 %. Intervals are those
+    of the tests.
 
     >>> base = [1.0, 2.0, 3.0, 4.0]
-    >>> [each.distinguishable for each in holm([[2.0, 3.1, 4.0, 4.9], [1.5, 2.0, 3.5, 3.9]], base)]
+    >>> results = holm([[2.0, 3.125, 4.0, 4.9375], [1.5, 2.0, 3.5, 3.875]], base)
+    >>> [result.significant for result in results]
     [True, False]
     """
-    single = [paired(other, base, confidence) for other in others]
+    results = [paired(other, base, confidence) for other in others]
     # For equal numbers of seeds, the clearest has the largest difference in units of its interval.
-    order = sorted(range(len(single)), key=lambda k: -_clarity(single[k]))
-    found = list(single)
-    distinguishable = True
+    order = sorted(range(len(results)), key=lambda k: -_clarity(results[k]))
+    significant = True
     for rank, k in enumerate(order):
-        level = 1 - (1 - confidence) / (len(single) - rank)
-        each = paired(others[k], base, level)
-        distinguishable = distinguishable and each.distinguishable
-        found[k] = each._replace(distinguishable=distinguishable)
-    return found
+        level = 1 - (1 - confidence) / (len(order) - rank)
+        result = paired(others[k], base, level)
+        significant = significant and result.significant
+        results[k] = result._replace(significant=significant)
+    return results
 
 
-def _clarity(each: Paired) -> float:
-    half = (each.high - each.low) / 2
-    if half == 0:
-        return math.inf if each.difference else 0.0
-    return abs(each.difference) / half if math.isfinite(half) else 0.0
+def _clarity(result: Paired) -> float:
+    """The difference in units of its interval; 0 where that cannot be estimated."""
+    half = (result.high - result.low) / 2
+    return 0.0 if math.isnan(half) else abs(result.difference) / half
 
 
 # Checks
@@ -474,41 +488,30 @@ def _pair(a: Values, b: Values, names: Names = None, unit: str = "client") -> tu
 # Arithmetic
 
 
-class _Scaled(NamedTuple):
-    """Scores times 2 ** -exponent: no digit is lost, and no sum or square overflows or vanishes."""
+def _load(
+    x: Values, weights: Values | None, names: Names, nonnegative: str = ""
+) -> tuple[Array, Array]:
+    """Scores and weights of the clients whose weight is not 0.
 
-    x: Array  # without the clients of weight 0
-    w: Array  # at most 1
-    exponent: int
-
-    def unscale(self, value: float) -> float:
-        return math.ldexp(value, self.exponent)
-
-    def sorted(self) -> "_Scaled":
-        """In increasing order; clients with equal scores share their weight."""
-        values, place, count = np.unique(self.x, return_inverse=True, return_counts=True)
-        shared = np.bincount(place, self.w) / count
-        return _Scaled(np.repeat(values, count), np.repeat(shared, count), self.exponent)
-
-
-def _load(x: Values, weights: Values | None, names: Names) -> _Scaled:
+    nonnegative: The metric that needs scores of 0 or more, if it does.
+    """
     v = _vector(x, "scores", names)
-    w = np.ones_like(v)
-    if weights is not None:
-        w = _vector(weights, "weights", names, size=v.size)
-        _refuse(w < 0, w, "weights must be 0 or more", names)
-        if not w.any():
-            raise DataError(f"weights must not all be 0; got {w.size} zeros")
-        v = v[w > 0]
-        w = w[w > 0] / w.max()
-    exponent = int(np.frexp(np.abs(v).max())[1])
-    return _Scaled(np.ldexp(v, -exponent), w, exponent)
+    if nonnegative:
+        _refuse(v < 0, v, f"{nonnegative} needs scores of 0 or more", names)
+    if weights is None:
+        return v, np.ones_like(v)
+    w = _vector(weights, "weights", names, size=v.size)
+    _refuse(w < 0, w, "weights must be 0 or more", names)
+    if not w.any():
+        raise DataError(f"weights must not all be 0; got {w.size} zeros")
+    return v[w > 0], w[w > 0]
 
 
-def _load_nonnegative(x: Values, weights: Values | None, names: Names, metric: str) -> _Scaled:
-    v = _vector(x, "scores", names)
-    _refuse(v < 0, v, f"{metric} needs scores of 0 or more", names)
-    return _load(v, weights, names)
+def _sorted(x: Array, w: Array) -> tuple[Array, Array]:
+    """In increasing order; clients with equal scores share their weight."""
+    values, place, count = np.unique(x, return_inverse=True, return_counts=True)
+    shared = np.bincount(place, w) / count
+    return np.repeat(values, count), np.repeat(shared, count)
 
 
 def _mean(x: Array, w: Array) -> float:

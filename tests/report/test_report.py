@@ -85,9 +85,11 @@ def test_metrics_that_are_undefined_are_not_marked() -> None:
 
 
 def test_the_paired_difference_has_an_interval_or_an_honest_word(pair: list[Result]) -> None:
-    assert columns(pair)["worst against fedavg"].cells[1].startswith("+30.0 [")
+    assert columns(pair)["worst against fedavg"].cells[1] == "+30.0 (not significant)"  # always 30
+    varied = [pair[0], made("term", (pair[1].scores + np.array([[0.01], [0.0], [-0.02]])).tolist())]
+    assert columns(varied)["worst against fedavg"].cells[1].startswith("+29.7 [")
     same = [pair[0], made("term", [[0.2, 0.9, 0.8], [0.4, 0.7, 0.9], [0.1, 0.8, 0.9]])]
-    assert "not distinguishable" in columns(same)["mean against fedavg"].cells[1]
+    assert "not significant" in columns(same)["mean against fedavg"].cells[1]
 
 
 def test_suffering_and_thriving_are_told_against_fedavg_only(pair: list[Result]) -> None:
@@ -165,7 +167,9 @@ def test_the_verdict_names_the_worst_off_and_the_cost(pair: list[Result]) -> Non
     text = tables.verdict(base, fair)
     assert "term changes the score of a, the worst off under fedavg, by +30.0 points" in text
     assert "of 3 clients 1 gain and 2 lose, and the mean changes by +3.3" in text
-    assert "The worst client of a seed changes by +30.0 (between " in text
+    assert "The worst client of a seed changes by +30.0 (not significant)" in text
+    varied = made("term", (fair.scores + np.array([[0.01], [0.0], [-0.02]])).tolist())
+    assert "changes by +29.7 (between " in tables.verdict(base, varied)
 
 
 def test_scores_are_shown_with_their_unit() -> None:
@@ -288,7 +292,7 @@ def test_one_seed_has_no_deviation(pair: list[Result]) -> None:
     assert "±" not in grid.title
     assert not any("±" in cell for column in grid.columns for cell in column.cells)
     assert tables.lines(numbers)[0]["mean_std"] is None
-    assert "one seed cannot tell anything apart: take more" in grid.notes
+    assert "one seed shows no significance: take more" in grid.notes
 
 
 def test_the_table_against_training_alone_has_all_formats(pair: list[Result]) -> None:
@@ -301,8 +305,9 @@ def test_the_table_against_training_alone_has_all_formats(pair: list[Result]) ->
     assert "| fedavg | 2 of 3 |" in markdown
     gain = stats.ttest_1samp((pair[1].scores - 0.4).mean(1), 0).confidence_interval(0.95)
     line = tables.lines(numbers)[1]
-    assert line["mean_against_alone_low"] == pytest.approx(gain.low)
-    assert line["mean_against_alone_high"] == pytest.approx(gain.high)
+    correction = 1 / 30 / 2 / 3  # gains come in steps of 1/30
+    assert line["mean_against_alone_low"] == pytest.approx(gain.low - correction)
+    assert line["mean_against_alone_high"] == pytest.approx(gain.high + correction)
 
 
 @pytest.mark.parametrize("labels", [["fedavg", "aaggff-s"], ["fedavg", "my_rules:MaxMin(k=5)"]])
@@ -321,4 +326,4 @@ def test_nothing_is_cropped_in_80_columns(labels: list[str]) -> None:
     for column in [*grid.figures, *grid.differences, *grid.worth]:
         assert set(column.title.split()) <= words
         for cell in column.cells:
-            assert set(cell.replace(tables.NOT_TOLD, "(n.d.)").split()) <= words
+            assert set(cell.replace(tables.NOT_SIGNIFICANT, "(n.s.)").split()) <= words

@@ -121,7 +121,7 @@ def test_wilson_against_the_quadratic_it_solves() -> None:
 
 
 def test_two_equal_differences_prove_nothing() -> None:
-    assert not metrics.paired([0.5, 0.6], [0.4, 0.5]).distinguishable
+    assert not metrics.paired([0.5, 0.6], [0.4, 0.5]).significant
 
 
 # Training on a raw target

@@ -100,7 +100,7 @@ def compare(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment under several rules and seeds, and print what can be told apart.
+    """Run an experiment under several rules and seeds, and print what differs significantly.
 
     For example: commonweal compare examples/vowel.toml rounds=50 --rules fedavg,afl --seeds 5
 

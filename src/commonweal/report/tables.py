@@ -52,7 +52,7 @@ Array: TypeAlias = NDArray[np.float64]
 MANY = 20  # with this many clients, tails are compared instead of single clients
 ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
 SHOWN = 5
-NOT_TOLD = "(not distinguishable)"
+NOT_SIGNIFICANT = "(not significant)"
 NARROW = 80  # columns of a terminal
 LABEL = 24  # of them, at most, for the first column
 FEW_ROWS = 20  # test rows below which a single one is worth a word
@@ -396,7 +396,7 @@ def comparison(
     columns: Sequence[str] | None = None,
     found: Sequence[Worth] = (),
 ) -> Comparison:
-    """The numbers of the tables that papers print, and what can be told apart.
+    """The numbers of the tables that papers print, and which differences are significant.
 
     columns: metrics; None: mean, worst, best and how scores spread
     found: what is known of runs alone
@@ -471,8 +471,8 @@ def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
     )
     digits = _decimals(score, change)
     points = " points" if factor == 100 else ""
-    certainty = "not distinguishable from the spread over seeds"
-    if lowest.distinguishable:
+    certainty = "not significant"
+    if lowest.significant:
         bounds = f"{lowest.low:+.{digits}f} and {lowest.high:+.{digits}f}"
         certainty = f"between {bounds} with 95 % confidence"
     return (
@@ -573,8 +573,8 @@ def _differences(numbers: Comparison, key: str, decimals: int | None) -> Column:
 
 def _interval(p: Paired, factor: float, digits: int = 1) -> str:
     difference = f"{factor * p.difference:+.{digits}f}"
-    if not p.distinguishable:
-        return f"{difference} {NOT_TOLD}"
+    if not p.significant:
+        return f"{difference} {NOT_SIGNIFICANT}"
     return f"{difference} [{factor * p.low:+.{digits}f}, {factor * p.high:+.{digits}f}]"
 
 
@@ -627,11 +627,11 @@ def _notes(numbers: Comparison) -> list[str]:
 
 
 def _seed_notes(numbers: Comparison) -> list[str]:
-    """How many seeds would tell the largest difference apart that these cannot."""
+    """How many seeds the largest difference needs that is not significant."""
     key = list(numbers.differences)[-1]  # the worst
-    open_ones = [k for k, p in enumerate(numbers.differences[key]) if not p.distinguishable]
+    open_ones = [k for k, p in enumerate(numbers.differences[key]) if not p.significant]
     if not open_ones or numbers.seeds < 2:
-        return ["one seed cannot tell anything apart: take more"] if open_ones else []
+        return ["one seed shows no significance: take more"] if open_ones else []
     largest = max(open_ones, key=lambda k: abs(numbers.differences[key][k].difference))
     values = numbers.told[key]
     confidence = 1 - 0.05 / len(open_ones)  # what Holm's procedure asks of the first of them
@@ -641,8 +641,8 @@ def _seed_notes(numbers: Comparison) -> list[str]:
         return []
     unit = " points" if _unit(numbers.score) else ""
     return [
-        f"{numbers.seeds} seeds cannot tell {difference:.3g}{unit} apart "
-        f"({numbers.labels[largest + 1]}, {METRICS[key].title}); about {needed} would"
+        f"{difference:.3g}{unit} ({numbers.labels[largest + 1]}, {METRICS[key].title}) is not "
+        f"significant with {numbers.seeds} seeds; about {needed} would find it in 80 % of cases"
     ]
 
 
@@ -705,7 +705,7 @@ def _worth_sentence(each: Worth, score: str) -> str:
         rest = f" and {more} more" if more > 0 else ""
         sentence += f"; not for {', '.join(some)}{rest}"
     mean = each.mean
-    certainty = "" if mean.distinguishable else ", not distinguishable from 0"
+    certainty = "" if mean.significant else ", not significant"
     sentence += f". Mean gain against alone {_points(mean.difference, score)}{certainty}"
     if each.share is not None:
         sentence += f"; {100 * each.share:.0f} % of the way from alone to pooled"
@@ -792,7 +792,7 @@ def lines(numbers: Comparison) -> list[dict[str, object]]:
             deviation = float(values[row].std()) if numbers.seeds > 1 else None
             line |= {key: float(values[row].mean()), f"{key}_std": deviation}
         for key, differences in numbers.differences.items():
-            names = [f"{key}_{each}" for each in ("difference", "low", "high", "distinguishable")]
+            names = [f"{key}_{each}" for each in ("difference", "low", "high", "significant")]
             cells = [None] * 4 if row == 0 else list(differences[row - 1])
             line |= dict(zip(names, cells, strict=True))
         changes = numbers.against.get(label) or [None] * len(Against._fields)
@@ -872,8 +872,8 @@ def _terminal(grid: Grid) -> Group:
     if grid.worth:
         tables += _tables("against training alone", grid, grid.worth, marks)
     columns = [*grid.differences, *grid.worth]
-    if any(NOT_TOLD in cell for column in columns for cell in column.cells):
-        notes.insert(0, "n.d.: not distinguishable")
+    if any(NOT_SIGNIFICANT in cell for column in columns for cell in column.cells):
+        notes.insert(0, "n.s.: not significant")
     return Group(*tables, *[f"[dim]{_text(note)}[/dim]" for note in notes])
 
 
@@ -892,7 +892,7 @@ def _tables(
     parts: list[list[Column]] = [[]]
     left = NARROW - label - 2
     for each in columns:
-        cells = [cell.replace(NOT_TOLD, "(n.d.)") for cell in each.cells]
+        cells = [cell.replace(NOT_SIGNIFICANT, "(n.s.)") for cell in each.cells]
         column = each._replace(cells=cells)
         if parts[-1] and _width(column) > left:
             parts.append([])

@@ -1,4 +1,4 @@
-"""The page of published tables: `python -m benchmarks.published.ledger > docs/ledger.md`."""
+"""The page of published tables: `python -m benchmarks.published.ledger` prints it."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,33 +8,33 @@ from .reproduction import Measured, PublishedTable
 
 __all__ = ["main", "page"]
 
-KINDS = ("reproduced", "within noise", "differs", "next to", "not run", "cannot")
-PAGE = """# Ledger: every published cell
+KINDS = ("reproduced", "within noise", "differs", "no verdict", "not run", "cannot")
+PAGE = """# Published tables, cell by cell
 
 This page covers every results table of the five papers, cell by cell, with what Commonweal gives
-and, where nothing is given, why. `commonweal reproduce NAME` repeats a table;
-`commonweal reproduce` lists them.
+or why there is no figure. [Results](../results.md#published-tables) has a summary. From a checkout,
+`commonweal reproduce NAME` repeats a table and `commonweal reproduce` lists them.
 
-*Reproduced*: the published figure is within one point of ours and within two standard errors of the
-difference of both means over seeds. *Within noise*: within two standard errors, but more than a
-point away: the seeds' spread is too large to tell. *Differs*: more than that; the difference is
-ours minus theirs. *Next to*: run on other data or with another model, or without a known spread
-over seeds, so that the figures stand side by side and no verdict is given. *Not run*: it could be
-run here, and was not. *Cannot*: data or computing time are missing.
+- *Reproduced*: the published figure is within one point of ours and within two standard errors of
+  the difference of both means over seeds.
+- *Within noise*: within two standard errors, but more than a point away.
+- *Differs*: more than that; the difference is ours minus theirs.
+- *No verdict*: other data, another model, or an unknown spread over seeds.
+- *Not run*: it can be run, but was not. *Cannot*: data or computing time is missing.
 
 {counts}
 Numbers in brackets are population standard deviations over seeds, unless a table says otherwise.
 Ours were measured with the version that is named; "code" is the authors' code, run again.
 
 {tables}
-This page is generated: `python -m benchmarks.published.ledger > docs/ledger.md`. The published
-cells are in `benchmarks/published/tables`. Tables 3.6 to 3.10 of the thesis repeat Tables 2, 3, 5,
-6 and 7 of AAggFF and are counted there.
+This page is generated: `python -m benchmarks.published.ledger > docs/results/ledger.md`. The
+published cells are in `benchmarks/published/tables`. Tables 3.6 to 3.10 of the thesis repeat Tables
+2, 3, 5, 6 and 7 of AAggFF and are counted there.
 """
 
 
 def page() -> str:
-    """docs/ledger.md."""
+    """docs/results/ledger.md."""
     tables = [reproduction.find(name) for name in reproduction.names()]
     papers = dict.fromkeys(table.paper for table in tables)
     sections = [_section(paper, [t for t in tables if t.paper == paper]) for paper in papers]
@@ -56,7 +56,7 @@ def _kind(table: PublishedTable, measured: bool, verdict: str) -> str:
     if not measured:
         return "cannot" if table.status == "cannot" else "not run"
     if table.status.startswith("other") or verdict.startswith(("+", "-")):
-        return "next to"
+        return "no verdict"
     return verdict.partition(" (")[0]
 
 

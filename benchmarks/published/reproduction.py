@@ -2,7 +2,7 @@
 
 A table is a file `tables/<paper>/<name>.toml`: every published cell, what is wrong with them,
 and, where it can be run here, the experiment and what each row changes in it. Beside it stands what
-we measured, `<name>.json`, which `docs/ledger.md` shows.
+we measured, `<name>.json`, which `docs/results/ledger.md` shows.
 """
 
 import json

@@ -36,6 +36,8 @@ PARTS = {
 }
 MEANINGS = {  # of keys whose fields have no comment
     "rounds": "how many rounds",
+    "cohort": "clients per round: a number, a share below 1, or all",
+    "score": "one of [Scores](scores.md), or several with commas; by default the dataset's own",
     "seed": "seed of everything that is random",
     "evaluate_every": "rounds from one evaluation to the next",
 }
@@ -96,13 +98,13 @@ def _experiment() -> str:
     """The keys of an experiment, with the comments next to them in the source."""
     pages = {kind.key: name for name, kind in KINDS.items()}
     comments = re.findall(r"^    (\w+):.*?#\s+(.*)$", inspect.getsource(RunSettings), re.M)
-    meanings = MEANINGS | dict(comments)
+    meanings = {name: prose(text) for name, text in comments} | MEANINGS
     rows = []
     for name, field in Experiment.model_fields.items():
         value = field.get_default(call_default_factory=True)
         default = "required" if field.is_required() else f"`{value!r}`"
         page = pages.get(name)
-        meaning = f"one of [{PARTS[page][0]}]({page}.md)" if page else prose(meanings[name])
+        meaning = f"one of [{PARTS[page][0]}]({page}.md)" if page else meanings[name]
         rows.append((f"`{name}`", default, meaning))
     return (
         "# Experiment\n\nThe keys of an experiment's TOML file, which `key=value` changes on the "

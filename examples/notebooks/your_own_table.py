@@ -54,7 +54,7 @@ import torch
 new = {"age": ["71,5"], "creatinine": ["2,4"], "admitted": ["03.02.2025"], "patient": ["P9"]}
 x = torch.from_numpy(record.preprocessing().rows(new))
 probabilities = record.module()(x).softmax(1)[0].tolist()
-for name, probability in zip(record.facts["class_names"], probabilities, strict=True):
+for name, probability in zip(record.facts.class_names, probabilities, strict=True):
     print(f"{name}: {probability:.2f}")
 
 # %% [markdown]

@@ -211,7 +211,7 @@ def test_cells_are_counted_once() -> None:
     table = small()
     measured = Measured((0,), {}, {"FedAvg": ((50.0, 10.0, 40.0),)}, "0")
     counts = ledger.kinds_of(table, measured)
-    assert counts == {"next to": 3, "not run": 6}
+    assert counts == {"no verdict": 3, "not run": 6}
     assert counts.total() == table.cells
 
 
@@ -282,7 +282,7 @@ def test_metrics_after_a_round(tmp_path: Path) -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "ledger.md"
+    page = Path(__file__).parents[2] / "docs" / "results" / "ledger.md"
     assert page.read_text(encoding="utf-8") == ledger.page()
 
 

@@ -11,7 +11,8 @@ import pytest
 from commonweal import cli
 from own_table import write
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "own.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    ((?:commonweal|python) .*)$", PAGE, re.M)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
 
@@ -46,10 +47,21 @@ def test_the_page_of_own_parts(
     for command in COMMANDS:
         capsys.readouterr()
         printed[command] = call(command, capsys)
-    assert len(printed) == 18
+    assert len(printed) == 15
     assert [text for text in texts if text in printed["commonweal init patients.csv"]] == texts
-    assert "Equal weights for the clients" in printed["commonweal show ./my_rules.py:WorstHalf"]
-    assert "power = 0.0" in printed["commonweal show ./my_rules.py:WorstHalf"]
-    assert "['no', 'yes']" in printed["python in_python.py"]
+    assert "('no', 'yes')" in printed["python in_python.py"]
     assert Path("runs/patients-fedavg-0").is_dir() and Path("card.md").exists()
     assert Path("predictions.csv").read_text() != Path("bonn.csv").read_text()
+
+
+def test_the_rule_of_the_page_about_rules_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "write.md").read_text(encoding="utf-8")
+    code = re.search(r"^```python\n(# my_rules.py\n.*?)^```$", page, re.M | re.S)
+    assert code is not None
+    Path("my_rules.py").write_text(code[1], encoding="utf-8")
+    printed = call("commonweal show ./my_rules.py:WorstHalf", capsys)
+    assert "Equal weights for the clients" in printed
+    assert "power = 0.0" in printed

@@ -104,7 +104,7 @@ def test_every_page_is_in_the_menu_and_opens_with_a_heading(site: Path) -> None:
     docs = ROOT / "docs"
     home = (site / "index.html").read_text(encoding="utf-8")
     for path in docs.rglob("*.md"):
-        page = path.relative_to(docs).with_suffix("").as_posix()
+        page = path.relative_to(docs).with_suffix("").as_posix().removesuffix("/README")
         assert re.search(rf'href="(\./)?{page}/"', home), page
         text = path.read_text(encoding="utf-8")
         assert text.startswith("# ") and text.count("\n# ") == len(_comments_in_code(text))

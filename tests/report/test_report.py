@@ -240,12 +240,10 @@ def test_every_rule_has_a_row() -> None:
     assert names == sorted(catalog.entries("rules"))
 
 
-def test_the_page_of_rules_is_as_the_code_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
-    rules_page.main()
-    assert capsys.readouterr().out == page.read_text(encoding="utf-8"), (
-        "run: python docs/_site/rules_page.py > docs/rules.md"
-    )
+def test_the_page_of_rules_is_as_the_code_makes_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert rules_page.renew(page) == page, "run: python docs/_site/rules_page.py docs/rules.md"
+    assert rules_page.renew(page.replace("| fedavg |", "| other |")) == page
 
 
 # Columns, digits and seeds

@@ -24,10 +24,9 @@ from commonweal.record.record import Record
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
-__all__ = ["OWN", "Cell", "Result", "Step", "align"]
-__all__ += ["mean_change"]
-__all__ += ["baseline_cells", "cells", "failed_lines", "gather", "read_comparison", "results"]
-__all__ += ["run_cells", "run_cells_in_processes", "seed_list", "shard_of"]
+__all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
+__all__ += ["finished_runs", "gather", "mean_change", "read_comparison", "results", "run_cells"]
+__all__ += ["run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -129,13 +128,21 @@ def cells(
         own = [*settings.get(rule, ()), *setting]
         label = " ".join([rule.replace(" ", ""), *own])
         values = change(_with_rule(base, rule), own) | {"seed": seed}
-        name = re.sub(r"[^\w.+=-]+", "_", label)
-        plan.append(Cell(label, Experiment(**values), folder / name / f"seed-{seed}"))
+        plan.append(Cell(label, Experiment(**values), run_folder(folder, label, seed)))
     if len({cell.folder for cell in plan}) < len(plan):
         raise ConfigError(
             f"the same rule twice among {', '.join(rules)}: give each its own parameters"
         )
     return plan
+
+
+def run_folder(folder: Path, label: str, seed: int) -> Path:
+    """Where a run of a comparison is, by its content: adding or reordering rules continues.
+
+    >>> run_folder(Path("runs"), "afl(lr=0.5)", 2).as_posix()
+    'runs/afl_lr=0.5_/seed-2'
+    """
+    return folder / re.sub(r"[^\w.+=-]+", "_", label) / f"seed-{seed}"
 
 
 def _with_rule(base: Mapping[str, object], text: str) -> dict[str, object]:
@@ -279,16 +286,22 @@ class Result:
 Failures: TypeAlias = Mapping[Path, str]  # by the run's folder, why it has no result
 
 
-def results(plan: Iterable[Cell], failures: Failures | None = None) -> list[Result]:
-    """The results of finished cells, by label. A label is left out where one of its runs failed."""
-    failures = failures or {}
+def finished_runs(
+    plan: Iterable[Cell], failures: Failures | None = None
+) -> dict[str, list[Record]]:
+    """The runs of a plan by label. A label is left out where one of its runs failed."""
     plan = list(plan)
-    failed = {cell.label for cell in plan if cell.folder in failures}
+    failed = {cell.label for cell in plan if cell.folder in (failures or {})}
     records: dict[str, list[Record]] = {}
     for cell in plan:
         if cell.label not in failed:
             records.setdefault(cell.label, []).append(Record.read(cell.folder))
-    return gather(records)
+    return records
+
+
+def results(plan: Iterable[Cell], failures: Failures | None = None) -> list[Result]:
+    """The results of finished cells, by label. A label is left out where one of its runs failed."""
+    return gather(finished_runs(plan, failures))
 
 
 def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:

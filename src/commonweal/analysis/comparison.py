@@ -1,9 +1,13 @@
 """`commonweal.compare`: several rules and seeds in Python, with what they give to every client."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol, runtime_checkable
+
+import torch
 
 from commonweal.analysis.compare import (
     Cell,
@@ -11,41 +15,101 @@ from commonweal.analysis.compare import (
     baseline_cells,
     cells,
     failed_lines,
+    finished_runs,
     gather,
-    results,
     run_cells,
+    run_folder,
 )
+from commonweal.analysis.labels import seed_of
 from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
 from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
 from commonweal.base.frames import frame
 from commonweal.base.values import Value
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
-from commonweal.data.federation import Federation
+from commonweal.data.federation import Federation, Rows
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
+from commonweal.rules.rule import Rule
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "resplit"]
+
+
+RULES = ("fedavg", "uniform", "aaggff-s")
+NOTHING = "nothing but cohorts, batches and noise varies between seeds"
+
+
+@runtime_checkable
+class _Resettable(Protocol):
+    """A module that draws its own parameters, as all of torch.nn do."""
+
+    def reset_parameters(self) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What several rules give to every client, over seeds, beside training alone and pooled."""
+    """What several rules give to every client, over seeds, next to local and pooled training."""
 
     score: str
     results: list[Result]
-    baselines: list[Result]  # alone and pooled, where they were run
+    baselines: list[Result]  # local models and pooled data, where they were run
     failures: list[str]  # a line for every label without a result
+    records: Mapping[str, Sequence[Record]]  # by label
+    varied: str = ""  # what differs between seeds, where the parts are not from an experiment
+
+    @classmethod
+    def of(
+        cls,
+        records: Mapping[str, Sequence[Record]],
+        failures: Sequence[str] = (),
+        varied: str = "",
+    ) -> "Comparison":
+        """Compare evaluated runs by label, over the seeds that all labels have.
+
+        Raises:
+            RunError: There are no runs, no common seeds, or different scores.
+        """
+        if not records:
+            raise RunError("; ".join(failures) or "there are no runs to compare")
+        common = set.intersection(*(set(map(seed_of, runs)) for runs in records.values()))
+        if not common:
+            raise RunError("these runs have no seed in common: choose runs of equal seeds")
+        scores = {record.facts.score for runs in records.values() for record in runs}
+        if len(scores) > 1:
+            raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
+        paired = {
+            label: [record for record in runs if seed_of(record) in common]
+            for label, runs in records.items()
+        }
+        gathered = gather(paired)
+        rules = [result for result in gathered if result.label not in (ALONE, POOLED)]
+        baselines = [result for result in gathered if result.label in (ALONE, POOLED)]
+        if not rules:
+            rules, baselines = baselines, []
+        (score,) = scores
+        return cls(score, rules, baselines, list(failures), paired, varied)
+
+    @classmethod
+    def run(cls, plan: Sequence[Cell]) -> "Comparison":
+        """Run what is not finished of a plan, and compare it."""
+        failures = {step.cell.folder: step.failure for step in run_cells(plan) if step.failure}
+        return cls.of_plan(plan, failures)
+
+    @classmethod
+    def of_plan(cls, plan: Sequence[Cell], failures: Mapping[Path, str]) -> "Comparison":
+        """Compare the runs of a plan. A label is left out where one of its runs failed."""
+        return cls.of(finished_runs(plan, failures), failed_lines(plan, failures))
 
     def __repr__(self) -> str:
         labels = ", ".join(result.label for result in self.results)
-        return f"<Comparison of {labels}: {self.results[0].seeds} seeds, {self.score}>"
+        varied = f"; {self.varied}" if self.varied else ""
+        return f"<Comparison of {labels}: {self.results[0].seeds} seeds, {self.score}{varied}>"
 
     @property
     def worth(self) -> list[Worth]:
-        """Every result beside training alone."""
+        """Every result next to local training."""
         return worth(self.results, self.baselines)
 
     def frame(self) -> Value:
@@ -64,93 +128,169 @@ class Comparison:
 
 
 def compare(
-    what: Experiment | str | Path | Task,
-    federation: Federation | None = None,
+    what: Experiment | str | Path | Task | Callable[[int], Task],
+    federation: Federation | Callable[[int], Federation] | None = None,
     *,
-    rules: Sequence[str] = ("fedavg", "uniform", "aaggff-s"),
+    rules: Sequence[str | Rule] = RULES,
     seeds: int | Sequence[int] = 3,
     baselines: bool = True,
     out: str | Path | None = None,
+    fixed: bool = False,
     **parts: Value,
 ) -> Comparison:
     """Run an experiment (or its file), or a Task and a Federation, under several rules and seeds.
 
-    seeds: how many, or which; baselines: also train every client alone, and all rows pooled
-    out: the folder of the runs; None: they are not kept
-    parts: with a Task, the other parts and settings of `run`
+    Every seed draws other initial weights, another split into training and test samples, and
+    other batches, as on the command line: only then does a difference say something about rules.
+
+    Args:
+        what: An experiment or its file; or a Task, or a function of the seed that returns one.
+        federation: With a task, the data, or a function of the seed that returns them.
+        rules: Rules, by name or as objects.
+        seeds: How many, or which.
+        baselines: Also train local models, and one model on pooled data.
+        out: The folder of the runs; without it they are not saved.
+        fixed: Keep the task's initial weights and the federation's split for every seed.
+        parts: With a task, the other parts and settings of `run`.
     """
-    if out is None:
-        with TemporaryDirectory() as folder:
-            return _compare(what, federation, rules, seeds, baselines, Path(folder), parts)
-    return _compare(what, federation, rules, seeds, baselines, Path(out), parts)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary if out is None else out)
+        if isinstance(what, Task) or callable(what):
+            if federation is None:
+                raise ConfigError("compare(task) needs a Federation as its second argument")
+            return _compare_own(
+                _Own(what, federation, fixed), rules, seeds, baselines, folder, parts
+            )
+        if federation is not None or parts or fixed:
+            raise ConfigError("compare(experiment) takes no other parts: change the experiment")
+        base = what.model_dump() if isinstance(what, Experiment) else values(what)
+        names = [label_of(rule) for rule in rules]
+        plan = cells(base, names, seeds, [], folder)
+        if baselines:
+            plan += baseline_cells(base, seeds, folder)
+        return Comparison.run(plan)
 
 
-def _compare(
-    what: Experiment | str | Path | Task,
-    federation: Federation | None,
-    rules: Sequence[str],
-    seeds: int | Sequence[int],
-    baselines: bool,
-    folder: Path,
-    parts: Mapping[str, Value],
-) -> Comparison:
-    if isinstance(what, Task):
-        if federation is None:
-            raise ConfigError("compare(task) needs a Federation as its second argument")
-        return _compare_own(what, federation, rules, seeds, baselines, folder, parts)
-    if federation is not None or parts:
-        raise ConfigError("compare(experiment) takes no other parts: change the experiment")
-    base = what.model_dump() if isinstance(what, Experiment) else values(what)
-    plan = cells(base, rules, seeds, [], folder)
-    against = baseline_cells(base, seeds, folder) if baselines else []
-    failures = {
-        step.cell.folder: step.failure for step in run_cells([*plan, *against]) if step.failure
-    }
-    found = results(plan, failures)
-    if not found:
-        raise RunError("; ".join(failed_lines(plan, failures)))
-    score = _score(plan, failures)
-    lines = failed_lines([*plan, *against], failures)
-    return Comparison(score, found, results(against, failures), lines)
+def label_of(rule: str | Rule) -> str:
+    """A rule as text, with the parameters that are not the default's.
+
+    >>> label_of(catalog.build("rules", "afl(lr=0.5)")), label_of("afl(lr = 0.5)")
+    ('afl(lr=0.5)', 'afl(lr=0.5)')
+    """
+    if isinstance(rule, str):
+        return rule.replace(" ", "")
+    parameters = catalog.describe(rule)
+    name = str(parameters.pop("name"))
+    defaults = catalog.find("rules", name).defaults
+    changed = [f"{key}={v}" for key, v in parameters.items() if defaults.get(key) != v]
+    return f"{name}({','.join(changed)})".replace(" ", "") if changed else name
 
 
-def _score(plan: Sequence[Cell], failures: Mapping[Path, str]) -> str:
-    folder = next(cell.folder for cell in plan if cell.folder not in failures)
-    score: str = Record.read(folder).facts.score
-    return score
+@dataclass(frozen=True)
+class _Own:
+    """One's own task and data, for every seed."""
+
+    what: Task | Callable[[int], Task]
+    data: Federation | Callable[[int], Federation]
+    fixed: bool
+
+    def task(self, seed: int) -> Task:
+        """The task with initial weights drawn by the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if not isinstance(self.what, Task):
+                return self.what(seed)
+            if self.fixed:
+                return self.what
+            module = deepcopy(self.what.module)
+            for part in module.modules():
+                if isinstance(part, _Resettable):
+                    part.reset_parameters()
+            return replace(self.what, module=module)
+
+    def federation(self, seed: int) -> Federation:
+        if not isinstance(self.data, Federation):
+            return self.data(seed)
+        return resplit(self.data, seed) if self._splits else self.data
+
+    @property
+    def _splits(self) -> bool:
+        """Whether the samples at hand can be split again."""
+        data = self.data
+        if not isinstance(data, Federation):
+            return True
+        prepared = data.preprocessing is not None or data.validation is not None
+        return not (self.fixed or prepared or data.held_out is not None)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether every trained parameter is drawn again."""
+        if not isinstance(self.what, Task):
+            return True
+        parts = [part for part in self.what.module.modules() if isinstance(part, _Resettable)]
+        drawn = {id(p) for part in parts for p in part.parameters()}
+        trained = [p for p in self.what.module.parameters() if p.requires_grad]
+        return not self.fixed and all(id(p) in drawn for p in trained)
+
+    @property
+    def varied(self) -> str:
+        """What differs between seeds."""
+        changing = ["split"] if self._splits else []
+        if self._draws:
+            changing.append("initial weights")
+        if not changing:
+            return NOTHING
+        return f"seeds vary {', '.join(changing)} and batches"
+
+
+def resplit(federation: Federation, seed: int) -> Federation:
+    """Split each client's samples into training and test samples again, by the seed."""
+    train, test = federation.train, federation.test
+    clients = torch.arange(federation.clients)
+    owner = torch.cat([clients.repeat_interleave(rows.sizes) for rows in (train, test)])
+    order = owner.argsort(stable=True)
+    sizes = train.sizes + test.sizes
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    everything = Rows(
+        torch.cat([train.x, test.x])[order], torch.cat([train.y, test.y])[order], offsets
+    )
+    share = len(test.y) / len(everything.y)
+    split = replace(federation, train=everything).with_validation(share, seed)
+    assert split.validation is not None
+    return replace(split, test=split.validation, validation=None)
 
 
 def _compare_own(
-    task: Task,
-    federation: Federation,
-    rules: Sequence[str],
+    own: _Own,
+    rules: Sequence[str | Rule],
     seeds: int | Sequence[int],
     baselines: bool,
     folder: Path,
     parts: Mapping[str, Value],
 ) -> Comparison:
     """Runs of one's own task and federation."""
-    kinds: dict[str, dict[str, Value]] = {rule: {**parts, "rule": rule} for rule in rules}
+    kinds: dict[str, dict[str, Value]] = {label_of(rule): {**parts, "rule": rule} for rule in rules}
+    if len(kinds) < len(rules):
+        raise ConfigError(f"the same rule twice among {', '.join(map(label_of, rules))}")
     if baselines:
         kinds |= _baseline_parts(parts)
     records: dict[str, list[Record]] = {}
     failures: dict[str, str] = {}
-    for number, (label, given) in enumerate(kinds.items()):
-        for seed in range(seeds) if isinstance(seeds, int) else seeds:
-            to = folder / f"{number}-{seed}"
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        task = own.task(seed)
+        federation = own.federation(seed)
+        for label, given in kinds.items():
+            to = run_folder(folder, label, seed)
             try:
                 for _ in run(task, federation, out=to, resume=True, **{**given, "seed": seed}):
                     pass
                 records.setdefault(label, []).append(Record.read(to))
             except (ConfigError, DataError, DivergedError) as error:
                 failures.setdefault(label, f"{label}: no result; seed {seed}: {error}")
-    done = {label: runs for label, runs in records.items() if label not in failures}
-    found = gather({label: runs for label, runs in done.items() if label in rules})
-    if not found:
+    complete = {label: runs for label, runs in records.items() if label not in failures}
+    if not any(label in complete for label in map(label_of, rules)):
         raise RunError("; ".join(failures.values()))
-    against = gather({label: runs for label, runs in done.items() if label not in rules})
-    score: str = next(iter(done.values()))[0].facts.score
-    return Comparison(score, found, against, list(failures.values()))
+    return Comparison.of(complete, list(failures.values()), own.varied)
 
 
 def _baseline_parts(parts: Mapping[str, Value]) -> dict[str, dict[str, Value]]:

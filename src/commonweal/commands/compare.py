@@ -13,9 +13,10 @@ from commonweal.config import catalog
 from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
-    from commonweal.analysis.compare import Cell, Result
+    from commonweal.analysis.compare import Cell
+    from commonweal.analysis.comparison import Comparison
 
-__all__ = ["compare", "print_comparison", "run_plan"]
+__all__ = ["compare", "print_comparison", "run_cells"]
 
 RULES = "fedavg,uniform,aaggff-s"
 MOST_BASELINES = 50  # clients up to which a comparison also trains local models by default
@@ -115,12 +116,13 @@ def compare(
 
         chosen = tuned_rules(tuned, None if rules is None else chosen)
         settings = tuned_settings(tuned)
-    from commonweal.analysis.compare import baseline_cells, cells, failed_lines, seed_list
+    from commonweal.analysis.compare import baseline_cells, cells, seed_list
+    from commonweal.analysis.comparison import Comparison
     from commonweal.config.experiment import named
     from commonweal.report import figures, tables
 
     figures.check_suffix(picture)
-    wanted = None if columns is None else tables.chosen_columns(columns)
+    metrics = None if columns is None else tables.chosen_columns(columns)
     base, stem = named(file, changes or [])
     folder = to or Path("runs") / f"{stem}-compare"
     numbers = seed_list(seeds)
@@ -128,19 +130,19 @@ def compare(
     if shard is not None:
         _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
         return
-    results, score, failures = run_plan(plan, quiet, jobs=jobs)
-    against: list[Result] = []
-    few = _clients(plan, failures) <= MOST_BASELINES
+    failures = run_cells(plan, quiet, jobs)
+    comparison = Comparison.of_plan(plan, failures)  # raises if no rule has a result
+    few = next(iter(comparison.records.values()))[0].facts.clients <= MOST_BASELINES
     if few if baselines is None else baselines:
         rest = baseline_cells(base, numbers, folder)
-        against, _, more = run_plan(rest, quiet, optional=True, jobs=jobs)
-        failures |= more
-        plan += rest
-    print_comparison(results, against, score, form, wanted, decimals)
-    for line in failed_lines(plan, failures):
+        failures |= run_cells(rest, quiet, jobs)
+        comparison = Comparison.of_plan([*plan, *rest], failures)
+    print_comparison(comparison, form, metrics, decimals)
+    for line in comparison.failures:
         console.say(line)
     if picture is not None:
-        figures.draw_scores(picture, [*against[:1], *results], score)
+        drawn = [*comparison.baselines[:1], *comparison.results]
+        figures.draw_scores(picture, drawn, comparison.score)
 
 
 def _run_shard(
@@ -158,7 +160,7 @@ def _run_shard(
 
     everything = [*plan, *(baseline_cells(base, seeds, folder) if baselines else [])]
     own = shard_of(everything, shard)
-    failures = _run_cells(own, quiet, jobs)
+    failures = run_cells(own, quiet, jobs)
     for line in failed_lines(own, failures):
         console.say(line)
     if not quiet:
@@ -166,13 +168,6 @@ def _run_shard(
             f"{len(own)} of {len(everything)} runs (part {shard}) are in {folder}: when all parts "
             "are, the same command without --shard prints the comparison"
         )
-
-
-def _clients(plan: Sequence["Cell"], failures: Mapping[Path, str]) -> int:
-    from commonweal.record.record import Record
-
-    folder = next(cell.folder for cell in plan if cell.folder not in failures)
-    return Record.read(folder).facts.clients
 
 
 def _check_mistakes(form: str, rules: Sequence[str]) -> None:
@@ -187,30 +182,9 @@ def _check_mistakes(form: str, rules: Sequence[str]) -> None:
             catalog.find("rules", name)
 
 
-def run_plan(
-    plan: Sequence["Cell"], quiet: bool, optional: bool = False, jobs: int = 1
-) -> tuple[list["Result"], str, dict[Path, str]]:
-    """Run what is not finished. Returns the results, the name of the score, and the failures.
-
-    optional: there may be no result at all
-    """
-    from commonweal.analysis.compare import failed_lines, results
-    from commonweal.base.errors import RunError
-    from commonweal.record.record import Record
-
-    failures = _run_cells(plan, quiet, jobs)
-    found = results(plan, failures)
-    if not found and optional:
-        return [], "", failures
-    if not found:
-        raise RunError("; ".join(failed_lines(plan, failures)))
-    finished = next(cell for cell in plan if cell.folder not in failures)
-    return found, Record.read(finished.folder).facts.score, failures
-
-
-def _run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str]:
+def run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int = 1) -> dict[Path, str]:
     """Run what is not finished. Returns why some runs have no result, by folder."""
-    from commonweal.analysis.compare import run_cells, run_cells_in_processes
+    from commonweal.analysis import compare
     from commonweal.analysis.tuning import cores
     from commonweal.report.progress import comparison_bar
 
@@ -218,7 +192,8 @@ def _run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str
     failures: dict[Path, str] = {}
     try:
         with comparison_bar(console.err, plan, quiet) as advance:
-            steps = run_cells(plan) if jobs == 1 else run_cells_in_processes(plan, jobs)
+            in_processes = compare.run_cells_in_processes
+            steps = compare.run_cells(plan) if jobs == 1 else in_processes(plan, jobs)
             for step in steps:
                 advance(step)
                 if step.waiting and not quiet:
@@ -233,31 +208,28 @@ def _run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int) -> dict[Path, str
 
 
 def print_comparison(
-    results: Sequence["Result"],
-    against: Sequence["Result"],
-    score: str,
+    comparison: "Comparison",
     form: str,
     columns: Sequence[str] | None = None,
     decimals: int | None = None,
 ) -> None:
-    """Print what rules give, and for whom it is worth it where `against` has runs alone."""
-    from commonweal.analysis.worth import worth
+    """Print what rules give, and for whom it is worth it where local models were trained."""
     from commonweal.report import tables
 
-    found = worth(results, against)
-    sentences = tables.worth_sentences(found, score)
+    results, score, worth = comparison.results, comparison.score, comparison.worth
+    sentences = tables.worth_sentences(worth, score)
     chosen = FORMATS[FORMATS.index(form)]
-    numbers = tables.comparison(results, score, columns, found)
+    numbers = tables.comparison(results, score, columns, worth)
     rendered = tables.render(numbers, chosen, decimals)
-    if chosen == "terminal" and sentences and sentences[0].startswith("Federating hurts"):
-        console.show(sentences.pop(0))
+    if chosen == "terminal" and len(sentences) > len(worth):
+        console.show(sentences.pop(0))  # that federating hurts comes first
     if isinstance(rendered, str):
         print(rendered)
     else:
         console.out.print(rendered)
     if chosen == "markdown":
         print("\n".join(sentences))
-    if chosen == "terminal" and against:
-        console.out.print(tables.client_table([*against, *results], score))
+    if chosen == "terminal" and comparison.baselines:
+        console.out.print(tables.client_table([*comparison.baselines, *results], score))
         for sentence in sentences:
             console.show(sentence)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from commonweal.commands import console
-from commonweal.commands.compare import print_comparison, run_plan
+from commonweal.commands.compare import print_comparison, run_cells
 from commonweal.commands.options import Quiet
 
 __all__ = ["DEMO", "demo"]
@@ -31,11 +31,12 @@ def demo(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare training alone, FedAvg and AAggFF-S on the vowels of 15 speakers.
+    """Compare local training, FedAvg and AAggFF-S on the vowels of 15 speakers.
 
     Takes about two minutes.
     """
     from commonweal.analysis.compare import baseline_cells, cells
+    from commonweal.analysis.comparison import Comparison
     from commonweal.base.files import write_file
     from commonweal.config.experiment import values
     from commonweal.report import figures, tables
@@ -45,16 +46,16 @@ def demo(
     write_file(file, DEMO.encode(), durable=False)
     base = values(file) | {"rounds": rounds}
     plan = cells(base, ["fedavg", "aaggff-s"], seeds, [], folder)
-    rest = baseline_cells(base, seeds, folder)
-    results, score, _ = run_plan(plan, quiet)
-    against, _, _ = run_plan(rest, quiet)
+    everything = [*plan, *baseline_cells(base, seeds, folder)]
+    comparison = Comparison.of_plan(everything, run_cells(everything, quiet))
+    drawn = [*comparison.baselines[:1], *comparison.results]
     for suffix in ("png", "svg"):
-        figures.draw_scores(folder / f"vowel.{suffix}", [against[0], *results], score)
+        figures.draw_scores(folder / f"vowel.{suffix}", drawn, comparison.score)
     if quiet:
         return
-    print_comparison(results, against, score, "terminal")
-    fedavg, fair = results
-    console.show(tables.verdict(fedavg, fair, score))
+    print_comparison(comparison, "terminal")
+    fedavg, fair = comparison.results
+    console.show(tables.verdict(fedavg, fair, comparison.score))
     console.show(f"The figure: {folder / 'vowel.png'} (and .svg)")
     console.show(f"One run: commonweal show {plan[-1].folder}")
     console.show(f"Next: commonweal compare {file} --rules fedavg,term,afl,aaggff-s --seeds 5")

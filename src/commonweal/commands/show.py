@@ -85,19 +85,16 @@ def show(
 
 def _show_comparison(folder: Path, quiet: bool, as_json: bool) -> None:
     """Print the comparison whose runs are in a folder."""
-    from commonweal.analysis.compare import gather, read_comparison
+    from commonweal.analysis.compare import read_comparison
+    from commonweal.analysis.comparison import Comparison
 
     records, lines = read_comparison(folder)
     if not records:
         raise ConfigError("; ".join(lines))
-    named = {label: runs for label, runs in records.items() if label not in ("alone", "pooled")}
-    against = {label: runs for label, runs in records.items() if label not in named}
-    order = sorted(named, key=lambda label: label != "fedavg")  # differences are against the first
-    results = gather({label: named[label] for label in order}) if named else []
-    score = next(iter(records.values()))[0].facts.score
-    if results and not quiet:
-        form = "json" if as_json else "terminal"
-        print_comparison(results, gather(against), score, form)
+    order = sorted(records, key=lambda label: label != "fedavg")  # differences are to the first
+    comparison = Comparison.of({label: records[label] for label in order})
+    if not quiet:
+        print_comparison(comparison, "json" if as_json else "terminal")
     for line in lines:
         console.say(line)
 

@@ -1,0 +1,117 @@
+"""`commonweal.compare` with one's own task and data: what seeds vary, and where runs are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import commonweal
+from commonweal.analysis.comparison import NOTHING, Comparison, resplit
+from commonweal.base.errors import ConfigError
+from commonweal.data.federation import Federation
+from commonweal.training.task import Task
+
+
+def federation(seed: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(90, 3))
+    y = (x[:, 0] + 0.3 * rng.normal(size=90) > 0).astype(int)
+    return Federation.from_arrays(x, y, list("abc") * 30, test=0.4)
+
+
+def rows(x: Tensor) -> list[tuple[float, ...]]:
+    return sorted(tuple(row) for row in x.tolist())
+
+
+def test_a_new_split_has_the_same_samples_and_sizes() -> None:
+    before = federation()
+    after = resplit(before, seed=5)
+    for client in range(3):
+        old, new = before.train.client(client), after.train.client(client)
+        old_test, new_test = before.test.client(client), after.test.client(client)
+        assert len(old.y) == len(new.y)
+        assert rows(torch.cat([old.x, old_test.x])) == rows(torch.cat([new.x, new_test.x]))
+        assert rows(old.x) != rows(new.x)
+    assert not torch.equal(resplit(before, seed=6).test.x, after.test.x)
+    assert torch.equal(resplit(before, seed=5).test.x, after.test.x)
+
+
+def test_seeds_vary_split_and_initial_weights_unless_they_are_fixed() -> None:
+    task = Task(nn.Linear(3, 2))
+    before = task.initial.clone()
+
+    def compared(fixed: bool) -> Comparison:
+        client = "sgd(batch=100)"  # full batches: nothing else could differ
+        return commonweal.compare(
+            task,
+            federation(),
+            rules=["fedavg"],
+            seeds=2,
+            baselines=False,
+            fixed=fixed,
+            rounds=2,
+            client=client,
+        )
+
+    free = compared(fixed=False)
+    assert free.varied == "seeds vary split, initial weights and batches"
+    assert free.varied in repr(free)
+    assert not np.array_equal(*free.results[0].scores)
+    assert torch.equal(task.initial, before)
+    fixed = compared(fixed=True)
+    assert fixed.varied == NOTHING
+    assert np.array_equal(*fixed.results[0].scores)
+
+
+def test_functions_of_the_seed_are_called_with_each_seed() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def task(seed: int) -> Task:
+        asked.append(("task", seed))
+        return Task(nn.Linear(3, 2))
+
+    def data(seed: int) -> Federation:
+        asked.append(("data", seed))
+        return federation(seed)
+
+    commonweal.compare(task, data, rules=["fedavg"], seeds=[3, 5], baselines=False, rounds=1)
+    assert asked == [("task", 3), ("data", 3), ("task", 5), ("data", 5)]
+
+
+class Bare(nn.Module):
+    """Parameters that no part draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_weights_that_cannot_be_drawn_again_are_not_claimed() -> None:
+    result = commonweal.compare(
+        Task(Bare()), federation(), rules=["fedavg"], seeds=1, baselines=False, rounds=1
+    )
+    assert result.varied == "seeds vary split and batches"
+
+
+def test_rules_can_be_added_and_reordered_in_a_saved_comparison(tmp_path: Path) -> None:
+    task = Task(nn.Linear(3, 2))
+
+    def compared(*rules: str | commonweal.Rule) -> Comparison:
+        return commonweal.compare(
+            task, federation(), rules=rules, seeds=2, rounds=1, out=tmp_path, baselines=False
+        )
+
+    first = compared("fedavg", commonweal.rule("afl", lr=0.5))
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("rounds.jsonl")}
+    again = compared("term", "afl(lr=0.5)", "fedavg")
+    assert [result.label for result in again.results] == ["term", "afl(lr=0.5)", "fedavg"]
+    assert all(path.stat().st_mtime_ns == before for path, before in written.items())
+    assert np.array_equal(first.results[0].scores, again.results[2].scores)
+    assert (tmp_path / "afl_lr=0.5_" / "seed-1" / "run.json").exists()
+    with pytest.raises(ConfigError, match="the same rule twice"):
+        compared("fedavg", "fedavg")

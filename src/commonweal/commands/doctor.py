@@ -149,7 +149,9 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "problem", f"cannot be imported ({error})", "docs/install.md")
         return
     cuda = torch.version.cuda
-    build = "CPU build" if cuda is None else f"build for CUDA {cuda}; graphics cards are not used"
+    build = "CPU build" if cuda is None else f"build for CUDA {cuda}"
+    if torch.cuda.is_available():
+        build += f'; {torch.cuda.get_device_name(0)} is used by experiments with device = "cuda"'
     yield Finding("torch", "ok", f"{torch.__version__}, {build}")
     asked = os.environ.get("OMP_NUM_THREADS")
     by = f" (OMP_NUM_THREADS={asked})" if asked else ""

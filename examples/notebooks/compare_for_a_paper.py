@@ -40,7 +40,7 @@ frame = comparison.frame()
 print(list(frame), len(frame["score"]))
 
 # %% [markdown]
-# Choose parameters on validation rows, never on test rows: `commonweal tune` does it, and `commonweal compare --tuned` takes what it
+# Choose parameters on validation samples, never on test samples: `commonweal tune` does it, and `commonweal compare --tuned` takes what it
 # chose. Cite the paper of each rule: `commonweal show NAME` prints it.
 
 # %%

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Who is left behind?
 #
-# Fifteen speakers train one model that tells eleven vowels apart. You see here who gets a model that fails them under FedAvg,
-# what a fair rule changes, and whether each speaker would have been better off alone. The data is part of the package.
+# Fifteen speakers train one model that tells eleven vowels apart. This notebook shows who gets a model that fails them
+# under FedAvg, what a fair rule changes, and whether a local model would serve each speaker better. The data is part of the package.
 
 # %%
 import commonweal as cw
@@ -18,7 +18,8 @@ comparison = cw.compare(experiment, rules=["fedavg", "aaggff-s"], seeds=2, out="
 print(comparison)
 
 # %% [markdown]
-# Every speaker's accuracy in per cent, over both seeds. "alone" is training on one's own 33 rows, "pooled" on all rows in one place.
+# Every speaker's accuracy in per cent, over both seeds. "alone" is a local model, trained on 33 samples, and "pooled" one that is
+# trained on all samples in one place.
 
 # %%
 results = [*comparison.baselines, *comparison.results]
@@ -35,9 +36,8 @@ for label, values in scores.items():
     print(f"{label:10} mean {values.mean():5.1f}   worst {values.min():5.1f}")
 
 # %% [markdown]
-# Is it worth it, and for whom? Here training alone wins for almost everyone: a speaker's own vowels are so much alike that the rows of
-# others teach less. That is an answer, too: with such data, train alone, or take
-# personal models.
+# Is it worth it, and for whom? Here local models win for almost everyone: a speaker's vowels are so much alike that the
+# samples of others teach less. With such data, train local or personal models.
 
 # %%
 for each in comparison.worth:

@@ -30,7 +30,7 @@ class WorstHalf(Stateless):
 
 
 # %% [markdown]
-# Four clients with 10 rows each and the losses 1, 2, 3 and 4. Those at or above the median (2) get a third each.
+# Four clients with 10 samples each and the losses 1, 2, 3 and 4. Those at or above the median (2) get a third each.
 
 # %%
 reports = cw.Reports(

@@ -46,7 +46,7 @@ for column in record.preprocessing().columns:
     print(f"{column.name:12} {column.becomes}")
 
 # %% [markdown]
-# The model, for a new patient. Rows are prepared as the training rows were.
+# The model, for a new patient. New rows are preprocessed as the training rows were.
 
 # %%
 import torch

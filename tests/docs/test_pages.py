@@ -134,6 +134,16 @@ def test_training_is_shortened() -> None:
     )
 
 
+def test_the_walk_of_a_sample_names_functions_that_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walk = page.partition("## From a CSV to the page")[2].partition("\n## ")[0]
+    steps = re.findall(r"`(\w+/\w+\.py)` `(\w+)`", walk)
+    assert len(steps) >= 10
+    for file, name in steps:
+        source = (ROOT / "src" / "commonweal" / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:def|class) {name}\b", source, re.M), f"{file} has no {name}"
+
+
 @pytest.mark.filterwarnings("default")  # a reader sees them, and goes on
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_command_and_snippet_runs(

@@ -38,7 +38,7 @@ from commonweal.datasets.noise import Pair, Symmetric
 from commonweal.datasets.partition import DirichletByClass
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Round, run
-from commonweal.report.figures import draw_curve
+from commonweal.report import figures
 from commonweal.rules import FedAvg
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers import SGD
@@ -180,7 +180,7 @@ def show_line(done: Finished, path: Path | None) -> None:
     along = " ".join(f"{100 * v:.2f}" for v in line.scores.mean(0).tolist())
     print(f"|   | | {choices(line)} | m = 0, 0.1, ..., 1: {along} | | |", flush=True)
     if path is not None:
-        draw_curve(path, line, "accuracy")
+        figures.save(figures.interpolation(line, "accuracy"), path)
 
 
 def choices(line: Curve) -> str:

@@ -19,17 +19,17 @@ comparison = cw.compare(
 )
 
 # %% [markdown]
-# The table, as `commonweal compare --format latex` prints it. "Not significant" is said where the interval of a difference
-# contains 0: do not call such a difference an improvement.
+# The table, as `commonweal compare --format latex` prints it. A difference whose interval contains 0 is marked n.s. (not
+# significant): do not call it an improvement.
 
 # %%
-from commonweal.report import tables
+from commonweal.report.comparison import render, summarize
 
-numbers = tables.comparison(comparison.results, comparison.score)
-print(tables.render(numbers, "markdown"))
+numbers = summarize(comparison.results, comparison.score)
+print(render(numbers, "markdown"))
 
 # %%
-print(tables.render(numbers, "latex"))
+print(render(numbers, "latex"))
 
 # %% [markdown]
 # All scores, one line per rule, seed and client, for your own statistics: a pandas or polars frame, or a dict of lists where neither

@@ -25,7 +25,7 @@ from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
-from commonweal.report.tables import comparison, layout
+from commonweal.report.comparison import layout, summarize
 from commonweal.training.task import Task
 
 BASE = {"dataset": "vowel", "rounds": 3}
@@ -145,7 +145,7 @@ def test_personal_methods_have_a_line_for_the_models_that_clients_use(tmp_path: 
     assert own.scores.tolist() == [scores_of(record, own=True) for record in records]
     assert shared.scores.tolist() == [scores_of(record) for record in records]
     assert shared.scores.tolist() != own.scores.tolist()
-    grid = layout(comparison(list(found.values()), "accuracy"))
+    grid = layout(summarize(list(found.values()), "accuracy"))
     assert len(grid.labels) == 3
     assert grid.notes[-1].startswith("own models: the personal models")
 
@@ -183,7 +183,7 @@ def test_runs_of_ones_own_task_are_compared_in_the_order_of_their_seeds(tmp_path
     found = gather(records)
     assert [r.label for r in found] == ["fedavg", "aaggff-s"]
     assert found[0].scores.tolist() == [scores_of(record) for record in records["fedavg"][::-1]]
-    assert comparison(found, "accuracy").seeds == 2
+    assert summarize(found, "accuracy").seeds == 2
 
 
 def test_seeds_may_differ_in_the_clients_that_have_a_score(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_seeds_may_differ_in_the_clients_that_have_a_score(tmp_path: Path) -> No
     assert result.scores.shape == (2, 2)
     assert result.metrics[0]["mean"] == pytest.approx(np.mean(scores_of(both)))
     assert result.metrics[1]["mean"] == pytest.approx(np.nanmean(scores_of(two)))
-    assert comparison([result], "accuracy").clients == 2
+    assert summarize([result], "accuracy").clients == 2
 
 
 def test_labels_need_the_same_number_of_runs(tmp_path: Path) -> None:

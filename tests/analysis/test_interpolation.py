@@ -23,7 +23,7 @@ from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
-from commonweal.report.figures import draw_reliability
+from commonweal.report import figures
 from commonweal.training.client import Client
 from commonweal.training.evaluation import Evaluation, evaluate_rows
 from commonweal.training.task import Task
@@ -420,7 +420,7 @@ def test_the_command_shows_and_draws(folder: Path, tmp_path: Path) -> None:
     options = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
     result = CliRunner().invoke(app, ["show", str(folder), *options])
     assert result.exit_code == 0, result.output
-    for words in ("server's model", "own model", "best common m", "m by oracle", "loss barrier"):
+    for words in ("global model", "personal model", "best common m", "m by oracle", "loss barrier"):
         assert words in result.output
     assert all(b"<svg" in path.read_bytes() for path in files.values())
     shown = json.loads(CliRunner().invoke(app, ["show", str(folder), "--json"]).stdout)
@@ -475,5 +475,5 @@ def test_figures_show_the_bins_that_have_rows(tmp_path: Path) -> None:
     table = torch.full((20, 3), torch.nan, dtype=torch.float64)
     table[:, 0] = 0
     table[19] = torch.tensor([4.0, 0.97, 0.75])
-    draw_reliability(tmp_path / "r.png", {"one": table})
+    figures.save(figures.reliability({"one": table}), tmp_path / "r.png")
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")

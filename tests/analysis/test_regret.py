@@ -11,7 +11,7 @@ from torch import nn
 from commonweal import Experiment, Federation, Record, Task, run
 from commonweal.analysis.regret import Regret, cumulative_regret, of_run
 from commonweal.base.errors import RunError
-from commonweal.report.figures import draw_regret
+from commonweal.report import figures
 from commonweal.rules import AAggFFS
 from commonweal.rules.simplex import best_fixed
 from rule_helpers import ORACLE_CDFS
@@ -56,7 +56,7 @@ def test_the_theorems_bound_holds_on_a_run(tmp_path: Path, rule: str) -> None:
     curve = of_run(finished(tmp_path / "run", rule=rule))
     assert curve.rounds[-1] == 30
     assert within_bound(curve)
-    draw_regret(tmp_path / "regret.png", curve, rule)
+    figures.save(figures.regret_curve(curve, rule).figure, tmp_path / "regret.png")
     assert (tmp_path / "regret.png").stat().st_size > 1000
 
 

@@ -15,7 +15,7 @@ from commonweal.analysis.tuning import Trial
 from commonweal.base.errors import ConfigError, DivergedError
 from commonweal.base.values import Value, Values
 from commonweal.config import catalog
-from commonweal.report import plots
+from commonweal.report import figures
 
 BASE: Values = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
 RULE = "term"
@@ -121,8 +121,13 @@ def test_the_choice_is_by_worst_or_mean_and_errors_are_turned() -> None:
 
 
 def test_the_front_joins_what_no_other_setting_beats() -> None:
-    points = {"a": [("a1", 0.5, 0.3), ("a2", 0.4, 0.3)], "b": [("b1", 0.3, 0.4), ("b2", 0.2, 0.1)]}
-    picture = plots.front(points, "accuracy")
+    tried = [
+        ("a", "a1", 0.5, 0.3),
+        ("a", "a2", 0.4, 0.3),
+        ("b", "b1", 0.3, 0.4),
+        ("b", "b2", 0.2, 0.1),
+    ]
+    picture = figures.front([figures.Setting(*each) for each in tried], "accuracy")
     assert picture.description.endswith("beats in both: b1, a1.")
     assert len(picture.rows) == 4
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import commonweal
@@ -20,11 +21,12 @@ from commonweal.analysis.compare import (
     run_cells,
     seed_list,
 )
+from commonweal.analysis.gains import gains
 from commonweal.analysis.worth import worth
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
-from commonweal.report import tables
+from commonweal.report.comparison import answer, layout, render, summarize, worth_sentences
 from commonweal.training.task import Task
 
 NAMES = ("a", "b", "c")
@@ -110,9 +112,9 @@ def test_worth_by_hand() -> None:
     assert found.excess_max == pytest.approx(0.1)
     assert found.change.tolist() == pytest.approx([0.25, 0.1, -0.1])
     assert found.share == pytest.approx((0.75 - 2 / 3) / (0.9 - 2 / 3))
-    (sentence,) = tables.worth_sentences([found], "accuracy")
-    assert sentence.startswith("fedavg: worth it for 2 of 3 clients; not for c (-10.0). Mean")
-    assert "36 % of the way from alone to pooled" in sentence
+    (sentence,) = worth_sentences(summarize([fedavg], "accuracy", baselines=[alone, pooled]))
+    assert sentence.startswith("fedavg: 0 of 3 clients are better off than with local training")
+    assert "36 % of the way from local to pooled training" in sentence
 
 
 def test_errors_gain_by_falling() -> None:
@@ -122,17 +124,57 @@ def test_errors_gain_by_falling() -> None:
     assert found.better_off == pytest.approx(2 / 3)
     assert found.excess_max == 1.5
     assert found.share is None
-    assert "not for c (-1.50)" in tables.worth_sentences([found], "mae")[-1]
 
 
-def test_where_federating_hurts_the_first_sentence_says_so() -> None:
-    alone = made("alone", [[0.8, 0.8, 0.9]])
-    results_ = [made("fedavg", [[0.6, 0.6, 0.9]]), made("afl", [[0.7, 0.7, 0.7]])]
-    first, *_ = tables.worth_sentences(worth(results_, [alone]), "accuracy")
-    assert first == (
-        "Federating hurts here: even fedavg serves 2 of 3 clients worse than training alone "
-        "(mean gain -13.3)."
+GAIN = [
+    [0.1013, 0.05, -0.0913],
+    [0.1201, -0.05, -0.1101],
+    [0.1107, 0.01, -0.1007],
+    [0.1279, 0.0, -0.1179],
+]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_only_significant_gains_and_losses_are_named(lower: bool) -> None:
+    sign = -1 if lower else 1
+    alone = made("alone", [[0.5, 0.6, 0.9]] * 4, lower)
+    other = made("ditto", (np.array([[0.5, 0.6, 0.9]] * 4) + sign * np.array(GAIN)).tolist(), lower)
+    found = gains(alone, other)
+    assert [each.client for each in found.better] == ["a"]
+    assert [each.client for each in found.worse] == ["c"]
+    assert found.unclear == 1
+    interval = stats.ttest_1samp([row[0] for row in GAIN], 0).confidence_interval(0.95)
+    assert found.better[0][1:4] == pytest.approx((0.115, interval.low, interval.high))
+    (sentence,) = worth_sentences(
+        summarize([other], "mae" if lower else "accuracy", baselines=[alone])
     )
+    loss = "-0.105" if lower else "-10.5"
+    assert f"1 of 3 clients are better off than with local training, 1 worse off (c {loss})" in (
+        sentence
+    )
+
+
+def sentence_of(gain: list[list[float]]) -> str:
+    alone = made("alone", [[0.5, 0.5, 0.5]] * len(gain))
+    results_ = [made("fedavg", (0.5 + np.array(gain)).tolist())]
+    return answer(summarize(results_, "accuracy", baselines=[alone]))
+
+
+def test_the_answer_follows_from_the_intervals() -> None:
+    up, down, flat = [0.1, 0.11, 0.12], [-0.1, -0.11, -0.12], [0.3, -0.1, 0.1]
+    rows = np.array([up, up, flat]).T.tolist()
+    assert sentence_of(rows) == (
+        "Joining pays: with fedavg, 2 of 3 clients are significantly better off than with local "
+        "training, and none is worse off."
+    )
+    assert sentence_of(np.array([up, down, flat]).T.tolist()).startswith("Joining does not pay")
+    needed = metrics.seeds_needed(flat, [0.0, 0.0, 0.0])
+    assert sentence_of(np.array([flat, flat, flat]).T.tolist()) == (
+        "Whether joining pays is open: with 3 seeds no client's difference from local training is "
+        f"significant; about {needed} seeds would show the mean gain."
+    )
+    assert "one seed shows no significant difference" in sentence_of([[0.4, 0.4, 0.4]])
+    assert answer(summarize([made("fedavg", [[0.1, 0.2, 0.3]])], "accuracy")) == ""
 
 
 def test_without_runs_alone_there_is_nothing_to_say() -> None:
@@ -178,14 +220,13 @@ def test_a_comparisons_folder_is_read_again(tmp_path: Path) -> None:
 
 def test_csv_and_json_hold_numbers(tmp_path: Path) -> None:
     pair = [made("fedavg", [[0.2, 0.8, 0.9]] * 3), made("term", [[0.5, 0.7, 0.8]] * 3)]
-    found = worth(pair, [made("alone", [[0.4, 0.4, 0.4]] * 3)])
-    numbers = tables.comparison(pair, "accuracy", found=found)
-    fedavg, term = json.loads(str(tables.render(numbers, "json")))
+    numbers = summarize(pair, "accuracy", baselines=[made("alone", [[0.4, 0.4, 0.4]] * 3)])
+    fedavg, term = json.loads(str(render(numbers, "json")))
     assert term["worst"] == 0.5
     assert term["worst_difference"] == pytest.approx(0.3)
     assert fedavg["worst_difference"] is None
     assert (fedavg["better_off"], term["excess_max"]) == (pytest.approx(2 / 3), 0.0)
-    header, line, _ = str(tables.render(numbers, "csv")).splitlines()
+    header, line, _ = str(render(numbers, "csv")).splitlines()
     cell = dict(zip(header.split(","), line.split(","), strict=True))
     assert float(cell["mean"]) == pytest.approx(19 / 30)
 
@@ -193,8 +234,8 @@ def test_csv_and_json_hold_numbers(tmp_path: Path) -> None:
 def test_the_number_of_seeds_that_would_do() -> None:
     few = [made("fedavg", [[0.2, 0.8, 0.9], [0.3, 0.8, 0.9]])]
     few.append(made("term", [[0.3, 0.8, 0.9], [0.5, 0.8, 0.9]]))
-    notes = tables.layout(tables.comparison(few, "accuracy")).notes
-    assert notes[0].startswith("15 points (term, worst) is not significant with 2 seeds; about ")
+    notes = layout(summarize(few, "accuracy")).notes
+    assert notes[0].startswith("with 2 seeds 15 points are not significant (term, worst); about ")
 
 
 def test_compare_in_python(tmp_path: Path) -> None:

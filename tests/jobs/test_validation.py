@@ -15,7 +15,7 @@ from commonweal.base.values import Value
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
-from commonweal.report.tables import unseen_sentence
+from commonweal.report.run_table import unseen_sentence
 from commonweal.training.task import Task
 
 

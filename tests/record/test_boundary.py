@@ -26,7 +26,7 @@ from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
 from commonweal.record.verify import problems
-from commonweal.report import tables
+from commonweal.report import run_table
 from run_helpers import contents, federation, stop_after, task
 
 bounded = settings(
@@ -169,8 +169,8 @@ def test_damaged_records(
         record = Record.read(folder)
         record.timings()
         if record.evaluated:
-            tables.run_summary(record)
-            tables.result(record)
+            run_table.run_summary(record)
+            run_table.result(record)
 
     only_sentences(look)
     assert name == "timings.jsonl" or problems(folder) or contents(folder) == contents(finished)

@@ -24,7 +24,7 @@ from commonweal.data.federation import Federation
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
-from commonweal.report import figures, tables
+from commonweal.report import figures, run_table
 from commonweal.report.html import tag
 from run_helpers import task
 
@@ -74,7 +74,7 @@ def test_a_record_of_wild_names_reads_back(wild: Path) -> None:
 
 def test_terminals_show_wild_names_as_text(wild: Path) -> None:
     terminal = Console(file=io.StringIO(), width=200, force_terminal=False)
-    terminal.print(tables.result(Record.read(wild)))
+    terminal.print(run_table.result(Record.read(wild)))
     assert isinstance(terminal.file, io.StringIO)
     printed = terminal.file.getvalue()
     assert is_harmless(printed)
@@ -86,14 +86,14 @@ def test_the_command_shows_wild_names_as_text(
     wild: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console.say("round 1: the reply of \x1b[2J\x9b2J\u202e was dropped")
-    console.show_json(tables.run_summary(Record.read(wild)))
+    console.show_json(run_table.run_summary(Record.read(wild)))
     printed = capsys.readouterr()
     assert is_harmless(printed.err) and is_harmless(printed.out)
     assert {each["client"] for each in json.loads(printed.out)["clients"]} == set(WILD)
 
 
 def test_figures_of_wild_names_are_drawn(tmp_path: Path) -> None:
-    figures.draw_federation(tmp_path / "f.svg", federation(), "$\\foo{$ \x1b")
+    figures.save(figures.federation(federation(), "$\\foo{$ \x1b"), tmp_path / "f.svg")
     assert (tmp_path / "f.svg").stat().st_size > 1000
 
 

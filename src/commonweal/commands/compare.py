@@ -119,10 +119,12 @@ def compare(
     from commonweal.analysis.compare import baseline_cells, cells, seed_list
     from commonweal.analysis.comparison import Comparison
     from commonweal.config.experiment import named
-    from commonweal.report import figures, tables
+    from commonweal.report import figures
+    from commonweal.report.clients import client_lines
+    from commonweal.report.comparison import chosen_columns
 
     figures.check_suffix(picture)
-    metrics = None if columns is None else tables.chosen_columns(columns)
+    metrics = None if columns is None else chosen_columns(columns)
     base, stem = named(file, changes or [])
     folder = to or Path("runs") / f"{stem}-compare"
     numbers = seed_list(seeds)
@@ -141,8 +143,8 @@ def compare(
     for line in comparison.failures:
         console.say(line)
     if picture is not None:
-        drawn = [*comparison.baselines[:1], *comparison.results]
-        figures.draw_scores(picture, drawn, comparison.score)
+        lines = client_lines(comparison.results, comparison.baselines, comparison.score)
+        figures.save(figures.clients(lines).figure, picture)
 
 
 def _run_shard(
@@ -213,23 +215,29 @@ def print_comparison(
     columns: Sequence[str] | None = None,
     decimals: int | None = None,
 ) -> None:
-    """Print what rules give, and for whom it is worth it where local models were trained."""
-    from commonweal.report import tables
+    """Print what methods give, and who is better off than with local training, if it was run."""
+    from commonweal.report.comparison import (
+        answer,
+        client_table,
+        render,
+        summarize,
+        worth_sentences,
+    )
 
-    results, score, worth = comparison.results, comparison.score, comparison.worth
-    sentences = tables.worth_sentences(worth, score)
+    results, baselines, score = comparison.results, comparison.baselines, comparison.score
     chosen = FORMATS[FORMATS.index(form)]
-    numbers = tables.comparison(results, score, columns, worth)
-    rendered = tables.render(numbers, chosen, decimals)
-    if chosen == "terminal" and len(sentences) > len(worth):
-        console.show(sentences.pop(0))  # that federating hurts comes first
+    summary = summarize(results, score, columns, baselines)
+    sentences = worth_sentences(summary)
+    rendered = render(summary, chosen, decimals)
+    if sentences and chosen in ("terminal", "markdown"):
+        console.show(answer(summary))
     if isinstance(rendered, str):
         print(rendered)
     else:
         console.out.print(rendered)
     if chosen == "markdown":
         print("\n".join(sentences))
-    if chosen == "terminal" and comparison.baselines:
-        console.out.print(tables.client_table([*comparison.baselines, *results], score))
+    if chosen == "terminal" and baselines:
+        console.out.print(client_table([*baselines, *results], score))
         for sentence in sentences:
             console.show(sentence)

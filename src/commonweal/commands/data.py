@@ -51,11 +51,11 @@ def data_show(
     from commonweal.analysis import describe
     from commonweal.datasets._download import differing
     from commonweal.jobs.job import build_dataset
-    from commonweal.report.figures import draw_federation
+    from commonweal.report import figures
 
     federation = build_dataset(experiment)
     path = to or Path(f"{name.replace(':', '-').replace('/', '-')}.png")
-    draw_federation(path, federation, name)
+    figures.save(figures.federation(federation, name), path)
     facts = describe.facts(federation)
     remarks = describe.remarks(federation)
     for file in differing(name):

@@ -39,7 +39,8 @@ def demo(
     from commonweal.analysis.comparison import Comparison
     from commonweal.base.files import write_file
     from commonweal.config.experiment import values
-    from commonweal.report import figures, tables
+    from commonweal.report import clients, figures
+    from commonweal.report.comparison import verdict
 
     folder = to or Path("demo")
     file = folder / "vowel.toml"
@@ -48,14 +49,17 @@ def demo(
     plan = cells(base, ["fedavg", "aaggff-s"], seeds, [], folder)
     everything = [*plan, *baseline_cells(base, seeds, folder)]
     comparison = Comparison.of_plan(everything, run_cells(everything, quiet))
-    drawn = [*comparison.baselines[:1], *comparison.results]
+    lines = clients.client_lines(comparison.results, comparison.baselines, comparison.score)
+    picture = figures.clients(lines).figure
     for suffix in ("png", "svg"):
-        figures.draw_scores(folder / f"vowel.{suffix}", drawn, comparison.score)
+        figures.save(picture, folder / f"vowel.{suffix}")
     if quiet:
         return
     print_comparison(comparison, "terminal")
+    for line in clients.text(lines):
+        console.show(line)
     fedavg, fair = comparison.results
-    console.show(tables.verdict(fedavg, fair, comparison.score))
+    console.show(verdict(fedavg, fair, comparison.score))
     console.show(f"The figure: {folder / 'vowel.png'} (and .svg)")
     console.show(f"One run: commonweal show {plan[-1].folder}")
     console.show(f"Next: commonweal compare {file} --rules fedavg,term,afl,aaggff-s --seeds 5")

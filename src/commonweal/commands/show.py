@@ -100,23 +100,23 @@ def _show_comparison(folder: Path, quiet: bool, as_json: bool) -> None:
 
 
 def show_run(record: "Record", quiet: bool, as_json: bool) -> None:
-    from commonweal.report import tables
+    from commonweal.report import run_table
 
     if as_json:
-        console.show_json(tables.run_summary(record))
+        console.show_json(run_table.run_summary(record))
     elif not quiet and record.evaluated:
-        console.out.print(tables.result(record))
+        console.out.print(run_table.result(record))
     elif not quiet:
         console.show(f"{record.folder}: no round has been evaluated yet")
 
 
 def _show_regret(record: "Record", trust: bool, quiet: bool) -> None:
     from commonweal.analysis.regret import of_run
-    from commonweal.report.figures import draw_regret
+    from commonweal.report import figures
 
     curve = of_run(record, trust=trust)
     path = record.folder / "regret.png"
-    draw_regret(path, curve, f"{record.title}: regret against the best fixed mixture")
+    figures.save(figures.regret_curve(curve, record.title).figure, path)
     bound = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
     if not quiet:
         last = curve.rounds[-1]
@@ -136,21 +136,22 @@ def _draw_models(
     """Draw figures of a run's models, from its last checkpoint."""
     from commonweal.analysis import interpolation
     from commonweal.jobs.reopening import reopen
-    from commonweal.report import figures, tables
+    from commonweal.report import figures, run_table
 
     figures.check_suffix(curve, landscape, reliability)
     job, state = reopen(folder, trust=trust)
     score = job.task.score
     if curve is not None:
         line = interpolation.curve(job, state)
-        figures.draw_curve(curve, line, score)
+        figures.save(figures.interpolation(line, score), curve)
         if not quiet:
-            console.out.print(tables.choices(line, score))
+            console.out.print(run_table.choices(line, score))
     if landscape is not None:
         names, plane = interpolation.loss_landscape(job, state)
-        figures.draw_landscape(landscape, plane, names)
+        figures.save(figures.landscape(plane, names), landscape)
     if reliability is not None:
-        figures.draw_reliability(reliability, interpolation.reliability(job, state))
+        drawn = figures.reliability(interpolation.reliability(job, state))
+        figures.save(drawn, reliability)
 
 
 def _show_entries(name: str, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`commonweal tune`: each rule's published grid, tried on validation rows."""
+"""`commonweal tune`: each rule's published grid, tried on validation samples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -63,7 +63,7 @@ def tune(
 
     For example: commonweal tune examples/vowel.toml --rules qfedavg,term,afl
 
-    They are evaluated on validation rows: test rows and the seeds of comparisons are not touched.
+    They are evaluated on validation samples, never on test samples or the seeds of comparisons.
     The same command continues where it was stopped. `commonweal compare FILE --tuned DIR` takes
     what was chosen.
     """
@@ -114,29 +114,26 @@ def tune(
 def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool) -> None:
     """Write what was chosen, draw the front and print both."""
     from commonweal.analysis import tuning
-    from commonweal.base.files import write_file
-    from commonweal.report import plots
-    from commonweal.report.tables import show_score
+    from commonweal.report import figures
+    from commonweal.report.formats import show_score
     from commonweal.training.scores import find
 
     lower = find(score).lower_is_better
     best = tuning.choose(found, "mean" if by == "mean" else "worst", lower)
     tuning.write_chosen(folder, best, by)
-    settings: dict[str, list[tuple[str, float, float]]] = {}
+    settings = []
     for trial in found:
         rule = tuning.with_values(trial.rule, trial.values)
         name = " ".join([rule, *tuning.changes_of(trial.values)])
-        point = (name, trial.mean, trial.worst)
-        settings.setdefault(trial.rule, []).append(point)
-    picture = plots.front(settings, score, lower)
+        settings.append(figures.Setting(trial.rule, name, trial.mean, trial.worst))
+    picture = figures.front(settings, score, lower)
     for form in ("svg", "png"):
-        path = folder / f"front.{form}"
-        write_file(path, plots.draw(picture.figure, form), durable=False)
+        figures.save(picture.figure, folder / f"front.{form}")
     if quiet:
         return
-    table = Table(title=f"{score} on validation rows, chosen by {by}", box=None)
+    table = Table(title=f"{score} on validation samples, chosen by {by}", box=None)
     # Texts are folded, not cropped.
-    for title in ("chosen", "settings", "mean", "worst tenth"):
+    for title in ("chosen", "settings", "mean", "worst 10 %"):
         justify: Literal["left", "right"] = "left" if title == "chosen" else "right"
         table.add_column(title, justify=justify, overflow="fold")
     for choice in best.values():

@@ -2,8 +2,8 @@
 
 from commonweal.base.text import shown
 from commonweal.record.record import Record
+from commonweal.report.formats import show_score
 from commonweal.report.html import tag
-from commonweal.report.tables import show_score
 
 __all__ = ["badge", "sentence"]
 

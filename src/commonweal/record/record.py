@@ -42,7 +42,7 @@ from commonweal.training.scores import find
 from commonweal.training.task import InUnits
 
 if TYPE_CHECKING:
-    from commonweal.report.plots import Plots
+    from commonweal.report.figures import Plots
 
 __all__ = ["Outline", "Record", "final_tables", "find_runs", "title_of"]
 
@@ -234,7 +234,7 @@ class Record(Outline):
     @property
     def plot(self) -> "Plots":
         """Figures of this run: `plot.clients()`, `.rounds()`, `.weights()` and `.regret()`."""
-        plots: Plots = import_module("commonweal.report.plots").Plots(self)
+        plots: Plots = import_module("commonweal.report.figures").Plots(self)
         return plots
 
     # Clients

@@ -6,13 +6,17 @@ from pathlib import Path
 
 from commonweal import __version__
 from commonweal.analysis.compare import Result, gather
+from commonweal.analysis.gains import ClientGain, gains
 from commonweal.analysis.labels import by_label, find_runs, flat, seed_of
-from commonweal.analysis.worth import ALONE, POOLED, worth
+from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.record.record import Record
-from commonweal.report import html, plots, tables
+from commonweal.report import figures, html
+from commonweal.report.clients import client_lines
+from commonweal.report.comparison import answer, layout, summarize, verdict, worth_sentences
+from commonweal.report.figures import Drawing, Picture
+from commonweal.report.formats import cell_rows, points
 from commonweal.report.html import Html, join, tag
-from commonweal.report.plots import Picture
 
 __all__ = ["Report", "collect", "render", "split"]
 
@@ -190,72 +194,58 @@ def _introduction(report: Report) -> list[Html]:
 
 
 def _comparison(report: Report) -> Section:
-    grid = tables.layout(tables.comparison(report.results, report.score))
-    first = html.table(
-        grid.title,
-        ["label", *(c.title for c in grid.figures)],
-        _lines(grid, grid.figures, tables.MARKS),
-    )
-    content = [first]
+    grid = layout(summarize(report.results, report.score))
+    header = ["method", *(column.title for column in grid.figures)]
+    content = [html.table(grid.title, header, cell_rows(grid, grid.figures, "{}"))]
     if grid.differences:
-        header = ["label", *(column.title for column in grid.differences)]
-        rows = _lines(grid, grid.differences, ("{}", "{}", "{}"))[1:]
+        header = ["method", *(column.title for column in grid.differences)]
+        rows = cell_rows(grid, grid.differences, "{}")[1:]
         content.append(html.table("Differences", header, rows))
     content += [tag("p", f"{note[0].upper()}{note[1:]}.") for note in grid.notes]
     base, *others = report.results
-    content += [tag("p", tables.verdict(base, other, report.score)) for other in others]
+    content += [tag("p", verdict(base, other, report.score)) for other in others]
     return _section("comparison", "The comparison", *content)
 
 
-def _lines(
-    grid: tables.Grid, columns: Sequence[tables.Column], marks: Sequence[str]
-) -> list[list[str]]:
-    cells = [
-        [marks[mark].format(cell) for cell, mark in zip(column.cells, column.marks, strict=True)]
-        for column in columns
-    ]
-    return [list(row) for row in zip(grid.labels, *cells, strict=True)]
-
-
 def _worth(report: Report) -> Section | None:
-    """Who is better off than alone."""
-    found = worth(report.results, report.baselines)
-    if not found:
+    """Who is better off than with local training."""
+    summary = summarize(report.results, report.score, baselines=report.baselines)
+    if not summary.gains:
         return None
-    content = [tag("p", sentence) for sentence in tables.worth_sentences(found, report.score)]
-    grid = tables.layout(tables.comparison(report.results, report.score, found=found))
-    header = ["label", *(column.title for column in grid.worth)]
-    rows = _lines(grid, grid.worth, ("{}", "{}", "{}"))
-    content.append(html.table("Against training alone", header, rows))
-    content.append(html.figure(plots.worth(found, report.score), "worth-figure", MOST_ROWS))
-    return _section("worth", "Worth it, for whom: against training alone", *content)
+    sentences = [answer(summary), *worth_sentences(summary)]
+    content = [tag("p", sentence) for sentence in sentences]
+    grid = layout(summary)
+    header = ["method", *(column.title for column in grid.against_local)]
+    rows = cell_rows(grid, grid.against_local, "{}")
+    content.append(html.table("Compared with local training", header, rows))
+    return _section("worth", "Worth it, for whom: compared with local training", *content)
 
 
 def _clients(report: Report) -> Section:
-    picture = plots.clients([*report.results, *report.baselines], report.score)
-    content = [html.figure(picture, "clients-figure", MOST_ROWS)]
+    lines = client_lines(report.results, report.baselines, report.score)
+    content = [html.figure(figures.clients(lines), "clients-figure", MOST_ROWS)]
     base, *others = report.results
     for other in others:
-        change = plots.changes(base, other, report.score)
-        content.append(tag("h3", f"{change.label} against {base.label}"))
-        content.append(tag("p", _who("gained", change.gained)))
-        content.append(tag("p", _who("lost", change.lost)))
-        if change.same:
-            clients = "client" if change.same == 1 else "clients"
-            content.append(tag("p", f"{change.same} {clients}: no change."))
+        change = gains(base, other)
+        content.append(tag("h3", f"{change.label} compared with {base.label}"))
+        content.append(tag("p", _who("gained", change.better, report.score)))
+        content.append(tag("p", _who("lost", change.worse, report.score)))
+        if change.unclear:
+            clients = "client" if change.unclear == 1 else "clients"
+            content.append(tag("p", f"{change.unclear} {clients}: no significant difference."))
     return _section("clients", "Clients: who gained, who lost", *content)
 
 
-def _who(what: str, pairs: Sequence[tuple[str, float]]) -> str:
-    if not pairs:
-        return f"Nobody {what}."
-    named = ", ".join(f"{name} {change:+.1f}" for name, change in pairs[:MOST_NAMES])
-    more = f", and {len(pairs) - MOST_NAMES} more" if len(pairs) > MOST_NAMES else ""
-    return f"{len(pairs)} {what}: {named}{more}."
+def _who(what: str, clients: Sequence[ClientGain], score: str) -> str:
+    if not clients:
+        return f"Nobody {what} significantly."
+    named = ", ".join(f"{c.client} {points(c.gain, score)}" for c in clients[:MOST_NAMES])
+    more = f", and {len(clients) - MOST_NAMES} more" if len(clients) > MOST_NAMES else ""
+    return f"{len(clients)} {what} significantly: {named}{more}."
 
 
 def _rounds(report: Report) -> Section:
-    picture = plots.rounds(report.federated)
+    picture = figures.rounds(report.federated)
     return _section(
         "rounds", "Scores over rounds", html.figure(picture, "rounds-figure", MOST_ROWS)
     )
@@ -270,26 +260,26 @@ def _weights(report: Report) -> Section | None:
         "clients with more than 1 were favoured by the rule. Labels whose weights are always equal "
         "are left out."
     )
-    figures = [html.figure(p, f"weights-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
-    return _section("weights", "Weights: whom the rule favoured", tag("p", note), *figures)
+    drawn = [html.figure(p, f"weights-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
+    return _section("weights", "Weights: whom the rule favoured", tag("p", note), *drawn)
 
 
 def _draw_weights(record: Record, label: str) -> Picture:
-    if plots.are_equal(plots.relative_weights(record)):
+    if figures.relative_weights(record).are_equal:
         raise RunError(f"{label} gives equal weights: nothing to see")
-    return plots.weights(record, label)
+    return figures.weights(record, label)
 
 
 def _regret(report: Report) -> Section | None:
-    pictures = _pictures(report, plots.regret)  # FedAvg's is 0 throughout: nothing to see
+    pictures = _pictures(report, figures.regret)  # FedAvg's is 0 throughout: nothing to see
     pictures = [each for each in pictures if any(float(row[1]) for row in each.rows)]
     if not pictures:
         return None
-    figures = [html.figure(p, f"regret-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
-    return _section("regret", "Regret", tag("p", "The first seed of each label."), *figures)
+    drawn = [html.figure(p, f"regret-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
+    return _section("regret", "Regret", tag("p", "The first seed of each label."), *drawn)
 
 
-def _pictures(report: Report, draw: plots.Drawing) -> list[Picture]:
+def _pictures(report: Report, draw: Drawing) -> list[Picture]:
     """A picture of the first run of each label, where it has one."""
     found = []
     for label, records in report.federated.items():

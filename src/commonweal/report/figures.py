@@ -1,41 +1,109 @@
-"""Figures as files: PNG, SVG or PDF, by the suffix of the path."""
+"""All figures: of clients, rounds, weights, regret, tuning, models and data.
 
-from collections.abc import Iterator, Mapping, Sequence
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; methods differ in
+marker or line style, too. A figure is a matplotlib figure; `save` and `draw` write it as PNG, SVG
+or PDF.
+"""
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.analysis.compare import Result, align
+from commonweal.analysis.compare import gather
 from commonweal.analysis.interpolation import POINTS, Curve, Landscape
-from commonweal.analysis.regret import Regret
+from commonweal.analysis.regret import Regret, of_run
 from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.files import write_file
 from commonweal.base.text import shown
 from commonweal.data.federation import Federation
-from commonweal.report.tables import scale
+from commonweal.record.record import Record
+from commonweal.report.clients import ClientLines, client_lines
+from commonweal.report.formats import scale, score_label, show_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
+    "Picture",
+    "Plots",
     "check_suffix",
-    "draw_curve",
-    "draw_federation",
-    "draw_landscape",
-    "draw_regret",
-    "draw_reliability",
-    "draw_scores",
+    "clients",
+    "draw",
+    "federation",
+    "front",
+    "interpolation",
+    "landscape",
+    "regret",
+    "reliability",
+    "rounds",
+    "save",
+    "weights",
 ]
 
 Array: TypeAlias = NDArray[np.float64]
 
 SUFFIXES = (".png", ".svg", ".pdf")
+WIDTH = 6.4  # inches
+MOST_NAMES = 40  # clients that a figure shows by name
 MOST_CLIENTS = 200  # that a figure of a federation shows one by one
-MOST_NAMES = 30  # clients whose names are shown in it
-MOST_SCORES = 60  # clients whose names are shown in a figure of scores
+MOST_COLUMNS = 100  # rounds that a heat map shows; more are averaged
+MOST_POINTS = 200  # rounds of a table of numbers
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+GAIN = "#0072B2"
+LOSS = "#D55E00"
+GREY = "#5b6472"
+LOCAL = "local training"
+
+
+class Picture(NamedTuple):
+    """A figure, what it shows in words, and its numbers as a table."""
+
+    title: str
+    description: str
+    figure: "Figure"
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+Drawing: TypeAlias = Callable[[Record, str], Picture]  # of a run and its label
+
+
+class Plots:
+    """The figures of one run: `record.plot.rounds()` and so on."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def clients(self) -> "Figure":
+        """Draw every client's last score."""
+        results = gather({shown(self.record.title): [self.record]})
+        return clients(client_lines(results, [], self.record.facts.score)).figure
+
+    def rounds(self) -> "Figure":
+        """Draw the mean over clients and over the worst 10 % of them by round."""
+        return rounds({self.record.title: [self.record]}).figure
+
+    def weights(self) -> "Figure":
+        """Draw the clients' weights over rounds as a heat map."""
+        return weights(self.record).figure
+
+    def regret(self) -> "Figure":
+        """Draw the regret against the best fixed mixture, with its bound where there is one."""
+        return regret(self.record).figure
+
+
+# Files
 
 
 def check_suffix(*paths: Path | None) -> None:
@@ -47,107 +115,435 @@ def check_suffix(*paths: Path | None) -> None:
             )
 
 
+def draw(figure: "Figure", form: str, salt: str = "commonweal") -> bytes:
+    """The contents of a figure's file. Equal figures give equal bytes.
+
+    Args:
+        figure: The figure.
+        form: svg, png or pdf.
+        salt: Makes the ids in one SVG differ from those in another of the same page.
+    """
+    import matplotlib
+
+    data = io.BytesIO()
+    none = {"svg": ("Date", "Creator"), "pdf": ("CreationDate",)}.get(form, ())
+    with _styled(), matplotlib.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(data, format=form, dpi=150, metadata=dict.fromkeys(none))
+    return data.getvalue()
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure to a file: PNG, SVG or PDF, by the suffix of the path."""
+    check_suffix(path)
+    try:
+        write_file(path, draw(figure, path.suffix.lower()[1:]), durable=False)
+    except OSError as error:
+        raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
+
+
 @contextmanager
-def figure(path: Path, width: float, height: float) -> Iterator["Axes"]:
-    """Axes that are saved to a file at the end. Sizes are in inches."""
+def _styled() -> Iterator[None]:
     import matplotlib  # slow to import
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    check_suffix(path)
-    with matplotlib.rc_context({"text.parse_math": False}):  # a client may be called $x$
-        whole, axes = plt.subplots(layout="constrained", figsize=(width, height))
-        try:
-            yield axes
-            path.parent.mkdir(parents=True, exist_ok=True)
-            whole.savefig(path, dpi=150)
-        except OSError as error:
-            raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
-        finally:
-            plt.close(whole)
-
-
-def _name_ticks(axes: "Axes", names: Sequence[str], rotation: int) -> None:
-    ticks = [shown(name) for name in names]
-    axes.set_xticks(np.arange(len(names)), ticks, rotation=rotation, ha="right")
+    style = matplotlib.rc_context(
+        {
+            "text.parse_math": False,  # a client may be called $x$
+            "svg.fonttype": "none",  # text stays text
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "font.size": 10.0,
+        }
+    )
+    with style, warnings.catch_warnings():
+        # Names in scripts that matplotlib's font lacks: the reader's font shows them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
-def _score_label(score: str) -> str:
-    return f"{score} (%)" if scale(score) == 100 else score
+@contextmanager
+def _axes(height: float, width: float = WIDTH) -> "Iterator[tuple[Figure, Axes]]":
+    """One pair of axes in the common style. Sizes are in inches."""
+    with _styled():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots()
 
 
-# Comparisons
+def _legend(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", frameon=False, ncols=columns)
 
 
-def draw_scores(path: Path, results: Sequence[Result], score: str) -> None:
-    """Every client's score under each rule, in the order of the first. Bars span the seeds."""
-    first = results[0]
-    order = np.argsort(first.scores.mean(0), kind="stable")
-    names = [first.clients[k] for k in order]
-    with figure(path, max(6.0, 0.45 * min(len(names), MOST_SCORES)), 4) as axes:
-        for i, each in enumerate(results):
-            offset = 0.5 / len(results) * (i - (len(results) - 1) / 2)
-            _draw_result(axes, first, each, names, offset, f"C{i}", scale(score))
-        if len(names) <= MOST_SCORES:
-            axes.set_xticks(
-                np.arange(len(names)), [shown(name) for name in names], rotation=45, ha="right"
+def shortened(name: str, length: int = 24) -> str:
+    """A name as text of limited length, without control characters: SVG must not contain any."""
+    name = shown(name)
+    return name if len(name) <= length else name[: length - 1] + "…"
+
+
+# Clients
+
+
+def clients(plot: ClientLines) -> Picture:
+    """Draw one line per client: a ring for local training, a dot per method.
+
+    The bar leads from local training to the method whose gains are shown, in the colour of gain
+    or loss, faint where the difference is not significant. More than MOST_NAMES clients are drawn
+    as distributions.
+    """
+    number = len(plot.lines)
+    methods = ", ".join(plot.labels)
+    unit = score_label(plot.score)
+    if number <= MOST_NAMES:
+        figure = _client_figure(plot)
+        description = f"{unit} of {number} clients under {methods}, one line per client."
+        if plot.has_local:
+            description += " Ring: local training."
+        if plot.compared:
+            description += (
+                f" Bar: from {plot.base} to {plot.compared}, faint where the difference is not "
+                "significant (95 % confidence, over seeds)."
             )
-        axes.set_ylabel(_score_label(score))
-        axes.set_title("Scores of the clients: mean and range over seeds\n(dotted: a seed's worst)")
-        axes.legend()
+    else:
+        figure = _distributions(plot)
+        description = (
+            f"{unit} of {number} clients under {methods}: the share of clients with at most this "
+            "score."
+        )
+    return Picture("Every client's score", description, figure, *plot.table())
 
 
-def _draw_result(
-    axes: "Axes",
-    first: Result,
-    each: Result,
-    names: Sequence[str],
-    offset: float,
-    color: str,
-    factor: float,
-) -> None:
-    """Draw the clients that a result has in common with the first."""
-    common, _, scores = align(first, each)
-    if not common:
-        return
+def _client_figure(plot: ClientLines) -> "Figure":
+    factor = scale(plot.score)
+    y = np.arange(len(plot.lines))[::-1]
+    with _axes(1.2 + 0.24 * len(plot.lines)) as (figure, axes):
+        for line, place in zip(plot.lines, y, strict=True):
+            if line.gain is not None:
+                colour = GAIN if line.gain.gain >= 0 else LOSS
+                ends = [factor * value for value in plot.bar(line)]
+                alpha = 0.9 if line.gain.significant else 0.3
+                axes.plot(ends, [place, place], color=colour, alpha=alpha, linewidth=3, zorder=1)
+        for i, label in enumerate(plot.labels):
+            values = [factor * line.scores[i] for line in plot.lines]
+            axes.plot(
+                values,
+                y,
+                MARKERS[i % len(MARKERS)],
+                color=COLOURS[i % len(COLOURS)],
+                markersize=6,
+                label=shown(label),
+                zorder=3 if label == plot.compared else 2,
+            )
+        if plot.has_local:
+            values = [factor * line.local for line in plot.lines]
+            axes.plot(values, y, "o", mfc="white", mec="black", ms=7, zorder=4, label=LOCAL)
+        names = [f"{shortened(line.client)}  {line.samples}".rstrip() for line in plot.lines]
+        axes.set_yticks(y, names, fontsize=9)
+        axes.set_ylim(-0.7, len(plot.lines) - 0.3)
+        axes.grid(axis="x", alpha=0.3)
+        axes.tick_params(axis="y", length=0)
+        notes = [score_label(plot.score)]
+        if plot.compared:
+            notes.append(f"bar: {plot.base} to {shown(plot.compared)}, faint if not significant")
+        if any(line.samples for line in plot.lines):
+            notes.append("next to names: test samples")
+        axes.set_xlabel(";  ".join(notes), fontsize=9)
+        _legend(figure, axes)
+    return figure
+
+
+def _distributions(plot: ClientLines) -> "Figure":
+    values = {label: [line.scores[i] for line in plot.lines] for i, label in enumerate(plot.labels)}
+    if plot.has_local:
+        values[LOCAL] = [line.local for line in plot.lines]
+    with _axes(3.6) as (figure, axes):
+        for i, (label, scores) in enumerate(values.items()):
+            known = np.sort(scale(plot.score) * np.array(scores)[~np.isnan(scores)])
+            share = 100 * np.arange(1, len(known) + 1) / len(known)
+            thin = _evenly(len(known), 400)
+            colour = GREY if label == LOCAL else COLOURS[i % len(COLOURS)]
+            style = LINES[i % len(LINES)]
+            axes.step(
+                known[thin], share[thin], style, where="post", color=colour, label=shown(label)
+            )
+        axes.set_xlabel(score_label(plot.score))
+        axes.set_ylabel("clients with at most this score (%)")
+        _legend(figure, axes)
+    return figure
+
+
+def _evenly(size: int, most: int) -> NDArray[np.intp]:
+    """Evenly spaced indices, at most `most`, with the first and the last."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.intp))
+
+
+# Rounds
+
+
+class _Band(NamedTuple):
+    """A metric over rounds: mean, lowest and highest over seeds."""
+
+    rounds: list[int]
+    mean: Array
+    low: Array
+    high: Array
+
+
+SHOWN = {"mean": "mean over clients", "worst_10": "worst 10 % of clients"}
+
+
+def rounds(runs: Mapping[str, Sequence[Record]]) -> Picture:
+    """Draw scores over rounds by label: mean and worst 10 %, with the range over seeds."""
+    score = str(next(iter(runs.values()))[0].facts.score)
+    curves = {label: {key: band(records, key) for key in SHOWN} for label, records in runs.items()}
+    with _styled():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+        panels = figure.subplots(1, len(SHOWN), sharex=True, sharey=True)
+        for axes, (key, title) in zip(panels, SHOWN.items(), strict=True):
+            for i, (label, bands) in enumerate(curves.items()):
+                _draw_band(axes, bands[key], i, shown(label), scale(score))
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel("round")
+            axes.grid(alpha=0.3)
+        panels[0].set_ylabel(score_label(score))
+        _legend(figure, panels[0])
+    seeds = max(len(records) for records in runs.values())
+    description = (
+        f"{score_label(score)} by round under {', '.join(runs)}: the mean over clients and that "
+        "of the worst 10 % of them"
+        + (f"; lines are means over {seeds} seeds, bands their range." if seeds > 1 else ".")
+    )
+    rows = []
+    for label, bands in curves.items():
+        numbers = bands["mean"].rounds
+        for k in _evenly(len(numbers), MOST_POINTS).tolist():
+            values = [show_score(float(bands[key].mean[k]), score) for key in SHOWN]
+            rows.append((label, str(numbers[k]), *values))
+    return Picture("Scores over rounds", description, figure, ("method", "round", *SHOWN), rows)
+
+
+def band(records: Sequence[Record], key: str) -> _Band:
+    """A metric of the models that clients use, by the rounds that all seeds evaluated."""
+    tables = [{r.number: r.personal or r.metrics for r in record.evaluated} for record in records]
+    numbers = sorted(set.intersection(*(set(table) for table in tables)))
+    if not numbers:
+        raise RunError(f"{str(records[0].folder)!r} has no evaluated round yet")
+    values = np.array([[table[n].get(key, math.nan) for n in numbers] for table in tables])
+    return _Band(numbers, values.mean(0), values.min(0), values.max(0))
+
+
+def _draw_band(axes: "Axes", curve: _Band, i: int, label: str, factor: float) -> None:
+    colour = COLOURS[i % len(COLOURS)]
+    style = LINES[i % len(LINES)]
+    marker = MARKERS[i % len(MARKERS)] if len(curve.rounds) < 20 else ""
+    axes.fill_between(
+        curve.rounds, factor * curve.low, factor * curve.high, color=colour, alpha=0.15, linewidth=0
+    )
+    axes.plot(
+        curve.rounds, factor * curve.mean, style, color=colour, marker=marker, ms=4, label=label
+    )
+
+
+# Weights
+
+
+class Weights(NamedTuple):
+    """Weights relative to an equal share of the cohort: 1 is like everyone."""
+
+    names: list[str]  # of clients, or of groups of clients, the least favoured first
+    rounds: list[int]  # the last round of each column
+    table: Array  # (names, rounds); NaN: not in the cohorts
+    grouped: bool
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether every client of a cohort always has the same weight: nothing to see."""
+        known = self.table[~np.isnan(self.table)]
+        return bool(np.allclose(known, 1.0, atol=1e-6))
+
+
+def relative_weights(record: Record) -> Weights:
+    """The weights of a run, averaged to a size that can be shown."""
+    names = list(dict.fromkeys(name for each in record.rounds for name in each.weights))
+    if not names:
+        raise RunError(f"{str(record.folder)!r}: no round of this run has weights")
+    columns = np.array_split(np.arange(len(record.rounds)), min(MOST_COLUMNS, len(record.rounds)))
     position = {name: k for k, name in enumerate(names)}
-    x = np.array([position[name] for name in common]) + offset
-    scores = factor * scores
-    mean = scores.mean(0)
-    span = np.stack([mean - scores.min(0), scores.max(0) - mean]).clip(min=0)  # rounding
-    # The worst of each seed, and its mean, as in the table: the worst of the means is milder.
-    worst = float(np.mean((scores.max if each.lower_is_better else scores.min)(1)))
-    label = f"{shown(each.label)}: worst {worst:.3g}, mean {mean.mean():.3g}"
-    axes.errorbar(x, mean, yerr=span, fmt="o", capsize=2, color=color, label=label)
-    axes.axhline(worst, color=color, linestyle=":", linewidth=1)
+    total = np.zeros((len(names), len(columns)))
+    count = np.zeros_like(total)
+    for j, column in enumerate(columns):
+        for t in column.tolist():
+            weights = record.rounds[t].weights
+            rows = [position[name] for name in weights]
+            total[rows, j] += len(weights) * np.array(list(weights.values()))
+            count[rows, j] += 1
+    order = np.argsort(total.sum(1) / count.sum(1), kind="stable")
+    ends = [record.rounds[int(column[-1])].number for column in columns]
+    if len(names) <= MOST_NAMES:
+        return Weights([names[k] for k in order], ends, _ratio(total, count)[order], False)
+    groups = np.array_split(order, MOST_NAMES)
+    sums = np.stack([total[group].sum(0) for group in groups])
+    counts = np.stack([count[group].sum(0) for group in groups])
+    labels = [f"{names[group[0]]} … {names[group[-1]]}" for group in groups]
+    return Weights(labels, ends, _ratio(sums, counts), True)
+
+
+def _ratio(total: Array, count: Array) -> Array:
+    mean: Array = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return mean
+
+
+def weights(record: Record, label: str | None = None) -> Picture:
+    """Draw the clients' weights over rounds as a heat map: whom did the rule favour?"""
+    label = record.title if label is None else label
+    relative = relative_weights(record)
+    who = "groups of clients" if relative.grouped else "clients"
+    description = (
+        f"Weights under {label} by round, relative to an equal weight (1): {who} from the one "
+        f"favoured least ({relative.names[0]}) to the one favoured most ({relative.names[-1]}). "
+        "White: not in a cohort."
+    )
+    last = len(relative.rounds) - 1
+    at = (0, (last + 1) // 2, last)
+    rows = []
+    for name, row in zip(relative.names, relative.table, strict=True):
+        cells = ["-" if math.isnan(row[j]) else f"{row[j]:.2f}" for j in at]
+        rows.append((name, f"{np.nanmean(row):.2f}", *cells))
+    header = ("client", "mean relative weight", *(f"round {relative.rounds[j]}" for j in at))
+    title = f"Weights over rounds: {label}"
+    return Picture(title, description, _draw_weights(relative), header, rows[::-1])
+
+
+def _draw_weights(relative: Weights) -> "Figure":
+    with _axes(1.2 + 0.19 * len(relative.names)) as (figure, axes):
+        image = axes.imshow(
+            relative.table, aspect="auto", cmap="cividis", interpolation="nearest", origin="lower"
+        )
+        figure.colorbar(image, ax=axes, label="weight relative to equal (1)", location="top")
+        names = [shortened(name) for name in relative.names]
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        ticks = _evenly(len(relative.rounds), 6)
+        axes.set_xticks(ticks, [str(relative.rounds[k]) for k in ticks])
+        axes.set_xlabel("round")
+    return figure
+
+
+# Tuning
+
+
+class Setting(NamedTuple):
+    """A setting of a rule, as tuning tried it."""
+
+    rule: str
+    name: str
+    mean: float
+    worst: float  # the mean over the worst 10 % of clients
+
+
+def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False) -> Picture:
+    """Draw mean against worst 10 % of all settings of all rules, and those that no other beats."""
+    sign = -1 if lower_is_better else 1
+    unbeaten = [s for s in settings if not any(_beats(sign, other, s) for other in settings)]
+    unbeaten.sort(key=lambda setting: setting.mean)
+    names = ", ".join(dict.fromkeys(setting.name for setting in unbeaten))
+    description = (
+        f"{score_label(score)} on validation samples: the mean over clients against the worst "
+        f"10 % of them, one mark per setting. The line joins those that no other setting beats in "
+        f"both: {names}."
+    )
+    ranked = sorted(settings, key=lambda setting: -sign * setting.worst)
+    rows = [(s.name, show_score(s.mean, score), show_score(s.worst, score)) for s in ranked]
+    figure = _draw_front(settings, unbeaten, score)
+    return Picture("Mean against worst", description, figure, ("rule", "mean", "worst 10 %"), rows)
+
+
+def _beats(sign: int, one: Setting, other: Setting) -> bool:
+    """Whether one is at least as good in both, and not the same."""
+    gains = (sign * (one.mean - other.mean), sign * (one.worst - other.worst))
+    return min(gains) >= 0 and max(gains) > 0
+
+
+def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score: str) -> "Figure":
+    factor = scale(score)
+    rules = list(dict.fromkeys(setting.rule for setting in settings))
+    with _axes(3.6 + 0.1 * len(rules)) as (figure, axes):
+        for i, rule in enumerate(rules):
+            points = [(factor * s.mean, factor * s.worst) for s in settings if s.rule == rule]
+            mean, worst = zip(*points, strict=True)
+            marker = MARKERS[i % len(MARKERS)]
+            axes.plot(mean, worst, marker, color=COLOURS[i % len(COLOURS)], label=shown(rule))
+        joined = [(factor * s.mean, factor * s.worst) for s in unbeaten]
+        axes.plot(*zip(*joined, strict=True), color=GREY, linewidth=1, zorder=0)
+        axes.set_xlabel(f"mean {score_label(score)} on validation samples")
+        axes.set_ylabel("worst 10 % of clients")
+        axes.grid(alpha=0.3)
+        _legend(figure, axes, 2)
+    return figure
+
+
+# Regret
+
+
+def regret(record: Record, label: str | None = None) -> Picture:
+    """Draw the regret of a run against the best fixed mixture, with its bound if there is one."""
+    return regret_curve(of_run(record), record.title if label is None else label)
+
+
+def regret_curve(curve: Regret, label: str) -> Picture:
+    """Draw a regret that was computed before."""
+    bound = "" if curve.bound is None else f", where the theorem's bound is {curve.bound[-1]:.3f}"
+    if curve.estimated:
+        bound = ", estimated from cohorts (Corollary 5.3 of AAggFF; no bound is proved for it)"
+    description = (
+        f"What the decisions of {label} cost beyond the best fixed mixture of clients in "
+        f"hindsight: {curve.regret[-1]:.3f} after round {curve.rounds[-1]}{bound}."
+    )
+    bounds = curve.bound or [math.nan] * len(curve.rounds)
+    rows = [
+        (str(number), f"{value:.3f}", "-" if math.isnan(limit) else f"{limit:.3f}")
+        for number, value, limit in zip(curve.rounds, curve.regret, bounds, strict=True)
+    ]
+    title = f"Regret: {label}"
+    with _axes(3.0) as (figure, axes):
+        axes.plot(curve.rounds, curve.regret, marker=".", color=COLOURS[0], label="regret")
+        if curve.bound is not None:
+            bound = "the theorem's bound"
+            axes.plot(curve.rounds, curve.bound, "--", color=COLOURS[1], label=bound)
+            # Bounds are often far above: linear up to the regret, logarithmic beyond it.
+            axes.set_yscale("symlog", linthresh=max(1e-3, *map(abs, curve.regret)))
+            axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("round")
+        axes.grid(alpha=0.3)
+        _legend(figure, axes)
+    return Picture(title, description, figure, ("round", "regret", "bound"), rows)
 
 
 # Models of a run
 
 
-def draw_curve(path: Path, curve: Curve, score: str) -> None:
-    """The score on the line from the global to the clients' own models."""
+def interpolation(curve: Curve, score: str) -> "Figure":
+    """Draw the score on the line from the global to the personal models."""
     scores = scale(score) * curve.scores.numpy()
     low, high = np.quantile(scores, (0.25, 0.75), axis=0)
-    with figure(path, 6, 4) as axes:
+    with _axes(4) as (figure, axes):
         axes.fill_between(POINTS, low, high, alpha=0.2, label="middle half of the clients")
         axes.plot(POINTS, scores.mean(0), "o-", label="mean over clients")
         for style, (label, values) in zip(("--", ":"), curve.adaptive().items(), strict=True):
             mean = scale(score) * float(values.mean())
             axes.axhline(mean, linestyle=style, color="C1", label=label)
-        axes.set_xlabel("m: 0 is the global model, 1 the client's own")
-        axes.set_ylabel(_score_label(score))
+        axes.set_xlabel("mixing coefficient: 0 is the global model, 1 the personal one")
+        axes.set_ylabel(score_label(score))
         axes.legend()
+    return figure
 
 
-def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
-    """The loss on a plane through three models."""
-    from matplotlib import pyplot as plt
-
-    with figure(path, 6, 5) as axes:
+def landscape(plane: Landscape, labels: Sequence[str]) -> "Figure":
+    """Draw the loss on a plane through three models."""
+    with _axes(5) as (figure, axes):
         contours = axes.contourf(plane.x.numpy(), plane.y.numpy(), plane.losses.numpy(), levels=20)
-        plt.colorbar(contours, ax=axes, label="loss")
+        figure.colorbar(contours, ax=axes, label="loss")
         for (x, y), label in zip(plane.corners.tolist(), labels, strict=True):
             axes.plot(x, y, "o", color="white", markeredgecolor="black")
             axes.annotate(
@@ -155,65 +551,48 @@ def draw_landscape(path: Path, plane: Landscape, labels: Sequence[str]) -> None:
             )
         axes.set_xlabel("distance")
         axes.set_ylabel("distance")
+    return figure
 
 
-def draw_reliability(path: Path, tables: Mapping[str, Tensor]) -> None:
-    """Accuracy against confidence. A calibrated model is on the diagonal."""
-    with figure(path, 5, 5) as axes:
+def reliability(tables: Mapping[str, Tensor]) -> "Figure":
+    """Draw accuracy against confidence. A calibrated model is on the diagonal."""
+    with _axes(5, 5) as (figure, axes):
         axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
         for label, table in tables.items():
-            has_rows = table[:, 0] > 0
-            _, confidence, accuracy = table[has_rows].unbind(1)
+            has_samples = table[:, 0] > 0
+            _, confidence, accuracy = table[has_samples].unbind(1)
             axes.plot(confidence.numpy(), accuracy.numpy(), "o-", label=label)
         axes.set_xlabel("confidence")
         axes.set_ylabel("accuracy")
         axes.legend()
-
-
-def draw_regret(path: Path, curve: Regret, title: str) -> None:
-    """The regret and its bound over rounds."""
-    with figure(path, 6, 4) as axes:
-        axes.plot(curve.rounds, curve.regret, marker=".", label="regret")
-        if curve.bound is not None:
-            axes.plot(curve.rounds, curve.bound, linestyle="--", label="the theorem's bound")
-        axes.set_xlabel("round")
-        axes.set_title(shown(title, lines=True))
-        axes.legend()
+    return figure
 
 
 # Data
 
 
-def draw_federation(path: Path, federation: Federation, title: str) -> None:
-    """Rows by client and class, or by client where rows have no classes."""
-    names = federation.names
-    with figure(path, 8, 5) as axes:
-        if federation.classes is None:
-            _draw_sizes(axes, federation)
+def federation(data: Federation, title: str) -> "Figure":
+    """Draw samples by client and class, or by client where samples have no classes."""
+    names = data.names
+    with _axes(5, 8) as (figure, axes):
+        if data.classes is None:
+            sizes = averaged((data.train.sizes + data.test.sizes).double().numpy()[:, None])[:, 0]
+            axes.bar(np.arange(len(sizes)), sizes, width=1.0)
+            axes.set_ylabel("samples")
         else:
-            _draw_classes(axes, federation)
+            _draw_classes(figure, axes, averaged(data.counts.double().numpy()))
         if len(names) <= MOST_NAMES:
-            axes.set_xticks(
-                np.arange(len(names)), [shown(name) for name in names], rotation=60, ha="right"
-            )
+            ticks = [shortened(name) for name in names]
+            axes.set_xticks(np.arange(len(names)), ticks, rotation=60, ha="right")
         if len(names) <= MOST_CLIENTS:
             axes.set_xlabel("client")
         else:
             axes.set_xlabel(f"{len(names)} clients in {MOST_CLIENTS} groups (means)")
         axes.set_title(shown(title, lines=True))
+    return figure
 
 
-def _draw_sizes(axes: "Axes", federation: Federation) -> None:
-    sizes = (federation.train.sizes + federation.test.sizes).double().numpy()
-    shown = _averaged(sizes[:, None])[:, 0]
-    axes.bar(np.arange(len(shown)), shown, width=1.0)
-    axes.set_ylabel("rows")
-
-
-def _draw_classes(axes: "Axes", federation: Federation) -> None:
-    from matplotlib import pyplot as plt
-
-    counts = _averaged(federation.counts.double().numpy())
+def _draw_classes(figure: "Figure", axes: "Axes", counts: Array) -> None:
     image = axes.imshow(
         np.log1p(counts).T,
         aspect="auto",
@@ -222,12 +601,14 @@ def _draw_classes(axes: "Axes", federation: Federation) -> None:
         origin="lower",
     )
     ticks = np.unique(np.geomspace(1, max(counts.max(), 2), 4).astype(int))
-    bar = plt.colorbar(image, ax=axes, ticks=np.log1p(ticks), label="rows")
+    bar = figure.colorbar(image, ax=axes, ticks=np.log1p(ticks), label="samples")
     bar.ax.set_yticklabels([str(tick) for tick in ticks])
     axes.set_ylabel("class")
+    classes = counts.shape[1]
+    axes.set_yticks(_evenly(classes, 20))
 
 
-def _averaged(counts: Array) -> Array:
+def averaged(counts: Array) -> Array:
     """At most MOST_CLIENTS lines: neighbouring clients are averaged."""
     if len(counts) <= MOST_CLIENTS:
         return counts

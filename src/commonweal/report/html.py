@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from commonweal.base.text import shown
-from commonweal.report.plots import Picture, draw, plain
+from commonweal.report.figures import Picture, draw
 
 __all__ = ["Html", "figure", "join", "table", "tag"]
 
@@ -78,8 +78,8 @@ def _svg(picture: Picture, name: str) -> Html:
     box = re.search(r'viewBox="[^"]*"', start[0])
     labels = join(
         [
-            tag("title", plain(picture.title), id=f"{name}-title"),
-            tag("desc", plain(picture.description), id=f"{name}-desc"),
+            tag("title", shown(picture.title), id=f"{name}-title"),
+            tag("desc", shown(picture.description), id=f"{name}-desc"),
         ]
     )
     opening = (

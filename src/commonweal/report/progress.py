@@ -15,17 +15,11 @@ from rich.progress import (
 )
 
 from commonweal.analysis.compare import Cell, Step
-from commonweal.base.text import shown
 from commonweal.jobs.rounds import Round
-from commonweal.report.tables import show_score
+from commonweal.report.formats import markup, show_score
 from commonweal.training.scores import find
 
 __all__ = ["Download", "comparison_bar", "download_bar", "run_bar"]
-
-
-def _text(text: str) -> str:
-    """A text as rich shows it: markup and control sequences in it have no effect."""
-    return shown(text, "markup")
 
 
 @contextmanager
@@ -43,7 +37,7 @@ def run_bar(
     )
     with Progress(*columns, console=console, disable=quiet) as bar:
         # Hidden at first: an error before the first round shows no empty bar.
-        job = bar.add_task(_text(title), total=rounds, speed="", worst="", visible=False)
+        job = bar.add_task(markup(title), total=rounds, speed="", worst="", visible=False)
 
         def advance(done: Round) -> None:
             rate = bar.tasks[job].speed
@@ -80,7 +74,7 @@ def comparison_bar(
             number = rounds[k] if done is None else done.number
             title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.experiment.seed}"
             completed = sum(rounds[:k]) + number
-            bar.update(job, completed=completed, description=_text(title), visible=True)
+            bar.update(job, completed=completed, description=markup(title), visible=True)
             if done is not None and done.evaluation is not None:
                 bar.update(job, worst=_worst(done))
 
@@ -94,7 +88,7 @@ def _worst(done: Round) -> str:
     lower = find(done.job.task.score).lower_is_better
     worst = int((-values if lower else values).nan_to_num(nan=float("inf")).argmin())
     shown = show_score(float(values[worst]), done.job.task.score, 1)
-    return _text(f"worst: {done.job.population.names[worst]} {shown}")
+    return markup(f"worst: {done.job.population.names[worst]} {shown}")
 
 
 @contextmanager
@@ -116,7 +110,7 @@ class Download:
 
     def __init__(self, bar: Progress, title: str) -> None:
         self.bar = bar
-        self.job = bar.add_task(_text(title), total=None)
+        self.job = bar.add_task(markup(title), total=None)
 
     @property
     def total(self) -> float | None:

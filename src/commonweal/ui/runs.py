@@ -10,7 +10,7 @@ import numpy as np
 from commonweal.base.errors import CommonwealError
 from commonweal.record.record import Outline, Record, find_runs
 from commonweal.record.rounds import StoredRound
-from commonweal.report.tables import scale
+from commonweal.report.formats import scale
 
 __all__ = ["Client", "ClientPage", "Curve", "History", "Run", "Weights"]
 __all__ += ["client_history", "client_page", "curve", "describe", "search"]

@@ -19,16 +19,19 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from commonweal.analysis.compare import Result, gather
+from commonweal.analysis.gains import ClientGain, Gains, gains
 from commonweal.analysis.labels import by_label, seed_of
-from commonweal.analysis.worth import worth
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
 from commonweal.base.values import Values
 from commonweal.config import catalog
 from commonweal.record.record import Record
 from commonweal.record.rounds import progress_after
-from commonweal.report import plots, tables
+from commonweal.report import figures
+from commonweal.report.clients import client_lines
+from commonweal.report.comparison import answer, layout, summarize, worth_sentences
 from commonweal.report.document import split
+from commonweal.report.formats import Grid, cell_rows, scale
 from commonweal.ui import runs
 
 __all__ = ["application"]
@@ -144,7 +147,7 @@ def _run(root: Path, request: Request) -> Values:
     return {
         "run": asdict(described),
         "curve": asdict(runs.curve(record)),
-        "scale": tables.scale(described.score),
+        "scale": scale(described.score),
         "experiment": (folder / "experiment.toml").read_text(encoding="utf-8"),
         "facts": record.facts.table(),
         "rule": _rule(record),
@@ -163,13 +166,13 @@ def _rule(record: Record) -> Values:
 def _clients(root: Path, request: Request) -> Values:
     record = Record.read(_asked(root, request))
     page = runs.client_page(record, request.query_params.get("words", ""), MOST_CLIENTS)
-    return asdict(page) | {"scale": tables.scale(record.facts.score), "score": record.facts.score}
+    return asdict(page) | {"scale": scale(record.facts.score), "score": record.facts.score}
 
 
 def _client(root: Path, request: Request) -> Values:
     record = Record.read(_asked(root, request))
     history = runs.client_history(record, request.query_params.get("name", ""))
-    more = {"rule": _rule(record), "scale": tables.scale(record.facts.score)}
+    more = {"rule": _rule(record), "scale": scale(record.facts.score)}
     return asdict(history) | more | {"score": record.facts.score}
 
 
@@ -203,66 +206,68 @@ def _chosen(root: Path, request: Request) -> _Chosen:
 def _compare(root: Path, request: Request) -> Values:
     """Curves and tables of the chosen runs, by label."""
     paired, results, baselines, score = _chosen(root, request)
-    found = worth(results, baselines)
-    grid = tables.layout(tables.comparison(results, score, found=found))
+    summary = summarize(results, score, baselines=baselines)
+    grid = layout(summary)
     first, *others = results
-    changes = [plots.changes(first, other, score)._asdict() for other in others]
-    for each in changes:
-        each["more"] = [max(0, len(each[k]) - MOST_CLIENTS) for k in ("gained", "lost")]
-        each["gained"] = each["gained"][:MOST_CLIENTS]
-        each["lost"] = each["lost"][:MOST_CLIENTS]
+    sentences = worth_sentences(summary)
+    if sentences:
+        sentences.insert(0, answer(summary))
     return {
         "score": score,
-        "scale": tables.scale(score),
+        "scale": scale(score),
         "title": grid.title,
         "base": first.label,
-        "header": ["label", *(column.title for column in grid.columns)],
-        "rows": [
-            [label, *(tables.MARKS[c.marks[i]].format(c.cells[i]) for c in grid.columns)]
-            for i, label in enumerate(grid.labels)
-        ],
-        "notes": [*tables.worth_sentences(found, score), *grid.notes],
+        "header": ["method", *(column.title for column in grid.columns)],
+        "rows": cell_rows(grid, grid.columns, "{}"),
+        "notes": [*sentences, *grid.notes],
         "worth": _worth(grid),
         "curves": {label: asdict(runs.curve(group[0])) for label, group in paired.items()},
-        "changes": changes,
+        "changes": [_changes(gains(first, other), score) for other in others],
     }
 
 
-def _worth(grid: tables.Grid) -> Values | None:
-    """The table of gains against training alone, where clients were trained alone, too."""
-    if not grid.worth:
+def _changes(found: Gains, score: str) -> Values:
+    """Who gained and who lost significantly, in shown units."""
+
+    def shown(clients: list[ClientGain]) -> list[tuple[str, float]]:
+        return [(each.client, scale(score) * each.gain) for each in clients[:MOST_CLIENTS]]
+
+    more = [max(0, len(each) - MOST_CLIENTS) for each in (found.better, found.worse)]
+    return {
+        "label": found.label,
+        "gained": shown(found.better),
+        "lost": shown(found.worse),
+        "more": more,
+    }
+
+
+def _worth(grid: Grid) -> Values | None:
+    """The table of gains over local training, where that was run."""
+    if not grid.against_local:
         return None
     return {
-        "header": ["label", *(column.title for column in grid.worth)],
-        "rows": [
-            [label, *(column.cells[i] for column in grid.worth)]
-            for i, label in enumerate(grid.labels)
-        ],
+        "header": ["method", *(column.title for column in grid.against_local)],
+        "rows": cell_rows(grid, grid.against_local, "{}"),
     }
 
 
-def _draw_worth(root: Path, request: Request) -> plots.Picture:
+def _draw_clients(root: Path, request: Request) -> figures.Picture:
     chosen = _chosen(root, request)
-    found = worth(chosen.results, chosen.baselines)
-    if not found:
-        raise RunError(
-            f"none of these {len(chosen.results)} results is of clients that train alone"
-        )
-    return plots.worth(found, chosen.score)
+    return figures.clients(client_lines(chosen.results, chosen.baselines, chosen.score))
 
 
-DRAWINGS: dict[str, plots.Drawing] = {"weights": plots.weights, "regret": plots.regret}
+DRAWINGS: dict[str, figures.Drawing] = {"weights": figures.weights, "regret": figures.regret}
 
 
 async def _figure(root: Path, request: Request) -> Response:
     def drawn() -> bytes:
         what = request.query_params.get("what", "")
-        if what == "worth":
-            return plots.draw(_draw_worth(root, request).figure, "png")
+        if what == "clients":
+            return figures.draw(_draw_clients(root, request).figure, "png")
         if what not in DRAWINGS:
             raise RunError(f"there is no figure {what!r}")
         record = Record.read(_asked(root, request))
-        return plots.draw(DRAWINGS[what](record, record.title).figure, "png")
+        return figures.draw(DRAWINGS[what](record, record.title).figure, "png")
 
     try:
         return Response(await run_in_threadpool(drawn), media_type="image/png")

@@ -288,10 +288,10 @@ async function showComparison(ids) {
   const rows = found.rows.map((row) => element("tr", row.map((each, i) => cell(each, i ? "number" : "name"))));
   const first = ids[0];
   const alone = found.worth ? [
-    element("h2", "Against training alone"),
+    element("h2", "Compared with local training"),
     table(found.worth.header, found.worth.rows.map((row) => element("tr",
-      row.map((each, i) => cell(each, i ? "number" : "name")))), "Against training alone"),
-    figure("Every client's gain against training alone", "worth", ...ids),
+      row.map((each, i) => cell(each, i ? "number" : "name")))), "Compared with local training"),
+    figure("Every client's score, with local training as a ring", "clients", ...ids),
   ] : [];
   const changes = found.changes.flatMap((each) => [
     element("h2", `${each.label} against ${found.base}`),

@@ -1,0 +1,173 @@
+"""Every client's score under each method and with local training: what the client plot shows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from commonweal.analysis.compare import Result
+from commonweal.analysis.gains import ClientGain, Gains, gains
+from commonweal.analysis.worth import ALONE
+from commonweal.base.text import shown
+from commonweal.report.formats import decimals_of, points, scale, show_score, unit
+from commonweal.training import scores
+
+__all__ = ["ClientLine", "ClientLines", "best_method", "client_lines", "gains_over_local", "text"]
+
+RING = "○"
+DOTS = "●■▲◆▼✚✖"
+NAME = 24  # characters of a client's name in the plot of a terminal
+
+
+class ClientLine(NamedTuple):
+    """One client's line. Scores are in their own unit; NaN where there is none."""
+
+    client: str
+    samples: str  # test samples, as text; empty where unknown
+    local: float
+    scores: tuple[float, ...]  # by method
+    gain: ClientGain | None  # of the method whose gains are shown
+
+
+@dataclass(frozen=True, eq=False)
+class ClientLines:
+    """Clients by their score with local training, or under the first method, the best first."""
+
+    score: str
+    labels: tuple[str, ...]
+    has_local: bool
+    base: str  # what the gains are over
+    compared: str  # the method whose gains are shown; empty: none
+    lines: list[ClientLine]
+
+    def bar(self, line: ClientLine) -> tuple[float, float]:
+        """Where the bar of a client's gain begins and ends."""
+        start = line.local if self.has_local else line.scores[0]
+        return start, line.scores[self.labels.index(self.compared)]
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows: every client's scores, and its gain with interval."""
+        header = ["client", "test samples"]
+        if self.has_local:
+            header.append("local training")
+        header += self.labels
+        if self.compared:
+            header.append(f"gain of {self.compared} over {self.base}")
+        rows = []
+        for line in self.lines:
+            cells = [line.client, line.samples]
+            if self.has_local:
+                cells.append(show_score(line.local, self.score))
+            cells += [show_score(value, self.score) for value in line.scores]
+            if self.compared:
+                cells.append("-" if line.gain is None else gain_cell(line.gain, self.score))
+            rows.append(tuple(cells))
+        return tuple(header), rows
+
+
+def gain_cell(gain: ClientGain, score: str) -> str:
+    """A gain with its interval, where there is one: "+1.2 [+0.1, +2.3]"."""
+    text = points(gain.gain, score)
+    if math.isnan(gain.low):
+        return text
+    return f"{text} [{points(gain.low, score)}, {points(gain.high, score)}]"
+
+
+def gains_over_local(results: Sequence[Result], baselines: Sequence[Result]) -> list[Gains]:
+    """The gains of every method over local training; empty where that was not run."""
+    alone = next((result for result in baselines if result.label == ALONE), None)
+    return [] if alone is None else [gains(alone, result) for result in results]
+
+
+def best_method(found: Sequence[Gains]) -> Gains:
+    """The method with the most clients better off less those worse off; then by the mean gain."""
+    return max(found, key=lambda g: (len(g.better) - len(g.worse), g.mean.difference))
+
+
+def client_lines(
+    results: Sequence[Result],
+    baselines: Sequence[Result],
+    score: str,
+    samples: Mapping[str, int] | None = None,
+) -> ClientLines:
+    """Arrange results client by client.
+
+    Gains are those of the best method over local training; where that was not run, those of the
+    last result over the first.
+
+    Args:
+        results: One per method.
+        baselines: Local and pooled training, where they were run.
+        score: The name of the score.
+        samples: Test samples by client, if known.
+    """
+    local = next((result for result in baselines if result.label == ALONE), None)
+    means = [_means(result) for result in results]
+    first = means[0] if local is None else _means(local)
+    compared: Gains | None = None
+    if local is not None:
+        compared = best_method([gains(local, result) for result in results])
+    elif len(results) > 1:
+        compared = gains(results[0], results[-1])
+    gain_of = {} if compared is None else {each.client: each for each in compared.clients}
+    sign = -1 if scores.find(score).lower_is_better else 1
+    names = dict.fromkeys(name for values in (first, *means) for name in values)
+    lines = [
+        ClientLine(
+            name,
+            str((samples or {}).get(name, "")),
+            math.nan if local is None else first.get(name, math.nan),
+            tuple(values.get(name, math.nan) for values in means),
+            gain_of.get(name),
+        )
+        for name in sorted(names, key=lambda name: -sign * first.get(name, -sign * math.inf))
+    ]
+    base = "" if compared is None else compared.base
+    return ClientLines(
+        score=score,
+        labels=tuple(result.label for result in results),
+        has_local=local is not None,
+        base=base if local is None else "local training",
+        compared="" if compared is None else compared.label,
+        lines=lines,
+    )
+
+
+def _means(result: Result) -> dict[str, float]:
+    return dict(zip(result.clients, result.scores.mean(0).tolist(), strict=True))
+
+
+def text(plot: ClientLines, width: int = 79) -> list[str]:
+    """The client plot as lines of text for a terminal.
+
+    Args:
+        plot: The clients.
+        width: Characters of a line.
+    """
+    labels = [shown(line.client)[:NAME] for line in plot.lines]
+    names = max(map(len, labels), default=0)
+    columns = max(20, width - names - 2)
+    values = [v for line in plot.lines for v in (line.local, *line.scores) if math.isfinite(v)]
+    low, high = min(values), max(values)
+    step = (high - low) / (columns - 1) or 1.0
+    rows = []
+    for name, line in zip(labels, plot.lines, strict=True):
+        cells = [" "] * columns
+        if line.gain is not None:
+            a, b = sorted(round((value - low) / step) for value in plot.bar(line))
+            cells[a : b + 1] = ("━" if line.gain.significant else "┄") * (b + 1 - a)
+        marks = [*zip(DOTS * len(plot.labels), line.scores, strict=False), (RING, line.local)]
+        for mark, value in marks:
+            if math.isfinite(value):
+                cells[round((value - low) / step)] = mark
+        rows.append(f"{name:>{names}}  {''.join(cells)}".rstrip())
+    digits = decimals_of(plot.score, high)
+    ends = [f"{scale(plot.score) * end:.{digits}f}{unit(plot.score)}" for end in (low, high)]
+    axis = f"{ends[0]}{ends[1]:>{columns - len(ends[0])}}"
+    legend = [f"{DOTS[i % len(DOTS)]} {shown(label)}" for i, label in enumerate(plot.labels)]
+    if plot.has_local:
+        legend.insert(0, f"{RING} local training")
+    bar = ""
+    if plot.compared:
+        bar = f"  ━ {plot.base} to {shown(plot.compared)}, ┄ not significant"
+    return ["  ".join(legend) + bar, *rows, " " * (names + 2) + axis]

@@ -1,0 +1,512 @@
+"""A comparison as numbers, as the text of a table, and in sentences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.table import Table
+
+from commonweal import metrics
+from commonweal.analysis.compare import Result, align
+from commonweal.analysis.gains import ClientGain, Gains, gains
+from commonweal.analysis.worth import Worth, worth
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.plain import to_json
+from commonweal.metrics import Against, Paired
+from commonweal.report import Format, formats
+from commonweal.report.clients import best_method, gains_over_local
+from commonweal.report.formats import (
+    METRICS,
+    Column,
+    Grid,
+    decimals_of,
+    markup,
+    plain_table,
+    points,
+    scale,
+    unit,
+)
+from commonweal.report.run_table import add_column
+from commonweal.training import scores
+
+__all__ = [
+    "PAPERS",
+    "Summary",
+    "answer",
+    "chosen_columns",
+    "client_table",
+    "layout",
+    "lines",
+    "render",
+    "summarize",
+    "verdict",
+    "worth_sentences",
+]
+
+Array: TypeAlias = NDArray[np.float64]
+
+MANY = 20  # with this many clients, tails are compared instead of single clients
+NAMED = 5  # clients that a sentence names
+NOT_SIGNIFICANT = "(n.s.)"
+
+# The columns of the tables that papers print; worst and best are tenths with many clients.
+PAPERS = {
+    "aaggff": ("weighted_mean", "worst", "best", "gini"),
+    "adafed": ("mean", "std", "worst_10", "best_10"),
+    "qffl": ("weighted_mean", "worst_10", "best_10", "variance"),
+    "vred": ("mean", "std", "worst", "worst_10", "worst_20", "best_10"),
+}
+
+
+# Numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """The statistics of several results. Scores are in their own unit, not in per cent."""
+
+    score: str
+    seeds: int
+    clients: int  # those with a score in every seed, of the first result
+    labels: tuple[str, ...]
+    values: dict[str, Array]  # by metric to show, (labels, seeds)
+    compared: dict[str, Array]  # by metric whose differences are tested, (labels, seeds)
+    differences: dict[str, list[Paired]]  # by metric, of all labels but the first from it
+    baseline: str | None  # FedAvg's label, if it is among them
+    against: dict[str, Against]  # by label, against the baseline; means over seeds
+    personal: bool  # whether some results are of personal models
+    worth: dict[str, Worth]  # by label, against local training; empty where that was not run
+    gains: list[Gains]  # over local training, one per label; empty where that was not run
+
+    @property
+    def sign(self) -> float:
+        """What turns a difference of scores into a gain: -1 for errors."""
+        return -1.0 if scores.find(self.score).lower_is_better else 1.0
+
+
+def chosen_columns(text: str) -> list[str]:
+    """The metrics that a text names: themselves, or those of a paper's table.
+
+    >>> chosen_columns("mean,qffl")
+    ['mean', 'weighted_mean', 'worst_10', 'best_10', 'variance']
+    """
+    columns: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if name not in METRICS and name not in PAPERS:
+            known = (*METRICS, *PAPERS)
+            raise ConfigError(f"there is no column {name!r}: {did_you_mean(name, known)}")
+        columns += PAPERS.get(name, (name,))
+    return list(dict.fromkeys(columns))
+
+
+def summarize(
+    results: Sequence[Result],
+    score: str,
+    columns: Sequence[str] | None = None,
+    baselines: Sequence[Result] = (),
+) -> Summary:
+    """Compute the numbers of the tables that papers print, and which differences are significant.
+
+    Args:
+        results: The first one is what others are compared with.
+        score: The name of the score.
+        columns: Metrics; None for mean, worst, best and how scores spread.
+        baselines: Local and pooled training, where they were run.
+    """
+    first = results[0]
+    tail = "_10" if len(first.clients) >= MANY else ""
+    if columns is None:
+        by_samples = ["weighted_mean"] if "weighted_mean" in first.metrics[0] else []
+        keys = ["mean", *by_samples, f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}"]
+    else:
+        keys = list(dict.fromkeys(k + tail if k in ("worst", "best") else k for k in columns))
+    tested = [
+        _first_of(keys, ("mean", "weighted_mean")) or "mean",
+        _first_of(keys, ("worst",)) or f"worst{tail}",
+    ]
+    values = {key: _over_seeds(results, key) for key in dict.fromkeys([*keys, *tested])}
+    baseline = next((r for r in results if r.label == "fedavg"), None)
+    return Summary(
+        score=score,
+        seeds=first.seeds,
+        clients=len(first.clients),
+        labels=tuple(r.label for r in results),
+        values={key: values[key] for key in keys},
+        compared={key: values[key] for key in tested},
+        differences={key: metrics.holm([*values[key][1:]], values[key][0]) for key in tested},
+        baseline=None if baseline is None else baseline.label,
+        against={} if baseline is None else _against(baseline, results),
+        personal=any(r.personal for r in results),
+        worth={each.label: each for each in worth(results, baselines)},
+        gains=gains_over_local(results, baselines),
+    )
+
+
+def _first_of(keys: Sequence[str], starts: tuple[str, ...]) -> str:
+    return next((key for key in keys if key.startswith(starts)), "")
+
+
+def _over_seeds(results: Sequence[Result], key: str) -> Array:
+    """A metric of results (labels, seeds)."""
+    if key == "variance":
+        return _over_seeds(results, "std") ** 2
+    return np.array([[m[key] for m in r.metrics] for r in results])
+
+
+def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
+    """What changed for suffering and thriving clients, by label; means over seeds."""
+    changes = {}
+    for other in results:
+        if other is not base:
+            _, before, after = align(base, other)
+            lower = base.lower_is_better
+            pairs = zip(before, after, strict=True)
+            by_seed = [metrics.against(b, a, lower_is_better=lower) for b, a in pairs]
+            changes[other.label] = Against(*np.array(by_seed).mean(0).tolist())
+    return changes
+
+
+def lines(summary: Summary) -> list[dict[str, object]]:
+    """A comparison as plain numbers, a line per method. Scores are in their own unit."""
+    rows = []
+    for row, label in enumerate(summary.labels):
+        line: dict[str, object] = {"rule": label, "score": summary.score, "seeds": summary.seeds}
+        for key, values in summary.values.items():
+            deviation = float(values[row].std()) if summary.seeds > 1 else None
+            line |= {key: float(values[row].mean()), f"{key}_std": deviation}
+        for key, differences in summary.differences.items():
+            names = [f"{key}_{part}" for part in ("difference", "low", "high", "significant")]
+            cells = [None] * 4 if row == 0 else list(differences[row - 1])
+            line |= dict(zip(names, cells, strict=True))
+        changes = summary.against.get(label) or [None] * len(Against._fields)
+        line |= dict(zip(Against._fields, changes, strict=True))
+        if label in summary.worth:
+            local = summary.worth[label]
+            mean = local.mean
+            line |= {"better_off": local.better_off, "excess_max": local.excess_max}
+            line |= {"mean_against_alone": mean.difference, "share_of_pooled": local.share}
+            line |= {"mean_against_alone_low": mean.low, "mean_against_alone_high": mean.high}
+        rows.append(line)
+    return rows
+
+
+# Tables
+
+
+def render(summary: Summary, form: Format, decimals: int | None = None) -> str | Group:
+    """Write a comparison for a terminal (as something rich prints), Markdown, LaTeX, CSV or JSON.
+
+    Args:
+        summary: The numbers.
+        form: The format.
+        decimals: Digits after the point. CSV and JSON hold numbers as they are.
+    """
+    if form == "csv":
+        return formats.csv_text(lines(summary))
+    if form == "json":
+        return to_json(lines(summary)).decode()
+    grid = layout(summary, decimals)
+    if form == "terminal":
+        return formats.terminal(grid)
+    return formats.markdown(grid) if form == "markdown" else formats.latex(grid)
+
+
+def layout(summary: Summary, decimals: int | None = None) -> Grid:
+    """Format the numbers of a comparison.
+
+    Args:
+        summary: The numbers.
+        decimals: Digits after the point; None for one of per cent and three significant digits.
+    """
+    in_per_cent = " in %" if unit(summary.score) else ""
+    over = f"mean±std over {summary.seeds} seeds" if summary.seeds > 1 else "one seed"
+    title = f"{summary.score} over {summary.clients} clients{in_per_cent}, {over}"
+    differences = []
+    if len(summary.labels) > 1:
+        differences = [_difference_column(summary, key, decimals) for key in summary.differences]
+    if summary.against:
+        differences += _change_columns(summary, decimals)
+    return Grid(
+        title=title,
+        labels=summary.labels,
+        figures=[_figure_column(summary, key, decimals) for key in summary.values],
+        differences=differences,
+        against_local=_local_columns(summary, decimals) if summary.worth else [],
+        notes=_notes(summary),
+    )
+
+
+def _figure_column(summary: Summary, key: str, decimals: int | None) -> Column:
+    metric = METRICS[key]
+    factor = scale(summary.score) if metric.in_score_units else 1.0
+    if key == "variance":
+        factor = scale(summary.score) ** 2
+    values = factor * summary.values[key]
+    digits = decimals_of(summary.score, values) if metric.in_score_units else 1
+    digits = digits if decimals is None else decimals
+    cells = []
+    for row in values:
+        deviation = f"±{row.std():.{digits}f}" if len(row) > 1 else ""
+        cells.append(f"{row.mean():.{digits}f}{deviation}")
+    lower = metric.lower_is_better
+    if key in ("mean", "weighted_mean") or key.startswith(("worst", "best")):
+        lower = summary.sign < 0
+    return Column(metric.title, cells, _best(values if lower else -values))
+
+
+def _best(values: Array) -> int | None:
+    """The row (labels, seeds) that is significantly lower than all others, if there is one."""
+    if len(values) == 1 or np.isnan(values).any():
+        return None
+    lowest = int(values.mean(1).argmin())
+    others = [*np.delete(values, lowest, 0)]
+    clear = all(each.significant for each in metrics.holm(others, values[lowest]))
+    return lowest if clear else None
+
+
+def _difference_column(summary: Summary, key: str, decimals: int | None) -> Column:
+    differences = summary.differences[key]
+    digits = decimals_of(summary.score, np.array([d.difference for d in differences]))
+    digits = digits if decimals is None else decimals
+    factor = summary.sign * scale(summary.score)
+    cells = [_interval(each, factor, digits) for each in differences]
+    return Column(f"gain in {METRICS[key].title} over {summary.labels[0]}", ["", *cells])
+
+
+def _interval(p: Paired, factor: float, digits: int = 1) -> str:
+    difference = f"{factor * p.difference:+.{digits}f}"
+    if not p.significant:
+        return f"{difference} {NOT_SIGNIFICANT}"
+    low, high = sorted((factor * p.low, factor * p.high))
+    return f"{difference} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def _change_columns(summary: Summary, decimals: int | None) -> list[Column]:
+    """How many suffering clients improved and thriving ones degraded, with their mean gain."""
+    suffering = []
+    thriving = []
+    for label in summary.labels:
+        change = summary.against.get(label)
+        if change is None:
+            suffering.append("")
+            thriving.append("")
+            continue
+        improved = (change.suffering_improved, change.suffering_change)
+        degraded = (change.thriving_degraded, change.thriving_change)
+        suffering.append(_change_cell(summary, *improved, decimals))
+        thriving.append(_change_cell(summary, *degraded, decimals))
+    return [Column("suffering improved", suffering), Column("thriving degraded", thriving)]
+
+
+def _change_cell(summary: Summary, share: float, change: float, decimals: int | None) -> str:
+    digits = decimals_of(summary.score, change) if decimals is None else decimals
+    return f"{100 * share:.0f} % ({summary.sign * scale(summary.score) * change:+.{digits}f})"
+
+
+LOCAL_TITLES = (
+    "clients better / n.s. / worse",
+    "mean gain",
+    "largest loss",
+    "of the way to pooled",
+)
+
+
+def _local_columns(summary: Summary, decimals: int | None) -> list[Column]:
+    """Each method compared with local training."""
+    rows = [_local_cells(summary, found, decimals) for found in summary.gains]
+    columns = zip(*rows, strict=True)
+    return [Column(t, list(cells)) for t, cells in zip(LOCAL_TITLES, columns, strict=True)]
+
+
+def _local_cells(summary: Summary, found: Gains, decimals: int | None) -> list[str]:
+    factor = scale(summary.score)
+    local = summary.worth[found.label]
+    digits = decimals_of(summary.score, local.change) if decimals is None else decimals
+    return [
+        f"{len(found.better)} / {found.unclear} / {len(found.worse)}",
+        _interval(found.mean, factor, digits),
+        f"{factor * local.excess_max:.{digits}f}" if local.losers else "none",
+        "-" if local.share is None else f"{100 * local.share:.0f} %",
+    ]
+
+
+def _notes(summary: Summary) -> list[str]:
+    notes = _seed_notes(summary)
+    if len(summary.labels) > 1:
+        several = len(summary.labels) - 1
+        corrected = f", corrected for {several} comparisons (Holm)" if several > 1 else ""
+        notes.append(
+            "gains are paired by seed, with 95 % confidence intervals"
+            f"{corrected}; above 0 is better; n.s.: not significant; bold: significantly better "
+            "than all others"
+        )
+    if summary.against:
+        side = ("above", "below") if summary.sign < 0 else ("below", "above")
+        notes.append(
+            f"suffering, thriving: clients {side[0]}, {side[1]} FedAvg's mean; how many of them "
+            "improved or degraded, and their mean gain"
+        )
+    if summary.personal:
+        notes.append(
+            "own models: the personal models that clients of this method use; the line before is "
+            "its global model"
+        )
+    return notes
+
+
+def _seed_notes(summary: Summary) -> list[str]:
+    """How many seeds would show that the largest difference is significant."""
+    key = list(summary.differences)[-1]  # the worst
+    differences = summary.differences[key]
+    open_ones = [k for k, p in enumerate(differences) if not p.significant]
+    if not open_ones:
+        return []
+    if summary.seeds < 2:
+        return ["one seed shows no significant difference: run at least three"]
+    largest = max(open_ones, key=lambda k: abs(differences[k].difference))
+    values = summary.compared[key]
+    confidence = 1 - 0.05 / len(open_ones)  # what Holm's procedure asks of the first of them
+    needed = metrics.seeds_needed(values[largest + 1], values[0], confidence)
+    if needed is None or needed <= summary.seeds:
+        return []
+    difference = scale(summary.score) * abs(differences[largest].difference)
+    points_of = " points" if unit(summary.score) else ""
+    return [
+        f"with {summary.seeds} seeds {difference:.3g}{points_of} are not significant "
+        f"({summary.labels[largest + 1]}, {METRICS[key].title}); about {needed} seeds would do"
+    ]
+
+
+def client_table(results: Sequence[Result], score: str) -> Table:
+    """Every client's score under each result, with its 95 % interval over seeds."""
+    first = results[0]
+    per_cent = " in %" if unit(score) else ""
+    seeds = f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
+    title = f"{score} of every client{per_cent}: mean over {seeds}"
+    if first.seeds > 1:
+        title += ", ± 95 % interval"
+    table = plain_table(title)
+    add_column(table, "client")
+    for result in results:
+        add_column(table, result.label, right=True)
+    for name in first.clients:
+        cells = [_client_cell(result, name, score) for result in results]
+        table.add_row(markup(name), *cells)
+    return table
+
+
+def _client_cell(result: Result, name: str, score: str) -> str:
+    if name not in result.clients:
+        return "-"
+    values = scale(score) * result.scores[:, result.clients.index(name)]
+    digits = decimals_of(score, values)
+    text = f"{values.mean():.{digits}f}"
+    if len(values) < 2:
+        return text
+    interval = metrics.paired(values, np.zeros_like(values))
+    half = (interval.high - interval.low) / 2
+    if math.isnan(half):  # all seeds agree
+        return text
+    return f"{text} ±{half:.{max(0, digits - 1)}f}"
+
+
+# Sentences
+
+
+def answer(summary: Summary) -> str:
+    """Whether joining pays, for the method that serves clients best.
+
+    The sentence follows from the intervals: "pays" where more clients gain significantly than
+    lose and the mean does not fall significantly, "does not pay" where no method achieves that
+    and some clients lose.
+
+    Returns:
+        The sentence; empty where local training was not run.
+    """
+    if not summary.gains:
+        return ""
+    best = best_method(summary.gains)
+    clients = len(best.clients)
+    falls = best.mean.significant and best.mean.difference < 0
+    better, worse = len(best.better), len(best.worse)
+    if better > worse and not falls:
+        rest = "none is" if worse == 0 else f"{worse} {'is' if worse == 1 else 'are'}"
+        return (
+            f"Joining pays: with {best.label}, {better} of {clients} clients are significantly "
+            f"better off than with local training, and {rest} worse off."
+        )
+    if worse or falls:
+        return (
+            f"Joining does not pay here: even with {best.label}, {worse} of {clients} clients are "
+            f"significantly worse off than with local training, and {better} better off."
+        )
+    return f"Whether joining pays is open: {_open_question(summary, best)}"
+
+
+def _open_question(summary: Summary, best: Gains) -> str:
+    if summary.seeds < 2:
+        return "one seed shows no significant difference; run at least three."
+    text = f"with {summary.seeds} seeds no client's difference from local training is significant"
+    by_seed = summary.worth[best.label].gains.mean(1)
+    needed = metrics.seeds_needed(by_seed, np.zeros_like(by_seed))
+    if needed is None or needed <= summary.seeds:
+        return text + "."
+    return f"{text}; about {needed} seeds would show the mean gain."
+
+
+def worth_sentences(summary: Summary) -> list[str]:
+    """One sentence per method: how many clients gain and lose against local training, and who."""
+    return [
+        _worth_sentence(found, summary.worth[found.label].share, summary.score)
+        for found in summary.gains
+    ]
+
+
+def _worth_sentence(found: Gains, share: float | None, score: str) -> str:
+    parts = [
+        f"{len(found.better)} of {len(found.clients)} clients are better off than with local "
+        "training",
+        f"{len(found.worse)} worse off{_named(found.worse, score)}",
+        f"{found.unclear} without a significant difference",
+    ]
+    mean = found.mean
+    certainty = "" if mean.significant else " (not significant)"
+    sentence = f"{found.label}: {', '.join(parts)}. Mean gain {points(mean.difference, score)}"
+    sentence += certainty
+    if share is not None:
+        sentence += f"; {100 * share:.0f} % of the way from local to pooled training"
+    return sentence + "."
+
+
+def _named(clients: Sequence[ClientGain], score: str) -> str:
+    if not clients:
+        return ""
+    some = [f"{each.client} {points(each.gain, score)}" for each in clients[:NAMED]]
+    more = len(clients) - NAMED
+    return f" ({', '.join(some)}{f' and {more} more' if more > 0 else ''})"
+
+
+def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
+    """Who gains under a fair method and at what cost, in words."""
+    found = gains(base, fair)
+    names, before, after = align(base, fair)
+    sign = -1.0 if base.lower_is_better else 1.0
+    worst = names[int((sign * before.mean(0)).argmin())]
+    change = next(each.gain for each in found.clients if each.client == worst)
+    lowest = metrics.paired((sign * after).min(1), (sign * before).min(1))
+    points_of = " points" if unit(score) else ""
+    certainty = "not significant"
+    if lowest.significant:
+        low, high = points(lowest.low, score), points(lowest.high, score)
+        certainty = f"95 % confidence interval {low} to {high}"
+    return (
+        f"With {fair.label}, {worst}, the worst client under {base.label}, gains "
+        f"{points(change, score)}{points_of}; of {len(names)} clients {len(found.better)} gain and "
+        f"{len(found.worse)} lose significantly, and the mean changes by "
+        f"{points(found.mean.difference, score)}. The worst client of a seed gains "
+        f"{points(lowest.difference, score)} ({certainty})."
+    )

@@ -1,0 +1,281 @@
+"""Numbers as text, and tables for a terminal, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from commonweal.base.text import quoted, shown
+from commonweal.training import scores
+
+__all__ = [
+    "METRICS",
+    "Column",
+    "Grid",
+    "Metric",
+    "cell_rows",
+    "csv_text",
+    "decimals_of",
+    "latex",
+    "markdown",
+    "markup",
+    "points",
+    "scale",
+    "score_label",
+    "show_score",
+    "terminal",
+    "unit",
+]
+
+Array: TypeAlias = NDArray[np.float64]
+
+NARROW = 80  # columns of a terminal
+LABEL = 24  # of them, at most, for the first column
+
+
+# Numbers
+
+
+class Metric(NamedTuple):
+    """How a metric over clients is shown."""
+
+    title: str
+    in_score_units: bool = True
+    lower_is_better: bool = False
+
+
+METRICS = {
+    "mean": Metric("mean"),
+    "weighted_mean": Metric("mean by samples"),
+    "worst": Metric("worst"),
+    "worst_5": Metric("worst 5 %"),
+    "worst_10": Metric("worst 10 %"),
+    "worst_20": Metric("worst 20 %"),
+    "best": Metric("best"),
+    "best_5": Metric("best 5 %"),
+    "best_10": Metric("best 10 %"),
+    "std": Metric("std", lower_is_better=True),
+    "variance": Metric("variance", in_score_units=False, lower_is_better=True),
+    "gini": Metric("Gini", in_score_units=False, lower_is_better=True),
+    "gap": Metric("gap", lower_is_better=True),
+    "gap_10": Metric("gap 10 %", lower_is_better=True),
+    "angle": Metric("angle (degrees)", in_score_units=False, lower_is_better=True),
+    "kl": Metric("KL (nats)", in_score_units=False, lower_is_better=True),
+}
+
+
+def scale(score: str) -> float:
+    """The factor by which a score is shown: fractions are shown in per cent."""
+    return 100.0 if scores.find(score).in_per_cent else 1.0
+
+
+def unit(score: str) -> str:
+    """What follows a value of a score: " %", or nothing."""
+    return " %" if scores.find(score).in_per_cent else ""
+
+
+def score_label(score: str) -> str:
+    """The title of an axis or column of a score, with its unit."""
+    return f"{score} (%)" if scale(score) == 100 else score
+
+
+def decimals_of(score: str, values: Array | float) -> int:
+    """Digits after the point: one for per cent, otherwise three significant digits."""
+    if scores.find(score).in_per_cent:
+        return 1
+    sizes = np.abs(np.atleast_1d(values))
+    largest = float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+    return 2 if largest == 0 else min(4, max(0, 2 - math.floor(math.log10(largest))))
+
+
+def show_score(value: float, score: str, digits: int = 2) -> str:
+    """Format a score with its unit.
+
+    Args:
+        value: The score, as a fraction where it is shown in per cent.
+        score: The name of the score.
+        digits: At least so many digits after the point.
+
+    Returns:
+        The text; "-" where the score is undefined.
+
+    >>> show_score(0.5, "accuracy")
+    '50.00 %'
+    """
+    if math.isnan(value):
+        return "-"
+    if not scores.find(score).in_per_cent:
+        digits = max(digits, decimals_of(score, value))
+    return f"{scale(score) * value:.{digits}f}{unit(score)}"
+
+
+def points(change: float, score: str) -> str:
+    """A difference of scores with its sign, in points of per cent or in the score's unit."""
+    return f"{scale(score) * change:+.{decimals_of(score, change)}f}"
+
+
+# Tables
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    best: The position of the cell that is significantly better than all others, if there is one.
+    """
+
+    title: str
+    cells: list[str]
+    best: int | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A comparison as text, before it has a format."""
+
+    title: str
+    labels: tuple[str, ...]
+    figures: list[Column]
+    differences: list[Column]
+    against_local: list[Column]  # empty where clients were not trained alone
+    notes: list[str]
+
+    @property
+    def columns(self) -> list[Column]:
+        return [*self.figures, *self.differences]
+
+
+def cell_rows(grid: Grid, columns: Sequence[Column], best: str) -> list[list[str]]:
+    """The cells line by line, after the label.
+
+    Args:
+        grid: Gives the labels.
+        columns: Those to show.
+        best: The format of a column's best cell, such as "**{}**".
+    """
+    rows = [[label] for label in grid.labels]
+    for column in columns:
+        for k, cell in enumerate(column.cells):
+            rows[k].append(best.format(cell) if k == column.best else cell)
+    return rows
+
+
+def _header(columns: Sequence[Column]) -> list[str]:
+    return ["method", *(column.title for column in columns)]
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Lines with the same keys as CSV. Texts are no formulas for a spreadsheet."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: quoted(v) if isinstance(v, str) else v for k, v in row.items()})
+    return text.getvalue()
+
+
+def markdown(grid: Grid) -> str:
+    """A grid as Markdown: figures with differences, then gains over local training."""
+    tables = [_markdown_table(grid, grid.columns)]
+    if grid.against_local:
+        tables.append(_markdown_table(grid, grid.against_local))
+    notes = [f"({note})" for note in grid.notes]
+    return "\n".join([f"{grid.title}:", "", "\n\n".join(tables), "", *notes, ""])
+
+
+def _markdown_table(grid: Grid, columns: Sequence[Column]) -> str:
+    header = [shown(title, "markdown") for title in _header(columns)]
+    ruler = ["---", *["--:"] * len(columns)]
+    rows = [
+        [shown(label, "markdown"), *cells] for label, *cells in cell_rows(grid, columns, "**{}**")
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ruler, *rows))
+
+
+LATEX = str.maketrans({"%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
+
+
+def latex(grid: Grid) -> str:
+    """A grid as LaTeX: figures, differences and gains over local training, each a tabular."""
+    parts = [grid.figures, *(part for part in (grid.differences, grid.against_local) if part)]
+    lines = [f"% {shown(grid.title)}", *(_tabular(grid, part) for part in parts)]
+    return "\n".join([*lines, *(f"% {shown(note)}" for note in grid.notes), ""])
+
+
+def _tabular(grid: Grid, columns: Sequence[Column]) -> str:
+    titles = [shown(title, "latex") for title in _header(columns)]
+    lines = [
+        [shown(label, "latex"), *(cell.translate(LATEX) for cell in cells)]
+        for label, *cells in cell_rows(grid, columns, r"\textbf{{{}}}")
+    ]
+    header, *rows = [" & ".join(row) + r" \\" for row in (titles, *lines)]
+    begin = r"\begin{tabular}{l" + "r" * len(columns) + "}"
+    rule = r"\hline"
+    return "\n".join([begin, rule, header, rule, *rows, rule, r"\end{tabular}"])
+
+
+def markup(text: str) -> str:
+    """Text for rich: markup and control sequences in it have no effect."""
+    return shown(text, "markup")
+
+
+def terminal(grid: Grid) -> Group:
+    """A grid as tables for rich, so many that each fits into a narrow terminal."""
+    tables = _narrow_tables(markup(grid.title), grid, grid.figures)
+    if grid.differences:
+        tables += _narrow_tables(None, grid, grid.differences, first=1)
+    if grid.against_local:
+        tables += _narrow_tables("compared with local training", grid, grid.against_local)
+    return Group(*tables, *(f"[dim]{markup(note)}[/dim]" for note in grid.notes))
+
+
+def _narrow_tables(
+    title: str | None, grid: Grid, columns: Sequence[Column], first: int = 0
+) -> list[Table]:
+    """Distribute columns over tables. Labels and titles are folded, cells are not.
+
+    Args:
+        title: Of the first table.
+        grid: Gives the labels.
+        columns: All of them.
+        first: The first line to show.
+    """
+    label = min(LABEL, max(len(label) for label in grid.labels))
+    parts: list[list[Column]] = [[]]
+    left = NARROW - label - 2
+    for column in columns:
+        if parts[-1] and _width(column) > left:
+            parts.append([])
+            left = NARROW - label - 2
+        parts[-1].append(column)
+        left -= _width(column)
+    tables = []
+    for k, part in enumerate(parts):
+        table = plain_table(title if k == 0 else None)
+        table.add_column("method", overflow="fold", width=max(label, len("method")))
+        for column in part:
+            width = _width(column) - 2
+            table.add_column(markup(column.title), justify="right", overflow="fold", width=width)
+        for name, *cells in cell_rows(grid, part, "[bold]{}[/]")[first:]:
+            table.add_row(markup(name), *cells)
+        tables.append(table)
+    return tables
+
+
+def plain_table(title: str | None) -> Table:
+    """A table for rich with a line below its header and no frame."""
+    return Table(
+        title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left"
+    )
+
+
+def _width(column: Column) -> int:
+    """The columns of a terminal that a column takes, with two for the gap."""
+    return 2 + max(len(text) for text in (*column.cells, *column.title.split()))

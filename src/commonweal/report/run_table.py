@@ -1,0 +1,223 @@
+"""One run as a table in a terminal, or as plain values."""
+
+import math
+from typing import Literal, NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+
+from commonweal import metrics
+from commonweal.analysis.interpolation import Curve
+from commonweal.record.record import Record
+from commonweal.record.rounds import ClientTable, RoundRecord
+from commonweal.report.formats import METRICS, markup, show_score
+from commonweal.training import scores
+from commonweal.training.evaluation import Evaluation
+
+__all__ = ["add_column", "choices", "result", "run_summary", "small_test_sets", "unseen_sentence"]
+
+ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
+SHOWN = 5
+FEW_SAMPLES = 20  # test samples below which a note says what a single one is worth
+
+
+def run_summary(record: Record) -> dict[str, object]:
+    """A run's last evaluation as plain values, for JSON."""
+    last = record.evaluated[-1] if record.evaluated else None
+    summary: dict[str, object] = {
+        "folder": str(record.folder),
+        "finished": record.finished,
+        "round": None if last is None else last.number,
+        "metrics": None if last is None else last.metrics,
+    }
+    if last is None:
+        return summary | {"clients": []}
+    if last.personal:
+        summary["personal"] = last.personal
+    if last.more:
+        summary["more"] = last.more
+    if last.mixture:
+        summary["mixture"] = last.mixture
+    table = record.clients()
+    columns = {name: values.tolist() for name, values in table.columns().items() if name != "rows"}
+    clients = [
+        {"client": name, **{key: values[k] for key, values in columns.items()}}
+        for k, name in enumerate(table.names)
+    ]
+    return summary | {"clients": clients}
+
+
+class _Model(NamedTuple):
+    """A column of a run's table."""
+
+    title: str
+    score: str
+    metrics: dict[str, float]
+    clients: list[float]
+
+
+def result(record: Record) -> Group:
+    """A run's last evaluation: metrics over clients, every client, and notes."""
+    last = record.evaluated[-1]
+    clients = record.clients()
+    evaluation = clients.evaluation
+    models = _models(last, evaluation)
+    table = Table(title=_title(record, last))
+    add_column(table, "over clients")
+    for model in models:
+        add_column(table, model.title, right=True)
+    if last.mixture:
+        add_column(table, "mixture", right=True)
+    for key in (key for key in last.metrics if key in METRICS):
+        cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
+        table.add_row(METRICS[key].title, *cells)
+    table.add_section()
+    for k in _ends(models[0]):
+        samples = int(evaluation.sizes[k])
+        cells = [_show_client(model, k, samples) for model in models]
+        if last.mixture:
+            cells.append(f"{last.mixture.get(clients.names[k], math.nan):.3f}")
+        table.add_row(markup(clients.names[k]), *cells)
+    return Group(table, *[markup(note) for note in _notes(record, clients, models[0])])
+
+
+def _title(record: Record, last: RoundRecord) -> str:
+    total = record.experiment.get("rounds", "?")
+    return markup(f"{record.title}: round {last.number} of {total}, {record.facts.score}")
+
+
+def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:
+    """The columns: the global model, personal models, and further scores of the global model."""
+    main, *further = evaluation.scores
+    personal = evaluation.personal
+    several = personal is not None or bool(further)
+    title = "global model" if several else "value"
+    models = [_Model(title, main, last.metrics, evaluation.score.tolist())]
+    if personal is not None:
+        models.append(_Model("personal model", main, last.personal, personal.score.tolist()))
+    for name in further:
+        values = evaluation.scores[name].tolist()
+        models.append(_Model(name, name, last.more.get(name, {}), values))
+    return models
+
+
+def _show_metric(value: float, score: str, metric: str) -> str:
+    if METRICS[metric].in_score_units or math.isnan(value):
+        return show_score(value, score)
+    return f"{value:.2f}"
+
+
+def _show_client(model: _Model, k: int, samples: int) -> str:
+    """A client's score; for an accuracy also Wilson's interval."""
+    text = show_score(model.clients[k], model.score)
+    if model.score != "accuracy" or text == "-":
+        return text
+    low, high = metrics.wilson(model.clients[k], samples)
+    return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def _ends(model: _Model) -> list[int]:
+    """The positions of the clients to show, the worst first: all, or the two ends."""
+    scored = [k for k, value in enumerate(model.clients) if not math.isnan(value)]
+    sign = -1 if scores.find(model.score).lower_is_better else 1
+    ranked = sorted(scored, key=lambda k: sign * model.clients[k])
+    if len(ranked) <= ALL:
+        return ranked
+    return [*ranked[:SHOWN], *ranked[-SHOWN:]]
+
+
+def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
+    """What a reader of a run's table should know."""
+    notes = []
+    if model.score == "accuracy":
+        notes.append("[low, high]: 95 % confidence interval of a client's accuracy (Wilson)")
+    if scores.find(model.score).lower_is_better:
+        notes.append(f"{model.score}: lower is better, so the worst is the highest")
+    majority = record.facts.majority
+    if majority is not None and model.score == "accuracy":
+        notes.append(f"always predicting the most frequent class: {100 * majority:.1f} % right")
+    shown = _ends(model)
+    if len(shown) < sum(not math.isnan(value) for value in model.clients):
+        table = record.folder / "clients.csv"
+        where = f"; all clients: {table}" if table.exists() else ""
+        notes.append(f"the {SHOWN} lowest and the {SHOWN} highest are shown{where}")
+    unscored = record.facts.unscored
+    if unscored:
+        some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
+        notes.append(f"without a score (no test samples, or undefined for them): {some}")
+    if record.evaluated[-1].mixture:
+        notes.append("mixture: the clients' weights that the rule learnt, a mean over all rounds")
+    notes += _chosen_notes(record, model.score)
+    few = small_test_sets(clients, model.score)
+    return [*notes, few] if few else notes
+
+
+def _chosen_notes(record: Record, score: str) -> list[str]:
+    """The best round on validation samples, and the scores of clients held out of training."""
+    notes = []
+    best = record.best
+    monitor = str(record.experiment.get("monitor", "mean"))
+    if best is not None:
+        reached = show_score(best.validation[monitor], score)
+        notes.append(f"best on validation samples: round {best.number}, {monitor} {reached}")
+    table = record.unseen()
+    if table is not None:
+        notes.append(unseen_sentence(table.evaluation, score))
+    return notes
+
+
+def unseen_sentence(evaluation: Evaluation, score: str) -> str:
+    """What clients get that took no part in training, and what new clients will get at least."""
+    values = evaluation.score[evaluation.scored]
+    lower = scores.find(score).lower_is_better
+    mean = show_score(float(values.mean()), score)
+    share, floor = metrics.dkw_floor(values, lower_is_better=lower)
+    bound = "at most" if lower else "at least"
+    return (
+        f"{len(values)} clients never seen in training: mean {mean}; with 95 % confidence at least "
+        f"{100 * share:.0f} % of new clients get {bound} {show_score(floor, score)}"
+    )
+
+
+def small_test_sets(clients: ClientTable, score: str) -> str:
+    """A sentence about clients with few test samples, where a score counts samples; else empty."""
+    if score not in ("accuracy", "top-5", "balanced-accuracy", "f1"):
+        return ""
+    sizes = clients.evaluation.sizes
+    small = [k for k in (sizes > 0).nonzero().flatten().tolist() if sizes[k] < FEW_SAMPLES]
+    if not small:
+        return ""
+    least = min(small, key=lambda k: int(sizes[k]))
+    samples = int(sizes[least])
+    words = "test sample" if samples == 1 else "test samples"
+    return (
+        f"few test samples: {len(small)} clients have fewer than {FEW_SAMPLES}; "
+        f"{clients.names[least]} has {samples} {words}: one sample is {100 / samples:.0f} points"
+    )
+
+
+def choices(curve: Curve, score: str) -> Table:
+    """What clients get by each choice of a model between the global and the personal one."""
+    table = Table(title=f"{score} over {len(curve.names)} clients")
+    add_column(table, "mixing coefficient m, global (0) to personal model (1)")
+    add_column(table, "mean", right=True)
+    add_column(table, "worst", right=True)
+    lower = scores.find(score).lower_is_better
+    for label, values in curve.chosen().items():
+        mean = show_score(float(values.mean()), score)
+        worst = show_score(metrics.worst(values, lower_is_better=lower), score)
+        table.add_row(label, mean, worst)
+    barriers = curve.barriers()
+    table.caption = (
+        "validation: the best m on a client's validation samples, or on one half of its test "
+        "samples for the other half; oracle: the best m on the samples that are scored, as is the "
+        "best common m\nloss barrier (the loss above the straight line between the two models): "
+        f"mean {float(barriers.mean()):.3g}, highest {float(barriers.max()):.3g}"
+    )
+    return table
+
+
+def add_column(table: Table, title: str, right: bool = False) -> None:
+    """Add a column that is never cropped: text is folded, numbers stay whole."""
+    justify: Literal["left", "right"] = "right" if right else "left"
+    table.add_column(markup(title), justify=justify, overflow="fold")

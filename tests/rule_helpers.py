@@ -77,6 +77,11 @@ def build(name: str, **parameters: object) -> Rule:
     return commonweal.rule(name, **parameters)
 
 
+def decision_loss(p: Tensor, r: Tensor) -> Tensor:
+    """What the decision p costs under the response r (AAggFF, eq. 4)."""
+    return -torch.log(1 + (p * r).sum())
+
+
 def uniforms(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(*shape, dtype=torch.float64, generator=generator)

@@ -73,6 +73,17 @@ def test_a_guarded_rule_has_the_regret_of_its_rule(tmp_path: Path) -> None:
     assert within_bound(guarded)
 
 
+@pytest.mark.parametrize("name", ["excess", "grouped"])
+def test_every_combinator_has_a_regret(tmp_path: Path, name: str) -> None:
+    rule: dict[str, object] = {"name": name, "rule": "aaggff-s"}
+    if name == "grouped":
+        rule["domains"] = [0] * 5 + [1] * 10
+    curve = of_run(finished(tmp_path / name, rule=rule))
+    assert curve.regret[-1] > 0
+    # The theorem is about decisions on clients.
+    assert (curve.bound is None) == (name == "grouped")
+
+
 def test_a_run_of_ones_own_task_has_a_regret(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 2)).astype(np.float32)

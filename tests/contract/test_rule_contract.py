@@ -28,7 +28,7 @@ from commonweal.checks.samples import large_ids, sample_reports, sample_rounds
 from commonweal.config import catalog
 from commonweal.data.population import Setting
 from commonweal.rules import AAggFFS, Decision, Kind, Reports, Rule, Stateless
-from commonweal.rules.rule import prior_weights
+from commonweal.rules.rule import Combinator, prior_weights
 from rule_helpers import build
 
 Case = tuple[str, dict[str, object]]
@@ -48,6 +48,7 @@ VARIANTS: list[Case] = [  # with another state, or another way to the weights, t
     ("excess", {"rule": {"name": "afl"}}),
     ("grouped", {"rule": {"name": "aaggff-s"}}),
     ("grouped", {"rule": {"name": "afl"}, "domains": 2}),
+    ("grouped", {"rule": {"name": "excess", "rule": {"name": "afl"}}}),
     ("guarded", {"action": "cap"}),
     ("guarded", {"rule": {"name": "aaggff-s"}}),
     ("guarded", {"rule": {"name": "adafed"}}),
@@ -310,6 +311,19 @@ class Rejecting(Plain):
         return Decision(self.weigh(reports), state, dropped={self.client(reports): "a whim"})
 
 
+@dataclass(frozen=True)
+class Forgetful(Combinator):
+    """Does not pass on what its rule answers."""
+
+    kind: ClassVar[Kind] = Kind("combinator", "0", "none")
+
+    def __call__(self, reports: Reports, state: State) -> Decision:
+        return Decision(prior_weights(reports, "uniform"), state)
+
+    def response(self, losses: Tensor) -> None:
+        return None
+
+
 def normalized(weights: Tensor) -> Tensor:
     return weights / weights.sum()
 
@@ -357,6 +371,7 @@ BROKEN: list[tuple[str, Rule, str]] = [
     ("distribution", NotNormalized(), "its distribution"),
     ("regret", ShortResponse(), "its response"),
     ("regret", NegativeBound(), "its bound"),
+    ("combinator", Forgetful(Plain()), "its rule has response, and it does not"),
     ("monotone", Contrary(), "falls from"),
     ("reasons", Rejecting(lambda r: int(r.ids[0])), "has a weight"),
     ("reasons", Rejecting(lambda r: 99), "did not all report"),

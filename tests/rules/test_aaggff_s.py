@@ -12,8 +12,8 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.rules import AAggFFS, Rule, simplex
-from commonweal.rules.online import decision_loss, response
-from rule_helpers import ORACLE_CDFS, build, play, reports, weigh
+from commonweal.rules.online import response
+from rule_helpers import ORACLE_CDFS, build, decision_loss, play, reports, weigh
 
 Array = npt.NDArray[np.float64]
 Adversary = Callable[[int, Tensor], Tensor]  # the losses of a round, given the decision
@@ -164,7 +164,7 @@ def test_the_state_starts_uniform_or_as_the_authors_code_does() -> None:
     assert AAggFFS().init(4)["p"].tolist() == [0.25] * 4
     assert AAggFFS(variant="reference").init(4)["p"].tolist() == [1.0] * 4
     assert {name: tuple(value.shape) for name, value in AAggFFS().init(3).items()} == {
-        "seats": (3,),
+        "slots": (3,),
         "p": (3,),
         "linear": (3,),
         "curvature": (3, 3),

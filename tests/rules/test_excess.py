@@ -96,3 +96,24 @@ def test_a_run_that_has_no_losses_alone_is_refused(tmp_path: Path) -> None:
         next(commonweal.run(commonweal.Experiment(rule=rule, **setting)))
     with pytest.raises(ConfigError, match="outside of a run"):
         Excess(AFL(), path=folder).init(3)
+
+
+def test_groups_see_the_mean_of_their_members_local_losses(tmp_path: Path) -> None:
+    """grouped(excess(path)) in a run: the group's loss above its members' mean, by hand."""
+    setting = {"dataset": "vowel", "rounds": 2, "evaluate_every": 2}
+    folder = tmp_path / "alone"
+    local = list(commonweal.run(commonweal.Experiment(client="alone", **setting), out=folder))
+    lowest = torch.tensor([done.losses for done in local]).min(0).values.double()
+    domains = [0] * 5 + [1] * 10
+    inner = {"name": "excess", "rule": "qfedavg", "path": str(folder)}
+    rule = {"name": "grouped", "rule": inner, "domains": domains}
+    first = next(commonweal.run(commonweal.Experiment(rule=rule, **setting)))
+    sizes = first.job.engine.population.sizes.double()
+    losses = torch.tensor(first.losses).double()
+    group = torch.tensor(domains)
+    above = [
+        float((sizes * (losses - lowest))[group == g].sum() / sizes[group == g].sum())
+        for g in (0, 1)
+    ]
+    weights = torch.tensor(list(first.weights.values()))
+    assert float(weights[:5].sum()) == pytest.approx(above[0] / sum(above), rel=1e-3)

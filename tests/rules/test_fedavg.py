@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import commonweal
-from commonweal.base.errors import DataError
 from commonweal.rules import FedAvg, Reports
 from rule_helpers import weigh
 
@@ -78,9 +77,3 @@ def test_one_full_batch_step_per_client_is_one_step_on_the_pooled_rows() -> None
     gradient = torch.autograd.grad(loss, list(module.parameters()))
     expected = task.initial - 0.5 * torch.cat([g.flatten() for g in gradient])
     torch.testing.assert_close(done.state["w"], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_reports_are_tensors() -> None:
-    ones = torch.ones(2)
-    with pytest.raises(DataError, match="losses is a list: give a tensor"):
-        Reports(ids=torch.arange(2), sizes=ones, losses=[1.0, 2.0], clients=2)  # type: ignore[arg-type]

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from commonweal.base.errors import RunError
 from commonweal.config import catalog
+from commonweal.jobs.job import with_local_losses
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
-from commonweal.rules import AAggFFD, AAggFFS, Excess, Grouped, Guarded
 from commonweal.rules.online import doubly_robust
 from commonweal.rules.rule import Reports, Rule
 from commonweal.rules.simplex import best_fixed
@@ -59,15 +59,8 @@ def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
     rounds = sorted({int(t) for t in np.linspace(1, total, min(points, total))})
     bounds = [rule.bound(t, clients) for t in rounds]
     known = [bound for bound in bounds if bound is not None]
-    curve = cumulative_regret(decisions, responses, rounds, logarithmic=_is_logarithmic(rule))
+    curve = cumulative_regret(decisions, responses, rounds, rule.logarithmic)
     return Regret(rounds, curve, known or None)
-
-
-def _is_logarithmic(rule: Rule) -> bool:
-    """Whether the rule's decision loss is that of eq. 4."""
-    while isinstance(rule, Excess | Grouped | Guarded):
-        rule = rule.rule
-    return isinstance(rule, AAggFFD | AAggFFS)
 
 
 def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret:
@@ -80,11 +73,11 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
         losses = dict(zip(each.clients, each.losses, strict=True))
         reported = _by_name(losses, list(each.weights))
         decision = rule.distribution(state, clients)
-        response = rule.response(reported)
+        response = rule.cohort_response(reported, clients)
         if decision is None or response is None or not rule.needs <= {"size", "loss"}:
             _refuse_cohorts(record)
         decisions.append(decision)
-        responses.append(doubly_robust(_at_rate(rule, response, clients), index, clients))
+        responses.append(doubly_robust(response.double(), index, clients))
         sizes = torch.ones_like(reported)
         played = rule(Reports(ids=index, sizes=sizes, losses=reported, clients=clients), state)
         if not torch.allclose(
@@ -94,16 +87,10 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
         state = played.state
     total = len(record.rounds)
     rounds = sorted({int(t) for t in np.linspace(1, total, min(points, total))})
-    logarithmic = _is_logarithmic(rule)
-    curve = cumulative_regret(torch.stack(decisions), torch.stack(responses), rounds, logarithmic)
+    curve = cumulative_regret(
+        torch.stack(decisions), torch.stack(responses), rounds, rule.logarithmic
+    )
     return Regret(rounds, curve, None, estimated=True)
-
-
-def _at_rate(rule: Rule, response: Tensor, clients: int) -> Tensor:
-    """The response of a cohort in the range of the whole population: C2 = S/K, or 1/K."""
-    if isinstance(rule, AAggFFD | AAggFFS) and rule.high is None:
-        return response.double() * len(response) / clients
-    return response.double()
 
 
 def _refuse_cohorts(record: Record) -> NoReturn:
@@ -139,7 +126,7 @@ def _rule(record: Record) -> Rule:
     if part is None or "rule" not in inspect.signature(factory).parameters:
         _refuse(record)
     rule: Rule = catalog.build("rules", part)
-    return rule
+    return with_local_losses(rule, record.rounds[0].clients if record.rounds else [])
 
 
 def _responses(record: Record, rule: Rule, losses: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ __all__ = ["Clip"]
 class Clip(Channel):
     """u <- u min(1, norm / |u|)
 
-    norm: the largest Euclidean norm of an update
+    Args:
+        norm: the largest Euclidean norm of an update.
     """
 
     norm: float = 1.0

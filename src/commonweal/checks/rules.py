@@ -6,9 +6,9 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
-from typing import get_args
+from typing import ClassVar, get_args
 
 import safetensors.torch
 import torch
@@ -27,7 +27,15 @@ from commonweal.checks.samples import (
     twin_reports,
 )
 from commonweal.data.population import Setting
-from commonweal.rules.rule import Decision, Need, Reports, Rule
+from commonweal.rules.rule import (
+    Combinator,
+    Decision,
+    Need,
+    Reports,
+    Rule,
+    Stateless,
+    prior_weights,
+)
 
 __all__ = ["RULE_CHECKS", "check_rule"]
 
@@ -415,6 +423,56 @@ def _is_response(response: Tensor, clients: int) -> bool:
     return response.shape == (clients,) and bool(response.isfinite().all())
 
 
+@dataclass(frozen=True)
+class Probe(Stateless):
+    """A rule that answers every question, to see which answers a combinator passes on."""
+
+    losses: tuple[float, ...] = ()
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "score"})
+    logarithmic: ClassVar[bool] = True
+    local_run: ClassVar[str] = "a run of local models"
+
+    def with_local_losses(self, losses: tuple[float, ...]) -> "Probe":
+        return Probe(losses)
+
+    def init(self, setting: Setting | int) -> State:
+        return {"clients": torch.tensor(Setting.of(setting).clients)}
+
+    def weigh(self, reports: Reports) -> Tensor:
+        return prior_weights(reports, "uniform")
+
+    def response(self, losses: Tensor) -> Tensor:
+        return losses
+
+    def distribution(self, state: State, clients: int) -> Tensor:
+        assert int(state["clients"]) <= clients
+        return torch.full((clients,), 1 / clients, dtype=torch.float64)
+
+    averaged = distribution
+
+
+def _combinator(rule: Rule, clients: int, seed: int) -> str | None:
+    if not isinstance(rule, Combinator):
+        return None
+    outer = replace(rule, rule=Probe())
+    losses = sample_reports(seed, clients, clients).losses
+    state = outer.init(sample_setting(clients))
+    inner = outer.with_local_losses((1.0,) * clients).rule
+    passed_on = {
+        "needs": Probe.needs <= outer.needs,
+        "logarithmic": outer.logarithmic,
+        "local_run": outer.local_run is not None,
+        "with_local_losses": isinstance(inner, Probe) and len(inner.losses) == clients,
+        "response": outer.response(losses) is not None,
+        "cohort_response": outer.cohort_response(losses, 2 * clients) is not None,
+        "distribution": outer.distribution(state, clients) is not None,
+        "averaged": outer.averaged(state, clients) is not None,
+    }
+    forgotten = [name for name, is_passed_on in passed_on.items() if not is_passed_on]
+    return f"its rule has {', '.join(forgotten)}, and it does not" if forgotten else None
+
+
 def response_rises(rule: Rule) -> bool | None:
     """Whether the rule's response grows with the loss, if it has one."""
     losses = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
@@ -494,6 +552,7 @@ RULE_CHECKS: dict[str, RuleCheck] = {
     "setting": _setting,
     "distribution": _distribution,
     "regret": _regret,
+    "combinator": _combinator,
     "monotone": _monotone,
     "reasons": _reasons,
 }

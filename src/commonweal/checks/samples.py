@@ -76,8 +76,16 @@ def twin_reports(seed: int, clients: int) -> Reports:
     """A round in which client 2 reports what client 0 does. They are of the same group."""
     position = torch.arange(clients)
     position[2] = 0
-    reports = sample_reports(seed, clients, clients).subset(position)
-    return replace(reports, ids=torch.arange(clients))
+    reports = sample_reports(seed, clients, clients)
+    return Reports(
+        ids=torch.arange(clients),
+        sizes=reports.sizes[position],
+        losses=reports.losses[position],
+        clients=clients,
+        scores=required(reports.scores, "scores")[position],
+        updates=required(reports.updates, "updates")[position],
+        losses_after=required(reports.losses_after, "losses after training")[position],
+    )
 
 
 def late_reports(seed: int, clients: int) -> Reports:
@@ -107,7 +115,7 @@ def extreme_reports(clients: int, seed: int) -> dict[str, Reports]:
         "scores of zero": replace(usual, scores=zeros),
         "scores of one": replace(usual, scores=zeros + 1),
         "an undefined score": replace(usual, scores=zeros.masked_fill(first, torch.nan)),
-        "1e9 rows beside 1": replace(usual, sizes=torch.where(first, 10**9, 1)),
+        "1e9 samples next to 1": replace(usual, sizes=torch.where(first, 10**9, 1)),
     }
 
 

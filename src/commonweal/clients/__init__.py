@@ -2,7 +2,6 @@
 
 from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
-from commonweal.clients.blend import Blend
 from commonweal.clients.ditto import Ditto
 from commonweal.clients.fedbabu import FedBABU
 from commonweal.clients.fedbn import FedBN
@@ -21,7 +20,6 @@ from commonweal.training.client import Client
 __all__ = [
     "APFL",
     "Alone",
-    "Blend",
     "Client",
     "Ditto",
     "FedBABU",

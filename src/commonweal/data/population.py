@@ -1,4 +1,4 @@
-"""What a server may know of the clients: never their rows."""
+"""What a server may know of the clients: never their samples."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +12,25 @@ __all__ = ["Population", "Setting"]
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The clients by name, with what they told about their data. A client's id is its position."""
+    """The clients by name, with what is known of their data. A client's id is its position.
+
+    Attributes:
+        names: the clients' names.
+        sizes: their numbers of training samples (K,).
+        shape: the shape of a sample.
+        outputs: the numbers that a model gives per sample: the classes, in classification.
+        loss: the name of the loss.
+        groups: each client's group, where the data has groups.
+        label_counts: each client's samples per class (K, classes), where a rule asked for them.
+    """
 
     names: tuple[str, ...]
-    sizes: Tensor  # (K,) training rows
-    shape: tuple[int, ...]  # of a row
-    outputs: int  # numbers that a model gives per row: the classes, in classification
+    sizes: Tensor
+    shape: tuple[int, ...]
+    outputs: int
     loss: str = "cross-entropy"
-    groups: tuple[str, ...] | None = None  # each client's group, where the data has groups
-    label_counts: Tensor | None = None  # (K, classes), where a rule asked the clients for it
+    groups: tuple[str, ...] | None = None
+    label_counts: Tensor | None = None
 
     @property
     def clients(self) -> int:
@@ -37,15 +47,28 @@ class Population:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a rule may know of a run before its first round."""
+    """What a rule may know of a run before its first round.
+
+    Attributes:
+        clients: K, the number of clients.
+        rounds: the number of rounds.
+        lr: the clients' learning rate.
+        groups: each client's group, where the data has groups.
+        label_counts: each client's samples per class (K, classes), for rules that need "labels".
+        sizes: each client's number of training samples (K,), where it is known.
+        members: where `clients` are groups of clients: the matrix (clients, K) that averages the
+            values of all K clients over each group.
+    """
 
     clients: int
     rounds: int = 100
-    lr: float = 0.1  # the clients' learning rate
-    groups: tuple[str | int, ...] | None = None  # each client's group, where the data has groups
-    label_counts: Tensor | None = None  # (K, classes), for rules that need "labels"
+    lr: float = 0.1
+    groups: tuple[str | int, ...] | None = None
+    label_counts: Tensor | None = None
+    sizes: Tensor | None = None
+    members: Tensor | None = None
 
     @classmethod
     def of(cls, setting: "Setting | int") -> "Setting":
-        """Accept a number of clients in place of a setting, for use in a loop of one's own."""
+        """Accept a number of clients in place of a setting, for a training loop of your own."""
         return setting if isinstance(setting, Setting) else cls(clients=int(setting))

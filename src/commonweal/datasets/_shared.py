@@ -62,7 +62,7 @@ class Pool:
     def x(self) -> np.ndarray:
         """The features, where they do not depend on which rows are for training."""
         if not isinstance(self.features, np.ndarray):
-            raise DataError("a table has features once it is partitioned: use build_federation")
+            raise DataError("a table has no features until it is split: use build_federation")
         return self.features
 
 

@@ -26,8 +26,6 @@ from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets import build_federation
 from commonweal.engines import Engine
 from commonweal.record.record import Record
-from commonweal.rules.excess import Excess
-from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
@@ -35,7 +33,8 @@ from commonweal.training.client import Client
 from commonweal.training.task import Task
 
 __all__ = ["Job", "build_algorithm", "build_dataset", "build_task"]
-__all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_validation"]
+__all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losses"]
+__all__ += ["with_validation"]
 
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
@@ -348,7 +347,7 @@ def _algorithm(
         if key in takes:
             supplied[key] = _part(kind, part)
             if key == "rule":
-                supplied[key] = with_losses_alone(supplied[key], population.names)
+                supplied[key] = with_local_losses(supplied[key], population.names)
         elif not _is_default(kind, part):
             label = KINDS[kind].label
             raise ConfigError(
@@ -358,20 +357,19 @@ def _algorithm(
     return algorithm
 
 
-def with_losses_alone(rule: Rule, names: Sequence[str]) -> Rule:
-    """The rule, with the losses of the run that `excess(path=...)` names."""
-    if isinstance(rule, Guarded):
-        return replace(rule, rule=with_losses_alone(rule.rule, names))
-    if not isinstance(rule, Excess) or rule.path is None:
+def with_local_losses(rule: Rule, names: Sequence[str]) -> Rule:
+    """Return the rule with the losses of the run of local models that it names, if it does."""
+    folder = rule.local_run
+    if folder is None:
         return rule
-    found = _lowest_losses(rule.path)
-    missing = [name for name in names if name not in found]
+    lowest = _lowest_losses(folder)
+    missing = [name for name in names if name not in lowest]
     if missing:
         raise ConfigError(
-            f"excess path = {rule.path!r}: the run has no losses of {missing[:5]}; run the same "
+            f"rule path = {folder!r}: the run has no losses of {missing[:5]}; run the same "
             'dataset with client = "alone"'
         )
-    return replace(rule, alone=tuple(found[name] for name in names))
+    return rule.with_local_losses(tuple(lowest[name] for name in names))
 
 
 def _lowest_losses(folder: str) -> dict[str, float]:
@@ -381,7 +379,7 @@ def _lowest_losses(folder: str) -> dict[str, float]:
     name = method.get("name") if isinstance(method, Mapping) else method
     if name != "alone":
         raise ConfigError(
-            f"excess path = {folder!r} is a run with client = {name!r}: run it with "
+            f"rule path = {folder!r} is a run with client = {name!r}: run it with "
             'client = "alone", so that its losses are those of models of their own'
         )
     found: dict[str, float] = {}

@@ -33,14 +33,16 @@ class AAggFFD(Rule):
     """c_i += -(r_i - rbar) / (C (1 + rbar));
     weights = softmax(-sqrt(log K) c / (L sqrt(t + 1))), C = S/K, L = C + 2
 
-    cdf: maps a loss, relative to the mean, to a response
-    low, high: the range [C1, C2] of responses, by default 0 and C
-    scale: of the CDF; smaller values tell losses near the mean better apart; "spacing" fits it to
-    every cohort's losses by maximum spacing
-    lipschitz: L, by default C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)); smaller values make larger
-    steps
-
     Any client id is accepted. A client that joins late begins with c = 0, as if it had been absent.
+
+    Args:
+        cdf: maps a loss, relative to the mean, to a response.
+        low: C1, the lowest response.
+        high: C2, the highest response; by default C.
+        scale: of the CDF; smaller values tell losses near the mean better apart; "spacing"
+            fits it to every cohort's losses by maximum spacing.
+        lipschitz: L, by default C2 / (1 + C1) + 2 (C2 - C1) / (C (1 + C1)); smaller values
+            make larger steps.
     """
 
     cdf: CDF = "normal"
@@ -57,6 +59,8 @@ class AAggFFD(Rule):
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
         "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
     }
+
+    logarithmic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range("aaggff-d", self.low, self.high, self.scale)
@@ -98,7 +102,12 @@ class AAggFFD(Rule):
 
     def response(self, losses: Tensor) -> Tensor:
         """Eq. 8 for a full cohort: in [0, 1]."""
-        return response(losses, self.cdf, self._high(1.0), self.low, self.scale)
+        return self.cohort_response(losses, len(losses))
+
+    def cohort_response(self, losses: Tensor, clients: int) -> Tensor:
+        """Eq. 8: in [0, S/K]."""
+        high = self._high(len(losses) / clients)
+        return response(losses, self.cdf, high, self.low, self.scale)
 
     def bound(self, rounds: int, clients: int) -> float:
         """Theorem 5.2 with a full cohort: regret <= (L + G^2 / L) sqrt(T log K).

@@ -28,7 +28,7 @@ from commonweal.rules.online import (
 )
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.rules.simplex import quadratic
-from commonweal.rules.slots import by_client, empty_seats, extend, extend_mixture, take_seats
+from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
 __all__ = ["AAggFFS"]
 
@@ -38,16 +38,18 @@ class AAggFFS(Rule):
     """p = argmin <sum g, p> + alpha/2 |p|^2 + beta/2 sum <g_t, p - p_t>^2 over the simplex;
     weights = p
 
-    cdf: maps a loss, relative to the mean, to a response
-    variant: "paper" (eq. 7) or "reference" (the authors' code)
-    low, high: the range [C1, C2] of responses, by default 0 and 1/K; L = C2 / (1 + C1)
-    scale: of the CDF; smaller values tell losses near the mean better apart; "spacing" fits it to
-    every cohort's losses by maximum spacing
-    alpha: the ridge, by default 4 K L as printed
-    beta: the curvature, by default 1/(4 L) as printed
-
     Any client id is accepted. A client that joins late begins with p = 1 / K, the others scaled
     down in proportion, and with the mean of their past gradients, as if it had been absent.
+
+    Args:
+        cdf: maps a loss, relative to the mean, to a response.
+        variant: "paper" (eq. 7) or "reference" (the authors' code).
+        low: C1, the lowest response.
+        high: C2, the highest response; by default 1/K. L = C2 / (1 + C1).
+        scale: of the CDF; smaller values tell losses near the mean better apart; "spacing"
+            fits it to every cohort's losses by maximum spacing.
+        alpha: the ridge, by default 4 K L as printed.
+        beta: the curvature, by default 1/(4 L) as printed.
     """
 
     cdf: CDF = "normal"
@@ -67,6 +69,8 @@ class AAggFFS(Rule):
         "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
     }
 
+    logarithmic: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_range("aaggff-s", self.low, self.high, self.scale)
         if self.alpha is not None and self.alpha <= 0:
@@ -79,21 +83,21 @@ class AAggFFS(Rule):
         # first gradient.
         start = 1.0 if self.variant == "reference" else 1 / clients
         return {
-            "seats": empty_seats(clients),
+            "slots": empty_slots(clients),
             "p": zeros + start,
             "linear": zeros,
             "curvature": torch.zeros(clients, clients, dtype=torch.float64),
         }
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        seats, index = take_seats(state["seats"], reports.ids, reports.clients)
-        state = _extended(state, len(seats))
-        clients = len(seats)
-        r = self._response(reports.losses, clients)
+        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
+        state = _extended(state, len(slots))
+        clients = len(slots)
+        r = self.cohort_response(reports.losses, clients)
         g = decision_gradient(state["p"], doubly_robust(r, index, clients))
         curvature = state["curvature"] + torch.outer(g, g)
         following = self._decide(g, state["p"], state["linear"], curvature)
-        return Decision(on_cohort(following["p"], index), {"seats": seats, **following})
+        return Decision(on_cohort(following["p"], index), {"slots": slots, **following})
 
     def _decide(self, g: Tensor, p: Tensor, linear: Tensor, curvature: Tensor) -> State:
         """Minimise eq. 7 with this round's gradient g."""
@@ -113,9 +117,10 @@ class AAggFFS(Rule):
 
     def response(self, losses: Tensor) -> Tensor:
         """Eq. 8 for a full cohort: in [0, 1/K]."""
-        return self._response(losses, len(losses))
+        return self.cohort_response(losses, len(losses))
 
-    def _response(self, losses: Tensor, clients: int) -> Tensor:
+    def cohort_response(self, losses: Tensor, clients: int) -> Tensor:
+        """Eq. 8 in the range of the whole population, [0, 1/K]."""
         high = self._high(clients)
         r = response(losses, self.cdf, high, self.low, self.scale)
         if self.variant == "reference" and self.cdf == "normal":
@@ -139,7 +144,7 @@ class AAggFFS(Rule):
         return 2 * self._lipschitz(clients) * clients * growth
 
     def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["seats"], state["p"], clients)
+        return by_client(state["slots"], state["p"], clients)
 
 
 def _extended(state: State, clients: int) -> State:

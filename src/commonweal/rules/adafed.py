@@ -40,15 +40,18 @@ class AdaFed(Rule):
     """weights ~ v, (G + ridge diag G) v = f^gamma, with the length of the mean update;
     other scales: weights = scale * v / <f^gamma, v>; may be negative, and do not sum to 1
 
-    gamma: how much faster larger losses decrease; 0 gives all clients the same rate
-    ridge: 0 makes the rates exact, larger values make the weights smaller and less often negative;
-    by default 1 for the scale "bounded" and 0 for all others
-    scale: "bounded" takes the norm of the mean update, as far as the absolute weights sum to at
-    most 3 (those of an average sum to 1); "mean" takes it always (and amplifies noise when gamma is
-    below 1); "theorem" multiplies by min f^gamma (as Theorem 5.1 bounds the step), "largest" by
-    max f^gamma (both vanish with the direction, and hardly move where the updates of many clients
-    conflict); "none" is as printed (a step that grows as 1 / f^gamma)
-    loss: "before" local training, as for all rules, or "after" it, as in the paper's Algorithm 1
+    Args:
+        gamma: how much faster larger losses decrease; 0 gives all clients the same rate.
+        ridge: 0 makes the rates exact, larger values make the weights smaller and less
+            often negative; by default 1 for the scale "bounded" and 0 for all others.
+        scale: "bounded" takes the norm of the mean update, as far as the absolute weights
+            sum to at most 3 (those of an average sum to 1); "mean" takes it always (and
+            amplifies noise when gamma is below 1); "theorem" multiplies by min f^gamma (as
+            Theorem 5.1 bounds the step), "largest" by max f^gamma (both vanish with the
+            direction, and hardly move where the updates of many clients conflict); "none"
+            is as printed (a step that grows as 1 / f^gamma).
+        loss: "before" local training, as for all rules, or "after" it, as in the paper's
+            Algorithm 1.
     """
 
     gamma: float = 5.0
@@ -83,7 +86,7 @@ class AdaFed(Rule):
         losses = reports.losses
         if self.loss == "after":
             losses = required(reports.losses_after, "losses after local training")
-        rate = losses.double() ** self.gamma
+        rate = losses.double().clamp(min=0) ** self.gamma
         ridge = (1.0 if self.scale == "bounded" else 0.0) if self.ridge is None else self.ridge
         v, singular = solve(reports.gram + ridge * reports.gram.diagonal().diag(), rate)
         total = rate @ v

@@ -20,7 +20,7 @@ from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort, relative
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.rules.simplex import project, project_ball, project_hull, project_inside
-from commonweal.rules.slots import by_client, empty_seats, extend, extend_mixture, take_seats
+from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
 __all__ = ["AFL"]
 
@@ -34,21 +34,26 @@ ALONE = (
 class AFL(Rule):
     """lam <- project(lam + lr * f); weights_i ~ lam_i over the cohort
 
-    lr: the step of the ascent
-    mu: pulls lam towards the clients' sizes (the skewness term of eq. 6)
-    radius: keeps lam in the chi-square ball of this radius around equal weights
-    mixtures: keeps lam a mixture of these mixtures of clients: the set Lambda of the paper is their
-    convex hull, [[1, 0, 0], [0, 0.5, 0.5]] for "the first client, or the other two"
-    concentration: of a Dirichlet prior on lam: 1 is no prior, larger values favour uniform weights;
-    or a list with every client's, which says whose mixture is likelier (eq. 9)
-    optimistic: step along 2 g_t - g_(t-1); the server "optimistic" does so for the model
-    lagged: use the lam before this round's losses, as Fig. 3 prints
-    absent: the loss of clients that do not report: "mean" of the cohort, "last" (what they last
-    reported, relative to its cohort's mean, times this cohort's mean), or "zero"
-
     Any client id is accepted. A client that joins late begins with lam = 1 / K, and the others are
     scaled down in proportion; it has no part in mixtures that are given. The mean of lam over all
     rounds is in the record of evaluated rounds ("mixture").
+
+    Args:
+        lr: the step of the ascent.
+        mu: pulls lam towards the clients' sizes (the skewness term of eq. 6).
+        radius: keeps lam in the chi-square ball of this radius around equal weights.
+        mixtures: keeps lam a mixture of these mixtures of clients: the set Lambda of the
+            paper is their convex hull, [[1, 0, 0], [0, 0.5, 0.5]] for "the first client, or
+            the other two".
+        concentration: of a Dirichlet prior on lam: 1 is no prior, larger values favour
+            uniform weights; or a list with every client's, which says whose mixture is
+            likelier (eq. 9).
+        optimistic: step along 2 g_t - g_(t-1); the server "optimistic" does so for the
+            model.
+        lagged: use the lam before this round's losses, as Fig. 3 prints.
+        absent: the loss of clients that do not report: "mean" of the cohort, "last" (what
+            they last reported, relative to its cohort's mean, times this cohort's mean), or
+            "zero".
     """
 
     lr: float = 0.1
@@ -94,7 +99,7 @@ class AFL(Rule):
                     "give every client's part"
                 )
             start = torch.tensor(self.mixtures, dtype=torch.float64).mean(0)
-        state = {"seats": empty_seats(clients), "lam": start}
+        state = {"slots": empty_slots(clients), "lam": start}
         state |= {"t": torch.tensor(0), "mean": torch.zeros_like(start)}
         if self.absent == "last":
             state["relative"] = ones  # each client's loss over the mean of its cohort
@@ -103,14 +108,14 @@ class AFL(Rule):
         return state
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        seats, index = take_seats(state["seats"], reports.ids, reports.clients)
-        lam = extend_mixture(state["lam"], len(seats))
-        following = {"seats": seats}
+        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
+        lam = extend_mixture(state["lam"], len(slots))
+        following = {"slots": slots}
         losses = reports.losses.double().mean().repeat(len(lam))
         if self.absent == "zero":
             losses = torch.zeros_like(losses)
         if self.absent == "last":
-            known = extend(state["relative"], len(seats), 1.0)
+            known = extend(state["relative"], len(slots), 1.0)
             losses = losses * known
             following["relative"] = known.index_copy(0, index, relative(reports.losses))
         losses[index] = reports.losses.double()
@@ -160,12 +165,12 @@ class AFL(Rule):
         return losses
 
     def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["seats"], state["lam"], clients)
+        return by_client(state["slots"], state["lam"], clients)
 
     def averaged(self, state: State, clients: int) -> Tensor | None:
         if int(state["t"]) == 0:
             return None
-        return by_client(state["seats"], state["mean"], clients)
+        return by_client(state["slots"], state["mean"], clients)
 
 
 def _averaged(lam: Tensor, state: State) -> State:

@@ -22,10 +22,12 @@ __all__ = ["CVaR"]
 class CVaR(Stateless):
     """weights_i = min(p_i, mass left) / (1 - theta), by falling loss, p_i = n_i / sum n
 
-    theta: the part of the rows with the smallest losses, which gets no weight; 0 is FedAvg
-    share: clients at the threshold share the mass that is left; if false they are kept whole, as
-    the authors' code does
-    prior: "sizes" (n_i) or "uniform" (1)
+    Args:
+        theta: the part of the rows with the smallest losses, which gets no weight; 0 is
+            FedAvg.
+        share: clients at the threshold share the mass that is left; if false they are kept
+            whole, as the authors' code does.
+        prior: "sizes" (n_i) or "uniform" (1).
     """
 
     theta: float = 0.5

@@ -26,11 +26,15 @@ Method = Literal["aligned-mtl", "cagrad", "dualproj", "fairgrad", "imtl-g", "upg
 class Directions(Stateless):
     """weights = method(G), scaled to the length of the mean update; do not sum to 1
 
-    method: "fairgrad" (alpha-fair: G w = w^(-1/alpha)), "aligned-mtl", "imtl-g"; "upgrad" and
-    "dualproj" need torchjd[quadprog_projector], "cagrad" needs torchjd[cagrad]
-    alpha: of fairgrad: 1 is proportional fairness, large values approach the worst client
-    c: of cagrad: how far the direction may be from the mean, in [0, 1)
-    scale: "mean" takes the norm of the mean update, "none" leaves the method's own length
+    Args:
+        method: "fairgrad" (alpha-fair: G w = w^(-1/alpha)), "aligned-mtl", "imtl-g";
+            "upgrad" and "dualproj" need torchjd[quadprog_projector], "cagrad" needs
+            torchjd[cagrad].
+        alpha: of fairgrad: 1 is proportional fairness, large values approach the worst
+            client.
+        c: of cagrad: how far the direction may be from the mean, in [0, 1).
+        scale: "mean" takes the norm of the mean update, "none" leaves the method's own
+            length.
     """
 
     method: Method = "aligned-mtl"

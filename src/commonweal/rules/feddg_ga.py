@@ -16,7 +16,7 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
-from commonweal.rules.slots import by_client, empty_seats, extend, extend_mixture, take_seats
+from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
 __all__ = ["FedDGGA"]
 
@@ -26,10 +26,11 @@ class FedDGGA(Rule):
     """a_i <- a_i + d_t (g_i - mean g) / max |g - mean g|, clipped to [0, 1], normalised over the
     cohort; g_i = f_i - (loss after own training, last time), d_t = d (1 - (t - 1) / T)
 
-    d: the first step, of weights that sum to 1 over the cohort
-
     Any client id is accepted. A client's first report changes no weight; one that joins late begins
     with 1 / K, and the others are scaled down in proportion.
+
+    Args:
+        d: the first step, of weights that sum to 1 over the cohort.
     """
 
     d: float = 0.2
@@ -50,23 +51,23 @@ class FedDGGA(Rule):
         return {
             "t": torch.tensor(1),
             "rounds": torch.tensor(setting.rounds),
-            "seats": empty_seats(setting.clients),
+            "slots": empty_slots(setting.clients),
             "a": zeros + 1 / setting.clients,
             "trained": zeros,  # the loss after own training, where `seen`
             "seen": torch.zeros(setting.clients, dtype=torch.bool),
         }
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        seats, index = take_seats(state["seats"], reports.ids, reports.clients)
-        a = extend_mixture(state["a"], len(seats)).clone()
-        trained = extend(state["trained"], len(seats), 0.0).clone()
-        seen = extend(state["seen"], len(seats), 0.0).bool().clone()
+        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
+        a = extend_mixture(state["a"], len(slots)).clone()
+        trained = extend(state["trained"], len(slots), 0.0).clone()
+        seen = extend(state["seen"], len(slots), 0.0).bool().clone()
         gap = torch.where(seen[index], reports.losses.double() - trained[index], torch.nan)
         weights = self._adjusted(on_cohort(a, index), gap, state)
         a[index] = a[index].sum() * weights
         trained[index] = required(reports.losses_after, "losses after local training").double()
         seen[index] = True
-        following = {"t": state["t"] + 1, "seats": seats, "a": a, "trained": trained, "seen": seen}
+        following = {"t": state["t"] + 1, "slots": slots, "a": a, "trained": trained, "seen": seen}
         return Decision(weights, {"rounds": state["rounds"], **following})
 
     def _adjusted(self, weights: Tensor, gap: Tensor, state: State) -> Tensor:
@@ -81,7 +82,7 @@ class FedDGGA(Rule):
         return moved / moved.sum()
 
     def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["seats"], state["a"], clients)
+        return by_client(state["slots"], state["a"], clients)
 
 
 ENTRIES = {"feddg-ga": FedDGGA}

@@ -15,7 +15,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
-from commonweal.rules.slots import empty_seats, extend, take_seats
+from commonweal.rules.slots import empty_slots, extend, take_slots
 
 __all__ = ["FedFA"]
 
@@ -27,10 +27,11 @@ class FedFA(Rule):
     """weights_i = alpha a_i + beta b_i (normalised), a_i ~ -log2(score_i / sum of scores),
     b_i ~ -log2(1 - c_i / sum c), over the cohort
 
-    alpha: the weight of the score
-    beta: the weight of participation (c_i: the rounds of client i)
-
     Any client id is accepted. A client that joins late begins with a count of 0.
+
+    Args:
+        alpha: the weight of the score.
+        beta: the weight of participation (c_i: the rounds of client i).
     """
 
     alpha: float = 0.5
@@ -54,16 +55,16 @@ class FedFA(Rule):
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients
         counts = torch.zeros(clients, dtype=torch.float64)
-        return {"seats": empty_seats(clients), "counts": counts}
+        return {"slots": empty_slots(clients), "counts": counts}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        seats, index = take_seats(state["seats"], reports.ids, reports.clients)
-        counts = extend(state["counts"], len(seats), 0.0)
+        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
+        counts = extend(state["counts"], len(slots), 0.0)
         counts = counts.index_add(0, index, torch.ones(len(index), dtype=torch.float64))
         a = _normalized(-_fraction(_defined(reports)).log2())
         b = _normalized(-(1 - _fraction(counts[index])).log2())
         weights = _normalized(self.alpha * a + self.beta * b)
-        return Decision(weights, {"seats": seats, "counts": counts})
+        return Decision(weights, {"slots": slots, "counts": counts})
 
 
 def _defined(reports: Reports) -> Tensor:

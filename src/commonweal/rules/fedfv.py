@@ -26,7 +26,9 @@ class FedFV(Stateless):
     """v_i = u_i, less its components against every u_j with <v_i, u_j> < 0, by rising loss;
     direction = mean v with the length of mean u
 
-    alpha: about this part of the clients, those with the largest losses, keeps its update
+    Args:
+        alpha: about this part of the clients, those with the largest losses, keeps its
+            update.
     """
 
     alpha: float = 0.1

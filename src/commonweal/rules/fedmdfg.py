@@ -26,8 +26,10 @@ class FedMDFG(Stateless):
     (u_i scaled to their mean length),
     h the gradient of the angle between f and equal losses; may be negative, and do not sum to 1
 
-    theta: the angle in degrees above which h joins
-    scale: "mean" takes the norm of the mean update, "none" leaves the length of the direction
+    Args:
+        theta: the angle in degrees above which h joins.
+        scale: "mean" takes the norm of the mean update, "none" leaves the length of the
+            direction.
     """
 
     theta: float = 11.25

@@ -24,9 +24,10 @@ __all__ = ["FedMGDA"]
 class FedMGDA(Stateless):
     """weights = argmin lam' G lam over the simplex with |lam_i - prior_i| <= epsilon
 
-    epsilon: 1 is plain MGDA, 0 gives the prior (averaging)
-    normalise: scale updates to unit norm
-    prior: "uniform" (as in the published code) or "sizes" (n_i)
+    Args:
+        epsilon: 1 is plain MGDA, 0 gives the prior (averaging).
+        normalise: scale updates to unit norm.
+        prior: "uniform" (as in the published code) or "sizes" (n_i).
     """
 
     epsilon: float = 1.0

@@ -20,9 +20,10 @@ class FedMGDAPlus(FedMGDA):
     """weights_i = lam_i / |u_i|, lam = argmin lam' G lam of unit updates,
     |lam_i - prior_i| <= epsilon; do not sum to 1
 
-    epsilon: 1 is plain MGDA, 0 gives the prior (averaging)
-    normalise: scale updates to unit norm
-    prior: "uniform" (as in the published code) or "sizes" (n_i)
+    Args:
+        epsilon: 1 is plain MGDA, 0 gives the prior (averaging).
+        normalise: scale updates to unit norm.
+        prior: "uniform" (as in the published code) or "sizes" (n_i).
     """
 
     epsilon: float = 0.01

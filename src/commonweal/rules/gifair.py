@@ -21,7 +21,8 @@ class GIFAIR(Stateless):
     """weights_i = p_i + lam (reporters with smaller loss - with larger loss),
     lam = strength * min p / (S - 1)
 
-    strength: the fraction of the largest lam that keeps all weights positive
+    Args:
+        strength: the fraction of the largest lam that keeps all weights positive.
     """
 
     strength: float = 1.0

@@ -15,23 +15,23 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules._clusters import label_clusters
-from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule
+from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports
 
 __all__ = ["Grouped"]
 
 
 @dataclass(frozen=True)
-class Grouped(Rule):
+class Grouped(Combinator):
     """weights_i = (the rule's weight of client i's group) n_i / (the group's rows in the cohort)
 
-    rule: any rule
-    domains: "data" (the groups that come with the dataset), a list with every client's group, or a
-    number of groups to be found by clustering the clients' label distributions
-
     Any client id is accepted. Clients that join late form a group of newcomers.
+
+    Args:
+        rule: any rule.
+        domains: "data" (the groups that come with the dataset), a list with every client's group,
+            or a number of groups to be found by clustering the clients' label distributions.
     """
 
-    rule: Rule
     domains: Literal["data"] | int | tuple[str | int, ...] = "data"
 
     kind: ClassVar[Kind] = Kind(
@@ -39,14 +39,8 @@ class Grouped(Rule):
     )
 
     @property
-    def mixing(self) -> bool:
-        return self.rule.mixing
-
-    @property
     def needs(self) -> frozenset[Need]:
-        if isinstance(self.domains, int):
-            return self.rule.needs | {"labels"}
-        return self.rule.needs
+        return super().needs | {"labels"} if isinstance(self.domains, int) else super().needs
 
     def init(self, setting: Setting | int) -> State:
         setting = Setting.of(setting)
@@ -58,8 +52,10 @@ class Grouped(Rule):
             )
         number = {name: i for i, name in enumerate(dict.fromkeys(names))}
         group = torch.tensor([number[name] for name in names])
-        inner = Setting(clients=len(number), rounds=setting.rounds, lr=setting.lr)
-        return {"group": group, "rule": self.rule.init(inner)}
+        members = _means(group, _known_sizes(setting), len(number))
+        inner = Setting(clients=len(number), rounds=setting.rounds, lr=setting.lr, members=members)
+        # What part of its group's samples a client has, for the mixture over all clients.
+        return {"group": group, "part": members.sum(0), "rule": self.rule.init(inner)}
 
     def _names(self, setting: Setting) -> tuple[str | int, ...]:
         """Every client's group."""
@@ -75,14 +71,56 @@ class Grouped(Rule):
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         merged = _merge(reports, state["group"], "update" in self.rule.needs)
-        decision = self.rule(merged.reports, state.get("rule", {}))
+        decision = self.rule(merged.reports, self.inner(state))
         return Decision(
             decision.weights[merged.position] * merged.fraction,
-            {"group": state["group"], "rule": decision.state},
+            {"group": state["group"], "part": state["part"], "rule": decision.state},
             decision.warnings,
             merged.members(reports, decision.dropped),
             merged.members(reports, decision.capped),
         )
+
+    def bound(self, rounds: int, clients: int) -> float | None:
+        return None  # the inner rule's is for decisions on groups, whose regret is another one
+
+    def distribution(self, state: State, clients: int) -> Tensor | None:
+        groups = _number_of_groups(state, clients)
+        return _over_members(self.rule.distribution(self.inner(state), groups), state, clients)
+
+    def averaged(self, state: State, clients: int) -> Tensor | None:
+        groups = _number_of_groups(state, clients)
+        return _over_members(self.rule.averaged(self.inner(state), groups), state, clients)
+
+
+def _known_sizes(setting: Setting) -> Tensor:
+    if setting.sizes is None:
+        return torch.ones(setting.clients, dtype=torch.float64)
+    return setting.sizes.double()
+
+
+def _means(group: Tensor, sizes: Tensor, groups: int) -> Tensor:
+    """The matrix (G, K) that averages the values of clients over each group, by their sizes."""
+    totals = torch.zeros(groups, dtype=torch.float64).index_add(0, group, sizes)
+    means = torch.zeros(groups, len(group), dtype=torch.float64)
+    means[group, torch.arange(len(group))] = sizes / totals[group]
+    return means
+
+
+def _number_of_groups(state: State, clients: int) -> int:
+    """With one of newcomers, if there are more clients than at the start."""
+    group: Tensor = state["group"]
+    return int(group.max()) + 1 + int(clients > len(group))
+
+
+def _over_members(mixture: Tensor | None, state: State, clients: int) -> Tensor | None:
+    """Divide a mixture of groups among all clients (K,), by their known sizes."""
+    if mixture is None:
+        return None
+    known: Tensor = mixture[state["group"]] * state["part"]
+    newcomers = clients - len(known)
+    if newcomers <= 0:
+        return known
+    return torch.cat([known, mixture[-1].expand(newcomers) / newcomers])
 
 
 class Merged(NamedTuple):
@@ -100,26 +138,24 @@ class Merged(NamedTuple):
 
 
 def _merge(reports: Reports, group: Tensor, with_updates: bool) -> Merged:
+    """Average the reports over the groups of the cohort, by the clients' sizes."""
     groups = int(group.max()) + 1
-    each = _group_of(reports.ids, group, groups)
-    newcomers = reports.clients > len(group) or bool((each == groups).any())
-    present, position = torch.unique(each, return_inverse=True)
-    rows = reports.sizes.double()
-    empty = torch.zeros(len(present), dtype=torch.float64)
-    sizes = empty.index_add(0, position, rows)
-    fraction = rows / sizes[position]
-    mean = torch.zeros(len(present), len(rows), dtype=torch.float64)
-    mean[position, torch.arange(len(rows))] = fraction
+    group_of_client = _group_of(reports.ids, group, groups)
+    newcomers = reports.clients > len(group) or bool((group_of_client == groups).any())
+    present, position = torch.unique(group_of_client, return_inverse=True)
+    sizes = reports.sizes.double()
+    mean = _means(position, sizes, len(present))
     merged = Reports(
         ids=present,
-        sizes=sizes,
+        sizes=torch.zeros(len(present), dtype=torch.float64).index_add(0, position, sizes),
         losses=mean @ reports.losses.double(),
         clients=groups + newcomers,
         scores=_average(mean, reports.scores),
         losses_after=_average(mean, reports.losses_after),
         updates=_average_updates(mean, reports.updates) if with_updates else None,
+        checked=True,
     )
-    return Merged(merged, position, fraction)
+    return Merged(merged, position, mean.sum(0))
 
 
 def _group_of(ids: Tensor, group: Tensor, newcomers: int) -> Tensor:

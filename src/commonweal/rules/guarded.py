@@ -26,7 +26,7 @@ from commonweal.rules._outliers import (
     size_excess,
 )
 from commonweal.rules._table import empty_table, lookup, put
-from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
+from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports, required
 
 __all__ = ["Guarded"]
 
@@ -109,21 +109,25 @@ class _Last(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Guarded(Rule):
+class Guarded(Combinator):
     """the rule's weights over the reports whose loss, size, norm and direction are plausible beside
     the cohort's medians; no weight above `most` on average over a client's rounds
 
     rule: any rule
-    limit: how many times the median is implausible however wide the reports spread (5 times that
-    with fewer than 5 reporters); less is implausible if they are close together, down to 4 times
-    action: "drop" an implausible report, or "cap" its loss and the norm of its update at the
-    largest plausible ones; an update against the others' is dropped in any case
-    most: the largest weight of a client, on average over its rounds, with 5 or more reporters
 
     Any client id is accepted. A client that joins late begins without suspicion.
+
+    Args:
+        limit: how many times the median is implausible however wide the reports spread (5
+            times that with fewer than 5 reporters); less is implausible if they are close
+            together, down to 4 times.
+        action: "drop" an implausible report, or "cap" its loss and the norm of its update
+            at the largest plausible ones; an update against the others' is dropped in any
+            case.
+        most: the largest weight of a client, on average over its rounds, with 5 or more
+            reporters.
     """
 
-    rule: Rule
     limit: float = 20.0
     action: Literal["drop", "cap"] = "drop"
     most: float = 0.5
@@ -144,7 +148,7 @@ class Guarded(Rule):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return self.rule.needs | {"update"}
+        return super().needs | {"update"}
 
     def init(self, setting: Setting | int) -> State:
         start = torch.zeros((), dtype=torch.float64)
@@ -156,24 +160,12 @@ class Guarded(Rule):
             **{name: empty_table("settled", "recent") for name in tables},
         }
 
-    def response(self, losses: Tensor) -> Tensor | None:
-        return self.rule.response(losses)
-
-    def bound(self, rounds: int, clients: int) -> float | None:
-        return self.rule.bound(rounds, clients)
-
-    def distribution(self, state: State, clients: int) -> Tensor | None:
-        return self.rule.distribution(state.get("rule", {}), clients)
-
-    def averaged(self, state: State, clients: int) -> Tensor | None:
-        return self.rule.averaged(state.get("rule", {}), clients)
-
     def __call__(self, reports: Reports, state: State) -> Decision:
         start = torch.maximum(state["start"], _typical(reports.losses))
         lies, shrunk, sizes = self._check_sizes(reports, state["sizes"])
         checked = replace(reports, sizes=sizes)
         findings = self._findings(checked, float(start), lies, state)
-        decision = self._decide(checked, findings, state.get("rule", {}))
+        decision = self._decide(checked, findings, self.inner(state))
         smaller = {i: why for i, why in shrunk.items() if i not in decision.dropped}
         decision = replace(decision, capped=smaller | decision.capped)
         decision = self._limit_weights(reports.ids, decision, state)

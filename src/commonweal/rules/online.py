@@ -4,6 +4,20 @@ Hahn et al., Pursuing Overall Welfare in Federated Learning through Sequential D
 ICML 2024. In each round the server decides on a mixture p, observes the response r to the clients'
 losses, and pays -log(1 + <p, r>) (eq. 4). A mixture with more weight on clients with large losses
 pays less, so the next decision gives them more weight.
+
+A library for authors of rules. With a response of your own, a rule without memory is one line:
+
+>>> reports = Reports(
+...     ids=torch.tensor([0, 1]),
+...     sizes=torch.tensor([30, 10]),
+...     losses=torch.tensor([1.0, 3.0]),
+...     clients=2,
+... )
+>>> mixture(reports, relative(reports.losses).log(), "sizes")
+tensor([0.5000, 0.5000], dtype=torch.float64)
+
+A rule with memory maps losses by `response`, completes the cohort by `doubly_robust`, and steps
+along `decision_gradient`; `on_cohort` gives the weights of those who report.
 """
 
 import math
@@ -22,7 +36,6 @@ __all__ = [
     "Scale",
     "check_range",
     "decision_gradient",
-    "decision_loss",
     "doubly_robust",
     "mixture",
     "on_cohort",
@@ -53,8 +66,13 @@ LOCATED = ("gumbel", "logistic", "normal")  # CDFs with a location, which is 1
 def mixture(reports: Reports, response: Tensor, prior: Prior) -> Tensor:
     """Take one entropic step from the prior: softmax(log prior + response), Table 1 of the paper.
 
-    FedAvg, q-FedAvg, TERM and PropFair are this step with four responses. A response of -inf gives
-    a weight of 0. If all responses are equal, the result is exactly the prior.
+    FedAvg, q-FedAvg, TERM and PropFair are this step with four responses. If all responses are
+    equal, the result is exactly the prior.
+
+    Args:
+        reports: of the cohort.
+        response: to each loss (S,); -inf gives a weight of 0.
+        prior: "sizes" or "uniform".
     """
     start = prior_weights(reports, prior)
     if (response == response[0]).all():
@@ -64,8 +82,11 @@ def mixture(reports: Reports, response: Tensor, prior: Prior) -> Tensor:
 
 
 def relative(losses: Tensor) -> Tensor:
-    """Divide losses (S,) by their mean, in float64. All ones if every loss is 0."""
-    losses = losses.double()
+    """Divide losses (S,) by their mean, in float64. All ones if every loss is 0.
+
+    A loss below 0 counts as 0: ratios of losses mean nothing there.
+    """
+    losses = losses.double().clamp(min=0)
     mean = losses.mean()
     return losses / mean if mean > 0 else torch.ones_like(losses)
 
@@ -73,8 +94,13 @@ def relative(losses: Tensor) -> Tensor:
 def response(losses: Tensor, cdf: str, high: float, low: float = 0.0, scale: Scale = 1.0) -> Tensor:
     """Map losses (S,) to [low, high] by a CDF of the relative loss: eq. 8, C1 = low, C2 = high.
 
-    A smaller scale makes the CDF steeper: around 1, the mean loss, where the CDF has a location,
-    else around 0.
+    Args:
+        losses: of the cohort.
+        cdf: a name of `CDFS`.
+        high: the response to an infinite loss.
+        low: the response to a loss of 0, or far below the mean.
+        scale: smaller values make the CDF steeper: around 1, the mean loss, where the CDF has a
+            location, else around 0.
     """
     x = relative(losses)
     width = spacing_scale(x, cdf) if scale == "spacing" else float(scale)
@@ -86,7 +112,7 @@ def _scaled_cdf(x: Tensor, cdf: str, scale: float) -> Tensor:
 
 
 def spacing_scale(x: Tensor, cdf: str) -> float:
-    """The scale by maximum spacing (Cheng and Amin 1983), which App. B.1 of the paper names.
+    """Fit the scale by maximum spacing (Cheng and Amin 1983), which App. B.1 of the paper names.
 
     It maximises the product of the differences of the CDF between neighbouring values (S,): the
     values then lie as evenly in [0, 1] as a change of scale can make them.
@@ -125,7 +151,7 @@ def check_range(rule: str, low: float, high: float | None, scale: Scale) -> None
 
 
 def doubly_robust(r: Tensor, index: Tensor, clients: int) -> Tensor:
-    """Estimate all K responses from those of the cohort at `index` (eq. 10).
+    """Estimate all K responses from those r (S,) of the cohort at `index` (eq. 10).
 
     The result is r itself when everyone reports. It is unbiased only for a fixed imputed mean, as
     in Lemma 4.3; with the mean of the same cohort it is nearly unbiased.
@@ -137,13 +163,8 @@ def doubly_robust(r: Tensor, index: Tensor, clients: int) -> Tensor:
     return full
 
 
-def decision_loss(p: Tensor, r: Tensor) -> Tensor:
-    """The loss of the decision p under the response r (eq. 4)."""
-    return -torch.log1p(p @ r)
-
-
 def decision_gradient(p: Tensor, r: Tensor) -> Tensor:
-    """The gradient of `decision_loss` with respect to p."""
+    """The gradient with respect to p of the decision loss -log(1 + <p, r>) (eq. 4)."""
     return -r / (1 + p @ r)
 
 

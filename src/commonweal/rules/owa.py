@@ -23,9 +23,10 @@ class OWA(Stateless):
     """weights_i = (r_i^delta - (r_i - 1)^delta) / S^delta, r_i the rank of f_i from below;
     with sizes, the rank is the mass of clients with smaller losses
 
-    delta: 1 gives the prior, 2 prices the mean by the Gini coefficient, large values give all
-    weight to the worst client
-    prior: "uniform" (1) or "sizes" (n_i)
+    Args:
+        delta: 1 gives the prior, 2 prices the mean by the Gini coefficient, large values
+            give all weight to the worst client.
+        prior: "uniform" (1) or "sizes" (n_i).
     """
 
     delta: float = 2.0

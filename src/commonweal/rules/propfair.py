@@ -23,10 +23,11 @@ class PropFair(Stateless):
     """weights_i ~ n_i / max(M - f_i / mean f, margin);
     not relative: weights_i ~ n_i / max(M - f_i, margin)
 
-    baseline: M, the largest acceptable loss
-    margin: above M - margin the gradient is held constant, so that weights stay finite
-    relative: divide losses by the cohort's mean; false is the published form
-    prior: "sizes" (n_i) or "uniform" (1)
+    Args:
+        baseline: M, the largest acceptable loss.
+        margin: above M - margin the gradient is held constant, so that weights stay finite.
+        relative: divide losses by the cohort's mean; false is the published form.
+        prior: "sizes" (n_i) or "uniform" (1).
     """
 
     baseline: float = 3.0

@@ -29,10 +29,11 @@ class QFedAvg(Rule):
     """weights_i ~ f_i^q;
     scaled: weights_i = L f_i^q / sum_j (q f_j^(q-1) L^2 |u_j|^2 + L f_j^q), not summing to 1
 
-    q: 0 is plain averaging, large values give all weight to the worst client
-    scaled: use the published step length
-    lipschitz: L, by default 1 / (the clients' lr)
-    prior: "uniform" (as the authors run it, sampling by size) or "sizes" (n_i)
+    Args:
+        q: 0 is plain averaging, large values give all weight to the worst client.
+        scaled: use the published step length.
+        lipschitz: L, by default 1 / (the clients' lr).
+        prior: "uniform" (as the authors run it, sampling by size) or "sizes" (n_i).
     """
 
     q: float = 1.0
@@ -78,7 +79,8 @@ class QFedAvg(Rule):
         return Decision(self._scaled_weights(reports, lipschitz), state)
 
     def response(self, losses: Tensor) -> Tensor:
-        return self.q * losses.log() if self.q else torch.zeros_like(losses)
+        # A loss below 0 counts as 0, whose power is 0.
+        return self.q * losses.clamp(min=0).log() if self.q else torch.zeros_like(losses)
 
     def _scaled_weights(self, reports: Reports, lipschitz: float) -> Tensor:
         losses = reports.losses.double().clamp(min=TINY)

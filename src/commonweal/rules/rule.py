@@ -2,21 +2,34 @@
 
 A rule maps the reports of a cohort and a small state to a `Decision`: the weights of the clients'
 updates, in `direction = weights @ updates`, and the next state.
+
+>>> from commonweal.rules import TERM
+>>> rule = TERM(t=1.0)
+>>> reports = Reports(
+...     ids=torch.tensor([0, 1]),
+...     sizes=torch.tensor([10, 10]),
+...     losses=torch.tensor([0.5, 1.5]),
+...     clients=2,
+... )
+>>> decision = rule(reports, rule.init(2))
+>>> decision.weights
+tensor([0.2689, 0.7311], dtype=torch.float64)
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.base.tensors import State
+from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
 
-__all__ = ["Decision", "Kind", "Need", "Prior", "Reports", "Rule", "Stateless", "prior_weights"]
+__all__ = ["Combinator", "Decision", "Kind", "Need", "Prior", "Reports", "Rule", "Stateless"]
+__all__ += ["in_double", "prior_weights", "required"]
 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
@@ -28,31 +41,100 @@ BLOCK = 1 << 12  # columns of the updates that are held in float64 at a time: th
 class Reports:
     """What S of K clients tell the server in a round.
 
-    `losses` and `scores` are those of the received model on each client's training rows, before
-    local training; `losses_after` after it. A row of `updates` is the received model minus the
-    client's trained model. What no rule needs may be missing.
+    Values that a rule cannot use raise `DataError` here, with the client's id: shapes that differ,
+    an id given twice, a size that is not above 0, a loss or an update that is not finite. A score
+    may be NaN, which means undefined. `Reports.finite` leaves such clients out instead.
+
+    Attributes:
+        ids: the clients (S,), as int64.
+        sizes: their numbers of training samples (S,).
+        losses: the received model's losses (S,) on their training samples, before local training.
+        clients: K, the number of all clients.
+        scores: the received model's scores (S,), higher is better.
+        updates: the received model minus the client's trained model (S, d).
+        losses_after: the losses (S,) after local training.
+        checked: the updates are known to be finite, and are not read again to make sure.
     """
 
-    ids: Tensor  # (S,) int64
-    sizes: Tensor  # (S,)
-    losses: Tensor  # (S,)
-    clients: int  # K
-    scores: Tensor | None = None  # (S,)
-    updates: Tensor | None = None  # (S, d)
-    losses_after: Tensor | None = None  # (S,)
+    ids: Tensor
+    sizes: Tensor
+    losses: Tensor
+    clients: int
+    scores: Tensor | None = None
+    updates: Tensor | None = None
+    losses_after: Tensor | None = None
+    checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = vars(self)[each.name]
-            if each.name != "clients" and not isinstance(value, Tensor | None):
-                raise DataError(
-                    f"Reports {each.name} is a {type(value).__name__}: give a tensor, as by "
-                    f"torch.as_tensor({each.name})"
-                )
+        columns = self._columns()
+        _check_shapes(columns)
+        if self.checked:
+            del columns["updates"]
+        unusable = _unusable(columns)
+        if unusable:
+            client, reason = next(iter(unusable.items()))
+            raise DataError(
+                f"Reports: {reason} (client {client}); correct it, or leave such clients out by "
+                "Reports.finite(...)"
+            )
+
+    def _columns(self) -> dict[str, Tensor | None]:
+        return {
+            "ids": self.ids,
+            "sizes": self.sizes,
+            "losses": self.losses,
+            "scores": self.scores,
+            "updates": self.updates,
+            "losses_after": self.losses_after,
+        }
+
+    @classmethod
+    def finite(
+        cls,
+        *,
+        ids: Tensor,
+        sizes: Tensor,
+        losses: Tensor,
+        clients: int,
+        scores: Tensor | None = None,
+        updates: Tensor | None = None,
+        losses_after: Tensor | None = None,
+    ) -> "tuple[Reports, dict[int, str]]":
+        """Build the reports without clients whose values cannot be used.
+
+        Returns:
+            The reports, and for each client that was left out the reason, by id.
+
+        Raises:
+            DataError: no client is left, or shapes do not fit.
+
+        >>> reports, left_out = Reports.finite(
+        ...     ids=torch.tensor([4, 7]),
+        ...     sizes=torch.tensor([10, 10]),
+        ...     losses=torch.tensor([0.5, torch.nan]),
+        ...     clients=9,
+        ... )
+        >>> reports.ids.tolist(), left_out
+        ([4], {7: 'its loss is nan'})
+        """
+        columns = {"ids": ids, "sizes": sizes, "losses": losses, "losses_after": losses_after}
+        columns |= {"scores": scores, "updates": updates}
+        _check_shapes(columns)
+        left_out = _unusable(columns)
+        usable = torch.tensor([client not in left_out for client in ids.tolist()])
+        if not usable.any():
+            raise DataError(
+                f"Reports: none of {len(ids)} clients can be used; of client {int(ids[0])}, "
+                f"{left_out[int(ids[0])]}"
+            )
+        usable_columns = {
+            name: value[usable] for name, value in columns.items() if value is not None
+        }
+        return cls(clients=clients, checked=True, **usable_columns), left_out
 
     @cached_property
-    def norms(self) -> Tensor:  # (S,)
-        """The Euclidean norms of the updates, in float64."""
+    def norms(self) -> Tensor:
+        """The Euclidean norms (S,) of the updates, in float64."""
         updates = required(self.updates, "updates")
         squares = torch.zeros(len(updates), dtype=torch.float64)
         for block in in_double(updates):
@@ -60,8 +142,8 @@ class Reports:
         return squares.sqrt()
 
     @cached_property
-    def gram(self) -> Tensor:  # (S, S)
-        """The inner products of the updates, in float64: all that direction rules need of them."""
+    def gram(self) -> Tensor:
+        """The inner products (S, S) of the updates, in float64: all that direction rules need."""
         updates = required(self.updates, "updates")
         gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
         for block in in_double(updates):
@@ -78,17 +160,80 @@ class Reports:
             scores=None if self.scores is None else self.scores[which],
             updates=None if self.updates is None else self.updates[which],
             losses_after=None if self.losses_after is None else self.losses_after[which],
+            checked=True,
         )
 
 
+SINGULAR = {
+    "sizes": "size",
+    "losses": "loss",
+    "losses_after": "loss after training",
+    "updates": "update",
+}
+
+
+def _check_shapes(columns: Mapping[str, Tensor | None]) -> None:
+    """Raise DataError unless every column is a tensor with one row per client, each only once."""
+    ids = columns["ids"]
+    for name, value in columns.items():
+        if value is None and name not in ("ids", "sizes", "losses"):
+            continue
+        if not isinstance(value, Tensor) or not isinstance(ids, Tensor):
+            raise DataError(
+                f"Reports {name} is a {type(value).__name__}: give a tensor, as by "
+                f"torch.as_tensor({name})"
+            )
+        dimensions = 2 if name == "updates" else 1
+        if value.ndim != dimensions or len(value) != len(ids):
+            shape = "(S, d)" if name == "updates" else "(S,)"
+            raise DataError(
+                f"Reports {name} has the shape {tuple(value.shape)} for {ids.numel()} clients: "
+                f"give {shape}, one row per client"
+            )
+    assert ids is not None
+    if len(ids) == 0 or ids.is_floating_point():
+        raise DataError(
+            f"Reports ids = {ids.tolist()}: give the id of at least one client, as an integer"
+        )
+    ordered = ids.sort().values
+    twice = ordered[1:] == ordered[:-1]
+    if twice.any():
+        client = int(ordered[1:][twice][0])
+        raise DataError(f"Reports: client {client} reports twice; keep one of its reports")
+
+
+def _unusable(columns: Mapping[str, Tensor | None]) -> dict[int, str]:
+    """Why the values of some clients cannot be used, by id."""
+    reasons: dict[int, str] = {}
+    for name, singular in SINGULAR.items():
+        value = columns.get(name)
+        if value is None:
+            continue
+        usable = is_finite(value)
+        if name == "sizes":
+            usable = usable & (value > 0)
+        if usable.all():
+            continue
+        assert columns["ids"] is not None
+        for position in (~usable).nonzero()[:, 0].tolist():
+            shown = "not finite" if name == "updates" else f"{float(value[position]):g}"
+            reasons.setdefault(int(columns["ids"][position]), f"its {singular} is {shown}")
+    return reasons
+
+
 def in_double(updates: Tensor) -> Iterator[Tensor]:
-    """Yield blocks of columns in float64, each in the place of the one before."""
+    """Yield blocks of columns in float64, each in the memory of the one before."""
     place = torch.empty(len(updates), BLOCK, dtype=torch.float64)
     for block in torch.split(updates, BLOCK, dim=1):
         yield place[:, : block.shape[1]].copy_(block)
 
 
 def required(value: Tensor | None, what: str) -> Tensor:
+    """Return the value.
+
+    Raises:
+        ConfigError: the reports do not have it.
+    """
     if value is None:
         raise ConfigError(f"this rule needs {what}, but the reports have none: add them")
     return value
@@ -96,13 +241,21 @@ def required(value: Tensor | None, what: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """How much each report counts, and why some do not count as they were sent."""
+    """How much each report counts, and why some do not count as they were sent.
 
-    weights: Tensor  # (S,) in the order of the reports
+    Attributes:
+        weights: the weights (S,), in the order of the reports.
+        state: the rule's state for the next round.
+        warnings: about this round, shown to the user.
+        dropped: reports that are not used, by client id, with the reason.
+        capped: reports that are used but reduced, by client id, with the reason.
+    """
+
+    weights: Tensor
     state: State
-    warnings: tuple[str, ...] = ()  # about this round, shown to the user
-    dropped: dict[int, str] = field(default_factory=dict)  # not used: client id -> reason
-    capped: dict[int, str] = field(default_factory=dict)  # used, but reduced: client id -> reason
+    warnings: tuple[str, ...] = ()
+    dropped: dict[int, str] = field(default_factory=dict)
+    capped: dict[int, str] = field(default_factory=dict)
 
 
 class Kind(NamedTuple):
@@ -129,16 +282,35 @@ class Rule:
         """What clients must send. "update": the rule looks at updates, not only at their sum."""
         return frozenset({"size", "loss"})
 
+    @property
+    def local_run(self) -> str | None:
+        """The folder of a run of local models whose losses the rule needs, if it names one."""
+        return None
+
+    def with_local_losses(self, losses: tuple[float, ...]) -> Self:
+        """Return the rule with the losses (K,) that `local_run` asks for."""
+        return self
+
     def init(self, setting: Setting | int) -> State:
         """Return the state before the first round. A number stands for that many clients."""
         return {}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
+        """Decide on a round."""
         raise NotImplementedError
 
+    @property
+    def logarithmic(self) -> bool:
+        """Whether a decision p costs -log(1 + <p, r>) under the response r; else -<p, r>."""
+        return False
+
     def response(self, losses: Tensor) -> Tensor | None:
-        """Return the response (S,) of online learning, if the rule decides on a mixture by one."""
+        """Return the response (K,) of online learning, if the rule decides on a mixture by one."""
         return None
+
+    def cohort_response(self, losses: Tensor, clients: int) -> Tensor | None:
+        """Return the response (S,) to the losses of a cohort of S of K clients."""
+        return self.response(losses)
 
     def bound(self, rounds: int, clients: int) -> float | None:
         """Return the theorem's bound on the regret, if there is one."""
@@ -164,7 +336,64 @@ class Stateless(Rule):
         raise NotImplementedError
 
     def warnings(self, reports: Reports) -> tuple[str, ...]:
+        """Return what users should know about this round."""
         return ()
+
+
+@dataclass(frozen=True)
+class Combinator(Rule):
+    """A rule around another one. What a subclass does not define is the inner rule's.
+
+    The inner rule's state is the entry "rule" of the state: a subclass calls
+    `self.rule(reports, self.inner(state))` and puts the decision's state there.
+
+    Args:
+        rule: any rule.
+    """
+
+    rule: Rule
+
+    @property
+    def mixing(self) -> bool:
+        return self.rule.mixing
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.rule.needs
+
+    @property
+    def local_run(self) -> str | None:
+        return self.rule.local_run
+
+    def with_local_losses(self, losses: tuple[float, ...]) -> Self:
+        return replace(self, rule=self.rule.with_local_losses(losses))
+
+    def init(self, setting: Setting | int) -> State:
+        return {"rule": self.rule.init(setting)}
+
+    def inner(self, state: State) -> State:
+        """Return the inner rule's state. An empty one is not in a checkpoint."""
+        inner: State = state.get("rule", {})
+        return inner
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.rule.logarithmic
+
+    def response(self, losses: Tensor) -> Tensor | None:
+        return self.rule.response(losses)
+
+    def cohort_response(self, losses: Tensor, clients: int) -> Tensor | None:
+        return self.rule.cohort_response(losses, clients)
+
+    def bound(self, rounds: int, clients: int) -> float | None:
+        return self.rule.bound(rounds, clients)
+
+    def distribution(self, state: State, clients: int) -> Tensor | None:
+        return self.rule.distribution(self.inner(state), clients)
+
+    def averaged(self, state: State, clients: int) -> Tensor | None:
+        return self.rule.averaged(self.inner(state), clients)
 
 
 def prior_weights(reports: Reports, prior: Prior) -> Tensor:

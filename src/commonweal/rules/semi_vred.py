@@ -20,8 +20,9 @@ class SemiVRed(Stateless):
     """weights_i = p_i (1 + 2 beta ((f_i - fbar)_+ - sum_j p_j (f_j - fbar)_+)),
     p_i = n_i / sum n; sum to 1
 
-    beta: the penalty on variance; weights are positive while
-    beta < 1 / (2 sum_j p_j (f_j - fbar)_+)
+    Args:
+        beta: the penalty on variance; weights are positive while beta < 1 / (2 sum_j p_j
+            (f_j - fbar)_+).
     """
 
     beta: float = 1.0

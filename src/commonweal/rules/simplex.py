@@ -1,7 +1,12 @@
 """Exact computations on the probability simplex: projection, quadratic programs, linear systems.
 
-All are pure functions of float64 tensors. A result is optimal to the stated tolerance; otherwise an
-error says how close the computation came.
+A library for authors of rules. All are pure functions of float64 tensors. A result is optimal to
+the stated tolerance; otherwise an error says how close the computation came. The common descent
+direction of two updates, for example, is their shortest mixture:
+
+>>> updates = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+>>> quadratic(updates @ updates.T, torch.zeros(2))
+tensor([0.8000, 0.2000], dtype=torch.float64)
 """
 
 import numpy as np
@@ -55,6 +60,10 @@ def project(v: Tensor) -> Tensor:
 
 def project_inside(v: Tensor, pull: float | Tensor) -> Tensor:
     """Minimise 1/2 |p - v|^2 - sum pull_k log p_k over the simplex: near v, off the boundary.
+
+    Args:
+        v: the point (K,) to be near.
+        pull: how strongly each entry, or all of them, is kept away from 0.
 
     >>> project_inside(torch.tensor([5.0, 0.0], dtype=torch.float64), 1e9)
     tensor([0.5000, 0.5000], dtype=torch.float64)
@@ -137,7 +146,18 @@ def quadratic(
 ) -> Tensor:
     """Minimise 1/2 p^T A p + b^T p over the simplex with lower <= p <= upper.
 
-    A (K, K) may be singular.
+    Entries are brought to one scale, the problem is solved by an interior-point method, the result
+    is accepted by its distance to the optimum, and clients with equal updates get equal weights.
+
+    Args:
+        A: symmetric (K, K), may be singular.
+        b: (K,).
+        lower: the least weights (K,), by default 0.
+        upper: the largest weights (K,), by default 1.
+
+    Raises:
+        ConfigError: no weights that sum to 1 lie within the bounds.
+        DataError: A or b has entries that are not finite.
 
     >>> quadratic(torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2))
     tensor([0.7500, 0.2500], dtype=torch.float64)
@@ -189,7 +209,7 @@ def _finite(a: Array, c: Array) -> tuple[Array, Array]:
 def _units(a: Array, low: Array, high: Array) -> Array:
     """Return the factor (K,) by which each weight is counted: 1 unless updates differ by far.
 
-    Beside an update 1e18 times the others every tolerance would be in units of that one. Its
+    Next to an update 1e18 times the others every tolerance would be in units of that one. Its
     weight, about 1e-18, is counted in units of 1e-18 instead.
     """
     norms = np.sqrt(a.diagonal().clip(0, None))
@@ -221,10 +241,8 @@ def _interior_point(a: Array, c: Array, low: Array, high: Array, units: Array) -
     for tolerance, step in TRIES:
         solver = piqp.DenseSolver()
         settings = solver.settings
-        settings.eps_abs = tolerance
-        settings.eps_rel = tolerance
-        settings.eps_duality_gap_abs = tolerance
-        settings.eps_duality_gap_rel = tolerance
+        settings.eps_abs = settings.eps_rel = tolerance
+        settings.eps_duality_gap_abs = settings.eps_duality_gap_rel = tolerance
         settings.tau = step
         settings.max_iter = 50
         settings.preconditioner_scale_cost = True
@@ -260,6 +278,7 @@ def _equalize_twins(p: Array, a: Array, c: Array, low: Array, high: Array) -> Ar
     """
     squares = a.diagonal()[:, None] + a.diagonal()
     twins = squares - 2 * a <= TWINS * squares  # |u_i - u_j|^2 against |u_i|^2 + |u_j|^2
+    np.fill_diagonal(twins, True)  # also where rounding leaves a square below 0
     if np.count_nonzero(twins) == len(p):
         return p
     for x in (c, low, high):
@@ -284,9 +303,10 @@ def _cheapest(cost: Array, low: Array, high: Array) -> tuple[npt.NDArray[np.intp
 
 
 def solve(G: Tensor, rate: Tensor) -> tuple[Tensor, bool]:
-    """Solve G v = rate for a Gram matrix G (K, K), and return whether G was singular.
+    """Solve G v = rate for a Gram matrix G (K, K).
 
-    If it was, v is the least-squares solution of smallest norm.
+    Returns:
+        v, and whether G was singular. If it was, v is the least-squares solution of smallest norm.
 
     >>> solve(torch.diag(torch.tensor([4.0, 0.0])), torch.ones(2))
     (tensor([0.2500, 0.0000], dtype=torch.float64), True)
@@ -314,7 +334,8 @@ def _condition(matrix: Tensor, inverse: Tensor) -> Tensor:
 def best_fixed(responses: Tensor) -> tuple[Tensor, float]:
     """Maximise sum_t log(1 + <p, r_t>) over p (K,): the best fixed decision in hindsight.
 
-    Returns p and the maximum, to 1e-8.
+    Returns:
+        p and the maximum, to 1e-8.
 
     >>> best_fixed(torch.tensor([[0.0, 1.0], [0.5, 1.0]]))[0]
     tensor([0., 1.], dtype=torch.float64)

@@ -1,7 +1,17 @@
-"""Dense state over clients with any ids: each client has a seat, and the number of seats can grow.
+"""State with one number per client, for clients with any ids: each client has a slot.
 
-A client that has not reported before takes the seat of its own number if that is free, else the
-first free seat, else a new one. With ids 0..K-1 a client's seat is its id.
+A library for authors of rules with a memory. A rule that keeps a tensor (K,) of numbers takes the
+slots of a round's reporters, and extends the tensor where clients joined late:
+
+>>> slots = empty_slots(2)                      # in `init`, for 2 clients
+>>> slots, index = take_slots(slots, torch.tensor([10**15, 0]), clients=3)
+>>> index                                       # the positions of the two reporters
+tensor([1, 0])
+>>> extend(torch.tensor([0.5, 0.5]), len(slots), fill=0.0)
+tensor([0.5000, 0.5000, 0.0000])
+
+A client that has not reported before takes the slot of its own number if that is free, else the
+first free slot, else a new one. With ids 0..K-1 a client's slot is its id.
 """
 
 import torch
@@ -10,67 +20,72 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.rules.online import on_cohort
 
-__all__ = ["by_client", "empty_seats", "extend", "extend_mixture", "take_seats"]
+__all__ = ["by_client", "empty_slots", "extend", "extend_mixture", "take_slots"]
 
-FREE = torch.iinfo(torch.int64).min  # marks a free seat, so it cannot be a client's id
+FREE = torch.iinfo(torch.int64).min  # marks a free slot, so it cannot be a client's id
 
 
-def empty_seats(clients: int) -> Tensor:
+def empty_slots(clients: int) -> Tensor:
+    """Return the slots (K,) of clients that have not reported yet."""
     return torch.full((clients,), FREE)
 
 
-def take_seats(seats: Tensor, ids: Tensor, clients: int) -> tuple[Tensor, Tensor]:
-    """Seat these clients among at least `clients` seats: the seats (K,) and the clients' (S,).
+def take_slots(slots: Tensor, ids: Tensor, clients: int) -> tuple[Tensor, Tensor]:
+    """Give the reporters of a round slots, where they have none yet.
 
-    >>> seats, index = take_seats(empty_seats(3), torch.tensor([10**15, 0]), 3)
-    >>> index
-    tensor([1, 0])
+    Args:
+        slots: the slots (K,) so far.
+        ids: the reporters (S,).
+        clients: the least number of slots.
+
+    Returns:
+        The slots, and the positions (S,) of the reporters among them.
     """
     if (ids == FREE).any():
-        raise DataError(f"{FREE} cannot be a client's id: rules use it to mark a free seat")
-    index, seated = _find(seats, ids)
-    if seated.all() and clients <= len(seats):
-        return seats, index
-    seats = _seat(_with_room(seats, clients - len(seats)), ids[~seated])
-    return seats, _find(seats, ids)[0]
+        raise DataError(f"{FREE} cannot be a client's id: rules use it to mark a free slot")
+    index, placed = _find(slots, ids)
+    if placed.all() and clients <= len(slots):
+        return slots, index
+    slots = _place(_with_room(slots, clients - len(slots)), ids[~placed])
+    return slots, _find(slots, ids)[0]
 
 
-def _find(seats: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each client's seat (S,) and whether it has one (S,)."""
-    last = len(seats) - 1
+def _find(slots: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each client's slot (S,) and whether it has one (S,)."""
+    last = len(slots) - 1
     index = ids.clamp(0, last)
-    if not (seats[index] == ids).all() and not _own_seats_only(seats):
-        ordered, order = seats.sort()
+    if not (slots[index] == ids).all() and not _own_slots_only(slots):
+        ordered, order = slots.sort()
         index = order[torch.searchsorted(ordered, ids).clamp(max=last)]
-    return index, seats[index] == ids
+    return index, slots[index] == ids
 
 
-def _own_seats_only(seats: Tensor) -> bool:
-    """Whether every client's seat is its id, so that no search is needed."""
-    return bool(((seats == torch.arange(len(seats))) | (seats == FREE)).all())
+def _own_slots_only(slots: Tensor) -> bool:
+    """Whether every client's slot is its id, so that no search is needed."""
+    return bool(((slots == torch.arange(len(slots))) | (slots == FREE)).all())
 
 
-def _seat(seats: Tensor, newcomers: Tensor) -> Tensor:
-    """Seat clients that have no seat yet, in the order of their ids."""
+def _place(slots: Tensor, newcomers: Tensor) -> Tensor:
+    """Give slots to clients that have none, in the order of their ids."""
     ids = newcomers.sort().values
-    own = ids.clamp(0, len(seats) - 1)
-    fits = (own == ids) & (seats[own] == FREE)
-    seats = seats.clone()
-    seats[ids[fits]] = ids[fits]
+    own = ids.clamp(0, len(slots) - 1)
+    fits = (own == ids) & (slots[own] == FREE)
+    slots = slots.clone()
+    slots[ids[fits]] = ids[fits]
     others = ids[~fits]
     if len(others):
-        seats = _with_room(seats, len(others) - int((seats == FREE).sum()))
-        free = (seats == FREE).nonzero()[:, 0]
-        seats[free[: len(others)]] = others
-    return seats
+        slots = _with_room(slots, len(others) - int((slots == FREE).sum()))
+        free = (slots == FREE).nonzero()[:, 0]
+        slots[free[: len(others)]] = others
+    return slots
 
 
-def _with_room(seats: Tensor, missing: int) -> Tensor:
-    return torch.cat([seats, empty_seats(missing)]) if missing > 0 else seats
+def _with_room(slots: Tensor, missing: int) -> Tensor:
+    return torch.cat([slots, empty_slots(missing)]) if missing > 0 else slots
 
 
 def extend(values: Tensor, clients: int, fill: Tensor | float) -> Tensor:
-    """Give newcomers the value `fill`, for `clients` entries in all."""
+    """Give newcomers the value `fill`, so that there are `clients` values."""
     if len(values) == clients:
         return values
     extra = torch.zeros(clients - len(values), dtype=values.dtype)
@@ -88,9 +103,9 @@ def extend_mixture(p: Tensor, clients: int) -> Tensor:
     return extend(p, clients, p.mean()) * (len(p) / clients)
 
 
-def by_client(seats: Tensor, p: Tensor, clients: int) -> Tensor:
-    """Return the mixture over the clients 0..K-1. Those without a seat count as newcomers."""
+def by_client(slots: Tensor, p: Tensor, clients: int) -> Tensor:
+    """Return the mixture over the clients 0..K-1. Those without a slot count as newcomers."""
     index = torch.arange(clients)
-    if clients != len(seats) or not _own_seats_only(seats):
-        seats, index = take_seats(seats, index, clients)
-    return on_cohort(extend_mixture(p, len(seats)), index)
+    if clients != len(slots) or not _own_slots_only(slots):
+        slots, index = take_slots(slots, index, clients)
+    return on_cohort(extend_mixture(p, len(slots)), index)

@@ -21,9 +21,10 @@ __all__ = ["TERM"]
 class TERM(Stateless):
     """weights_i ~ n_i exp(t f_i / mean f); not relative: weights_i ~ n_i exp(t f_i)
 
-    t: the tilt; 0 gives the prior, large values give all weight to the worst client
-    relative: divide losses by the cohort's mean; false is the published form
-    prior: "sizes" (n_i) or "uniform" (1)
+    Args:
+        t: the tilt; 0 gives the prior, large values give all weight to the worst client.
+        relative: divide losses by the cohort's mean; false is the published form.
+        prior: "sizes" (n_i) or "uniform" (1).
     """
 
     t: float = 1.0

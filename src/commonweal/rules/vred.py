@@ -20,7 +20,9 @@ class VRed(Stateless):
     """weights_i = p_i (1 + 2 beta (f_i - fbar)), p_i = n_i / sum n;
     sum to 1, negative beyond a bound on beta
 
-    beta: the penalty on variance; weights are positive while beta < 1 / (2 (fbar - min f))
+    Args:
+        beta: the penalty on variance; weights are positive while beta < 1 / (2 (fbar - min
+            f)).
     """
 
     beta: float = 0.5

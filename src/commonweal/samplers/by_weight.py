@@ -22,7 +22,8 @@ __all__ = ["ByWeight"]
 class ByWeight(Sampler):
     """`cohort` clients with probability p_i, p the rule's mixture over all clients
 
-    replacement: whether a client may be drawn more than once; its id is then repeated
+    Args:
+        replacement: whether a client may be drawn more than once; its id is then repeated.
     """
 
     replacement: bool = False

@@ -21,7 +21,8 @@ __all__ = ["Only"]
 class Only(Sampler):
     """`cohort` of the named clients, all equally likely
 
-    names: clients, or groups of clients where the data has groups
+    Args:
+        names: clients, or groups of clients where the data has groups.
     """
 
     names: tuple[str, ...]

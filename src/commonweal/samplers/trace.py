@@ -21,8 +21,10 @@ __all__ = ["Trace"]
 class Trace(Sampler):
     """`cohort` of the clients that are available in the round, all equally likely
 
-    path: a CSV file with the columns round and client (a name): who is available when
-    After its last round the trace starts again; in a round without a line nobody is asked.
+    After its last round the trace starts again. In a round without a line nobody is asked.
+
+    Args:
+        path: a CSV file with the columns round and client (a name): who is available when.
     """
 
     path: str

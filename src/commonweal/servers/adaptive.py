@@ -60,8 +60,14 @@ class Adam(_Adaptive):
     """w - lr m / (sqrt v + tau), v = b2 v + (1 - b2) direction^2
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedAdam).
-    lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
-    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
+
+    Args:
+        lr: the learning rate.
+        b1: the decay rate of m.
+        b2: the decay rate of v.
+        tau: the degree of adaptivity.
+        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
+            "0.99^(t-1)".
     """
 
     lr: float = 0.01
@@ -80,8 +86,14 @@ class Yogi(_Adaptive):
     """w - lr m / (sqrt v + tau), v = v - (1 - b2) direction^2 sign(v - direction^2)
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedYogi).
-    lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
-    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
+
+    Args:
+        lr: the learning rate.
+        b1: the decay rate of m.
+        b2: the decay rate of v.
+        tau: the degree of adaptivity.
+        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
+            "0.99^(t-1)".
     """
 
     lr: float = 0.01
@@ -101,8 +113,13 @@ class Adagrad(_Adaptive):
     """w - lr m / (sqrt v + tau), v = v + direction^2
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedAdagrad).
-    lr: the learning rate; b1: the decay rate of m; tau: the degree of adaptivity
-    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
+
+    Args:
+        lr: the learning rate.
+        b1: the decay rate of m.
+        tau: the degree of adaptivity.
+        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
+            "0.99^(t-1)".
     """
 
     lr: float = 0.01
@@ -120,8 +137,14 @@ class AMSGrad(_Adaptive):
     """w - lr m / (sqrt vmax + tau), vmax the largest v so far, v = b2 v + (1 - b2) direction^2
 
     Reddi, Kale, Kumar, On the Convergence of Adam and Beyond, ICLR 2018, without bias correction.
-    lr: the learning rate; b1, b2: the decay rates of m and v; tau: the degree of adaptivity
-    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
+
+    Args:
+        lr: the learning rate.
+        b1: the decay rate of m.
+        b2: the decay rate of v.
+        tau: the degree of adaptivity.
+        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
+            "0.99^(t-1)".
     """
 
     lr: float = 0.01

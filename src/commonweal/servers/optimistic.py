@@ -20,7 +20,8 @@ __all__ = ["Optimistic"]
 class Optimistic(ServerOptimizer):
     """the steps of another server optimizer along 2 * direction - the last direction
 
-    step: the server optimizer that takes them
+    Args:
+        step: the server optimizer that takes them.
     """
 
     step: ServerOptimizer

@@ -18,7 +18,8 @@ __all__ = ["Polyak"]
 class Polyak(ServerOptimizer):
     """the steps of another server optimizer; their models' mean is evaluated and published
 
-    step: the server optimizer whose models are averaged
+    Args:
+        step: the server optimizer whose models are averaged.
     """
 
     step: ServerOptimizer

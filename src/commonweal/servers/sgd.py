@@ -21,10 +21,14 @@ __all__ = ["SGD"]
 class SGD(ServerOptimizer):
     """w - lr * direction; lr 1 without momentum gives the weighted average of the clients' models
 
-    lr: the learning rate; momentum: the fraction of the last step that is added to the next
-    growth, growth_every: lr is multiplied by `growth` every `growth_every` rounds (the AAggFF
-    authors' code divides the server's lr by the clients' decay; papers keep it constant)
-    schedule: what lr is multiplied by in round t, a formula such as "1/t" or "0.99^(t-1)"
+    Args:
+        lr: the learning rate.
+        momentum: the fraction of the last step that is added to the next.
+        growth: lr is multiplied by it every `growth_every` rounds (the AAggFF authors' code
+            divides the server's lr by the clients' decay; papers keep it constant).
+        growth_every: see `growth`.
+        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
+            "0.99^(t-1)".
     """
 
     lr: float = 1.0

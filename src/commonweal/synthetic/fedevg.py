@@ -193,6 +193,7 @@ class FedEvg(Algorithm):
             lr=self.lr,
             groups=population.groups,
             label_counts=population.label_counts,
+            sizes=population.sizes,
         )
 
     def message(self, state: State) -> Tensors:
@@ -235,6 +236,7 @@ class FedEvg(Algorithm):
             scores=values["score"],
             updates=values["gradient"].flatten(1),
             clients=clients,
+            checked=True,
         )
 
     def move(self, state: State, values: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:

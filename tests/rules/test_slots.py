@@ -6,64 +6,64 @@ import torch
 
 from commonweal.base.errors import DataError
 from commonweal.rules import AFL, AAggFFD, AAggFFS, FedFA, Rule
-from commonweal.rules.slots import by_client, empty_seats, extend_mixture, take_seats
+from commonweal.rules.slots import by_client, empty_slots, extend_mixture, take_slots
 from rule_helpers import play, reports, uniforms, weigh
 
 HASHES = [10**15, -(2**62), 2**62, -1, 7_000_000_001]
 dense = pytest.mark.parametrize("rule", [AAggFFS(), AFL(), AFL(optimistic=True), FedFA()])
 
 
-def test_small_ids_are_their_own_seats() -> None:
-    seats = empty_seats(6)
+def test_small_ids_are_their_own_slots() -> None:
+    slots = empty_slots(6)
     for ids in ([3, 1], [5, 3, 0], [2], [4, 0]):
-        seats, index = take_seats(seats, torch.tensor(ids), 6)
+        slots, index = take_slots(slots, torch.tensor(ids), 6)
         assert index.tolist() == ids
-    assert seats.tolist() == [0, 1, 2, 3, 4, 5]
+    assert slots.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_other_ids_take_free_seats_in_the_order_of_their_ids() -> None:
-    seats, index = take_seats(empty_seats(4), torch.tensor([10**15, 2, -5]), 4)
+def test_other_ids_take_free_slots_in_the_order_of_their_ids() -> None:
+    slots, index = take_slots(empty_slots(4), torch.tensor([10**15, 2, -5]), 4)
     assert index.tolist() == [1, 2, 0]
-    assert seats.tolist()[:3] == [-5, 10**15, 2]
-    again, index = take_seats(seats, torch.tensor([-5, 10**15]), 4)
-    assert again is seats
+    assert slots.tolist()[:3] == [-5, 10**15, 2]
+    again, index = take_slots(slots, torch.tensor([-5, 10**15]), 4)
+    assert again is slots
     assert index.tolist() == [0, 1]
 
 
-def test_a_client_whose_seat_is_taken_takes_another() -> None:
-    seats, _ = take_seats(empty_seats(3), torch.tensor([-7]), 3)
-    seats, index = take_seats(seats, torch.tensor([0, 2]), 3)
+def test_a_client_whose_slot_is_taken_takes_another() -> None:
+    slots, _ = take_slots(empty_slots(3), torch.tensor([-7]), 3)
+    slots, index = take_slots(slots, torch.tensor([0, 2]), 3)
     assert index.tolist() == [1, 2]
-    assert seats.tolist() == [-7, 0, 2]
+    assert slots.tolist() == [-7, 0, 2]
 
 
-def test_seats_grow_with_clients_and_with_the_population() -> None:
-    seats, _ = take_seats(empty_seats(2), torch.tensor([0, 1]), 2)
-    more, index = take_seats(seats, torch.tensor([1, 9]), 2)
+def test_slots_grow_with_clients_and_with_the_population() -> None:
+    slots, _ = take_slots(empty_slots(2), torch.tensor([0, 1]), 2)
+    more, index = take_slots(slots, torch.tensor([1, 9]), 2)
     assert index.tolist() == [1, 2]
     assert more.tolist() == [0, 1, 9]
-    more, index = take_seats(seats, torch.tensor([4]), 5)
+    more, index = take_slots(slots, torch.tensor([4]), 5)
     assert index.tolist() == [4]
     assert len(more) == 5
-    assert seats.tolist() == [0, 1]  # the seats before are as they were
+    assert slots.tolist() == [0, 1]  # the slots before are as they were
 
 
-def test_seats_are_a_dict() -> None:
+def test_slots_are_a_dict() -> None:
     rng = np.random.default_rng(0)
     ids = np.unique(rng.integers(-(2**63) + 1, 2**63 - 1, 300))
     known: dict[int, int] = {}
-    seats = empty_seats(40)
+    slots = empty_slots(40)
     for _ in range(60):
         cohort = rng.choice(ids, rng.integers(1, 12), replace=False).tolist()
-        seats, index = take_seats(seats, torch.tensor(cohort), 40)
+        slots, index = take_slots(slots, torch.tensor(cohort), 40)
         for client, place in zip(cohort, index.tolist(), strict=True):
             assert known.setdefault(client, place) == place
-    assert len(set(known.values())) == len(known) == len(seats)
+    assert len(set(known.values())) == len(known) == len(slots)
 
 
-def test_the_mark_of_a_free_seat_is_not_an_id() -> None:
+def test_the_mark_of_a_free_slot_is_not_an_id() -> None:
     with pytest.raises(DataError, match="-9223372036854775808 cannot be a client's id"):
-        take_seats(empty_seats(2), torch.tensor([-(2**63)]), 2)
+        take_slots(empty_slots(2), torch.tensor([-(2**63)]), 2)
 
 
 def test_newcomers_get_an_equal_weight_and_the_others_keep_their_proportions() -> None:
@@ -72,11 +72,11 @@ def test_newcomers_get_an_equal_weight_and_the_others_keep_their_proportions() -
 
 
 def test_the_mixture_by_client_follows_ids() -> None:
-    seats = torch.tensor([2, 0])
+    slots = torch.tensor([2, 0])
     p = torch.tensor([0.25, 0.75]).double()
-    assert by_client(seats, p, 1).tolist() == [1.0]
+    assert by_client(slots, p, 1).tolist() == [1.0]
     # Clients 1 and 3 have not reported: they count as newcomers.
-    assert by_client(seats, p, 4).tolist() == pytest.approx([0.375, 0.25, 0.125, 0.25])
+    assert by_client(slots, p, 4).tolist() == pytest.approx([0.375, 0.25, 0.125, 0.25])
 
 
 @dense
@@ -99,9 +99,9 @@ def test_a_relabelled_population_plays_the_same_game(rule: Rule) -> None:
 def test_a_population_that_is_known_late_is_the_same_population(rule: Rule) -> None:
     """Clients that are counted from the start and report late are not newcomers."""
     _, state = play(rule, reports([1.0, 2.0], clients=4), rule.init(4))
-    assert len(state["seats"]) == 4
+    assert len(state["slots"]) == 4
     _, state = play(rule, reports([1.0, 2.0], ids=[2, 3], clients=4), state)
-    assert state["seats"].tolist() == [0, 1, 2, 3]
+    assert state["slots"].tolist() == [0, 1, 2, 3]
 
 
 def test_afl_newcomers_begin_with_an_equal_weight() -> None:
@@ -169,7 +169,7 @@ def test_fedfa_newcomers_begin_with_a_count_of_zero() -> None:
     rule = FedFA()
     _, state = play(rule, reports([1.0, 1.0]), rule.init(2))
     _, state = play(rule, reports([1.0, 1.0], ids=[1, 10**15], clients=3), state)
-    assert dict(zip(state["seats"].tolist(), state["counts"].tolist(), strict=True)) == {
+    assert dict(zip(state["slots"].tolist(), state["counts"].tolist(), strict=True)) == {
         0: 1.0,
         1: 2.0,
         10**15: 1.0,

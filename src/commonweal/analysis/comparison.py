@@ -56,7 +56,7 @@ class Comparison:
     results: list[Result]
     baselines: list[Result]  # local models and pooled data, where they were run
     failures: list[str]  # a line for every label without a result
-    records: Mapping[str, Sequence[Record]]  # by label
+    records: dict[str, list[Record]]  # by label
     varied: str = ""  # what differs between seeds, where the parts are not from an experiment
 
     @classmethod

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commonweal import __version__
-from commonweal.analysis.compare import Result, gather
+from commonweal.analysis.compare import Result
+from commonweal.analysis.comparison import Comparison
 from commonweal.analysis.gains import ClientGain, gains
 from commonweal.analysis.labels import by_label, find_runs, flat, seed_of
-from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.record.record import Record
 from commonweal.report import figures, html
@@ -18,7 +18,7 @@ from commonweal.report.figures import Drawing, Picture
 from commonweal.report.formats import cell_rows, points
 from commonweal.report.html import Html, join, tag
 
-__all__ = ["Report", "collect", "render", "split"]
+__all__ = ["Report", "collect", "render"]
 
 MOST_ROWS = 200  # of a table of numbers
 MOST_NAMES = 10  # clients that a sentence names
@@ -85,40 +85,18 @@ def collect(folders: Sequence[str | Path]) -> Report:
             left_out.append(f"{record.folder} is left out: no round has been evaluated yet.")
     if not shown:
         raise RunError(f"no run in {_listed(folders)} has been evaluated: nothing to report")
-    _check_scores(shown)
     runs = _baseline_first(by_label(shown))
-    common = set.intersection(*({seed_of(r) for r in records} for records in runs.values()))
-    if not common:
-        raise RunError(
-            "the runs have no seed in common: compare runs of equal seeds, or report them apart"
-        )
-    paired = {label: [r for r in rs if seed_of(r) in common] for label, rs in runs.items()}
+    comparison = Comparison.of(runs)
     for label, records in runs.items():
-        beyond = sorted(seed_of(r) for r in records if seed_of(r) not in common)
+        compared = set(map(seed_of, comparison.records[label]))
+        beyond = sorted(seed_of(record) for record in records if seed_of(record) not in compared)
         if beyond:
             left_out.append(f"{label}: seeds {beyond} are left out, as other labels lack them.")
-    results, baselines = split(gather(paired))
-    return Report(paired, results, baselines, left_out)
-
-
-def split(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
-    """The results of rules, and those of the baselines; where there are no rules, all together."""
-    rules = [each for each in results if each.label not in (ALONE, POOLED)]
-    if not rules:
-        return list(results), []
-    return rules, [each for each in results if each.label in (ALONE, POOLED)]
+    return Report(comparison.records, comparison.results, comparison.baselines, left_out)
 
 
 def _listed(folders: Sequence[str | Path]) -> str:
     return ", ".join(repr(str(folder)) for folder in folders)
-
-
-def _check_scores(records: Sequence[Record]) -> None:
-    scores = sorted({str(record.facts.score) for record in records})
-    if len(scores) > 1:
-        raise RunError(
-            f"the runs have different scores ({', '.join(scores)}): report them one by one"
-        )
 
 
 def _baseline_first(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -18,9 +17,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from commonweal.analysis.compare import Result, gather
+from commonweal.analysis.comparison import Comparison
 from commonweal.analysis.gains import ClientGain, Gains, gains
-from commonweal.analysis.labels import by_label, seed_of
+from commonweal.analysis.labels import by_label
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
 from commonweal.base.values import Values
@@ -30,7 +29,6 @@ from commonweal.record.rounds import progress_after
 from commonweal.report import figures
 from commonweal.report.clients import client_lines
 from commonweal.report.comparison import answer, layout, summarize, worth_sentences
-from commonweal.report.document import split
 from commonweal.report.formats import Grid, cell_rows, scale
 from commonweal.ui import runs
 
@@ -176,37 +174,21 @@ def _client(root: Path, request: Request) -> Values:
     return asdict(history) | more | {"score": record.facts.score}
 
 
-class _Chosen(NamedTuple):
-    """What runs that were chosen give over the seeds that all of them have."""
-
-    runs: dict[str, list[Record]]
-    results: list[Result]
-    baselines: list[Result]
-    score: str
-
-
-def _chosen(root: Path, request: Request) -> _Chosen:
+def _chosen(root: Path, request: Request) -> Comparison:
+    """The runs that the page asks to compare."""
     names = request.query_params.getlist("id")[:MOST_COMPARED]
     records = [Record.read(_folder(root, name)) for name in names]
     evaluated = [record for record in records if record.evaluated]
     if not evaluated:
         raise RunError(f"none of these {len(names)} runs has been evaluated yet")
-    labels = by_label(evaluated)
-    common = set.intersection(*({seed_of(r) for r in group} for group in labels.values()))
-    if not common:
-        raise RunError("these runs have no seed in common: choose runs of equal seeds")
-    paired = {label: [r for r in g if seed_of(r) in common] for label, g in labels.items()}
-    scores = {record.facts.score for record in evaluated}
-    if len(scores) > 1:
-        raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
-    (score,) = scores
-    return _Chosen(paired, *split(gather(paired)), score)
+    return Comparison.of(by_label(evaluated))
 
 
 def _compare(root: Path, request: Request) -> Values:
     """Curves and tables of the chosen runs, by label."""
-    paired, results, baselines, score = _chosen(root, request)
-    summary = summarize(results, score, baselines=baselines)
+    chosen = _chosen(root, request)
+    results, score = chosen.results, chosen.score
+    summary = summarize(results, score, baselines=chosen.baselines)
     grid = layout(summary)
     first, *others = results
     sentences = worth_sentences(summary)
@@ -221,7 +203,7 @@ def _compare(root: Path, request: Request) -> Values:
         "rows": cell_rows(grid, grid.columns, "{}"),
         "notes": [*sentences, *grid.notes],
         "worth": _worth(grid),
-        "curves": {label: asdict(runs.curve(group[0])) for label, group in paired.items()},
+        "curves": {label: asdict(runs.curve(group[0])) for label, group in chosen.records.items()},
         "changes": [_changes(gains(first, other), score) for other in others],
     }
 

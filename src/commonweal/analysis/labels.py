@@ -1,15 +1,15 @@
 """Runs by label: those that differ in nothing but their seeds belong together."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
-from commonweal.base.values import Value, Values
+from commonweal.base.plain import Plain, flat
 from commonweal.record.record import Record
 
-__all__ = ["by_label", "find_runs", "flat", "seed_of"]
+__all__ = ["by_label", "find_runs", "seed_of"]
 
 # What differs between seeds: a model that is given is initialised anew, and has another digest.
 SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
@@ -68,22 +68,7 @@ def seed_of(record: Record) -> int:
     return int(record.experiment.get("seed", 0))
 
 
-def flat(tables: Mapping[str, Value], prefix: str = "") -> Values:
-    """Nested tables as one, with keys joined by dots.
-
-    >>> flat({"rounds": 3, "rule": {"name": "term"}})
-    {'rounds': 3, 'rule.name': 'term'}
-    """
-    found: Values = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
-
-
-def _settings(record: Record) -> Values:
+def _settings(record: Record) -> dict[str, Plain]:
     return {key: value for key, value in flat(record.experiment).items() if key not in SEEDS}
 
 
@@ -109,11 +94,11 @@ def _names_title(key: str) -> bool:
     return key.partition(".")[0] in ("rule", "algorithm")
 
 
-def _varying(settings: Sequence[Values]) -> list[str]:
+def _varying(settings: Sequence[dict[str, Plain]]) -> list[str]:
     keys = dict.fromkeys(key for each in settings for key in each)
     return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
 
 
-def _setting(key: str, own: Values) -> str:
+def _setting(key: str, own: dict[str, Plain]) -> str:
     short = key.removesuffix(".name")
     return f"{short}={own[key]}" if key in own else f"no {short}"

@@ -8,8 +8,9 @@ from commonweal import __version__
 from commonweal.analysis.compare import Result
 from commonweal.analysis.comparison import Comparison
 from commonweal.analysis.gains import ClientGain, gains
-from commonweal.analysis.labels import by_label, find_runs, flat, seed_of
+from commonweal.analysis.labels import by_label, find_runs, seed_of
 from commonweal.base.errors import RunError
+from commonweal.base.plain import flat
 from commonweal.record.record import Record
 from commonweal.report import figures, html
 from commonweal.report.clients import client_lines

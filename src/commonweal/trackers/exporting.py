@@ -13,10 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
-from commonweal.analysis.labels import flat
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.files import write_file
-from commonweal.base.plain import to_json
+from commonweal.base.plain import flat, to_json
 from commonweal.base.values import Value, Values
 from commonweal.record.record import Record
 from commonweal.record.rounds import StoredRound

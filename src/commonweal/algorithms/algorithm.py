@@ -101,6 +101,8 @@ class Group(NamedTuple):
     streams: Sequence[np.random.Generator]
     vectorize: Vectorize
     each: Tensors = NONE  # (S, ...) their rows of `Request.each`
+    validation: Rows | None = None  # for methods that learn from them
+    everything: Rows | None = None  # training and validation samples, for the same methods
     at_once: int | None = None  # numbers that clients who are trained together may hold
 
 

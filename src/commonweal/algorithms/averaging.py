@@ -3,14 +3,15 @@
 McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and channels.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from commonweal.algorithms import blending
 from commonweal.algorithms.algorithm import (
     Algorithm,
     Conversation,
@@ -23,7 +24,7 @@ from commonweal.algorithms.algorithm import (
 )
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import State, Tensors, select
 from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
 from commonweal.data.federation import Rows
@@ -31,13 +32,24 @@ from commonweal.data.population import Population, Setting
 from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training import schedules, scores
-from commonweal.training.client import Client
+from commonweal.training.client import Client, Stage
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.local import BatchSchedule, Trained, schedule, start_models, train_locally
 from commonweal.training.task import Task
 from commonweal.training.uses import one_model
 
 __all__ = ["Averaging"]
+
+
+class Work(NamedTuple):
+    """One local training of some clients of a group."""
+
+    client: Client
+    rows: Rows
+    positions: Tensor  # (S',) of the clients in the group
+    plan: BatchSchedule
+    counter: str  # the state that counts its rounds; empty: none does
+
 
 MEMORY = "channel-"  # prefix of a channel's memory in a client's state
 
@@ -108,14 +120,25 @@ class Averaging(Algorithm):
     def round(self, state: State, sample: Sample) -> Conversation:
         replies = yield Request(self.cohort(state, sample), self.ask(state))
         outcome = self.tell(state, replies, sample.population.clients)
-        yield from self.fine_tuning(outcome.state, sample)
-        return outcome
+        warnings = yield from self.after_round(outcome.state, sample)
+        return replace(outcome, warnings=(*outcome.warnings, *warnings)) if warnings else outcome
 
-    def fine_tuning(self, state: State, sample: Sample) -> Generator[Request, Replies, None]:
-        """After the last round: let all clients train the final model on, for those who do."""
-        if self.client.tuner is not None and int(state["round"]) > self.rounds:
+    def after_round(
+        self, state: State, sample: Sample
+    ) -> Generator[Request, Replies, tuple[str, ...]]:
+        """After a round: the further requests of the client method, to all clients."""
+        everyone = torch.arange(sample.population.clients)
+        warnings: tuple[str, ...] = ()
+        for purpose in self.client.exchanges(int(state["round"]) - 1, self.rounds):
             message = self.message(state) | {"round": state["round"] - 1}  # still this round
-            yield Request(torch.arange(sample.population.clients), message, "tune")
+            replies = yield Request(everyone, message, purpose)
+            if purpose == "mix":
+                learned = blending.everyone(replies, self.task)
+                if learned is None:
+                    warnings = (blending.NO_VALIDATION,)
+                else:
+                    yield Request(everyone, message | learned, "weigh")
+        return warnings
 
     def cohort(self, state: State, sample: Sample) -> Tensor:
         """The clients to ask. One that is drawn twice is asked once."""
@@ -225,61 +248,87 @@ class Averaging(Algorithm):
         if request.purpose == "describe":
             return {"labels": label_counts(group, int(request.message["classes"]))}, group.states
         if request.purpose == "train":
-            plan = self.plan(group)
-            reporting = self.reporting(group, plan)
+            work = self.work(request, group)
+            reporting = self.reporting(group, work[-1])
             reported = self.evaluate_received(request.message, reporting)
-            trained = self.train(request, group, plan)
+            trained = self.train(work, request, group)
             replies = trained.replies | {"loss": reported.losses, "score": reported.score}
-            replies["size"] = group.rows.sizes[group.ids]
+            replies |= self.size(group)
             if "loss_after" in self.rule.needs:
                 replies["loss_after"] = self.evaluate_trained(trained, reporting)
             return self.encode(replies, trained.states, group)
-        if request.purpose == "tune":
-            return {"size": group.rows.sizes[group.ids]}, self.tune(request, group)
+        if request.purpose == "weigh":
+            return self.size(group), blending.weigh(self.client, request.message, group.states)
+        if request.purpose in ("tune", "mix"):
+            trained = self.train(self.work(request, group), request, group)
+            if request.purpose == "tune":
+                return self.size(group), trained.states
+            return blending.compare(self.client, self.task, request.message, group, trained.states)
         raise ConfigError(f"averaging has no answer to a request for {request.purpose!r}")
 
-    def plan(self, group: Group) -> BatchSchedule:
-        """Draw the batches of a group."""
-        return schedule(self.client, self.task, group.rows, group.ids, group.streams)
-
-    def reporting(self, group: Group, plan: BatchSchedule) -> Group:
-        """The group with the rows on which it evaluates the models for the rule."""
+    def reporting(self, group: Group, work: Work) -> Group:
+        """The group with the samples on which it evaluates the models for the rule."""
         if self.loss == "full":
             return group
         ids = torch.arange(len(group.ids))
-        return group._replace(ids=ids, rows=first_batches(group.rows, plan))
+        return group._replace(ids=ids, rows=first_batches(work.rows, work.plan))
 
-    def train(self, request: Request, group: Group, plan: BatchSchedule) -> Trained:
-        """Local training of a group; clients that diverge keep their states."""
-        states = {n: v for n, v in group.states.items() if not n.startswith(MEMORY)}
-        trained = train_locally(
-            self.client,
-            self.task,
-            request.message,
-            states,
-            group.rows,
-            plan,
-            group.vectorize,
-            group.at_once,
-            models="loss_after" in self.rule.needs,
+    def size(self, group: Group) -> Tensors:
+        """The numbers of training samples of a group, which every reply has."""
+        return {"size": group.rows.sizes[group.ids]}
+
+    def work(self, request: Request, group: Group) -> list[Work]:
+        """The local training that a request asks for, with its batches drawn."""
+        states = group.states
+        work = []
+        stages = self.client.stages(
+            self.task, request.purpose, request.message, group.validation is not None
         )
-        kept = keep_finite(states, trained.states, trained.replies["update"])
+        for stage in stages:
+            rows = group.rows
+            if stage.samples == "all" and group.everything is not None:
+                rows = group.everything
+            for times, positions in _rounds_due(stage, states, request, len(group.ids)):
+                client = _repeated(stage.client, times)
+                ids = group.ids[positions]
+                streams = [group.streams[k] for k in positions.tolist()]
+                plan = schedule(client, self.task, rows, ids, streams)
+                work.append(Work(client, rows, positions, plan, stage.counter))
+        return work
+
+    def train(self, work: list[Work], request: Request, group: Group) -> Trained:
+        """Local training of a group; clients that diverge keep their states.
+
+        Args:
+            work: What is trained, one after another. The last gives the replies.
+            request: What the clients were asked.
+            group: The clients.
+        """
         memory = {n: v for n, v in group.states.items() if n.startswith(MEMORY)}
-        return trained._replace(states=kept | memory)
-
-    def tune(self, request: Request, group: Group) -> Tensors:
-        """The states of clients that train the received model on for their own use."""
-        tuner = self.client.tuner
-        if tuner is None:
-            return group.states
-        rows = group.rows
-        plan = schedule(tuner, self.task, rows, group.ids, group.streams)
-        tuned = train_locally(
-            tuner, self.task, request.message, {}, rows, plan, group.vectorize, group.at_once
-        )
-        keep = group.vectorize(self.client.keep_tuned, (0, 0))
-        states = group.states | keep(group.states, tuned.models)
-        return keep_finite(group.states, states, tuned.models)
+        states = {n: v for n, v in group.states.items() if not n.startswith(MEMORY)}
+        trained = Trained({}, states, torch.empty(len(group.ids), 0))
+        for client, rows, positions, plan, counter in work:
+            everyone = len(positions) == len(group.ids)
+            before = states if everyone else select(states, positions)
+            trained = train_locally(
+                client,
+                self.task,
+                request.message,
+                before,
+                rows,
+                plan,
+                group.vectorize,
+                group.at_once,
+                models="loss_after" in self.rule.needs,
+            )
+            after = keep_finite(before, trained.states, trained.replies["update"])
+            if counter:
+                after |= {counter: torch.full_like(before[counter], int(request.message["round"]))}
+            if everyone:
+                states = after
+            else:
+                states = {n: v.index_copy(0, positions, after[n]) for n, v in states.items()}
+        return trained._replace(states=states | memory)
 
     @cached_property
     def _reporting(self) -> Task:
@@ -314,6 +363,26 @@ class Averaging(Algorithm):
             kept = keep_finite(memory, after, replies["update"])
             states = states | {prefix + name: value for name, value in kept.items()}
         return replies, states
+
+
+def _rounds_due(
+    stage: Stage, states: Tensors, request: Request, clients: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield how many rounds of a stage are due, and to which clients of the group, by position."""
+    if not stage.counter:
+        yield 1, torch.arange(clients)
+        return
+    due = int(request.message["round"]) - states[stage.counter].flatten().long()
+    for times in torch.unique(due[due > 0]).tolist():
+        yield times, (due == times).nonzero().flatten()
+
+
+def _repeated(client: Client, times: int) -> Client:
+    """A method that does the work of several rounds at once."""
+    if times == 1:
+        return client
+    steps = None if client.steps is None else client.steps * times
+    return replace(client, epochs=client.epochs * times, steps=steps)
 
 
 def buffer_weights(weights: Tensor) -> Tensor:

@@ -190,9 +190,9 @@ class FedCorr(Averaging):
         values = {each.name: vars(self.client)[each.name] for each in fields(Client)}
         client = FedProx(**values, mu=penalty)
         local = Averaging(self.task, self.rule, client, self.server, self.channels)
-        plan = local.plan(group)
+        work = local.work(request, group)
         reported = self.evaluate_received(request.message, group)
-        trained = local.train(request, group, plan)
+        trained = local.train(work, request, group)
         w = request.message["w"] - trained.replies["update"][0]
         probabilities = self.probabilities(w, group.rows)
         dimension = intrinsic_dimension(probabilities, self.neighbours).mean()

@@ -41,7 +41,7 @@ class TwoPhase(Averaging):
 
     def round(self, state: State, sample: Sample) -> Conversation:
         outcome = yield from self.exchange(state, sample)
-        yield from self.fine_tuning(outcome.state, sample)
+        yield from self.after_round(outcome.state, sample)
         return outcome
 
     def exchange(self, state: State, sample: Sample) -> Conversation:
@@ -88,14 +88,16 @@ class TwoPhase(Averaging):
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
         if request.purpose == "loss":
-            reporting = group if self.loss == "full" else self.reporting(group, self.plan(group))
+            reporting = group
+            if self.loss == "batch":
+                reporting = self.reporting(group, self.work(request, group)[-1])
             reported = self.evaluate_received(request.message, reporting)
             sizes = group.rows.sizes[group.ids]
             replies = {"loss": reported.losses, "score": reported.score, "size": sizes}
             return replies, group.states
         if request.purpose != "train":
             return super().answer(request, group)
-        trained = self.train(request, group, self.plan(group))
+        trained = self.train(self.work(request, group), request, group)
         # Channels come first: a client clips what it computed, and then weighs it.
         replies, states = self.encode({"update": trained.replies["update"]}, trained.states, group)
         return {"update": replies["update"] * self._factors(group)}, states

@@ -2,6 +2,7 @@
 
 from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
+from commonweal.clients.blend import Blend
 from commonweal.clients.ditto import Ditto
 from commonweal.clients.fedbabu import FedBABU
 from commonweal.clients.fedbn import FedBN
@@ -20,6 +21,7 @@ from commonweal.training.client import Client
 __all__ = [
     "APFL",
     "Alone",
+    "Blend",
     "Client",
     "Ditto",
     "FedBABU",

@@ -7,7 +7,7 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 from dataclasses import dataclass
 from typing import Literal
 
-from commonweal.clients.fine_tune import FineTune
+from commonweal.clients.fine_tune import FineTune, Tuned
 from commonweal.training.client import Client
 from commonweal.training.masks import body_mask, head_mask
 from commonweal.training.objective import Phase
@@ -36,11 +36,13 @@ class FedBABU(FineTune):
 
     @property
     def tuner(self) -> Client:
-        return super().tuner if self.tune == "all" else _HeadOnly(**self.tuning(), head=self.head)
+        if self.tune == "all":
+            return super().tuner
+        return _HeadOnly(**self.tuning(), model="own", flag="tuned", head=self.head)
 
 
 @dataclass(frozen=True)
-class _HeadOnly(Client):
+class _HeadOnly(Tuned):
     """Local SGD in the head."""
 
     head: tuple[str, ...] = ()

@@ -14,11 +14,11 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.base.values import Values
-from commonweal.training.client import Client
+from commonweal.training.client import Client, Stage
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["FineTune"]
+__all__ = ["FineTune", "Tuned"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,18 @@ class FineTune(Client):
             values = f"tune_epochs = {self.tune_epochs}, tune_lr = {self.tune_lr}"
             raise ConfigError(f"client {values}: both must be above 0")
 
+    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
+        return ("tune",) if round == rounds else ()
+
+    def stages(
+        self, task: Task, purpose: str, message: Tensors, validates: bool
+    ) -> tuple[Stage, ...]:
+        return (Stage(self.tuner),) if purpose == "tune" else (Stage(self),)
+
     @property
     def tuner(self) -> Client:
-        return Client(**self.tuning())
+        """How clients train the final model."""
+        return Tuned(**self.tuning(), model="own", flag="tuned")
 
     def tuning(self) -> Values:
         """The parameters of plain SGD for fine-tuning."""
@@ -57,11 +66,26 @@ class FineTune(Client):
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.initial, "tuned": torch.zeros(1)}
 
-    def keep_tuned(self, state: Tensors, w: Tensor) -> Tensors:
-        return {"own": w, "tuned": torch.ones_like(state["tuned"])}
-
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
         return one_model(torch.where(state["tuned"] > 0, state["own"], message["w"]))
+
+
+@dataclass(frozen=True)
+class Tuned(Client):
+    """Local SGD from the received model, which the client keeps.
+
+    Args:
+        model: The name under which the client's state has the model.
+        flag: The name under which it has a 1 once there is one.
+    """
+
+    model: str = "tuned"
+    flag: str = "is_tuned"
+
+    def reply(
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {}, state | {self.model: vectors["w"], self.flag: torch.ones_like(state[self.flag])}
 
 
 ENTRIES = {"fine-tune": FineTune}

@@ -109,6 +109,7 @@ class Federation:
     preprocessing: Preprocessing | None = None  # how a table's columns became these rows
     validation: Rows | None = None  # rows to choose by: best round, early stop; never trained on
     held_out: "HeldOut | None" = None  # clients that take no part in training
+    validated: np.ndarray | None = None  # (N,) which samples became validation samples
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.train.x.shape[1:]))
@@ -128,7 +129,27 @@ class Federation:
         chosen = held_out_rows(owner, labels, self.names, share, seed ^ VALIDATION)
         train = _select(self.train, owner, ~chosen)
         validation = _select(self.train, owner, chosen)
-        return replace(self, train=train, validation=validation)
+        return replace(self, train=train, validation=validation, validated=chosen)
+
+    @cached_property
+    def undivided(self) -> Rows | None:
+        """Training and validation samples together, in the order that they had before the split.
+
+        Where samples were added after the split, the validation samples of a client come last.
+        """
+        if self.validation is None:
+            return None
+        parts = (self.train, self.validation)
+        owner = torch.cat([torch.arange(self.clients).repeat_interleave(p.sizes) for p in parts])
+        order = torch.argsort(owner, stable=True)
+        if self.validated is not None and len(self.validated) == len(owner):
+            chosen = torch.from_numpy(self.validated)
+            order = torch.empty(len(owner), dtype=torch.int64)
+            order[~chosen] = torch.arange(len(self.train.y))
+            order[chosen] = torch.arange(len(self.train.y), len(owner))
+        x = torch.cat([part.x for part in parts])[order]
+        y = torch.cat([part.y for part in parts])[order]
+        return Rows(x, y, self.train.offsets + self.validation.offsets)
 
     def augmented(self, x: Tensor, y: Tensor) -> "Federation":
         """Give these rows, such as synthetic ones, to every client for training."""

@@ -162,7 +162,18 @@ class Simulator(Engine):
             vectorize=self._vectorizer(algorithm),
             each=select(request.each, positions),
             at_once=None if self.vectorize == "vmap" else self.chunk,
+            **self._validation(algorithm),
         )
+
+    def _validation(self, algorithm: Algorithm) -> dict[str, Rows]:
+        """The validation samples, and all, for methods that train on them."""
+        client = algorithm.client
+        if client is None or not client.rejoins or self.rows.validation is None:
+            return {}
+        return {
+            "validation": self._on_device("validation"),
+            "everything": self._on_device("everything"),
+        }
 
     def _answers(
         self, algorithm: Algorithm, request: Request, groups: Iterator[Group], count: int
@@ -256,6 +267,7 @@ class Simulator(Engine):
             "train": self.rows.train,
             "test": self.rows.test,
             "validation": self.rows.validation,
+            "everything": self.rows.undivided,
             "unseen": None if held_out is None else held_out.rows,
         }
         rows = parts[part]

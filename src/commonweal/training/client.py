@@ -6,7 +6,7 @@ drawn before, so that every engine computes the same numbers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from commonweal.training.schedules import factor
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["Client", "at_least", "learning_rate"]
+__all__ = ["Client", "Samples", "Stage", "at_least", "learning_rate"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Client:
     beta2: float = 0.999
 
     personalizes: ClassVar[bool] = False  # whether clients use personal models
+    rejoins: ClassVar[bool] = False  # whether some stages also train on validation samples
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     def __post_init__(self) -> None:
@@ -133,6 +134,28 @@ class Client:
 
     # Training
 
+    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
+        """The further requests that go to all clients after a round, by their purposes.
+
+        Args:
+            round: The round, 1, 2, ...
+            rounds: The rounds of the run.
+        """
+        return ()
+
+    def stages(
+        self, task: Task, purpose: str, message: Tensors, validates: bool
+    ) -> "tuple[Stage, ...]":
+        """What is trained for a request, one after another. The last stage's update is sent.
+
+        Args:
+            task: What is trained.
+            purpose: "train" in a round, or one of `exchanges`.
+            message: What the server sent.
+            validates: Whether the client has validation samples.
+        """
+        return (Stage(self),)
+
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         """The vectors of a round by name. "w" is the received model with the private part.
 
@@ -175,20 +198,6 @@ class Client:
 
     # Using the models
 
-    @property
-    def tuner(self) -> "Client | None":
-        """How clients train the final model before they use it; None: they do not."""
-        return None
-
-    def keep_tuned(self, state: Tensors, w: Tensor) -> Tensors:
-        """The client's state with the model that `tuner` trained.
-
-        Args:
-            state: The client's state before.
-            w: The trained model (d,).
-        """
-        return state
-
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
         """The models that the client predicts with: by default the one that training starts from.
 
@@ -208,6 +217,25 @@ class Client:
             state: The client's state.
         """
         return message["w"], self.uses(task, message, state).models[0]
+
+
+Samples = Literal["train", "all"]
+
+
+class Stage(NamedTuple):
+    """Local training of one kind.
+
+    Attributes:
+        client: What is trained, and how.
+        samples: "train", or "all": the validation samples too.
+        counter: The name of a state (1,) that counts rounds. Training goes on until it has reached
+            the present round, so that clients who missed rounds make up for them at home. Empty:
+            one round is trained.
+    """
+
+    client: Client
+    samples: Samples = "train"
+    counter: str = ""
 
 
 def learning_rate(client: Client, round: int) -> float:

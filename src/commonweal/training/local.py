@@ -6,7 +6,7 @@ computes the same numbers.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Trainer = AutogradTrainer | DenseTrainer
+Reply = Callable[[Tensors, Tensors, Tensor], tuple[Tensors, Tensors]]
 Steps = AutogradSteps | DenseSteps
 
 
@@ -189,9 +190,7 @@ class _Group:
         trainers = self._trainers(objective, lr)
         received = self.message["w"]
         steps = torch.from_numpy(self.plan.steps).to(self.rows.device)
-        # `steps` gives vmap the size of the group where clients have no state.
-        start = self.vectorize(lambda s, _: self.client.start(self.task, self.message, s), (0, 0))
-        vectors = start(self.states, steps)
+        vectors = self._start(len(steps))
         taken = 0
         first = trainers[0]
         at_received = vectors["w"].data_ptr() == received.data_ptr()
@@ -208,6 +207,16 @@ class _Group:
         with _seeded(self.task, self.plan.seeds, self.rows):
             self._take_steps(vectors, objective, trainers, lr, taken)
         return self._replied(vectors, steps, models, place)
+
+    def _start(self, clients: int) -> Tensors:
+        """The vectors (S, ...) with which the clients start."""
+        if self.states:
+            start = self.vectorize(lambda s: self.client.start(self.task, self.message, s), (0,))
+            vectors: Tensors = start(self.states)
+            return vectors
+        # Clients without a state start alike: vmap would take as long as a step of a small model.
+        alike = self.client.start(self.task, self.message, {})
+        return {name: value.expand(clients, *value.shape) for name, value in alike.items()}
 
     def _trainers(self, objective: Objective, lr: float) -> tuple[Trainer, ...]:
         """A trainer for every phase of a round."""
@@ -301,7 +310,7 @@ class _Group:
             named = _Vectors(vectors | {"received": message["w"]})
             return client.reply(task, named, message, state, steps)
 
-        replies, states = self.vectorize(reply, (0, 0, 0))(vectors, self.states, steps)
+        replies, states = self._replies(reply, vectors, steps)
         if "w" not in vectors:
             update = vectors["update"]
             return Trained({"update": update, **replies}, states, update[:, :0])
@@ -312,6 +321,16 @@ class _Group:
         replies, states = (_apart(values, target) for values in (replies, states))
         update = torch.sub(message["w"], w, out=target)
         return Trained({"update": update, **replies}, states, w[:, :0])
+
+    def _replies(self, reply: Reply, vectors: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        if not self.states:
+            # What a method replies does not depend on the client: mostly, nothing but the update.
+            first = reply(select(vectors, 0), {}, steps[0])
+            if not any(first):
+                return {}, {}
+        replies: tuple[Tensors, Tensors]
+        replies = self.vectorize(reply, (0, 0, 0))(vectors, self.states, steps)
+        return replies
 
 
 class _View(NamedTuple):

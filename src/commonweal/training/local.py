@@ -325,7 +325,7 @@ class _Group:
     def _replies(self, reply: Reply, vectors: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
         if not self.states:
             # What a method replies does not depend on the client: mostly, nothing but the update.
-            first = reply(select(vectors, 0), {}, steps[0])
+            first = reply({name: v[0] for name, v in vectors.items()}, {}, steps[0])
             if not any(first):
                 return {}, {}
         replies: tuple[Tensors, Tensors]

@@ -21,7 +21,8 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
 from commonweal.config.experiment import Experiment
-from commonweal.flower import FairStrategy, make_client_app, run_on
+from commonweal.flower import FairStrategy, make_client_app
+from commonweal.flower.app import run_on
 from commonweal.flower.export import export
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
@@ -130,7 +131,7 @@ def traffic(folder: Path) -> None:
         nodes = [each | {"state-dir": str(states)} for each in configs(CLIENTS)]
         grid = Weighing(make_client_app(given), nodes)
         run_on(grid, given, fresh(folder), nodes=CLIENTS)
-        kept = [path.stat().st_size for path in states.rglob("00000002-*.safetensors")]
+        kept = [path.stat().st_size for path in states.rglob("000000-002000.safetensors")]
         disk = sum(kept) // CLIENTS
         count = 2 * CLIENTS
         assert not any(context.state for context in grid.contexts.values())

@@ -2,7 +2,8 @@
 # # Flower in one line
 #
 # You have a Flower app. You see here what changes when `FedAvg()` becomes `FairStrategy("aaggff-s")`: the weights, and a record of
-# every client. This notebook needs `pip install 'commonweal[flower]'`. The clients are as in Flower's quickstart.
+# every client. This notebook needs `pip install 'commonweal[flower]'`. The clients are as in Flower's quickstart, and also report
+# the loss of the model that they receive, by which the rule decides.
 
 # %%
 import torch
@@ -10,6 +11,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from sklearn.datasets import load_digits
 from torch import nn
+
+from commonweal.flower import loss_before_training
 
 CLIENTS = 4
 digits = load_digits()
@@ -28,13 +31,24 @@ def net():
     return nn.Linear(64, 10)
 
 
+def received(message):
+    model = net()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    return model
+
+
+def received_loss(message, context):
+    x, y = rows(context.node_config["partition-id"])
+    with torch.no_grad():
+        return nn.functional.cross_entropy(received(message)(x), y).item()
+
+
 app = ClientApp()
 
 
-@app.train()
+@app.train(mods=[loss_before_training(received_loss)])
 def train(message: Message, context: Context) -> Message:
-    model = net()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model = received(message)
     x, y = rows(context.node_config["partition-id"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in torch.split(torch.arange(len(y)), 32):
@@ -48,11 +62,9 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    model = net()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = rows(context.node_config["partition-id"])
     with torch.no_grad():
-        outputs = model(x)
+        outputs = received(message)(x)
     loss = nn.functional.cross_entropy(outputs, y).item()
     accuracy = (outputs.argmax(1) == y).float().mean().item()
     metrics = {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(y)}

@@ -26,8 +26,8 @@ def honest(message: Message, context: Context) -> Message:
 def query(message: Message, context: Context) -> Message:
     if "about" not in context.node_config:
         return honest(message, context)
-    about = ConfigRecord(json.loads(Path(str(context.node_config["about"])).read_text()))
-    return Message(RecordDict({"about": about}), reply_to=message)
+    schema = ConfigRecord(json.loads(Path(str(context.node_config["about"])).read_text()))
+    return Message(RecordDict({"schema": schema}), reply_to=message)
 
 
 @app.evaluate()
@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
     if fault == "sleeps":
         time.sleep(float(context.node_config["seconds"]))
     w = message.content.array_records["message"]["w"].numpy()
-    number = int(message.content.config_records["when"]["round"])  # type: ignore[arg-type]
+    number = int(message.content.config_records["request"]["round"])  # type: ignore[arg-type]
     update = np.zeros((1, w.size), np.float32)
     size = 32
     if fault == "broken" and number % 2 == 1:

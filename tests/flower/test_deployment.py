@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
 from commonweal.config.experiment import Experiment
-from commonweal.flower import member
+from commonweal.flower.app import open_node
 from commonweal.flower.export import export
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
@@ -48,7 +48,7 @@ def clinics(folder: Path, given: Experiment, faults: list[str]) -> dict[str, Nod
         config = {"client": f"clinic {k}", "data": str(file), "state-dir": str(folder / "states")}
         if fault:
             about = folder / f"{name}.json"
-            about.write_text(json.dumps(member(given, config).about.values()))
+            about.write_text(json.dumps(open_node(given, config).schema.record()))
             config |= {"fault": fault, "about": str(about)}
         configs[name] = config | {"seconds": timeout() + 2}
     return configs
@@ -115,7 +115,7 @@ def reasons_of(folder: Path) -> set[str]:
     expected = {
         "clinic 4": ["the disk is full"],
         "clinic 5": ["update is not finite", "shape (1, 7)"],
-        "clinic 6": ["it reports [1000000] rows, but said that it has 32"],
+        "clinic 6": ["it reports [1000000] samples, but 32 when the run started"],
         "clinic 7": [f"no reply within {timeout():g} s"],
     }
     reasons = set()

@@ -14,7 +14,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
 from commonweal.config.experiment import Experiment
-from commonweal.flower import FlowerEngine, job_of, make_client_app
+from commonweal.flower import FlowerEngine, make_client_app
+from commonweal.flower.app import job_of
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import Round
@@ -47,12 +48,12 @@ class Lying(LocalGrid):
         replies = [self.replies[key] for key in keys]
         kind = sent[0].metadata.message_type
         if kind == "query" and self.size:
-            abouts = [reply.content.config_records["about"] for reply in replies]
-            honest = [int(str(each["rows"])) for k, each in enumerate(abouts) if k not in LIARS]
+            abouts = [reply.content.config_records["schema"] for reply in replies]
+            honest = [int(str(each["samples"])) for k, each in enumerate(abouts) if k not in LIARS]
             size = max(honest) if self.size < 0 else self.size
             for k in LIARS:
-                about = dict(replies[k].content.config_records["about"])
-                replies[k].content["about"] = ConfigRecord(about | {"rows": size})
+                about = dict(replies[k].content.config_records["schema"])
+                replies[k].content["schema"] = ConfigRecord(about | {"samples": size})
         if kind == "train":
             records = [reply.content.array_records["reply"] for reply in replies]
             stacked = {
@@ -121,4 +122,4 @@ def test_a_size_that_is_another_than_at_the_start_is_not_believed(tmp_path: Path
     engine = FlowerEngine(grid, nodes=CLIENTS, timeout=1)
     done = next(iter(rounds.run(job_of(given, engine))))
     assert set(done.dropped) == {engine.population.names[k] for k in LIARS}
-    assert all("rows, but said that it has" in why for why in done.dropped.values())
+    assert all("when the run started" in why for why in done.dropped.values())

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from commonweal.base.errors import DataError, RunError
 from commonweal.cli import app as command
 from commonweal.config.experiment import Experiment
-from commonweal.flower import FlowerEngine, job_of, make_client_app, run_on
+from commonweal.flower import FlowerEngine, make_client_app
+from commonweal.flower.app import job_of, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from commonweal.record.record import Record

@@ -87,15 +87,16 @@ def test_losses_before_training_decide_the_weights(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and "aaggff-s: round 3 of 3" in shown.output
 
 
-def test_without_a_reported_loss_the_last_evaluation_is_used(
+def test_losses_of_the_last_evaluation_are_used_when_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Evaluation rows are the training rows here, so that only the first round differs."""
-    strategy = FairStrategy("aaggff-s", out=tmp_path / "run")
+    strategy = FairStrategy("aaggff-s", losses="evaluate", out=tmp_path / "run")
     with caplog.at_level(logging.WARNING, "flwr"):
         start(strategy, LocalGrid(mean_app(), configs(4)), 4)
-    said = [r.getMessage() for r in caplog.records if "do not report" in r.getMessage()]
-    assert len(said) == 1
+    logged = [r.getMessage() for r in caplog.records]
+    assert sum("depend on the samples that clients are scored on" in text for text in logged) == 1
+    assert logged[-1] == "FedAvg weights in 1 of 4 rounds: no losses were known"
     first, second, *_ = strategy.history
     assert "FedAvg" in first.warnings[0] and all(map(math.isnan, first.losses))
     assert [first.weights[str(n)] for n in NODES] == pytest.approx([0.1, 0.2, 0.3, 0.4])
@@ -175,11 +176,12 @@ def test_replies_that_cannot_be_used_are_dropped_and_named(tmp_path: Path) -> No
         return reply
 
     grid.answer = tampered  # type: ignore[method-assign]
-    strategy = FairStrategy("aaggff-s", out=tmp_path / "run", max_examples=10**6, timeout=2)
+    strategy = FairStrategy(
+        "aaggff-s", out=tmp_path / "run", max_examples=10**6, timeout=2, name_key="none"
+    )
     start(strategy, grid, 2)
     for line in Record.read(tmp_path / "run").rounds:
-        assert set(line.weights) == {str(nodes[0])}
-        assert line.weights[str(nodes[0])] == pytest.approx(1)
+        assert line.weights == {str(nodes[0]): pytest.approx(1)}
         reasons = [line.dropped[str(node)] for node in nodes[1:]]
         said = [
             "the disk is full",
@@ -213,9 +215,8 @@ def test_what_clients_do_not_send_is_said(tmp_path: Path) -> None:
         return Message(content, reply_to=message)
 
     strategy = FairStrategy("aaggff-s", out=None, fraction_evaluate=0)
-    start(strategy, LocalGrid(app, configs(2)), 1)
-    (reason, _) = strategy.history[0].dropped.values()
-    assert "'num-examples'" in reason and "['loss']" in reason
+    with pytest.raises(RunError, match=r"all 2 clients are refused.*'num-examples'.*\['loss'\]"):
+        start(strategy, LocalGrid(app, configs(2)), 1)
     with pytest.raises(ConfigError, match="label counts"):
         FairStrategy({"name": "grouped", "rule": "afl", "domains": 2})
 
@@ -297,13 +298,23 @@ def test_arguments_that_cannot_work_are_refused_with_a_sentence() -> None:
         FairStrategy("aagff-s")
 
 
-def test_a_wrong_loss_key_is_said_with_what_clients_send(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_never_becomes_fedavg_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     strategy = FairStrategy("aaggff-s", out=None, loss_key="lossbefore")
-    with caplog.at_level(logging.WARNING, "flwr"):
+    sent = "client, loss-before, num-examples, train_loss"
+    with pytest.raises(RunError, match=f"'lossbefore'.*{sent}.*loss_before_training.*evaluate"):
         start(strategy, LocalGrid(mean_app(before), configs(3)), 3)
-    said = " ".join(record.getMessage() for record in caplog.records)
-    assert "no client has reported 'lossbefore' (but client, loss-before, num-examples" in said
-    assert "do not report 'lossbefore', but client, loss-before, num-examples, train_loss" in said
+    strategy = FairStrategy("aaggff-s", out=None, losses="evaluate", evaluate_loss_key="lss")
+    with pytest.raises(RunError, match=r"none reported 'lss'.*eval_acc, eval_loss"):
+        start(strategy, LocalGrid(mean_app(), configs(3)), 3)
+    with pytest.raises(ConfigError, match="nobody is evaluated"):
+        FairStrategy("aaggff-s", losses="evaluate", fraction_evaluate=0)
+    strategy = FairStrategy("aaggff-s", out=None, strict=False)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(strategy, LocalGrid(mean_app(), configs(3)), 3)
+    assert caplog.records[-1].getMessage().startswith("FedAvg weights in 3 of 3 rounds")
+    for line in strategy.history:
+        assert list(line.weights.values()) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+        assert any("weights of FedAvg" in warning for warning in line.warnings)
 
 
 def test_fractions_and_central_evaluation_are_those_of_fedavg() -> None:
@@ -331,14 +342,14 @@ def test_nodes_may_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = LocalGrid(mean_app(before), configs(6))
     every = dict(grid.nodes)
     strategy = FairStrategy("aaggff-s", out=None, name_key="client")
-    recorded = strategy._record
+    evaluated = strategy.aggregate_evaluate
 
-    def changes(number: int, *more: Any) -> None:
-        recorded(number, *more)
+    def changes(number: int, replies: Any) -> MetricRecord | None:
         there = [node for k, node in enumerate(every) if (k + number) % 3]
         grid.nodes = {node: every[node] for node in there}
+        return evaluated(number, replies)
 
-    monkeypatch.setattr(strategy, "_record", changes)
+    monkeypatch.setattr(strategy, "aggregate_evaluate", changes)
     start(strategy, grid, 4)
     assert [len(line.weights) for line in strategy.history] == [6, 4, 4, 4]
     assert len({tuple(sorted(line.weights)) for line in strategy.history[1:]}) == 3
@@ -383,17 +394,15 @@ def test_a_stopped_run_is_resumed_with_the_same_result(
 
     whole = start(strategy("whole"), LocalGrid(mean_app(before), configs(4)), 6)
     first = strategy("parts")
-    recorded = first._record
-    calls = 0
+    evaluated = first.aggregate_evaluate
 
-    def dies(*arguments: Any) -> None:
-        nonlocal calls
-        calls += 1
-        recorded(*arguments)
-        if calls == 3:
+    def dies(number: int, replies: Any) -> MetricRecord | None:
+        metrics = evaluated(number, replies)
+        if number == 3:
             raise KeyboardInterrupt
+        return metrics
 
-    monkeypatch.setattr(first, "_record", dies)
+    monkeypatch.setattr(first, "aggregate_evaluate", dies)
     with pytest.raises(KeyboardInterrupt):
         start(first, LocalGrid(mean_app(before), configs(4)), 6)
     seen = []
@@ -444,10 +453,11 @@ def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
     assert saved.keys() == net.state_dict().keys()
 
 
-def test_without_flower_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "commonweal.flower.engine")
-    monkeypatch.delattr(commonweal.flower, "engine")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "flwr"]:
+def test_without_flower_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = ("strategy", "aggregation", "messages")
+    loaded = [f"commonweal.flower.{part}" for part in parts]
+    loaded += [name for name in sys.modules if name.partition(".")[0] == "flwr"]
+    for name in loaded:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(ConfigError, match=r"pip install 'commonweal\[flower\]'"):

@@ -1,17 +1,30 @@
-"""The ClientApp, as Flower's quickstart has it."""
+"""The ClientApp, as Flower's quickstart has it, but for two mods."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import nn
 
+from commonweal.flower import loss_before_training, name_clients
 from quickstart.task import load_data, net, test, train
 
-app = ClientApp()
+app = ClientApp(mods=[name_clients()])
 
 
-@app.train()
-def train_client(message: Message, context: Context) -> Message:
+def received_model(message: Message) -> nn.Module:
     model = net()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    return model
+
+
+def received_loss(message: Message, context: Context) -> float:
+    """The received model's loss on the client's training samples, by which the rule decides."""
+    x, y, _, _ = load_data(int(context.node_config["partition-id"]))
+    return test(received_model(message), x, y)[0]
+
+
+@app.train(mods=[loss_before_training(received_loss)])
+def train_client(message: Message, context: Context) -> Message:
+    model = received_model(message)
     x, y, _, _ = load_data(int(context.node_config["partition-id"]))
     epochs = int(context.run_config["local-epochs"])
     lr = float(message.content.config_records["config"]["lr"])  # type: ignore[arg-type]
@@ -23,9 +36,7 @@ def train_client(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate_client(message: Message, context: Context) -> Message:
-    model = net()
-    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     _, _, x, y = load_data(int(context.node_config["partition-id"]))
-    loss, accuracy = test(model, x, y)
+    loss, accuracy = test(received_model(message), x, y)
     metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(y)})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -1,16 +1,17 @@
-"""A client on a machine of its own: its rows, what it tells about them, and its state on disk.
+"""A client on a machine of its own: its samples, its dataset schema, and its state on disk.
 
 Nothing here imports flwr.
 """
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
-import safetensors.torch
+import pydantic
 import torch
 
 from commonweal.algorithms.algorithm import Algorithm, Group, Request
@@ -18,91 +19,110 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
-from commonweal.base.values import Values
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
-from commonweal.flower.own_table import Agreement, OwnTable, agree, check_fits
-from commonweal.training import scores
+from commonweal.flower.own_table import CommonSchema, OwnTable, check_table, common_schema
+from commonweal.flower.reports import Settings
+from commonweal.record.client_states import StateFiles
 from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.local import single
 from commonweal.training.uses import Uses
 
-__all__ = ["About", "Member", "Node", "When", "agreed", "described", "fits", "joined"]
+__all__ = ["Node", "NodeClient", "RequestKey", "RunSetting", "Schema"]
+__all__ += ["agreed", "described", "fits", "joined"]
+
+STEPS = 1000  # more than a round has requests
+CLIENT = 0  # the number of a node's only client
 
 
 @dataclass(frozen=True)
-class About:
-    """What a client tells about its data, once."""
+class Schema:
+    """What a client says about its dataset, once."""
 
     name: str
-    rows: int
-    shape: tuple[int, ...]  # of a row
-    labels: tuple[int, ...]  # of a row's label, () for one class or value
+    samples: int  # for training
+    shape: tuple[int, ...]  # of a sample
+    labels: tuple[int, ...]  # of a sample's label, () for one class or value
     outputs: int
     loss: str
     score: str
     group: str = ""
     position: int = -1  # among all clients, where the data has an order
-    target: tuple[float, float] | None = None  # mean and deviation of a regression's labels
-    table: str = ""  # JSON: what a file of its own holds; all before follows from the agreement
+    target: tuple[float, ...] = ()  # mean and deviation of a regression's labels
+    table: str = ""  # JSON: what an own file holds; all before follows from all clients' tables
 
     @classmethod
-    def read(cls, values: Values) -> "About":
-        """From what arrived. Raises DataError where something is missing."""
+    def read(cls, record: Mapping[str, object]) -> "Schema":
+        """Read a schema that arrived. Raises DataError where it is not one."""
         try:
-            lists = {key: tuple(int(n) for n in values[key]) for key in ("shape", "labels")}
-            numbers = {key: int(values[key]) for key in ("rows", "outputs", "position")}
-            texts = {key: str(values[key]) for key in ("name", "loss", "score", "group", "table")}
-            target = tuple(float(number) for number in values["target"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"it does not describe its data as Commonweal does ({error})") from None
-        about = cls(**lists, **numbers, **texts, target=target or None)  # type: ignore[arg-type]
-        if about.rows < 1 or (about.outputs < 1 and not about.table):
-            raise DataError(f"it has {about.rows} rows and {about.outputs} outputs")
-        return about
+            schema = _reader().validate_python(dict(record))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["msg"]
+            raise DataError(f"it does not describe its data as Commonweal does ({what})") from None
+        if schema.samples < 1 or (schema.outputs < 1 and not schema.table):
+            raise DataError(f"it has {schema.samples} samples and {schema.outputs} outputs")
+        return schema
 
     @property
     def population(self) -> Population:
         """What this client knows of the population: itself, and the outputs of the model."""
         return Population(
-            (self.name,), torch.tensor([self.rows]), self.shape, self.outputs, self.loss
+            (self.name,), torch.tensor([self.samples]), self.shape, self.outputs, self.loss
         )
 
-    def values(self) -> Values:
-        lists = {"shape": list(self.shape), "labels": list(self.labels)}
-        return vars(self) | lists | {"target": list(self.target or ())}
+    def record(self) -> Settings:
+        """The schema as a message holds it."""
+        return {
+            "name": self.name,
+            "samples": self.samples,
+            "shape": list(self.shape),
+            "labels": list(self.labels),
+            "outputs": self.outputs,
+            "loss": self.loss,
+            "score": self.score,
+            "group": self.group,
+            "position": self.position,
+            "target": list(self.target),
+            "table": self.table,
+        }
 
 
-def agreed(clients: Sequence[About]) -> Agreement | None:
-    """How clients with files of their own prepare them; None where they have none."""
+@cache
+def _reader() -> pydantic.TypeAdapter[Schema]:
+    return pydantic.TypeAdapter(Schema)
+
+
+def agreed(clients: Sequence[Schema]) -> CommonSchema | None:
+    """How clients with own files prepare them; None where they have none."""
     with_table = [client for client in clients if client.table]
     if not with_table:
         return None
     if len(with_table) < len(clients):
         without = next(client.name for client in clients if not client.table)
         raise DataError(
-            f"{with_table[0].name!r} has a file of its own, but {without!r} has not: give each "
-            "node data= in its --node-config, or none"
+            f"{with_table[0].name!r} has its own file, but {without!r} has none: give each node "
+            "data= in its --node-config, or none of them"
         )
-    return agree({client.name: json.loads(client.table) for client in clients})
+    return common_schema({client.name: json.loads(client.table) for client in clients})
 
 
-def fits(client: About, agreement: Agreement | None) -> About:
-    """A client with what follows from the agreement. Raises DataError where it does not fit."""
-    if agreement is None or not client.table:
+def fits(client: Schema, common: CommonSchema | None) -> Schema:
+    """A client with what follows from the common schema. Raises DataError where it does not fit."""
+    if common is None or not client.table:
         return client
-    check_fits(agreement, json.loads(client.table))
+    check_table(common, json.loads(client.table))
     return replace(
         client,
-        shape=agreement.shape,
-        outputs=agreement.outputs,
-        loss=agreement.loss,
-        score=agreement.score,
-        target=agreement.target,
+        shape=common.shape,
+        outputs=common.outputs,
+        loss=common.loss,
+        score=common.score,
+        target=common.target or (),
     )
 
 
-def joined(clients: Sequence[About]) -> tuple[Population, About]:
+def joined(clients: Sequence[Schema]) -> tuple[Population, Schema]:
     """The population of these clients, and what is common to their data. Outputs: the most."""
     first = clients[0]
     outputs = max(client.outputs for client in clients)
@@ -116,7 +136,7 @@ def joined(clients: Sequence[About]) -> tuple[Population, About]:
     groups = tuple(client.group for client in clients)
     population = Population(
         names=tuple(client.name for client in clients),
-        sizes=torch.tensor([client.rows for client in clients]),
+        sizes=torch.tensor([client.samples for client in clients]),
         shape=first.shape,
         outputs=outputs,
         loss=first.loss,
@@ -125,55 +145,139 @@ def joined(clients: Sequence[About]) -> tuple[Population, About]:
     return population, replace(first, outputs=outputs, target=_target(clients))
 
 
-def _target(clients: Sequence[About]) -> tuple[float, float] | None:
-    """The mean and deviation over all clients' rows, where labels are values."""
-    targets = [client.target for client in clients if client.target is not None]
-    if len(targets) < len(clients) or len(set(targets)) == 1:
-        return targets[0] if len(targets) == len(clients) else None
-    rows = torch.tensor([client.rows for client in clients], dtype=torch.float64)
-    means, deviations = torch.tensor(targets, dtype=torch.float64).T
-    mean = (rows * means).sum() / rows.sum()
-    variance = (rows * (deviations**2 + (means - mean) ** 2)).sum() / rows.sum()
+def _target(clients: Sequence[Schema]) -> tuple[float, ...]:
+    """The mean and deviation over all clients' samples, for regression."""
+    targets = {client.target for client in clients}
+    if () in targets or len(targets) == 1:
+        return targets.pop() if len(targets) == 1 else ()
+    samples = torch.tensor([client.samples for client in clients], dtype=torch.float64)
+    means, deviations = torch.tensor([client.target for client in clients], dtype=torch.float64).T
+    mean = (samples * means).sum() / samples.sum()
+    variance = (samples * (deviations**2 + (means - mean) ** 2)).sum() / samples.sum()
     return mean.item(), variance.sqrt().item()
 
 
 @dataclass(frozen=True)
-class When:
+class RunSetting:
+    """What is the same for all clients of a run. A node gets it once, and keeps it."""
+
+    outputs: int
+    score: str
+    target: tuple[float, ...]  # mean and deviation of a regression's labels
+    preprocessing: str  # JSON, of clients with own files
+
+    @classmethod
+    def of(cls, schema: Schema, preprocessing: str) -> "RunSetting":
+        """The setting of a run whose clients share a schema."""
+        return cls(schema.outputs, schema.score, schema.target, preprocessing)
+
+    def record(self) -> Settings:
+        """The setting as a message holds it."""
+        return {
+            "outputs": self.outputs,
+            "score": self.score,
+            "target": list(self.target),
+            "preprocessing": self.preprocessing,
+        }
+
+    @classmethod
+    def read(cls, record: Mapping[str, object]) -> "RunSetting":
+        """Read a setting that arrived, or that was kept."""
+        return pydantic.TypeAdapter(cls).validate_python(dict(record))
+
+    def schema(self, client: Schema) -> Schema:
+        """A client's schema with what is the same for all."""
+        return replace(client, outputs=self.outputs, score=self.score, target=self.target)
+
+
+@dataclass(frozen=True)
+class RequestKey:
     """Which request of which run this is: states are kept by it."""
 
-    run: int  # tells runs apart
+    run: str  # distinguishes runs
     round: int
     step: int  # of the round's requests
     saved: int = 0  # the round of the server's last checkpoint: a resumed run continues there
 
+    def record(self) -> Settings:
+        """The key as a message holds it."""
+        return asdict(self)
 
-@dataclass(frozen=True, eq=False)
-class Member:
-    """A client before the clients have agreed on how tables are prepared."""
+    @classmethod
+    def read(cls, record: Mapping[str, object]) -> "RequestKey":
+        """Read a key that arrived."""
+        fields = {name: record[name] for name in ("run", "round", "step", "saved")}
+        return pydantic.TypeAdapter(cls).validate_python(fields)
 
-    about: About
-    node: "Callable[[str], Node]"  # from the agreement's text, empty where there is none
-    algorithm: Callable[[About], Algorithm]
-
-
-def described(own: OwnTable, rows: int) -> About:
-    """What a client with a file of its own tells; rows: those that it trains on."""
-    return About(own.name, rows, (), (), 0, "", "", table=json.dumps(own.describe()))
+    @property
+    def version(self) -> int:
+        """The number of the state after this request."""
+        return self.round * STEPS + self.step
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A client: its name, its rows, and a folder for its states."""
+    """What a node has before the clients have agreed on how tables are prepared."""
 
-    about: About
+    schema: Schema
+    client: "Callable[[str], NodeClient]"  # from the preprocessing, empty where there is none
+    algorithm: Callable[[Schema], Algorithm]
+    folder: Path  # of its client's states, by run
+
+    def setting(self, run: str, record: Mapping[str, object] | None) -> RunSetting:
+        """The run's setting: what arrived, which is kept, or what was kept before."""
+        path = self.folder / run / "setting.json"
+        if record is not None:
+            setting = RunSetting.read(record)
+            write_file(path, json.dumps(setting.record()).encode())
+            return setting
+        if not path.exists():
+            raise DataError("this node does not know the run yet: the server will tell it")
+        return RunSetting.read(json.loads(path.read_bytes()))
+
+    def finish(self, run: str, keep: bool) -> None:
+        """Delete the states of a run that is over.
+
+        Args:
+            run: The run's key.
+            keep: Keep the last state, which holds the client's personal model.
+        """
+        if keep:
+            files = StateFiles(self.folder / run)
+            for version in files.versions(CLIENT)[:-1]:
+                files.path(CLIENT, version).unlink(missing_ok=True)
+        elif run:
+            shutil.rmtree(self.folder / run, ignore_errors=True)
+
+
+def states_folder(folder: Path, client: str) -> Path:
+    """Where a client's states are, by run."""
+    return folder / quote(client, safe="")
+
+
+def described(own: OwnTable, samples: int) -> Schema:
+    """The schema of a client with its own file.
+
+    Args:
+        own: The file.
+        samples: How many samples the client trains on.
+    """
+    return Schema(own.name, samples, (), (), 0, "", "", table=json.dumps(own.describe()))
+
+
+@dataclass(frozen=True, eq=False)
+class NodeClient:
+    """A node's client: its samples, and a folder for its states."""
+
+    schema: Schema
     train: Rows
     test: Rows
     seed: int
-    folder: Path
+    folder: Path  # of its states, by run
     validation: Rows | None = None
 
     @classmethod
-    def of(cls, federation: Federation, name: str, seed: int, folder: Path) -> "Node":
+    def of(cls, federation: Federation, name: str, seed: int, folder: Path) -> "NodeClient":
         """One client of a federation."""
         if name not in federation.names:
             raise DataError(
@@ -181,9 +285,9 @@ class Node:
                 f"{list(federation.names[:5])}, ..."
             )
         k = federation.names.index(name)
-        about = About(
+        schema = Schema(
             name=name,
-            rows=int(federation.train.sizes[k]),
+            samples=int(federation.train.sizes[k]),
             shape=tuple(federation.train.x.shape[1:]),
             labels=tuple(federation.train.y.shape[1:]),
             outputs=federation.outputs,
@@ -191,49 +295,48 @@ class Node:
             score=federation.score,
             group="" if federation.groups is None else federation.groups[k],
             position=k if federation.clients > 1 else -1,
-            target=federation.target,
+            target=federation.target or (),
         )
         validation = None if federation.validation is None else federation.validation.client(k)
         train, test = federation.train.client(k), federation.test.client(k)
-        return cls(about, train, test, seed, folder, validation)
-
-    @property
-    def key(self) -> int:
-        return randomness.key(self.about.name)
+        return cls(schema, train, test, seed, states_folder(folder, name), validation)
 
     # Requests
 
-    def answer(self, algorithm: Algorithm, request: Request, when: When) -> Tensors:
-        """Answer a request from the client's own rows; its state stays here."""
-        state = self.state(when)
+    def answer(self, algorithm: Algorithm, request: Request, key: RequestKey) -> Tensors:
+        """Answer a request from the client's own samples; its state stays here."""
+        client = randomness.key(self.schema.name)
+        state = self._state(key.run, key.version)
         if state is None:
-            rng = randomness.stream(self.seed, 0, self.key, randomness.INIT_CLIENT)
+            rng = randomness.stream(self.seed, 0, client, randomness.INIT_CLIENT)
             state = algorithm.init_client(int(rng.integers(1 << 62)))
         states = {name: value[None] for name, value in state.items()}
         purpose = randomness.purpose(request.purpose)
-        stream = randomness.stream(self.seed, when.round, self.key, purpose)
+        stream = randomness.stream(self.seed, key.round, client, purpose)
         me = torch.tensor([0])
         group = Group(me, self.train, states, [stream], single, request.each)
         replies, after = algorithm.answer(request._replace(clients=me), group)
         if after and after is not states:
-            self.keep({name: value[0] for name, value in after.items()}, when)
+            self._keep({name: value[0] for name, value in after.items()}, key)
         return replies
 
-    def evaluate(self, algorithm: Algorithm, message: Tensors, when: When, part: str) -> Tensors:
-        """The loss and the scores of the global model, and of this client's own."""
+    def evaluate(
+        self, algorithm: Algorithm, message: Tensors, key: RequestKey, part: str
+    ) -> Tensors:
+        """The loss and the scores of the global model, and of this client's personal model."""
         rows = {"train": self.train, "test": self.test, "validation": self.validation}[part]
         if rows is None:
-            raise DataError(f"there are no {part} rows here")
+            raise DataError(f"there are no {part} samples here")
         task = algorithm.task
         shared = evaluate(task, message["w"], rows)
-        undefined = len(scores.undefined(task.score, rows.y, rows.offsets)) > 0
+        undefined = len(task.undefined(rows.y, rows.offsets)) > 0
         values = {"size": shared.sizes, "undefined": torch.tensor([undefined])}
         values["loss"] = shared.losses
         values |= {f"score/{name}": value for name, value in shared.scores.items()}
         if not algorithm.personalizes:
             return values
         own = shared
-        state = self.state(replace(when, step=1 << 20))
+        state = self._state(key.run, (key.round + 1) * STEPS)
         if state is not None and len(rows.y):
             uses = Uses(*(value[None] for value in algorithm.uses(message, state)))
             own = evaluate_models(task, uses, rows, torch.tensor([0]), single)
@@ -242,32 +345,17 @@ class Node:
 
     # The client's state
 
-    def state(self, when: When) -> Tensors | None:
-        """The client's newest state before a request, or None."""
-        for path in sorted(self._files(when), reverse=True):
-            if path.name < self._name(when):
-                read = safetensors.torch.load(path.read_bytes())
-                return {name: value.clone() for name, value in read.items()}
-        return None
+    def _state(self, run: str, version: int) -> Tensors | None:
+        """The client's newest state before a version, or None."""
+        files = StateFiles(self.folder / run)
+        earlier = [known for known in files.versions(CLIENT) if known < version]
+        return files.read(CLIENT, earlier[-1]) if earlier else None
 
-    def keep(self, state: Tensors, when: When) -> None:
+    def _keep(self, state: Tensors, key: RequestKey) -> None:
         """Write the state after a request; delete what no resumed run can need."""
-        data = safetensors.torch.save({n: v.detach().contiguous() for n, v in state.items()})
-        write_file(self._states(when) / self._name(when), data)
-        limit = self._name(When(when.run, when.saved + 1, 0))
-        needless = sorted(path for path in self._files(when) if path.name < limit)[:-1]
-        for path in needless:
-            path.unlink(missing_ok=True)
-
-    def forget(self, run: int) -> None:
-        """Delete the states of a run that is over."""
-        shutil.rmtree(self._states(When(run, 0, 0)), ignore_errors=True)
-
-    def _states(self, when: When) -> Path:
-        return self.folder / quote(self.about.name, safe="") / f"{when.run:016x}"
-
-    def _files(self, when: When) -> list[Path]:
-        return list(self._states(when).glob("*.safetensors"))
-
-    def _name(self, when: When) -> str:
-        return f"{when.round:08d}-{when.step:08d}.safetensors"
+        files = StateFiles(self.folder / key.run)
+        files.write(CLIENT, key.version, {n: v.detach().contiguous() for n, v in state.items()})
+        limit = (key.saved + 1) * STEPS
+        old = [version for version in files.versions(CLIENT) if version < limit]
+        for version in old[:-1]:
+            files.path(CLIENT, version).unlink(missing_ok=True)

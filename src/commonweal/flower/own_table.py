@@ -25,7 +25,7 @@ from commonweal.datasets._fit import Table
 from commonweal.datasets._tables import separator_in
 from commonweal.datasets.table import CLASSES, open_table, read_labels, table
 
-__all__ = ["Agreement", "OwnTable", "agree", "check_fits"]
+__all__ = ["CommonSchema", "OwnTable", "check_table", "common_schema"]
 
 SENT = 1000  # of a column's texts, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "texts"}
@@ -127,7 +127,7 @@ class OwnTable:
         classes = different.tolist() if few else None
         return described | {"classes": classes, "sums": _sums(values[rows])}
 
-    def prepared(self, agreed: "Agreement") -> Federation:
+    def prepared(self, agreed: "CommonSchema") -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
         names = agreed.preprocessing.class_names
         used = agreed.preprocessing.used
@@ -173,11 +173,11 @@ def _sums(values: np.ndarray) -> list[float]:
     return [summary.count, summary.gaps, float(summary.total), summary.squares]
 
 
-# The agreement
+# What all clients share
 
 
 @dataclass(frozen=True)
-class Agreement:
+class CommonSchema:
     """How all clients prepare their rows, and what they learn."""
 
     preprocessing: Preprocessing
@@ -195,12 +195,12 @@ class Agreement:
         return json.dumps(self.preprocessing.values())
 
     @classmethod
-    def read(cls, text: str) -> "Agreement":
+    def read(cls, text: str) -> "CommonSchema":
         """Invert `text`."""
         return cls.of(Preprocessing.read(text))
 
     @classmethod
-    def of(cls, preprocessing: Preprocessing) -> "Agreement":
+    def of(cls, preprocessing: Preprocessing) -> "CommonSchema":
         """What follows from a preprocessing."""
         classes = len(preprocessing.class_names)
         if classes:
@@ -210,7 +210,7 @@ class Agreement:
         return cls(preprocessing, 1, "squared", "r2", target)
 
 
-def agree(tables: Mapping[str, Values]) -> Agreement:
+def common_schema(tables: Mapping[str, Values]) -> CommonSchema:
     """The preprocessing that follows from all clients' descriptions, by name.
 
     Raises DataError where they do not fit, with the clients' names.
@@ -238,7 +238,7 @@ def agree(tables: Mapping[str, Values]) -> Agreement:
         statistics="federated",
         target={} if classes else _target(labels),
     )
-    return Agreement.of(preprocessing)
+    return CommonSchema.of(preprocessing)
 
 
 def check_columns(first: str, expected: Values, name: str, described: Values) -> None:
@@ -254,7 +254,7 @@ def check_columns(first: str, expected: Values, name: str, described: Values) ->
         )
 
 
-def check_fits(agreed: Agreement, described: Values) -> None:
+def check_table(agreed: CommonSchema, described: Values) -> None:
     """Raise DataError where the table of a client that joins late cannot be prepared as agreed."""
     for column in agreed.preprocessing.columns:
         found = [each for each in described["columns"] if each["name"] == column.name]

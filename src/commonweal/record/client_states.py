@@ -19,11 +19,43 @@ from commonweal.base.files import read_plain, write_file
 from commonweal.base.tensors import State, Tensors, num_bytes
 from commonweal.record.checksums import pack, unpack
 
-__all__ = ["ClientStates", "read_state"]
+__all__ = ["ClientStates", "StateFiles", "read_state"]
 
 MEMORY = 1 << 30  # bytes of states that are held in memory
 INSIDE = 1 << 26  # bytes up to which all clients' states go into the checkpoint itself
 OURS = r"\d{6,}-\d{6,}\.safetensors((\.\d+)?\.part)?"  # names of files that may be deleted
+
+
+class StateFiles:
+    """The states of clients in a folder: a file per client and version, with a checksum.
+
+    Args:
+        folder: Where the files are.
+        durable: Whether files must survive a power cut.
+    """
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        self.folder = folder
+        self.durable = durable
+
+    def path(self, client: int, version: int) -> Path:
+        """The file of a client's state."""
+        return self.folder / f"{client:06d}-{version:06d}.safetensors"
+
+    def write(self, client: int, version: int, state: Tensors) -> Path:
+        """Write a client's state. Returns its file."""
+        path = self.path(client, version)
+        write_file(path, pack(state, file=path.name), durable=self.durable)
+        return path
+
+    def read(self, client: int, version: int) -> Tensors:
+        """Read a client's state. Raises RunError where it is not the one that was written."""
+        return read_state(self.path(client, version))
+
+    def versions(self, client: int) -> list[int]:
+        """The versions of a client's state, oldest first."""
+        paths = self.folder.glob(f"{client:06d}-*.safetensors")
+        return sorted(int(path.stem.split("-")[1]) for path in paths)
 
 
 class ClientStates(Mapping[int, Tensors]):
@@ -107,7 +139,7 @@ class ClientStates(Mapping[int, Tensors]):
                 f"checkpoint.safetensors is damaged (client_rounds of shape {shape}): delete it"
             )
         for client, round in named.tolist():
-            path = self._path(client, round)
+            path = StateFiles(folder).path(client, round)
             if not path.exists():
                 raise RunError(f"{str(path)!r} is missing: this run cannot be resumed")
             self._rounds[client] = round
@@ -150,16 +182,11 @@ class ClientStates(Mapping[int, Tensors]):
             old.unlink(missing_ok=True)
 
     def _write(self, client: int, state: Tensors) -> None:
-        path = self._path(client, self._rounds[client])
-        data = pack(state, file=path.name)
-        write_file(path, data, durable=self._durable)
-        self._files[client] = path
-
-    def _path(self, client: int, round: int) -> Path:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="commonweal-"))
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        return self.folder / f"{client:06d}-{round:06d}.safetensors"
+        files = StateFiles(self.folder, self._durable)
+        self._files[client] = files.write(client, self._rounds[client], state)
 
 
 def read_state(path: Path) -> Tensors:

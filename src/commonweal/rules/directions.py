@@ -54,7 +54,7 @@ class Directions(Stateless):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return super().needs | {"update"}
+        return frozenset({"size", "update"})
 
     def weigh(self, reports: Reports) -> Tensor:
         moving = reports.norms > 0

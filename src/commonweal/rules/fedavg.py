@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from commonweal.rules.online import mixture
-from commonweal.rules.rule import Kind, Reports, Stateless
+from commonweal.rules.rule import Kind, Need, Reports, Stateless
 
 __all__ = ["FedAvg"]
 
@@ -21,6 +21,10 @@ class FedAvg(Stateless):
     """weights_i = n_i / sum n"""
 
     kind: ClassVar[Kind] = Kind("mixture", "0", "one entropic step from the sizes")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"size"})
 
     def response(self, losses: Tensor) -> Tensor:
         return torch.zeros_like(losses)

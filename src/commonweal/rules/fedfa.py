@@ -50,7 +50,7 @@ class FedFA(Rule):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return super().needs | {"score"}
+        return frozenset({"size", "score"})
 
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients

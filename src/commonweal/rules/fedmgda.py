@@ -52,7 +52,7 @@ class FedMGDA(Stateless):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return super().needs | {"update"}
+        return frozenset({"size", "update"})
 
     def weigh(self, reports: Reports) -> Tensor:
         prior = prior_weights(reports, self.prior)

@@ -1,0 +1,138 @@
+"""A rule, a server optimizer and channels on a Flower app's arrays."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from commonweal.algorithms.algorithm import Group, Outcome, Replies
+from commonweal.algorithms.averaging import Averaging
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.tensors import State, Tensors
+from commonweal.config import catalog
+from commonweal.data.federation import Rows
+from commonweal.data.population import Population
+from commonweal.flower.arrays import Layout
+from commonweal.flower.reports import Report
+from commonweal.rules.fedavg import FedAvg
+from commonweal.training.local import vmap_clients
+
+__all__ = ["Aggregation"]
+
+
+class Aggregation:
+    """The server's model, with the states of the rule and of the server optimizer.
+
+    Args:
+        layout: Of the model's arrays.
+        algorithm: Rule, server optimizer and channels; its clients are the app's own.
+        clients: How many clients are known at the start.
+    """
+
+    def __init__(self, layout: Layout, algorithm: Averaging, clients: int) -> None:
+        self.layout = layout
+        self.algorithm = algorithm
+        if algorithm.init_client(0):
+            channels = [catalog.describe(channel)["name"] for channel in algorithm.channels]
+            raise ConfigError(
+                f"a channel of {channels} keeps a memory at the client, which FairStrategy cannot "
+                "give it: run a Commonweal experiment on Flower instead"
+            )
+        names = tuple(str(k) for k in range(clients))
+        self.state: State = algorithm.init(Population(names, torch.ones(clients), (), 1))
+        self._data: dict[str, bytes] = {}  # of the arrays that `state["w"]` stands for
+
+    def receive(self, arrays: ArrayRecord) -> None:
+        """Take over the model that Flower's loop holds, which is the one that clients train."""
+        data = {name: array.data for name, array in arrays.items()}
+        known = self._data
+        if data.keys() == known.keys() and all(data[name] is known[name] for name in data):
+            return  # nobody has changed what `arrays` returned
+        w = self.layout.vector({name: array.numpy() for name, array in arrays.items()})
+        if not self._data:
+            n = self.algorithm.task.num_trainable
+            self.state |= {"server": self.algorithm.server.init(w[:n])}
+        self.state |= {"w": w}
+        self._data = data
+
+    def restore(self, saved: State) -> ArrayRecord:
+        """Continue from a checkpoint. Returns the model."""
+        if saved["w"].numel() != self.layout.size:
+            raise RunError(
+                f"checkpoint.safetensors is of another model, with {saved['w'].numel()} numbers "
+                f"instead of {self.layout.size}: choose another folder"
+            )
+        self.state = {"server": {}, "rule": {}, "shared": {}} | saved
+        return self.arrays()
+
+    def empty_updates(self, clients: int) -> Tensor:
+        """A place (S, d) for the updates of so many clients."""
+        return torch.empty(clients, self.layout.size, dtype=self.layout.dtype)
+
+    def write_update(self, arrays: ArrayRecord, place: Tensor) -> None:
+        """Write the received model minus a client's to a row of the updates."""
+        trained = {name: array.numpy() for name, array in arrays.items()}
+        self.layout.subtract(self.state["w"], trained, place)
+
+    def tell(
+        self, reports: Sequence[Report], updates: Tensor, clients: int, fallback: bool
+    ) -> Outcome:
+        """Ask the rule for weights, and move the model along the weighted updates.
+
+        Args:
+            reports: Of the clients whose replies can be used.
+            updates: (S, d), in the order of the reports.
+            clients: How many clients are known.
+            fallback: Weigh by sample counts instead, and leave the rule's state as it is.
+        """
+        ids = torch.tensor([report.client for report in reports], dtype=torch.int64)
+        replies = Replies(ids, self._values(reports, updates))
+        algorithm = replace(self.algorithm, rule=FedAvg()) if fallback else self.algorithm
+        outcome = algorithm.tell(self.state, replies, clients)
+        if fallback:
+            outcome = replace(outcome, state=outcome.state | {"rule": self.state["rule"]})
+        self.state = outcome.state
+        return outcome
+
+    def _values(self, reports: Sequence[Report], updates: Tensor) -> Tensors:
+        if not reports:
+            return {}
+        known = [report.loss for report in reports if report.loss is not None]
+        finite = [loss for loss in known if math.isfinite(loss)]
+        neutral = sum(finite) / len(finite) if finite else 1.0
+        columns = {
+            "size": [report.size for report in reports],
+            "loss": [neutral if report.loss is None else report.loss for report in reports],
+            "score": [report.score for report in reports],
+        }
+        if "loss_after" in self.algorithm.rule.needs:
+            columns["loss_after"] = [report.loss_after for report in reports]
+        values: Tensors = {
+            name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()
+        }
+        values["update"] = updates
+        return self._encoded(reports, values) if self.algorithm.channels else values
+
+    def _encoded(self, reports: Sequence[Report], values: Tensors) -> Tensors:
+        """What channels do at the client, done here where the client is not ours."""
+        round = int(self.state["round"])
+        streams = [
+            randomness.stream(
+                self.algorithm.seed, round, report.client % (1 << 64), randomness.TRAIN
+            )
+            for report in reports
+        ]
+        nothing = Rows(torch.empty(0), torch.empty(0), torch.zeros(1, dtype=torch.int64))
+        group = Group(torch.arange(len(reports)), nothing, {}, streams, vmap_clients)
+        return self.algorithm.encode(values, {}, group)[0]
+
+    def arrays(self) -> ArrayRecord:
+        """The model, as Flower's loop gets it."""
+        arrays = self.layout.arrays(self.state["w"])
+        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        self._data = {name: array.data for name, array in record.items()}
+        return record

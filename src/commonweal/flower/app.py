@@ -1,0 +1,275 @@
+"""A Commonweal experiment as the ServerApp and the ClientApp of a Flower app."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from commonweal.algorithms.algorithm import Algorithm, Request
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.config.experiment import Experiment, read
+from commonweal.data.federation import Federation
+from commonweal.flower.engine import FlowerEngine
+from commonweal.flower.export import check_experiment
+from commonweal.flower.messages import settings_of, to_record, to_tensors
+from commonweal.flower.node import (
+    Node,
+    NodeClient,
+    RequestKey,
+    Schema,
+    described,
+    states_folder,
+)
+from commonweal.flower.own_table import CommonSchema, OwnTable
+from commonweal.jobs import rounds
+from commonweal.jobs.job import (
+    Job,
+    build_algorithm,
+    build_dataset,
+    build_task,
+    job_on,
+    with_validation,
+)
+from commonweal.record.record import Record
+from commonweal.training.task import Task
+
+__all__ = ["job_of", "make_client_app", "make_server_app", "open_node", "run_on"]
+
+Config = Mapping[str, str | int | float | bool]  # of a node, or of a run
+STATES = "state-dir"  # where a node keeps its client's states
+SETTINGS = ("out", "resume", "nodes", "wait", "timeout")  # of a run
+
+
+def _read(experiment: Experiment | str | Path) -> Experiment:
+    return experiment if isinstance(experiment, Experiment) else read(experiment)
+
+
+def _task(experiment: Experiment, schema: Schema) -> Task:
+    return build_task(
+        experiment,
+        shape=schema.shape,
+        labels=schema.labels,
+        outputs=schema.outputs,
+        loss=schema.loss,
+        score=schema.score,
+        target=(schema.target[0], schema.target[1]) if schema.target else None,
+    )
+
+
+# The client's side
+
+
+def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
+    """A ClientApp that takes part in an experiment with the samples of its own client.
+
+    The node's configuration says who it is and where its files are:
+
+        client       the client's name
+        data         a CSV, Parquet or npz file with this client's rows (dataset "table" only)
+        state-dir    where the client's state is kept, by default a folder of the user
+
+    Without `client`, `partition-id` (a number) chooses one of the dataset's clients.
+
+    Args:
+        experiment: The experiment, or the path of its TOML file.
+    """
+    return client_app(lambda config: open_node(experiment, config))
+
+
+def client_app(build: Callable[[Config], Node]) -> ClientApp:
+    """A ClientApp whose functions call `Algorithm.answer` for the node's own samples.
+
+    Args:
+        build: From the node's and the run's configuration to the node.
+    """
+    app = ClientApp()
+    nodes: dict[int, Node] = {}
+
+    def opened(context: Context) -> Node:
+        if context.node_id not in nodes:
+            nodes[context.node_id] = build({**context.run_config, **context.node_config})
+        return nodes[context.node_id]
+
+    def received(message: Message, context: Context) -> tuple[NodeClient, Algorithm, RequestKey]:
+        node = opened(context)
+        records = message.content.config_records
+        key = RequestKey.read(records["request"])
+        setting = node.setting(key.run, records.get("setting"))
+        client = node.client(setting.preprocessing)
+        return client, node.algorithm(setting.schema(client.schema)), key
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        node = opened(context)
+        settings = settings_of(message.content)
+        reply = RecordDict()
+        if settings["purpose"] == "finish":
+            node.finish(str(settings["run"]), bool(settings["keep"]))
+        else:
+            reply["schema"] = ConfigRecord(node.schema.record())
+        return Message(reply, reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client, algorithm, key = received(message, context)
+        records = message.content.array_records
+        each = to_tensors(records["each"]) if "each" in records else {}
+        purpose = str(message.content.config_records["request"]["purpose"])
+        request = Request(torch.tensor([0]), to_tensors(records["message"]), purpose, each)
+        values = client.answer(algorithm, request, key)
+        return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        client, algorithm, key = received(message, context)
+        model = to_tensors(message.content.array_records["message"])
+        part = str(message.content.config_records["request"]["part"])
+        values = client.evaluate(algorithm, model, key, part)
+        return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
+
+    return app
+
+
+def open_node(experiment: Experiment | str | Path, config: Config) -> Node:
+    """The node that a configuration names."""
+    given = _read(experiment)
+    check_experiment(given)
+    schema, client = _own_file(given, config) if "data" in config else _shared(given, config)
+
+    @cache
+    def algorithm(schema: Schema) -> Algorithm:
+        return build_algorithm(given, _task(given, schema), schema.population)
+
+    return Node(schema, client, algorithm, states_folder(_states(config), schema.name))
+
+
+Opened = tuple[Schema, Callable[[str], NodeClient]]
+
+
+def _shared(experiment: Experiment, config: Config) -> Opened:
+    """A client of the experiment's dataset."""
+    federation = with_validation(build_dataset(experiment), experiment)
+    name = _name(federation, config)
+    client = NodeClient.of(federation, name, experiment.seed, _states(config))
+    return client.schema, lambda preprocessing: client
+
+
+def _own_file(experiment: Experiment, config: Config) -> Opened:
+    """A client with its own file."""
+    if "client" not in config:
+        raise ConfigError("a node with its own data needs client=NAME in its --node-config")
+    if experiment.dataset["name"] != "table":
+        raise ConfigError(
+            f"data = {config['data']!r}: only the dataset 'table' reads a node's own file, not "
+            f"{experiment.dataset['name']!r}"
+        )
+    values = {key: value for key, value in experiment.dataset.items() if key != "name"}
+    table = OwnTable(str(config["client"]), values | {"path": str(config["data"])})
+
+    @cache
+    def client(preprocessing: str) -> NodeClient:
+        federation = table.prepared(CommonSchema.read(preprocessing))
+        federation = with_validation(federation, experiment)
+        return NodeClient.of(federation, table.name, experiment.seed, _states(config))
+
+    return described(table, table.training_rows(experiment.validation)), client
+
+
+def _name(federation: Federation, config: Config) -> str:
+    if "client" in config:
+        return str(config["client"])
+    number = config.get("partition-id")
+    if number is None:
+        raise ConfigError("a node needs client=NAME in its --node-config: who is it?")
+    if not 0 <= int(number) < federation.clients:
+        raise DataError(f"partition-id = {number}, but there are {federation.clients} clients")
+    return federation.names[int(number)]
+
+
+def _states(config: Config) -> Path:
+    default = platformdirs.user_state_path("commonweal") / "flower"
+    return Path(str(config.get(STATES, default))).expanduser()
+
+
+# The server's side
+
+
+def make_server_app(
+    experiment: Experiment | str | Path, **settings: str | int | float | bool
+) -> ServerApp:
+    """A ServerApp that runs an experiment on the nodes that are connected.
+
+    Settings may be overridden by the run's configuration (`flwr run --run-config`):
+
+        out        the run's folder; resume: continue the run in it
+        nodes      how many nodes must be there at the start; wait: seconds to wait for them
+        timeout    seconds to wait for replies
+
+    Args:
+        experiment: The experiment, or the path of its TOML file.
+        settings: These settings.
+    """
+    given = _read(experiment)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        chosen = settings | {
+            key: config[key] for key in SETTINGS if config.get(key) not in (None, "")
+        }
+        run_on(
+            grid,
+            given,
+            out=str(chosen.get("out", "")),
+            resume=bool(chosen.get("resume", False)),
+            nodes=int(chosen.get("nodes", 1)),
+            wait=float(chosen.get("wait", 120.0)),
+            timeout=float(chosen.get("timeout", 120.0)),
+        )
+
+    return app
+
+
+def job_of(experiment: Experiment, engine: FlowerEngine) -> Job:
+    """The job of an experiment on the nodes of an engine."""
+    return job_on(experiment, _task(experiment, engine.schema), engine)
+
+
+def run_on(
+    grid: Grid,
+    experiment: Experiment,
+    out: str | Path = "",
+    resume: bool = False,
+    nodes: int = 1,
+    wait: float = 120.0,
+    timeout: float = 120.0,
+) -> None:
+    """Run an experiment on a grid and write it to a folder.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        experiment: What to run.
+        out: The run's folder.
+        resume: Continue the run in it.
+        nodes: How many nodes must be connected at the start.
+        wait: Seconds to wait for them.
+        timeout: Seconds to wait for replies.
+    """
+    check_experiment(experiment)
+    folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
+    begun = resume and (folder / "rounds.jsonl").exists()
+    preprocessing = Record.read(folder).preprocessing() if begun else None
+    engine = FlowerEngine(grid, nodes, wait, timeout, preprocessing)
+    job = job_of(experiment, engine)
+    for done in rounds.run(job, out=folder, resume=resume):
+        shown = {name: round(value, 4) for name, value in list(done.metrics.items())[:3]}
+        print(f"round {done.number} of {job.rounds}: {shown}", flush=True)
+        for client, reason in done.dropped.items():
+            print(f"round {done.number}: client {client}: {reason}", flush=True)
+    engine.finish(keep=job.algorithm.personalizes)

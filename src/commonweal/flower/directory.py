@@ -1,0 +1,113 @@
+"""The clients of a Flower app as the server knows them: by node, and by the name that they give."""
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from commonweal.base.errors import DataError
+from commonweal.base.tensors import State
+from commonweal.flower.arrays import name_id, to_id
+
+__all__ = ["Directory", "Known", "number"]
+
+
+@dataclass
+class Known:
+    """A client: its name, and its last evaluation."""
+
+    name: str
+    loss: float | None = None
+    score: float = math.nan
+    evaluated: int = 0  # the round of the evaluation; 0: none yet
+
+
+@dataclass
+class Directory:
+    """All clients by the id of their node. A node's id is its client's name until it gives one."""
+
+    known: dict[int, Known] = field(default_factory=dict)
+    remembered: dict[int, Known] = field(default_factory=dict)  # of the run that is resumed
+
+    def __getitem__(self, node: int) -> Known:
+        return self.known[node]
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    @property
+    def by_name(self) -> list[int]:
+        """All nodes, in the order of their clients' names."""
+        return sorted(self.known, key=lambda node: (self.known[node].name, node))
+
+    def meet(self, nodes: Iterable[int]) -> None:
+        """Add nodes that were not seen before."""
+        for node in nodes:
+            if node not in self.known:
+                self.known[node] = Known(str(node))
+                self._recall(node)
+
+    def name(self, node: int, name: str, asked: Container[int]) -> None:
+        """Give a node's client a name. A node that took another's place inherits its client.
+
+        Args:
+            node: The node that reports the name.
+            name: The client's name.
+            asked: The nodes that take part now.
+
+        Raises:
+            DataError: Another of them has this name.
+        """
+        if name == self.known[node].name:
+            return
+        for other, known in list(self.known.items()):
+            if known.name != name or other == node:
+                continue
+            if other in asked:
+                raise DataError(f"node {node} has the name {name!r} of node {other}")
+            self.known[node] = self.known.pop(other)
+        self.known[node].name = name
+        self._recall(node)
+
+    def id(self, node: int) -> int:
+        """The id by which rules know a client."""
+        name = self.known[node].name
+        return to_id(node) if name == str(node) else name_id(name)
+
+    # Checkpoints
+
+    def saved(self) -> State:
+        """All clients, for a checkpoint."""
+        nodes = {}
+        for node, known in self.known.items():
+            values = [number(known.loss), known.score, float(known.evaluated)]
+            nodes[str(node)] = {
+                "name": torch.tensor(list(known.name.encode()), dtype=torch.uint8),
+                "evaluated": torch.tensor(values, dtype=torch.float64),
+            }
+        return nodes
+
+    def restore(self, saved: Mapping[str, State]) -> None:
+        """Take over the clients of a checkpoint, as far as they are there again."""
+        for node, values in saved.items():
+            loss, score, evaluated = values["evaluated"].tolist()
+            name = bytes(values["name"].tolist()).decode()
+            known_loss = None if math.isnan(loss) else loss
+            self.remembered[int(node)] = Known(name, known_loss, score, int(evaluated))
+        for known in list(self.known):
+            self._recall(known)
+
+    def _recall(self, node: int) -> None:
+        """Give a client the name and the evaluation that it had before the run was resumed."""
+        before = self.remembered.get(node)
+        for client in self.remembered.values():
+            if before is None and client.name == self.known[node].name:
+                before = client
+        if before is not None and not self.known[node].evaluated:
+            self.known[node] = replace(before)
+
+
+def number(value: float | None) -> float:
+    """NaN for a value that is not known."""
+    return math.nan if value is None else value

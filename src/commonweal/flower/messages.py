@@ -1,0 +1,182 @@
+"""Flower's nodes and messages: who is connected, who replied, and why others did not."""
+
+import logging
+import math
+import time
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from commonweal.base.errors import RunError
+from commonweal.base.tensors import Tensors
+from commonweal.flower.reports import Problem, Settings
+
+__all__ = [
+    "POLL",
+    "PULL",
+    "SLACK",
+    "Answers",
+    "array_bytes",
+    "logger",
+    "metrics_of",
+    "settings_of",
+    "to_record",
+    "to_tensors",
+    "wait_for_nodes",
+    "weighted_mean",
+]
+
+logger = logging.getLogger("flwr")
+
+POLL = 0.5  # seconds between two looks at who is connected
+PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
+# Seconds for which a message lives longer than its sender waits. A node works off one message after
+# the other: older ones that nobody waits for any more would keep it late for ever.
+SLACK = 1.0
+UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
+EXPIRED = (3, 4)  # Flower's errors where a message or its reply has outlived its sender's patience
+
+Number = int | float
+Metric = Number | list[int] | list[float]
+
+
+def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
+    """Wait until enough nodes are connected.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        least: How many nodes are enough; at least one is needed.
+        patience: Seconds to wait.
+
+    Returns:
+        The ids of the connected nodes, sorted.
+
+    Raises:
+        RunError: There are still too few after `patience` seconds.
+    """
+    deadline = time.monotonic() + patience
+    least = max(1, least)
+    logged = False
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) >= least:
+            return nodes
+        if time.monotonic() >= deadline:
+            raise RunError(
+                f"{len(nodes)} nodes are connected, but {least} are needed: none came within "
+                f"{patience:g} s; start more SuperNodes, or wait longer"
+            )
+        if not logged:
+            logger.info("waiting up to %g s for %d nodes", patience, least)
+            logged = True
+        time.sleep(min(POLL, max(0.0, deadline - time.monotonic())))
+
+
+class Answers:
+    """The replies to some messages, by node, and why others have none.
+
+    Args:
+        sent: The messages. One that was never sent, as a subclass of a strategy may have left it
+            out, is nobody's failure.
+        replies: What came back.
+        waited: How long replies were waited for, as in "within 5 s".
+    """
+
+    def __init__(self, sent: Iterable[Message], replies: Iterable[Message], waited: str) -> None:
+        asked: dict[str, int] = {}
+        possible: set[int] = set()
+        for message in sent:
+            possible.add(message.metadata.dst_node_id)
+            if message.metadata.message_id:
+                asked[message.metadata.message_id] = message.metadata.dst_node_id
+        self.contents: dict[int, RecordDict] = {}
+        self.failed: dict[int, Problem] = {}
+        for reply in replies:
+            # The source of an error is the SuperLink where a node is gone: the question tells who.
+            source = reply.metadata.src_node_id
+            node = asked.get(reply.metadata.reply_to_message_id, source)
+            if node not in possible or node in self.contents or node in self.failed:
+                continue
+            if not reply.has_error():
+                self.contents[node] = reply.content
+            elif reply.error.code not in EXPIRED:
+                self.failed[node] = _problem(reply.error.code, reply.error.reason)
+        for node in asked.values():
+            if node not in self.contents:
+                self.failed.setdefault(node, Problem("silent", f"no reply {waited}"))
+
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes that were asked."""
+        return sorted({*self.contents, *self.failed})
+
+
+def _problem(code: int, reason: str | None) -> Problem:
+    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
+    text = lines[-1] if lines else "no reason given"
+    kind: Literal["app", "unavailable"] = "unavailable" if code == UNAVAILABLE else "app"
+    return Problem(kind, f"its app failed: {text[:200]} (Flower's error {code})")
+
+
+def settings_of(content: RecordDict) -> Settings:
+    """All settings of a message, from its ConfigRecords."""
+    settings: Settings = {}
+    for record in content.config_records.values():
+        settings |= dict(record)
+    return settings
+
+
+def metrics_of(content: RecordDict) -> dict[str, Metric]:
+    """All metrics of a reply, from its MetricRecords."""
+    metrics: dict[str, Metric] = {}
+    for record in content.metric_records.values():
+        metrics |= dict(record)
+    return metrics
+
+
+def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
+    """The mean of each metric over replies, weighted by one of them; values that are not finite
+    and lists of other lengths are left out.
+
+    Args:
+        contents: The replies.
+        by: The metric that weighs; a reply without it counts as 1.
+
+    Returns:
+        The means of all other metrics; None where there are none.
+    """
+    total: dict[str, np.ndarray] = {}
+    weights: dict[str, float] = {}
+    for content in contents:
+        values = metrics_of(content)
+        size = values.get(by)
+        weight = float(size) if isinstance(size, int | float) and 0 < size < math.inf else 1.0
+        for name, value in values.items():
+            numbers = np.asarray(value, dtype=np.float64)
+            known = total.get(name, np.zeros(numbers.shape))
+            if name != by and np.isfinite(numbers).all() and known.shape == numbers.shape:
+                total[name] = known + weight * numbers
+                weights[name] = weights.get(name, 0.0) + weight
+    means = {name: (total[name] / weights[name]).tolist() for name in total}
+    return MetricRecord(means) if means else None
+
+
+def array_bytes(contents: Iterable[RecordDict]) -> int:
+    """The bytes of all arrays in messages."""
+    return sum(
+        record.count_bytes() for content in contents for record in content.array_records.values()
+    )
+
+
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Tensors as Flower's messages carry them."""
+    return ArrayRecord({name: Array(value.detach().numpy()) for name, value in tensors.items()})
+
+
+def to_tensors(record: ArrayRecord) -> Tensors:
+    """Tensors from a message. They are copies, aligned as in a process that computed them."""
+    return {name: torch.tensor(array.numpy()) for name, array in record.items()}

@@ -1,0 +1,148 @@
+"""The record of a Flower app's run: a folder like that of any other run."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord
+
+from commonweal import metrics
+from commonweal.algorithms.algorithm import Outcome
+from commonweal.base.tensors import State
+from commonweal.flower.directory import Directory, number
+from commonweal.flower.reader import Evaluated
+from commonweal.flower.reports import Report
+from commonweal.record.rounds import ClientTable, RoundRecord
+from commonweal.record.store import Store
+from commonweal.training.evaluation import Evaluation
+
+__all__ = ["RECORDS", "Recorder", "Trained"]
+
+RECORDS = "runs/flower"  # where records are written by default
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a round has done before its evaluation."""
+
+    number: int
+    outcome: Outcome
+    reports: list[Report]  # of all nodes that were asked
+    warnings: tuple[str, ...]
+    bytes: dict[str, int]
+    seconds: float
+
+
+@dataclass
+class Recorder:
+    """Collects the rounds of a run, and writes them where it has a folder.
+
+    Args:
+        store: The run's folder; None: nothing is written.
+        score: The name of the score.
+        higher_is_better: Whether higher scores are better.
+    """
+
+    store: Store | None
+    score: str
+    higher_is_better: bool
+    history: list[RoundRecord] = field(default_factory=list)
+
+    @classmethod
+    def at(
+        cls, out: str | Path | None, resume: bool, score: str, higher_is_better: bool
+    ) -> "Recorder":
+        """A recorder for a folder, by default a free one; None: nothing is written."""
+        store = None if out is None else Store(_folder(Path(out), resume))
+        return cls(store, score, higher_is_better)
+
+    def write(
+        self,
+        trained: Trained,
+        evaluated: Mapping[int, Evaluated],
+        directory: Directory,
+        state: State,
+        seconds: float,
+    ) -> None:
+        """Write a round, with the evaluation after it, and a checkpoint.
+
+        Args:
+            trained: What the round did.
+            evaluated: What nodes reported of the model after it; empty: it was not evaluated.
+            directory: The clients' names.
+            state: The server's.
+            seconds: That the evaluation took.
+        """
+        nodes = directory.by_name
+        names = [directory[node].name for node in nodes]
+        evaluation = self._evaluation([evaluated.get(node, Evaluated()) for node in nodes])
+        record = self._round(trained, directory, self._summary(evaluation, names))
+        self.history.append(record)
+        if self.store is None:
+            return
+        timings = {"train": trained.seconds, "evaluate": seconds}
+        test = ClientTable(names, evaluation) if evaluated else None
+        self.store.append(record, timings, test=test)
+        self.store.checkpoint(trained.number, {"server": state, "nodes": directory.saved()})
+
+    def _round(
+        self, trained: Trained, directory: Directory, summary: dict[str, float]
+    ) -> RoundRecord:
+        reports = sorted(trained.reports, key=lambda report: directory[report.node].name)
+        cohort = {report.client: directory[report.node].name for report in reports}
+        outcome = trained.outcome
+        weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
+        dropped = {}
+        for report in reports:
+            if report.problem is not None:
+                dropped[cohort[report.client]] = report.problem.text
+        return RoundRecord(
+            number=trained.number,
+            clients=tuple(cohort.values()),
+            losses=tuple(number(report.loss) for report in reports),
+            scores=tuple(report.score for report in reports),
+            weights={cohort[client]: weight for client, weight in weights},
+            dropped=dropped,
+            capped={cohort[client]: reason for client, reason in outcome.capped.items()},
+            warnings=trained.warnings,
+            bytes=trained.bytes,
+            metrics=summary,
+        )
+
+    def _evaluation(self, clients: Sequence[Evaluated]) -> Evaluation:
+        """What clients reported, NaN where one was not asked or did not answer."""
+        score = torch.tensor([client.score for client in clients], dtype=torch.float64)
+        losses = torch.tensor([number(client.loss) for client in clients], dtype=torch.float64)
+        sizes = torch.tensor([client.size for client in clients], dtype=torch.float64)
+        if (sizes == sizes.round()).all():
+            sizes = sizes.long()
+        return Evaluation(losses, {self.score: score}, sizes, ~score.isfinite())
+
+    def _summary(self, evaluation: Evaluation, names: Sequence[str]) -> dict[str, float]:
+        scored = evaluation.scored.tolist()
+        if not scored:
+            return {}
+        called = [names[k] for k in scored]
+        lower = not self.higher_is_better
+        return metrics.summary(evaluation.score[scored], evaluation.sizes[scored], called, lower)
+
+    def write_model(self, arrays: ArrayRecord) -> None:
+        """Write the final model."""
+        if self.store is not None:
+            tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+            self.store.write_model(tensors)
+
+
+def _folder(folder: Path, resume: bool) -> Path:
+    """The folder of a run: the one that is named, or by default a free one, or the last one."""
+    if folder != Path(RECORDS):
+        return folder.absolute()
+    last = folder
+    for k in itertools.count(2):
+        if not folder.exists():
+            break
+        last = folder
+        folder = Path(f"{RECORDS}-{k}")
+    return (last if resume else folder).absolute()

@@ -1,0 +1,650 @@
+"""`FairStrategy`: a Commonweal rule in the place of Flower's FedAvg."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal, NoReturn, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Result,
+    Strategy,
+)
+
+import commonweal
+from commonweal.algorithms.algorithm import Outcome
+from commonweal.algorithms.averaging import Averaging
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
+from commonweal.channels.channel import Channel
+from commonweal.config import catalog
+from commonweal.config.experiment import to_toml
+from commonweal.flower.aggregation import Aggregation
+from commonweal.flower.arrays import Layout
+from commonweal.flower.directory import Directory
+from commonweal.flower.messages import (
+    SLACK,
+    Answers,
+    array_bytes,
+    logger,
+    metrics_of,
+    settings_of,
+    wait_for_nodes,
+    weighted_mean,
+)
+from commonweal.flower.mods import LOSS_KEY, NAME_KEY
+from commonweal.flower.reader import Evaluated, ReplyReader
+from commonweal.flower.recording import RECORDS, Recorder, Trained
+from commonweal.flower.reports import Problem, Report
+from commonweal.record.facts import RunFacts
+from commonweal.record.rounds import RoundRecord
+from commonweal.rules.rule import Rule
+from commonweal.rules.uniform import Uniform
+from commonweal.servers.server import ServerOptimizer
+from commonweal.training.client import Client
+
+__all__ = ["FairStrategy"]
+
+LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
+SHOWN = 5  # clients that a warning names
+PRIVACY = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+LEGACY = ("initialize_parameters", "configure_fit", "aggregate_fit", "evaluate")
+
+Part = TypeVar("Part")
+Named = str | Mapping[str, object]  # a part's name, or a table with its name and parameters
+Summarize = Callable[[list[RecordDict], str], MetricRecord | None]
+EvaluateCentrally = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class FairStrategy(Strategy):
+    """Aggregates by a Commonweal rule, in the place of Flower's FedAvg.
+
+    It sends and returns the arrays that Flower's loop holds, as `FedAvg` does: subclasses may
+    change them. Every round is recorded by client in a run's folder, which `commonweal show`
+    reads.
+
+    Args:
+        rule: How much each client's update counts: a name of `commonweal list`, a table with
+            a name and parameters, or a `Rule`.
+        server: The server optimizer, which moves the model along the weighted updates; likewise.
+        channels: What happens to updates on their way, such as clipping; likewise.
+        losses: Where the losses come from that the rule decides by. "train": clients report
+            them with their trained models, as the mod `loss_before_training` does.
+            "evaluate": each client's last evaluation, on the samples that it is scored on; the
+            first round, where there is none, has the weights of FedAvg.
+        strict: Raise an error where a rule needs losses and clients report none. With False
+            such rounds have the weights of FedAvg, and the record says so.
+        loss_key: The metric of a training reply with the loss of the received model, before
+            training.
+        evaluate_loss_key: The metric of an evaluation with the loss; by default a usual name,
+            or the only one that contains "loss".
+        score_key: The metric of an evaluation with the score; by default an accuracy.
+        higher_is_better: Whether higher scores are better.
+        name_key: The setting or metric of a reply with the client's name, as the mod
+            `name_clients` adds it. Without one, a node's id is its client's name.
+        max_examples: Clients that report more samples are dropped.
+        out: The folder of the run's record; None writes none. By default `runs/flower`, or
+            `runs/flower-2` and so on where it exists.
+        resume: Continue the run in the folder, by default the last one.
+        wait: Seconds to wait for `min_available_nodes`.
+        timeout: Seconds to wait for replies; by default that of `start`.
+        lr: The clients' learning rate, for rules that use it; by default `train_config["lr"]`.
+        seed: Of the draws of clients.
+        fraction_train: Fraction of the connected nodes that train in a round.
+        fraction_evaluate: Fraction of the connected nodes that evaluate in a round.
+        min_train_nodes: The fewest nodes that train.
+        min_evaluate_nodes: The fewest nodes that evaluate.
+        min_available_nodes: The fewest nodes that must be connected.
+        weighted_by_key: The metric with a client's number of samples, or any weight above 0.
+        arrayrecord_key: The key of the arrays in messages.
+        configrecord_key: The key of the settings in messages.
+        train_metrics_aggr_fn: Aggregates the metrics of training replies; by default their
+            mean by `weighted_by_key`.
+        evaluate_metrics_aggr_fn: Aggregates the metrics of evaluations; likewise.
+    """
+
+    def __init__(
+        self,
+        rule: Named | Rule = "aaggff-s",
+        server: Named | ServerOptimizer = "sgd",
+        channels: Iterable[Named | Channel] = (),
+        *,
+        losses: Literal["train", "evaluate"] = "train",
+        strict: bool = True,
+        loss_key: str = LOSS_KEY,
+        evaluate_loss_key: str | None = None,
+        score_key: str | None = None,
+        higher_is_better: bool = True,
+        name_key: str = NAME_KEY,
+        max_examples: int | None = None,
+        out: str | Path | None = RECORDS,
+        resume: bool = False,
+        wait: float = 120.0,
+        timeout: float | None = None,
+        lr: float | None = None,
+        seed: int = 0,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: Summarize | None = None,
+        evaluate_metrics_aggr_fn: Summarize | None = None,
+    ) -> None:
+        self.rule = _built("rules", rule, Rule)
+        self.server = _built("servers", server, ServerOptimizer)
+        named = [channels] if isinstance(channels, str | Mapping) else channels
+        self.channels = tuple(_built("channels", channel, Channel) for channel in named)
+        self.losses = losses
+        self.strict = strict
+        self.loss_key = loss_key
+        self.evaluate_loss_key = evaluate_loss_key
+        self.score_key = score_key
+        self.higher_is_better = higher_is_better
+        self.name_key = name_key
+        self.max_examples = max_examples
+        self.out = out
+        self.resume = resume
+        self.wait = wait
+        self.timeout = timeout
+        self.lr = lr
+        self.seed = seed
+        self.fraction_train = fraction_train
+        self.fraction_evaluate = fraction_evaluate
+        self.min_train_nodes = min_train_nodes
+        self.min_evaluate_nodes = min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.weighted_by_key = weighted_by_key
+        self.arrayrecord_key = arrayrecord_key
+        self.configrecord_key = configrecord_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean
+        self._check()
+        self._begin()
+
+    def _check(self) -> None:
+        """Raise ConfigError for arguments that cannot work."""
+        for key in ("fraction_train", "fraction_evaluate"):
+            fraction = vars(self)[key]
+            if not 0 <= fraction <= 1:
+                raise ConfigError(f"{key} = {fraction}: give a fraction from 0 to 1")
+        if self.losses not in ("train", "evaluate"):
+            raise ConfigError(f'losses = {self.losses!r}: give "train" or "evaluate"')
+        if self.losses == "evaluate" and self.fraction_evaluate == 0:
+            raise ConfigError(
+                f"losses = {self.losses!r} with fraction_evaluate = {self.fraction_evaluate}: "
+                "nobody is evaluated; raise fraction_evaluate, or let clients report their losses"
+            )
+        if "labels" in self.rule.needs:
+            raise ConfigError(
+                "this rule needs the clients' label counts, which Flower apps do not send: run a "
+                "Commonweal experiment on Flower instead (commonweal flower export)"
+            )
+        w = torch.zeros(1)
+        if self.server.output(w, self.server.init(w)) is not w:
+            raise ConfigError(
+                f"server = {catalog.describe(self.server)['name']!r} publishes another model than "
+                "the one that it trains, but Flower's loop has one model: choose another server "
+                "optimizer, or run a Commonweal experiment on Flower"
+            )
+        if self.fraction_evaluate == 0:
+            self.min_evaluate_nodes = 0
+        if self.fraction_train == 0:
+            self.min_train_nodes = 0
+
+    def _begin(self) -> None:
+        """Start a new run, and forget an earlier one of this strategy."""
+        score = self.score_key or "accuracy"
+        self._recorder = Recorder.at(self.out, self.resume, score, self.higher_is_better)
+        self._clients = Directory()
+        self._reader = ReplyReader(
+            losses=self.losses,
+            loss_key=self.loss_key,
+            evaluate_loss_key=self.evaluate_loss_key,
+            score_key=self.score_key,
+            size_key=self.weighted_by_key,
+            max_examples=self.max_examples,
+        )
+        self._logged: set[str] = set()
+        self._sent: list[Message] = []
+        self._offset = 0  # rounds of the run that is resumed
+        self._rounds = 0  # to run; 0: not known, as the loop is the user's own
+        self._patience = 3600.0 if self.timeout is None else self.timeout
+        self._began = 0.0
+        self._aggregation: Aggregation | None = None
+        self._trained: Trained | None = None
+        self._diverged = 0  # rounds in a row in which no update is finite
+        self._fallbacks = 0  # rounds with the weights of FedAvg
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in LEGACY:
+            raise ConfigError(
+                f"FairStrategy has no {name}: it is for Flower's Message API, in "
+                "ServerApp.main; start_server, Server and NumPyClient are Flower's legacy API"
+            )
+        raise AttributeError(f"FairStrategy has no attribute {name!r}")
+
+    def summary(self) -> None:
+        """Log the strategy's parts and where its record is written."""
+        self._check_wrapper()
+        logger.info("\t├──> rule: %s", catalog.describe(self.rule))
+        logger.info("\t├──> server: %s", catalog.describe(self.server))
+        for channel in self.channels:
+            logger.info("\t├──> channel: %s", catalog.describe(channel))
+        folder = "not written" if self._recorder.store is None else str(self._recorder.store.folder)
+        logger.info("\t└──> record: %s", folder)
+
+    def _check_wrapper(self) -> None:
+        """Raise ConfigError where one of Flower's privacy wrappers calls the strategy.
+
+        A wrapper keeps the strategy and says nothing: only the caller shows that it is there.
+        """
+        caller = sys._getframe(2).f_locals.get("self")
+        if isinstance(caller, PRIVACY) and not isinstance(self.rule, Uniform):
+            name = catalog.describe(self.rule)["name"]
+            raise ConfigError(
+                f"{type(caller).__name__} around FairStrategy({name!r}): its noise is made for "
+                "equal weights, and losses are sent without noise, so that the privacy that it "
+                'reports does not hold; use FairStrategy("uniform"), or a Commonweal experiment '
+                "with a private channel"
+            )
+
+    # The run
+
+    @property
+    def history(self) -> list[RoundRecord]:
+        """The rounds so far."""
+        return self._recorder.history
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateCentrally | None = None,
+    ) -> Result:
+        """Run all rounds, or those that a resumed run still has to do."""
+        if self._aggregation is not None:
+            self._begin()
+        self._patience = timeout if self.timeout is None else self.timeout
+        self._rounds = num_rounds
+        self._take_lr(train_config)
+        self._clients.meet(wait_for_nodes(grid, self.min_available_nodes, self.wait))
+        with nullcontext() if self._recorder.store is None else self._recorder.store.locked():
+            arrays = self._open(initial_arrays)
+
+            def shifted(number: int, record: ArrayRecord) -> MetricRecord | None:
+                return None if evaluate_fn is None else evaluate_fn(number + self._offset, record)
+
+            result = super().start(
+                grid,
+                arrays,
+                max(0, num_rounds - self._offset),
+                self._patience,
+                train_config,
+                evaluate_config,
+                None if evaluate_fn is None else shifted,
+            )
+            result.train_metrics_clientapp = self._shift(result.train_metrics_clientapp)
+            result.evaluate_metrics_clientapp = self._shift(result.evaluate_metrics_clientapp)
+            result.evaluate_metrics_serverapp = self._shift(result.evaluate_metrics_serverapp)
+            if not result.arrays:
+                result.arrays = arrays
+            self._record({})
+            self._recorder.write_model(result.arrays)
+        if self._fallbacks:
+            logger.warning(
+                "FedAvg weights in %d of %d rounds: no losses were known",
+                self._fallbacks,
+                len(self._recorder.history),
+            )
+        return result
+
+    def _take_lr(self, config: ConfigRecord | None) -> None:
+        lr = None if config is None else config.get("lr")
+        if self.lr is None and isinstance(lr, int | float):
+            self.lr = float(lr)
+
+    def _shift(self, by_round: dict[int, MetricRecord]) -> dict[int, MetricRecord]:
+        return {number + self._offset: record for number, record in by_round.items()}
+
+    def _open(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Open the run's record. Returns the model to start from: a checkpoint's on resuming."""
+        layout = Layout.of({name: array.numpy() for name, array in arrays.items()})
+        algorithm = Averaging(
+            layout.task,
+            self.rule,
+            Client(lr=0.1 if self.lr is None else self.lr),
+            self.server,
+            self.channels,
+            max(1, self._rounds),
+            self.seed,
+        )
+        self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
+        self._aggregation.receive(arrays)
+        if self._recorder.store is None:
+            return arrays
+        last, saved = self._recorder.store.open(self._text(), self._facts(layout), self.resume)
+        if last == 0:
+            return arrays
+        self._offset = last
+        self._clients.restore(saved["nodes"])
+        logger.info("resuming after round %d of %s", last, self._recorder.store.folder)
+        return self._aggregation.restore(saved["server"])
+
+    def _opened(self) -> Aggregation:
+        if self._aggregation is None:
+            raise ConfigError("FairStrategy needs a model: call configure_train before the rest")
+        return self._aggregation
+
+    # Training
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample nodes, and send them the arrays that Flower's loop holds."""
+        self._check_wrapper()
+        self._record({})  # of a loop that does not evaluate
+        self._began = time.perf_counter()
+        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes, "train")
+        if self._aggregation is None:
+            self._take_lr(config)
+            arrays = self._open(arrays)
+        self._opened().receive(arrays)
+        return self._messages(nodes, server_round, arrays, config, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Ask the rule for weights, and move the model along the weighted updates."""
+        number = server_round + self._offset
+        aggregation = self._opened()
+        answers = Answers(self._sent, replies, f"within {self._patience:g} s")
+        reports = self._read(answers)
+        usable = [report for report in reports if report.problem is None]
+        updates = self._read_updates(usable, answers)
+        usable = [report for report in usable if report.problem is None]
+        self._check_trained(reports)
+        fallback = self._lacks_losses(usable, answers)
+        warnings = self._warnings(usable, fallback)
+        outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
+        self._fallbacks += fallback
+        by_client = {report.client: report for report in reports}
+        for client, reason in outcome.dropped.items():
+            by_client[client].problem = Problem("loss", reason)
+        for report in reports:
+            if report.problem is not None:
+                name = self._clients[report.node].name
+                logger.warning("round %d: client %s: %s", number, name, report.problem.text)
+        self._trained = Trained(
+            number,
+            outcome,
+            reports,
+            (*warnings, *outcome.warnings),
+            {
+                "down": array_bytes(message.content for message in self._sent),
+                "up": array_bytes(answers.contents.values()),
+            },
+            time.perf_counter() - self._began,
+        )
+        self._check_diverged(number, outcome)
+        if len(outcome.clients) == 0:
+            logger.warning("round %d: no reply can be used; the model stays", number)
+            return None, None
+        used = [answers.contents[report.node] for report in reports if report.problem is None]
+        return aggregation.arrays(), self.train_metrics_aggr_fn(used, self.weighted_by_key)
+
+    def _read(self, answers: Answers) -> list[Report]:
+        """The reports of all nodes that were asked, ordered by client. Updates are read later."""
+        problems = dict(answers.failed)
+        for node, content in answers.contents.items():
+            try:
+                self._name(node, content)
+            except DataError as error:
+                problems[node] = Problem("name", str(error))
+        reports = []
+        for node in answers.nodes:
+            report = Report(node, self._clients.id(node), problem=problems.get(node))
+            if report.problem is None:
+                values = metrics_of(answers.contents[node])
+                self._reader.fill(report, values, self._clients[node], self.rule.needs)
+            reports.append(report)
+        return sorted(reports, key=lambda report: report.client)
+
+    def _read_updates(self, reports: Sequence[Report], answers: Answers) -> torch.Tensor:
+        """Read updates (S, d). Reports of arrays that do not fit get a problem."""
+        aggregation = self._opened()
+        updates = aggregation.empty_updates(len(reports))
+        good = []
+        for place, report in zip(updates, reports, strict=True):
+            records = list(answers.contents[report.node].array_records.values())
+            try:
+                if len(records) != 1:
+                    raise DataError(f"it sent {len(records)} array records instead of one")
+                aggregation.write_update(records[0], place)
+            except DataError as error:
+                report.problem = Problem("arrays", str(error))
+            good.append(report.problem is None)
+        return updates if all(good) else updates[torch.tensor(good)]
+
+    def _check_trained(self, reports: Sequence[Report]) -> None:
+        """Raise RunError where all clients are refused for the same reason: no round will train."""
+        problems = [report.problem for report in reports if report.problem is not None]
+        if not problems or len(problems) < len(reports) or problems[0].passing:
+            return
+        if len({problem.kind for problem in problems}) == 1:
+            raise RunError(
+                f"nothing can be trained: all {len(problems)} clients are refused; of the first: "
+                f"{problems[0].text}"
+            )
+
+    def _check_diverged(self, number: int, outcome: Outcome) -> None:
+        lost = len(outcome.clients) == 0 and bool(outcome.dropped)
+        self._diverged = self._diverged + 1 if lost else 0
+        if self._diverged == LOST_ROUNDS:
+            first = number - LOST_ROUNDS + 1
+            raise DivergedError(
+                f"training diverged in round {first}: no client's update is finite since then; "
+                "lower the clients' learning rate"
+            )
+
+    def _lacks_losses(self, usable: Sequence[Report], answers: Answers) -> bool:
+        """Whether the rule needs losses and none is known. Raises RunError if that stays so."""
+        if "loss" not in self.rule.needs or not usable:
+            return False
+        if any(report.loss is not None for report in usable):
+            return False
+        evaluated = any(known.evaluated for known in self._clients.known.values())
+        if self.strict and (self.losses == "train" or evaluated):
+            sent = {name for content in answers.contents.values() for name in metrics_of(content)}
+            raise RunError(self._no_losses(f"no client reported {self.loss_key!r}", sent))
+        return True
+
+    def _no_losses(self, what: str, sent: Iterable[str]) -> str:
+        name = catalog.describe(self.rule)["name"]
+        return (
+            f"the rule {name!r} decides by the clients' losses of the received model, but {what} "
+            f"(they reported {', '.join(sorted(sent)) or 'nothing'}). Add the loss in the "
+            "ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
+            "commonweal.flower.loss_before_training, or use those of each client's last "
+            'evaluation, FairStrategy(..., losses="evaluate"). strict=False goes on with the '
+            "weights of FedAvg"
+        )
+
+    def _warnings(self, usable: Sequence[Report], fallback: bool) -> tuple[str, ...]:
+        """What the record of a round says about its losses."""
+        if fallback:
+            return ("no losses are known: this round has the weights of FedAvg",)
+        if "loss" not in self.rule.needs:
+            return ()
+        if self.losses == "evaluate":
+            self._log_once(
+                "the rule uses losses of evaluations: its weights depend on the samples that "
+                "clients are scored on; the mod loss_before_training reports those of training "
+                "samples"
+            )
+        names = [self._clients[report.node].name for report in usable if report.loss is None]
+        warnings = []
+        if names:
+            warnings.append(f"no loss is known of {_listed(names)}: the others' mean is used")
+        for warning in warnings:
+            self._log_once(warning)
+        return tuple(warnings)
+
+    # Evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample nodes, and send them the arrays that Flower's loop holds."""
+        self._began = time.perf_counter()
+        nodes = self._sample(
+            grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes, "evaluate"
+        )
+        return self._messages(nodes, server_round, arrays, config, MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Record the clients' losses and scores, and aggregate their metrics."""
+        number = server_round + self._offset
+        answers = Answers(self._sent, replies, f"within {self._patience:g} s")
+        evaluated: dict[int, Evaluated] = {}
+        sent: set[str] = set()
+        for node, content in answers.contents.items():
+            values = metrics_of(content)
+            sent |= values.keys()
+            try:
+                self._name(node, content)
+            except DataError as error:
+                answers.failed[node] = Problem("name", str(error))
+                continue
+            evaluated[node] = self._reader.evaluated(values)
+        for node, problem in answers.failed.items():
+            logger.warning("evaluation: client %s: %s", self._clients[node].name, problem.text)
+        evaluated = self._reader.in_unit(evaluated)
+        for node, result in evaluated.items():
+            self._clients[node].loss = result.loss
+            self._clients[node].score = result.score
+            self._clients[node].evaluated = number
+        lacking = evaluated and all(result.loss is None for result in evaluated.values())
+        if lacking and self.losses == "evaluate" and "loss" in self.rule.needs and self.strict:
+            key = self.evaluate_loss_key
+            what = "evaluations have no unique loss" if key is None else f"none reported {key!r}"
+            raise RunError(self._no_losses(what + " (name it with evaluate_loss_key)", sent))
+        self._record(evaluated)
+        used = [answers.contents[node] for node in evaluated]
+        return self.evaluate_metrics_aggr_fn(used, self.weighted_by_key) if used else None
+
+    # Nodes
+
+    def _sample(
+        self, grid: Grid, server_round: int, fraction: float, least: int, purpose: str
+    ) -> list[int]:
+        """Draw nodes, the same ones in every run where the nodes are the same."""
+        if fraction == 0:
+            return []
+        nodes = wait_for_nodes(grid, max(least, self.min_available_nodes), self.wait)
+        self._clients.meet(nodes)
+        size = min(len(nodes), max(least, int(len(nodes) * fraction)))
+        ordered = [node for node in self._clients.by_name if node in nodes]
+        number = server_round + self._offset
+        code = randomness.COHORT if purpose == "train" else randomness.purpose(purpose)
+        drawn = randomness.stream(self.seed, number, 0, code).choice(
+            len(ordered), size, replace=False
+        )
+        return [ordered[k] for k in sorted(drawn.tolist())]
+
+    def _messages(
+        self,
+        nodes: Iterable[int],
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        kind: str,
+    ) -> list[Message]:
+        config["server-round"] = server_round + self._offset
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        ttl = self._patience + SLACK
+        self._sent = [Message(content, node, kind, ttl=ttl) for node in nodes]
+        return list(self._sent)
+
+    def _name(self, node: int, content: RecordDict) -> None:
+        """Name a client as it names itself. Raises DataError where another has the name."""
+        name = settings_of(content).get(self.name_key, metrics_of(content).get(self.name_key))
+        if name is not None:
+            asked = {message.metadata.dst_node_id for message in self._sent}
+            self._clients.name(node, str(name), asked)
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            logger.warning(text)
+
+    # The run's record
+
+    def _text(self) -> str:
+        """The run as an experiment."""
+        return to_toml(
+            {
+                "rounds": self._rounds,
+                "seed": self.seed,
+                "engine": "flower",
+                "rule": catalog.describe(self.rule),
+                "server": catalog.describe(self.server),
+                "channels": [catalog.describe(channel) for channel in self.channels],
+                "algorithm": {"name": "averaging"},
+            }
+        )
+
+    def _facts(self, layout: Layout) -> RunFacts:
+        return RunFacts(
+            commonweal=commonweal.__version__,
+            engine="flower",
+            parameters=layout.size,
+            score=self.score_key or "accuracy",
+            clients=len(self._clients),
+        )
+
+    def _record(self, evaluated: Mapping[int, Evaluated]) -> None:
+        """Write the round that was trained, with the evaluation after it."""
+        if self._trained is not None:
+            seconds = time.perf_counter() - self._began
+            state = self._opened().state
+            self._recorder.write(self._trained, evaluated, self._clients, state, seconds)
+            self._trained = None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def _built(kind: str, part: Named | Part, interface: type[Part]) -> Part:
+    """The part that a name or a table stands for, or the part itself."""
+    built = catalog.build(kind, part) if isinstance(part, str | Mapping) else part
+    if not isinstance(built, interface):
+        raise ConfigError(
+            f"FairStrategy: {part!r} is no {catalog.KINDS[kind].label}: give a name of commonweal "
+            f"list, a table with a name, or a {interface.__name__}; FedAvg's arguments are keywords"
+        )
+    return built

@@ -266,7 +266,8 @@ def memory(a: argparse.Namespace) -> None:
     last = deque(run(job, out=out), maxlen=1)[0]
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    states = sum(num_bytes(state) for state in job.engine.client_states().values()) / 1e9
+    assert job.local is not None
+    states = sum(num_bytes(state) for state in job.local.states.values()) / 1e9
     print(f"{a.model}, {t.size} parameters, {a.clients} clients with states of {states:.2f} GB")
     print(f"peak resident memory {peak:.2f} GB")
     print(f"{seconds:.0f} s, evaluation of all {last.seconds['evaluate']:.0f} s of it", flush=True)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
-from commonweal.base.tensors import select
+from commonweal.base.tensors import Tensors, select
 from commonweal.data.federation import Federation, Rows
-from commonweal.engines.engine import Engine
+from commonweal.engines.engine import Engine, LocalEngine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Round
@@ -118,6 +118,12 @@ def a_round(number: int, **more: Any) -> RoundRecord:
     return RoundRecord(number=number, **(values | more))
 
 
+def states_of(engine: Engine) -> dict[int, Tensors]:
+    """The clients' states now, of an engine that has them."""
+    assert isinstance(engine, LocalEngine)
+    return dict(engine.states)
+
+
 class Lossy(Simulator):
     """A simulator of a network that loses replies. Clients whose replies are lost have trained."""
 
@@ -154,8 +160,10 @@ class Growing(Simulator):
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         replies = super().collect(algorithm, request)
         round = int(request.message["round"])
-        self.rows = first_clients(self.everyone, self.joined[min(round, len(self.joined) - 1)])
-        self.population = self.rows.population
+        self.federation = first_clients(
+            self.everyone, self.joined[min(round, len(self.joined) - 1)]
+        )
+        self.population = self.federation.population
         return replies
 
 

@@ -198,18 +198,17 @@ def test_the_stages(done: tuple[Recording, Round]) -> None:
 def wrong_labels(engine: Simulator, truth: Tensor) -> float:
     """The share of wrong labels that clients train on in the end."""
     labels = truth.clone()
-    f = engine.rows
+    f = engine.federation
     for k in range(f.clients):
         a, b = f.train.offsets[k : k + 2].tolist()
-        state = engine.client_states()[k]
-        labels[a:b] = state["labels"]
+        labels[a:b] = engine.states[k]["labels"]
     return float((labels != truth).double().mean())
 
 
 def test_wrong_labels_are_corrected(done: tuple[Recording, Round]) -> None:
     engine, last = done
     truth = clean_federation().train.y
-    before = float((engine.rows.train.y != truth).double().mean())
+    before = float((engine.federation.train.y != truth).double().mean())
     assert before > 0.15 and wrong_labels(engine, truth) < 0.2 * before
     assert last.metrics["mean"] > 0.9
 

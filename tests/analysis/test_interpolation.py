@@ -28,6 +28,7 @@ from commonweal.training.client import Client
 from commonweal.training.evaluation import Evaluation, evaluate_rows
 from commonweal.training.task import Task
 from personal_helpers import client, federation, task, trained
+from run_helpers import states_of
 
 
 def done(name: str, f: Federation | None = None, **how: Any) -> tuple[Job, Round]:
@@ -38,8 +39,8 @@ def done(name: str, f: Federation | None = None, **how: Any) -> tuple[Job, Round
 
 
 def rows_of(job: Job) -> Federation:
-    assert job.engine.federation is not None
-    return job.engine.federation
+    assert job.local is not None
+    return job.local.federation
 
 
 def method_of(job: Job) -> Client:
@@ -69,7 +70,7 @@ PERSONAL = ["fedper", "fedrep", "lg-fedavg", "ditto", "apfl", "pfedme", "superfe
 @pytest.mark.parametrize("name", PERSONAL)
 def test_clients_are_evaluated_by_their_own_model_and_newcomers_by_the_servers(name: str) -> None:
     job, last = done(name)
-    states = job.engine.client_states()
+    states = states_of(job.engine)
     message = job.algorithm.message(last.state)
     shared, personal = evaluations(last)
     assert 2 <= len(states) < 5
@@ -119,7 +120,7 @@ def test_the_curve_by_hand() -> None:
     curve = interpolation.curve(job, last.state)
     assert curve.scores.shape == curve.losses.shape == (5, 11)
     assert curve.names == ("a", "b", "c", "d", "e")
-    states = job.engine.client_states()
+    states = states_of(job.engine)
     w = last.state["w"]
     for k in range(5):
         own = states[k]["own"] if k in states and states[k]["joined"] > 0 else w
@@ -164,7 +165,7 @@ def test_validation_never_sees_the_rows_it_is_scored_on() -> None:
     w = last.state["w"]
     total = []
     for k in range(5):
-        own = job.engine.client_states()[k]["own"]
+        own = states_of(job.engine)[k]["own"]
         rows = rows_of(job).test.client(k)
         right, losses = [], []
         for m in POINTS:
@@ -269,7 +270,7 @@ def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
     for seed in range(6):
         job = job_from_parts(task(), f, client=method, rounds=4, cohort=2, seed=seed)
         last = list(run(job))[-1]
-        states = job.engine.client_states()
+        states = states_of(job.engine)
         joined = {i for i, state in states.items() if float(state["joined"])}
         if len(joined) < 2:
             with pytest.raises(ConfigError, match="two clients with models of their own"):
@@ -322,7 +323,7 @@ def test_the_line_of_models_with_batchnorm(name: str) -> None:
     last = list(run(job))[-1]
     curve = interpolation.curve(job, last.state)
     w, n = last.state["w"], job.task.num_trainable
-    for k, state in job.engine.client_states().items():
+    for k, state in states_of(job.engine).items():
         rows = rows_of(job).train.client(k).x
         for point in (3, 10):
             at = ((1 - point / 10) * w + point / 10 * state["own"])[:n]
@@ -364,7 +365,7 @@ def test_calibration_of_own_models_is_each_clients() -> None:
     ece = interpolation.evaluate_score(job, last.state, "ece", own=True).score
     for k in range(5):
         rows = rows_of(job).test.client(k)
-        own = job.engine.client_states()[k]["own"]
+        own = states_of(job.engine)[k]["own"]
         p, guess = job.task.outputs(own, rows.x).double().softmax(-1).max(-1)
         excess = (guess == rows.y).double() - p
         bins = torch.ceil(p * 20)
@@ -412,7 +413,7 @@ def test_a_run_is_reopened_as_it_was_left(folder: Path) -> None:
     personal = job.engine.evaluate(job.algorithm, state).personal
     assert personal is not None
     assert personal.score.tolist() == scores_in(folder)[1]
-    assert len(job.engine.client_states()) > 4
+    assert len(states_of(job.engine)) > 4
 
 
 def test_the_command_shows_and_draws(folder: Path, tmp_path: Path) -> None:

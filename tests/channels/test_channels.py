@@ -26,7 +26,7 @@ from commonweal.rules.fedavg import FedAvg
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client
 from commonweal.training.task import Task
-from run_helpers import contents, federation, stop, task
+from run_helpers import contents, federation, states_of, stop, task
 
 NOTHING = torch.empty(0)
 
@@ -159,7 +159,7 @@ def test_clipping_does_not_reach_a_clients_private_layers() -> None:
         algorithm = averaging(t, *channels, client=FedPer(batch=5))
         message = algorithm.ask(algorithm.init(f.population))
         engine.collect(algorithm, Request(torch.arange(4), message))
-        heads.append([state["private"] for state in engine.client_states().values()])
+        heads.append([state["private"] for state in dict(engine.states).values()])
     assert all(torch.equal(a, b) for a, b in zip(*heads, strict=True))
 
 
@@ -266,7 +266,7 @@ def test_memory_is_each_clients_own_and_lasts() -> None:
         wanted = update + residual[asked]
         torch.testing.assert_close(got, 0.05 * torch.round(wanted / 0.05))
         residual[asked] = wanted - got
-    states = engine.client_states()
+    states = dict(engine.states)
     times = {client: int(state["channel-0-times"]) for client, state in states.items()}
     assert times == {0: 2, 1: 1, 2: 3, 3: 1}
     for client, state in states.items():
@@ -301,7 +301,7 @@ def test_memory_survives_a_resume(tmp_path: Path, client: str) -> None:
         return run(t, f, out=tmp_path / folder, resume=True, **parts)
 
     *_, last = rounds("whole")
-    states = last.job.engine.client_states()
+    states = states_of(last.job.engine)
     key = "channel-1-residual" if client == "fedper" else "channel-0-residual"
     assert states and all(state[key].abs().max() > 0.001 for state in states.values())
     for _ in range(6):
@@ -323,7 +323,7 @@ def test_a_client_that_diverges_keeps_its_memory() -> None:
         outcome = algorithm.tell(state, replies, 4)
         assert list(outcome.dropped) == [2]
         state = outcome.state
-    for client, kept in engine.client_states().items():
+    for client, kept in dict(engine.states).items():
         assert kept["channel-0-residual"].isfinite().all()
         assert int(kept["channel-0-times"]) == (0 if client == 2 else 2)
 

@@ -572,7 +572,7 @@ def test_private_coordinates_are_never_sent(name: str) -> None:
         state = algorithm.tell(state, replies, 5).state
     assert torch.equal(state["w"][private], T.initial[private])
     assert not (state["w"][~private] == T.initial[~private]).all()
-    heads = {tuple(own["private"].tolist()) for own in simulator.client_states().values()}
+    heads = {tuple(own["private"].tolist()) for own in dict(simulator.states).values()}
     assert len(heads) == 5
 
 

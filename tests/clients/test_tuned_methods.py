@@ -187,8 +187,8 @@ def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
     method = FineTune(batch=5, momentum=0.5, lr=0.1, tune_epochs=3, tune_lr=0.03)
     last, engine = tuned_job(method, 2, cohort=2, algorithm=algorithm, vectorize=mode)
     w = last.state["w"]
-    assert sorted(engine.client_states()) == [0, 1, 2, 3, 4]
-    for who, state in engine.client_states().items():
+    assert sorted(dict(engine.states)) == [0, 1, 2, 3, 4]
+    for who, state in dict(engine.states).items():
         batches = tuning_batches(method, who, 2)
         per_epoch = -(-int(F.train.sizes[who]) // 5)
         assert len(batches) == 3 * per_epoch
@@ -229,7 +229,7 @@ def test_fedbabu_by_torch(tune: Any) -> None:
     last, engine = tuned_job(method, 2)
     w = last.state["w"]
     assert torch.equal(w[HEAD], T.initial[HEAD]) and not torch.equal(w[~HEAD], T.initial[~HEAD])
-    for who, state in engine.client_states().items():
+    for who, state in dict(engine.states).items():
         m = module_of(w)
         trainable = m[2].parameters() if tune == "head" else m.parameters()  # type: ignore[index]
         optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.5)

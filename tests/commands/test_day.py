@@ -17,6 +17,7 @@ from commonweal import cli
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.record import Record
+from run_helpers import states_of
 
 CLINICS = ("Aachen", "Bonn", "Köln", "Ulm")
 Command = Callable[..., str]
@@ -196,7 +197,7 @@ def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:
     bonn, ulm, shared = (read(tmp_path / f"{name}.csv") for name in ("Bonn", "Ulm", "all"))
     assert bonn != ulm and bonn != shared
     job, state = commonweal.reopen(folder)
-    own = job.engine.client_states()[job.population.names.index("Ulm")]
+    own = states_of(job.engine)[job.population.names.index("Ulm")]
     w = job.algorithm.uses(job.algorithm.message(state), own).models[0]
     preprocessing = Record.read(folder).preprocessing()
     assert preprocessing is not None

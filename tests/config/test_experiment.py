@@ -338,8 +338,8 @@ def test_the_seed_moves_the_split_and_the_start() -> None:
     def built(seed: int) -> tuple[Tensor, Tensor]:
         model = {"name": "mlp", "hidden": [4]}
         job = job_from_experiment(Experiment(dataset="vowel", model=model, seed=seed))
-        assert job.engine.federation is not None
-        return job.task.initial, job.engine.federation.test.x
+        assert job.local is not None
+        return job.task.initial, job.local.federation.test.x
 
     start, rows = built(0)
     assert torch.equal(built(0)[0], start) and torch.equal(built(0)[1], rows)

@@ -76,7 +76,7 @@ def results(name: str, norm: bool, **options: Any) -> list[Tensor]:
     last = list(run(job(name, norm=norm, engine=simulator)))[-1]
     assert last.evaluation is not None
     own = last.evaluation.personal
-    states = {str(k): state for k, state in simulator.client_states().items()}
+    states = {str(k): state for k, state in dict(simulator.states).items()}
     return [
         last.state["w"],
         last.evaluation.losses,
@@ -141,7 +141,7 @@ def test_a_client_that_diverges_keeps_its_state(name: str) -> None:
         assert not replies.values["update"].isfinite().all()
         outcome = algorithm.tell(state, replies, 5)
         assert sorted(outcome.dropped) == [0, 1] and "diverged" in outcome.dropped[0]
-    for own in simulator.client_states().values():
+    for own in dict(simulator.states).values():
         assert all(v.isfinite().all() for v in own.values() if v.is_floating_point())
 
 
@@ -153,7 +153,7 @@ def test_the_loss_reported_is_of_the_model_before_training(name: str) -> None:
     simulator, state = Simulator(f), algorithm.init(f.population)
     private = method.private(t)
     for _ in range(2):
-        message, before = algorithm.ask(state), simulator.client_states()
+        message, before = algorithm.ask(state), dict(simulator.states)
         replies = simulator.collect(algorithm, Request(torch.arange(5), message))
         for k in range(5):
             own = before.get(k, method.init_client(t, 0))

@@ -364,12 +364,12 @@ def test_clients_in_processes_of_their_own_give_the_simulators_numbers(
     with processes(f, algorithm=algorithm) as engine:
         apart = conversations(job(f, engine, algorithm=algorithm), 3)
         assert all(remote.process.poll() is None for remote in engine.remotes)
-        assert engine.save(3) == {} and engine.client_states() == {}  # clients keep them
+        assert engine.states.save(3) == {}  # clients keep them
     assert [remote.process.returncode for remote in engine.remotes] == [0, 0, 0]
     for mode in ("loop", "vmap", "chunked"):
         simulator = Simulator(f, SEED, mode)
         together = conversations(job(f, simulator, algorithm=algorithm), 3)
-        assert [int(state["visits"]) for state in simulator.client_states().values()] == [3] * 3
+        assert [int(state["visits"]) for state in dict(simulator.states).values()] == [3] * 3
         for (state, exchanges), (expected, others) in zip(apart, together, strict=True):
             same(flatten(state), flatten(expected), exact=mode == "loop")
             assert [set(answers.values) for _, answers in exchanges] == replies

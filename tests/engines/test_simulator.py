@@ -475,7 +475,7 @@ def test_a_clients_state_lasts_and_is_its_own(mode: str) -> None:
             close(replies["far"][k], (w - before).square().sum())
             visits[i] += 1
             trained[str(i)] = w
-    states = simulator.client_states()
+    states = dict(simulator.states)
     assert {i: int(own["visits"]) for i, own in states.items()} == dict(enumerate(visits))
     for i, own in states.items():
         close(own["last"], trained[str(i)])
@@ -490,7 +490,7 @@ def test_a_state_starts_from_the_clients_own_seed() -> None:
         simulator = Simulator(f, seed)
         message = algorithm.ask(algorithm.init(f.population))
         simulator.collect(algorithm, Request(torch.arange(f.clients), message))
-        states = simulator.client_states()
+        states = dict(simulator.states)
         return {f.names[i]: int(state["own"]) for i, state in states.items()}
 
     a, b = own(UNEQUAL, 0), own({"aaa": 9, **UNEQUAL}, 0)
@@ -505,9 +505,9 @@ def test_two_simulators_share_nothing() -> None:
     algorithm = averaging(task, Visitor())
     message = algorithm.ask(algorithm.init(f.population))
     a.collect(algorithm, Request(torch.arange(4), message))
-    assert set(a.client_states()) == {0, 1, 2, 3} and b.client_states() == {}
-    a.reset()
-    assert a.client_states() == {}
+    assert set(dict(a.states)) == {0, 1, 2, 3} and dict(b.states) == {}
+    a.states.reset()
+    assert dict(a.states) == {}
 
 
 def test_a_request_that_trains_nothing_leaves_states_as_they_are() -> None:
@@ -516,7 +516,7 @@ def test_a_request_that_trains_nothing_leaves_states_as_they_are() -> None:
     algorithm = averaging(Task(module("mlp")), Visitor())
     message = algorithm.ask(algorithm.init(f.population)) | {"classes": torch.tensor(3)}
     simulator.collect(algorithm, Request(torch.arange(4), message, "describe"))
-    assert simulator.client_states() == {}
+    assert dict(simulator.states) == {}
 
 
 # Evaluation
@@ -571,7 +571,7 @@ def test_own_models_are_evaluated_client_by_client(kind: str, mode: str) -> None
     found = simulator.evaluate(algorithm, state).personal
     assert found is not None
     message = algorithm.message(state)
-    states = simulator.client_states()
+    states = dict(simulator.states)
     assert set(states) == {0, 1, 3}
     for k in range(4):
         own = f.test.client(k)

@@ -112,7 +112,7 @@ def test_clients_keep_their_states_in_threads_as_without() -> None:
         for _ in range(2):
             replies = simulator.collect(algorithm, Request(torch.arange(5), algorithm.ask(state)))
             state = algorithm.tell(state, replies, 5).state
-        states.append(simulator.client_states())
+        states.append(dict(simulator.states))
     assert states[0].keys() == states[1].keys() == set(range(5))
     for client in range(5):
         equal(states[0][client], states[1][client])

@@ -12,7 +12,7 @@ from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
 from commonweal.record.client_states import ClientStates
-from run_helpers import contents, federation, job, stop, task
+from run_helpers import contents, federation, job, states_of, stop, task
 
 CLIENT = {"name": "ditto", "epochs": 2, "batch": 5}
 
@@ -89,9 +89,9 @@ def test_files_that_a_checkpoint_does_not_name_are_removed(tmp_path: Path) -> No
     (tmp_path / "000000-000002.safetensors").write_bytes(b"half a state")
     (tmp_path / "000003-000002.safetensors.part").write_bytes(b"half a state")
     again = ClientStates(10, 0, inside=0)
-    again.restore(saved, tmp_path)
+    again.restore(saved, tmp_path, resume=False)
     assert len(list(tmp_path.glob("*"))) == 3  # looking at a run deletes nothing
-    again.remove_unsaved()
+    again.restore(saved, tmp_path)
     assert [path.name for path in tmp_path.glob("*")] == ["000000-000001.safetensors"]
 
 
@@ -123,7 +123,7 @@ def test_clearing_forgets_all_states(tmp_path: Path) -> None:
     states.restore({}, tmp_path)
     states.put(3, state(1), 1)
     states.save(1)
-    states.clear()
+    states.reset()
     assert list(states) == [] and 3 not in states and states.folder is None
     assert states.save(0) == {"client_states": {}}
 
@@ -157,8 +157,8 @@ def test_small_states_are_in_the_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "client_states").exists()
     again, server = reopen(tmp_path / "run", task(), federation(5))
     assert torch.equal(server["w"], last.state["w"])
-    before = last.job.engine.client_states()
-    after = again.engine.client_states()
+    before = states_of(last.job.engine)
+    after = states_of(again.engine)
     assert set(before) == set(after) and len(before) > 2
     assert all(same(before[client], after[client]) for client in before)
 

@@ -281,7 +281,7 @@ def test_a_kept_classifier_that_diverged_is_forgotten() -> None:
     state = a.init(f.population)
     outcome = a.tell(state, simulator.collect(a, request_of(a, state)), 10)
     assert sorted(outcome.dropped) == [0, 1, 2] and "finite" in outcome.dropped[0]
-    states = simulator.client_states()
+    states = dict(simulator.states)
     assert all(states[i]["w"].isfinite().all() for i in range(3))
 
 
@@ -294,11 +294,11 @@ def test_clients_restart_or_keep_their_classifier() -> None:
         assert bool(a.init_client(1)) is keeps
         state = a.init(f.population)
         simulator.collect(a, request_of(a, state))
-        first = {n: v.clone() for n, v in simulator.client_states().get(0, {}).items()}
+        first = {n: v.clone() for n, v in dict(simulator.states).get(0, {}).items()}
         assert bool(first) is keeps
         if keeps:
             simulator.collect(a, request_of(a, state | {"round": torch.tensor(2)}))
-            assert not torch.equal(simulator.client_states()[0]["w"], first["w"])
+            assert not torch.equal(dict(simulator.states)[0]["w"], first["w"])
 
 
 def test_synthetic_rows_come_to_teach_a_classifier() -> None:
@@ -467,7 +467,7 @@ def test_clients_own_classifiers_are_scored_on_test_rows() -> None:
     part = SMALL["fedevg"] | {"keep": True, "steps": 30}
     *_, last = run(job(model, f, engine, algorithm=part, rounds=2))
     assert last.evaluation is not None and last.evaluation.personal is not None
-    for k, state in engine.client_states().items():
+    for k, state in dict(engine.states).items():
         rows = f.test.client(k)
         right = (model.outputs(state["w"], rows.x).argmax(1) == rows.y).double().mean()
         assert float(last.evaluation.personal.score[k]) == pytest.approx(float(right))

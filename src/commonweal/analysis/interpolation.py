@@ -16,6 +16,7 @@ from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.data.federation import Federation, Rows
+from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
 from commonweal.training import calibration
 from commonweal.training.client import Client
@@ -307,7 +308,7 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     message = job.algorithm.message(state)
     if not job.algorithm.personalizes:
         return _landscape_of_updates(job, message)
-    ids = sorted(job.engine.client_states())
+    ids = sorted(_local(job).states)
     first = _first_own_model(job, message, ids)
     last = _first_own_model(job, message, ids[::-1])
     if first is None or last is None or first.client == last.client:
@@ -349,7 +350,7 @@ def _first_own_model(job: Job, message: Tensors, order: Sequence[int]) -> _Own |
     client = job.algorithm.client
     if client is None or not client.personalizes:
         return None
-    states = job.engine.client_states()
+    states = _local(job).states
     for i in order:
         _, own = client.endpoints(job.task, message, states[i])
         if not torch.equal(own, message["w"]):
@@ -361,13 +362,16 @@ def _first_own_model(job: Job, message: Tensors, order: Sequence[int]) -> _Own |
 
 
 def _federation(job: Job) -> Federation:
-    federation = job.engine.federation
-    if federation is None:
+    return _local(job).federation
+
+
+def _local(job: Job) -> LocalEngine:
+    if job.local is None:
         raise ConfigError(
             f"{type(job.engine).__name__} has no rows of clients in this process, which this "
             "analysis needs: reopen the run with the simulator"
         )
-    return federation
+    return job.local
 
 
 def _personal_client(job: Job) -> Client:
@@ -388,7 +392,7 @@ def _vectorize(job: Job) -> Vectorize:
 
 def _models(job: Job, own: OwnModels, rows: Rows) -> Iterator[tuple[Tensor, Uses]]:
     """Yield (ids, what they use) for the clients that have taken part and have rows."""
-    for ids, uses in job.engine.models(job.algorithm, own):
+    for ids, uses in _local(job).models(job.algorithm, own):
         has_rows = rows.sizes[ids] > 0
         if has_rows.any():
             yield ids[has_rows], Uses(*(value[has_rows] for value in uses))

@@ -1,13 +1,21 @@
 """Engines: who carries the messages. The simulator holds all clients in this process."""
 
-from commonweal.base.values import Value
 from commonweal.data.federation import Federation
-from commonweal.engines.engine import Engine
+from commonweal.engines.engine import Engine, LocalEngine
 from commonweal.engines.simulator import Simulator
 
-__all__ = ["Engine", "simulate"]
+__all__ = ["Engine", "LocalEngine", "simulate"]
 
 
-def simulate(federation: Federation, **options: Value) -> Engine:
-    """An engine that runs the clients of a federation in this process."""
-    return Simulator(federation, **options)
+def simulate(
+    federation: Federation, *, seed: int = 0, vectorize: str = "auto", device: str = "cpu"
+) -> LocalEngine:
+    """An engine that runs the clients of a federation in this process.
+
+    Args:
+        federation: the clients and their samples
+        seed: of all random numbers that clients draw
+        vectorize: how clients are computed: "auto", "vmap", "chunked" or "loop"
+        device: where clients compute
+    """
+    return Simulator(federation, seed, vectorize, device=device)

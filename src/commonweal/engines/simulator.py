@@ -8,7 +8,6 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from commonweal.base.tensors import State, Tensors, select, stack
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.engines._workers import Answer, Workers, answer
-from commonweal.engines.engine import Engine
+from commonweal.engines.engine import LocalEngine
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
 from commonweal.training import scores
@@ -42,7 +41,7 @@ VECTORS_PER_CLIENT = 6  # its reply, states before and after
 MODELS_PER_CHUNK = 16  # copies of a model while personal models are evaluated
 
 
-class Simulator(Engine):
+class Simulator(LocalEngine):
     """Runs the clients of a federation in this process."""
 
     def __init__(
@@ -61,7 +60,7 @@ class Simulator(Engine):
             raise DataError(
                 "no client has test rows: give a test share above 0, or clients with more rows"
             )
-        self.rows = federation
+        self.federation = federation
         self.population: Population = federation.population
         self.seed = seed
         self.vectorize = vectorize
@@ -75,10 +74,6 @@ class Simulator(Engine):
         self._stateless: dict[Algorithm, bool] = {}
         self._workers: dict[Algorithm, Workers] = {}
 
-    @property
-    def federation(self) -> Federation:
-        return self.rows
-
     # How clients are computed
 
     def decision(self, algorithm: Algorithm) -> tuple[str, str]:
@@ -90,8 +85,8 @@ class Simulator(Engine):
             return "loop", "the algorithm runs one client at a time"
         task = algorithm.client_task
         if task not in self._decisions:
-            check_fit(algorithm.task, self.rows)
-            undefined_clients(algorithm.task, self.rows)
+            check_fit(algorithm.task, self.federation)
+            undefined_clients(algorithm.task, self.federation)
             self._decisions[task] = self._decide(task)
         if algorithm.one_by_one:
             return "loop", "the algorithm runs one client at a time"
@@ -99,13 +94,13 @@ class Simulator(Engine):
 
     def _decide(self, task: Task) -> tuple[str, str]:
         mode, why = self._preferred(task)
-        problem = "" if mode == "loop" else _vmap_problem(task, self.rows)
+        problem = "" if mode == "loop" else _vmap_problem(task, self.federation)
         if problem:
             return "loop", f"the model cannot be run for several clients at once ({problem})"
         return mode, why
 
     def _preferred(self, task: Task) -> tuple[str, str]:
-        draws = task.draws_inside(self.rows.train.x)
+        draws = task.draws_inside(self.federation.train.x)
         if self.vectorize in ("vmap", "chunked") and draws:
             raise ConfigError(
                 f"vectorize = {self.vectorize!r} cannot run a model with dropout: "
@@ -168,7 +163,7 @@ class Simulator(Engine):
     def _validation(self, algorithm: Algorithm) -> dict[str, Rows]:
         """The validation samples, and all, for methods that train on them."""
         client = algorithm.client
-        if client is None or not client.rejoins or self.rows.validation is None:
+        if client is None or not client.rejoins or self.federation.validation is None:
             return {}
         return {
             "validation": self._on_device("validation"),
@@ -195,7 +190,7 @@ class Simulator(Engine):
             return False
         one_by_one = self.decision(algorithm)[0] == "loop"
         # Random numbers inside a module come from one generator for all threads.
-        return one_by_one and not algorithm.client_task.draws_inside(self.rows.train.x)
+        return one_by_one and not algorithm.client_task.draws_inside(self.federation.train.x)
 
     def _keep(self, ids: Tensor, states: Tensors, round: int) -> None:
         """Keep the states of clients after a round."""
@@ -262,12 +257,12 @@ class Simulator(Engine):
             yield group, torch.vmap(own)(states)
 
     def _part(self, part: str) -> Rows:
-        held_out = self.rows.held_out
+        held_out = self.federation.held_out
         parts = {
-            "train": self.rows.train,
-            "test": self.rows.test,
-            "validation": self.rows.validation,
-            "everything": self.rows.undivided,
+            "train": self.federation.train,
+            "test": self.federation.test,
+            "validation": self.federation.validation,
+            "everything": self.federation.undivided,
             "unseen": None if held_out is None else held_out.rows,
         }
         rows = parts[part]
@@ -288,7 +283,7 @@ class Simulator(Engine):
 
     def facts(self, algorithm: Algorithm) -> RunFacts:
         mode, why = self.decision(algorithm)
-        rows = self.rows
+        rows = self.federation
         return RunFacts(
             engine="simulator",
             vectorize=mode,
@@ -305,31 +300,12 @@ class Simulator(Engine):
         )
 
     def digest(self) -> str:
-        names = "\0".join([self.rows.loss, *self.rows.names])
+        names = "\0".join([self.federation.loss, *self.federation.names])
         digest = hashlib.blake2b(names.encode(), digest_size=8)
-        for part in (self.rows.train, self.rows.test):
+        for part in (self.federation.train, self.federation.test):
             for tensor in (part.x, part.y, part.offsets):
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
-
-    # Clients' states
-
-    def reset(self) -> None:
-        self.states.clear()
-
-    def save(self, last: int) -> State:
-        return self.states.save(last)
-
-    def confirm(self) -> None:
-        self.states.confirm()
-
-    def restore(self, saved: State, folder: Path, resume: bool = True) -> None:
-        self.states.restore(saved, folder)
-        if resume:
-            self.states.remove_unsaved()
-
-    def client_states(self) -> dict[int, Tensors]:
-        return dict(self.states)
 
 
 def check_fit(task: Task, federation: Federation) -> None:

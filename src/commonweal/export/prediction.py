@@ -76,7 +76,7 @@ def _personal(record: Record, module: nn.Module, client: str, trust: bool) -> nn
             f"client method {method!r} trains one model for all: leave --client out, or run with a "
             "personal method such as client=ditto"
         )
-    own = job.engine.client_states().get(names.index(client))
+    own = None if job.local is None else job.local.states.get(names.index(client))
     message = job.algorithm.message(state)
     if own is None:
         uses = one_model(job.algorithm.model(state))

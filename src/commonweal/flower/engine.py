@@ -32,6 +32,7 @@ from commonweal.flower.own_table import CommonSchema
 from commonweal.flower.replies import evaluated, gathered, unusual
 from commonweal.flower.reports import Problem
 from commonweal.record.facts import RunFacts
+from commonweal.record.client_states import StateStore
 from commonweal.training.evaluation import Evaluation
 
 __all__ = ["FlowerEngine"]
@@ -60,7 +61,7 @@ def _check_reply(algorithm: Algorithm, purpose: str, values: Tensors) -> None:
         raise DataError(f"its update has shape {shape}, which does not fit a model of {size}")
 
 
-class FlowerEngine(Engine):
+class FlowerEngine(Engine, StateStore):
     """Carries requests to nodes of Flower; the clients' samples and states stay with them.
 
     Args:
@@ -93,6 +94,7 @@ class FlowerEngine(Engine):
         self._warned: set[int] = set()
         self._asked: dict[str, Message] = {}  # queries without an answer
         self._asked_at: dict[int, float] = {}  # nodes, and when each was asked last
+        self.states = self
         self.reset()
         self._meet(nodes, wait)
         known = sorted(self.clients.values(), key=lambda schema: (schema.position, schema.name))

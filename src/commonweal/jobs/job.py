@@ -24,7 +24,7 @@ from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets import build_federation
-from commonweal.engines import Engine
+from commonweal.engines import Engine, LocalEngine
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
@@ -88,6 +88,11 @@ class Job:
         return self.engine.population
 
     @property
+    def local(self) -> LocalEngine | None:
+        """The engine, where it has all clients' samples in this process."""
+        return self.engine if isinstance(self.engine, LocalEngine) else None
+
+    @property
     def preprocessing(self) -> Preprocessing | None:
         """How a table's columns became the rows, where this engine knows them."""
         return self.engine.preprocessing
@@ -95,16 +100,14 @@ class Job:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The labels' own words; empty: they are numbers, or unknown here."""
-        rows = self.engine.federation
-        if rows is not None:
-            return rows.class_names
+        if self.local is not None:
+            return self.local.federation.class_names
         return () if self.preprocessing is None else self.preprocessing.class_names
 
     @property
     def label_shape(self) -> tuple[int, ...]:
         """The shape of a row's label: () unless there are several."""
-        rows = self.engine.federation
-        return () if rows is None else tuple(rows.train.y.shape[1:])
+        return () if self.local is None else tuple(self.local.federation.train.y.shape[1:])
 
     def sample(self, number: int) -> Sample:
         """What draws the clients of a round."""
@@ -443,8 +446,9 @@ def _describe(
     engine: Engine,
 ) -> str:
     """The experiment of a user's own task and federation, as it is written to the run's folder."""
+    digest = engine.digest() if isinstance(engine, LocalEngine) else ""
     tables = settings.model_dump()
-    tables["dataset"] = {"name": "given", "digest": engine.digest()}
+    tables["dataset"] = {"name": "given", "digest": digest}
     tables["model"] = {"name": "given", "digest": _module_digest(task)}
     for key in ("rule", "client", "server"):
         part = vars(algorithm).get(key, parts[key])

@@ -26,7 +26,7 @@ def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int
     last: the round of the checkpoint
     """
     if store is not None:
-        job.engine.restore(saved, store.client_states, resume)
+        job.engine.states.restore(saved, store.client_states, resume)
     initial = job.initial_state()
     if "server" not in saved:
         return initial

@@ -112,7 +112,7 @@ def _job(what: object, federation: Federation | None, parts: Values) -> Job:
 
 
 def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
-    job.engine.reset()  # states of an earlier run of the same job
+    job.engine.states.reset()  # states of an earlier run of the same job
     if store is None:
         yield from _from_round(job, None, _Best(job, None), 0, {})
         return
@@ -232,8 +232,8 @@ class _Saver:
         due = force or time.monotonic() - self.saved_at > SAVE_EVERY
         if self.store is None or last <= self.saved_round or not due:
             return
-        self.store.checkpoint(last, {"server": state, **self.job.engine.save(last)})
-        self.job.engine.confirm()
+        self.store.checkpoint(last, {"server": state, **self.job.engine.states.save(last)})
+        self.job.engine.states.confirm()
         self.saved_at = time.monotonic()
         self.saved_round = last
 
@@ -445,10 +445,10 @@ def _write(store: Store, job: Job, done: Round) -> None:
 
 
 def _held_out_table(job: Job, done: Round) -> ClientTable | None:
-    federation = job.engine.federation
-    if done.held_out is None or federation is None or federation.held_out is None:
+    local = job.local
+    if done.held_out is None or local is None or local.federation.held_out is None:
         return None
-    return ClientTable(federation.held_out.names, done.held_out)
+    return ClientTable(local.federation.held_out.names, done.held_out)
 
 
 def facts(job: Job) -> RunFacts:
@@ -466,7 +466,7 @@ def facts(job: Job) -> RunFacts:
         python=platform.python_version(),
         threads=1 if job.settings.deterministic else torch.get_num_threads(),
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        data=job.engine.digest(),
+        data="" if job.local is None else job.local.digest(),
         parameters=job.task.size,
         score=job.task.score,
         target=target,

@@ -19,7 +19,7 @@ from commonweal.base.files import read_plain, write_file
 from commonweal.base.tensors import State, Tensors, num_bytes
 from commonweal.record.checksums import pack, unpack
 
-__all__ = ["ClientStates", "StateFiles", "read_state"]
+__all__ = ["ClientStates", "StateFiles", "StateStore", "read_state"]
 
 MEMORY = 1 << 30  # bytes of states that are held in memory
 INSIDE = 1 << 26  # bytes up to which all clients' states go into the checkpoint itself
@@ -58,7 +58,30 @@ class StateFiles:
         return sorted(int(path.stem.split("-")[1]) for path in paths)
 
 
-class ClientStates(Mapping[int, Tensors]):
+class StateStore:
+    """Keeps clients' states over a run. This one keeps none: the clients have them."""
+
+    def reset(self) -> None:
+        """Forget all client states."""
+
+    def save(self, last: int) -> State:
+        """What a checkpoint after round `last` holds of the clients."""
+        return {}
+
+    def confirm(self) -> None:
+        """The checkpoint is written."""
+
+    def restore(self, saved: State, folder: Path, resume: bool = True) -> None:
+        """Take over the clients' states of a checkpoint.
+
+        Args:
+            saved: the checkpoint's state
+            folder: of files with clients' states
+            resume: the run continues, so that files of later rounds are deleted
+        """
+
+
+class ClientStates(Mapping[int, Tensors], StateStore):
     """The state of every client that has taken part, by id.
 
     The states of a round are pending until the next round begins or a checkpoint is taken: a round
@@ -69,10 +92,9 @@ class ClientStates(Mapping[int, Tensors]):
         self.clients = clients
         self.memory = memory
         self.inside = inside
-        self.clear()
+        self.reset()
 
-    def clear(self) -> None:
-        """Forget all client states."""
+    def reset(self) -> None:
         self.folder: Path | None = None  # of the run, or a temporary one
         self._in_memory: dict[int, Tensors] = {}
         self._files: dict[int, Path] = {}
@@ -107,7 +129,6 @@ class ClientStates(Mapping[int, Tensors]):
         self._pending[client] = state
 
     def save(self, last: int) -> State:
-        """What a checkpoint after round `last` holds; call `confirm` when it is written."""
         if self._round > last:
             self._pending.clear()  # that round was interrupted
         self._commit()
@@ -120,14 +141,13 @@ class ClientStates(Mapping[int, Tensors]):
         return {"client_rounds": torch.tensor(rounds, dtype=torch.int64)}
 
     def confirm(self) -> None:
-        """The checkpoint is written: delete the files that it does not name."""
+        """Delete the files that the checkpoint, now written, does not name."""
         for path in self._saved - set(self._files.values()):
             path.unlink(missing_ok=True)
         self._saved = set(self._files.values())
 
-    def restore(self, saved: State, folder: Path) -> None:
-        """Take over the states of a checkpoint, whose files are in `folder`."""
-        self.clear()
+    def restore(self, saved: State, folder: Path, resume: bool = True) -> None:
+        self.reset()
         self.folder = folder
         self._durable = True
         for client, state in saved.get("client_states", {}).items():
@@ -145,8 +165,10 @@ class ClientStates(Mapping[int, Tensors]):
             self._rounds[client] = round
             self._files[client] = path
         self._saved = set(self._files.values())
+        if resume:
+            self._remove_unsaved()
 
-    def remove_unsaved(self) -> None:
+    def _remove_unsaved(self) -> None:
         """Delete state files of rounds after the checkpoint: they will be computed again."""
         for path in set(self.folder.glob("*.safetensors*") if self.folder else ()) - self._saved:
             if re.fullmatch(OURS, path.name) and path.is_file():

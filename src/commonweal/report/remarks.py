@@ -28,8 +28,8 @@ class Remarks:
 
     def about_job(self, job: Job) -> None:
         """Say what is unusual about the data, and how clients are computed if not as requested."""
-        if job.engine.federation is not None:
-            for sentence in describe.remarks(job.engine.federation):
+        if job.local is not None:
+            for sentence in describe.remarks(job.local.federation):
                 self.say(sentence)
         facts = job.engine.facts(job.algorithm)
         if job.settings.vectorize not in ("auto", facts.vectorize or "auto"):

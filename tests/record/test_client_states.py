@@ -72,7 +72,7 @@ def test_large_states_are_saved_where_they_changed_and_survive_a_kill(
     }
     assert all(path.stat().st_mtime_ns == then for path, then in written.items())
     again = ClientStates(10, memory, inside=0)
-    again.restore(first, tmp_path)
+    again.restore(first, tmp_path, resume=False)
     assert list(again) == [0, 1, 2, 3] and all(same(again[i], state(i)) for i in range(4))
     states.confirm()  # if it had been written instead
     later = ClientStates(10, memory, inside=0)

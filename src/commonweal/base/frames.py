@@ -3,17 +3,16 @@
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
-
-from commonweal.base.values import Value
 
 __all__ = ["frame"]
 
 Column = Sequence[object] | np.ndarray[tuple[int], np.dtype[np.generic]]
 
 
-def frame(columns: Mapping[str, Column]) -> Value:
+def frame(columns: Mapping[str, Column]) -> Any:
     """A pandas DataFrame, else a polars one; a dict of lists where neither is installed."""
     for library in ("pandas", "polars"):
         if find_spec(library) is not None:

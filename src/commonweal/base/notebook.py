@@ -1,13 +1,16 @@
-"""A progress bar in a notebook: an HTML element that is replaced while a run goes on."""
+"""A progress bar in a notebook: an HTML element that is replaced while a run goes on.
+
+rich draws bars in notebooks only where ipywidgets is installed, and warns otherwise; this needs
+nothing but IPython.
+"""
 
 import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from commonweal.base.text import shown
-from commonweal.base.values import Value
 
 __all__ = ["in_notebook", "with_bar"]
 
@@ -30,13 +33,13 @@ Each = TypeVar("Each", bound=Numbered)
 
 def in_notebook() -> bool:
     """Whether the output of this process is a notebook's."""
-    shell: Value = sys.modules.get("IPython")
+    shell: Any = sys.modules.get("IPython")
     return shell is not None and type(shell.get_ipython()).__name__ == KERNEL
 
 
 def with_bar(rounds: Iterator[Each], total: int, title: str) -> Iterator[Each]:
     """The rounds, with a bar that shows how many are done, the speed, and the last scores."""
-    python: Value = import_module("IPython.display")
+    python: Any = import_module("IPython.display")
     html = python.HTML
     handle = python.display(html(_bar(0, total, title, "")), display_id=True)
     start = time.monotonic()

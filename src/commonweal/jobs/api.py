@@ -4,7 +4,6 @@ from pathlib import Path
 
 from torch import nn
 
-from commonweal.base.values import Value
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
@@ -17,25 +16,25 @@ from commonweal.training.client import Client
 __all__ = ["client", "dataset", "load", "model", "rule", "server"]
 
 
-def rule(name: str, **parameters: Value) -> Rule:
+def rule(name: str, **parameters: object) -> Rule:
     """A rule by name: `rule("aaggff-s", cdf="frechet")`."""
     built: Rule = catalog.build("rules", {**catalog.parse(name), **parameters})
     return built
 
 
-def client(name: str, **parameters: Value) -> Client:
+def client(name: str, **parameters: object) -> Client:
     """A client method by name: `client("sgd", lr=0.01)`."""
     built: Client = catalog.build("clients", {**catalog.parse(name), **parameters})
     return built
 
 
-def server(name: str, **parameters: Value) -> ServerOptimizer:
+def server(name: str, **parameters: object) -> ServerOptimizer:
     """A server optimizer by name: `server("sgd", momentum=0.9)`."""
     built: ServerOptimizer = catalog.build("servers", {**catalog.parse(name), **parameters})
     return built
 
 
-def dataset(name: str, **parameters: Value) -> Federation:
+def dataset(name: str, **parameters: object) -> Federation:
     """A federation by name: `dataset("digits", partition="iid", seed=1)`."""
     return build_dataset(Experiment(dataset={**catalog.parse(name), **parameters}))
 
@@ -46,7 +45,7 @@ def model(
     shape: tuple[int, ...],
     outputs: int,
     labels: tuple[int, ...] = (),
-    **parameters: Value,
+    **parameters: object,
 ) -> nn.Module:
     """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11)`."""
     facts = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}

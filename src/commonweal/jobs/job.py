@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from commonweal.base import randomness
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, did_you_mean
 from commonweal.base.memory import check_memory
 from commonweal.base.tensors import State
-from commonweal.base.values import Value, Values
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS
@@ -36,10 +36,12 @@ __all__ = ["Job", "build_algorithm", "build_dataset", "build_task"]
 __all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losses"]
 __all__ += ["with_validation"]
 
+T = TypeVar("T")
+
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
 TRAINING_COPIES = 3  # of the weights: the model, its update and its gradient
-INTERFACES = {
+INTERFACES: dict[str, type] = {
     "rules": Rule,
     "clients": Client,
     "servers": ServerOptimizer,
@@ -144,7 +146,7 @@ def build_dataset(experiment: Experiment) -> Federation:
 
 
 @contextmanager
-def _building(label: str, part: Values, kind: type[CommonwealError]) -> Iterator[None]:
+def _building(label: str, part: dict[str, object], kind: type[CommonwealError]) -> Iterator[None]:
     """Turn what damaged files and impossible numbers lead to into a sentence.
 
     Libraries that read files raise errors of any kind. Those of a user's own program are passed on.
@@ -156,7 +158,7 @@ def _building(label: str, part: Values, kind: type[CommonwealError]) -> Iterator
     except MemoryError as error:
         raise kind(f"{label} {part['name']!r} needs more memory than there is: {error}") from error
     except Exception as error:
-        if ":" in part["name"]:
+        if ":" in str(part["name"]):
             raise
         reason = str(error).split("\n")[0][:200] or type(error).__name__
         raise kind(
@@ -164,7 +166,7 @@ def _building(label: str, part: Values, kind: type[CommonwealError]) -> Iterator
         ) from error
 
 
-def _check_memory(part: Values, facts: Values) -> None:
+def _check_memory(part: dict[str, object], facts: dict[str, object]) -> None:
     """Raise ConfigError for a model that does not fit into this machine's memory."""
     try:
         with torch.device("meta"):  # shapes without numbers
@@ -246,7 +248,7 @@ def build_task(
     target: tuple[float, float] | None = None,
 ) -> Task:
     """The task of an experiment, for rows of a shape: it needs no rows."""
-    about: Values = {"shape": shape, "labels": labels, "outputs": outputs}
+    about: dict[str, object] = {"shape": shape, "labels": labels, "outputs": outputs}
     if ":" not in experiment.model["name"]:
         _check_memory(experiment.model, about)
     with torch.random.fork_rng(devices=[]), _building("model", experiment.model, ConfigError):
@@ -266,11 +268,11 @@ def job_on(experiment: Experiment, task: Task, engine: Engine) -> Job:
     return _job(task, engine, _parts(experiment), experiment, experiment.toml())
 
 
-def _parts(experiment: Experiment) -> Values:
+def _parts(experiment: Experiment) -> dict[str, object]:
     return {key: getattr(experiment, key) for key in GIVEN}
 
 
-def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
+def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     """A job from a user's own task and federation.
 
     Each part (algorithm, rule, client, server, sampler, channels) is a name, a table, or the thing
@@ -304,12 +306,12 @@ def job_from_parts(task: Task, federation: Federation, **given: Value) -> Job:
 def _job(
     task: Task,
     engine: Engine,
-    parts: Mapping[str, Value],
+    parts: Mapping[str, object],
     settings: RunSettings,
     text: str | None,
 ) -> Job:
     algorithm = _algorithm(task, parts, settings, engine.population)
-    sampler = _built("samplers", parts["sampler"])
+    sampler = _built("samplers", parts["sampler"], Sampler)
     sampler.check(engine.population)
     if text is None:
         text = _describe(task, algorithm, parts, settings, sampler, engine)
@@ -329,7 +331,7 @@ def _check_cohort(job: Job) -> None:
 
 
 def _algorithm(
-    task: Task, parts: Mapping[str, Value], settings: RunSettings, population: Population
+    task: Task, parts: Mapping[str, object], settings: RunSettings, population: Population
 ) -> Algorithm:
     """Build the algorithm. Raises if the experiment sets a part that it does not take."""
     chosen = parts["algorithm"]
@@ -338,7 +340,7 @@ def _algorithm(
         return chosen
     name = catalog.complete("algorithms", chosen)["name"]
     takes = inspect.signature(catalog.find("algorithms", name).factory).parameters
-    supplied: Values = {
+    supplied: dict[str, object] = {
         "task": task,
         "population": population,
         "rounds": settings.rounds,
@@ -350,7 +352,8 @@ def _algorithm(
         if key in takes:
             supplied[key] = _part(kind, part)
             if key == "rule":
-                supplied[key] = with_local_losses(supplied[key], population.names)
+                rule = _built(kind, part, Rule)
+                supplied[key] = with_local_losses(rule, population.names)
         elif not _is_default(kind, part):
             label = KINDS[kind].label
             raise ConfigError(
@@ -393,7 +396,7 @@ def _lowest_losses(folder: str) -> dict[str, float]:
     return found
 
 
-def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, Value]) -> None:
+def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, object]) -> None:
     """Raise ConfigError where parts are given beside an algorithm that has its own."""
     for key in ("rule", "client", "server", "channels"):
         if not _is_default(PARTS[key], parts[key]):
@@ -407,28 +410,31 @@ def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, Value
         )
 
 
-def _is_default(kind: str, part: Value) -> bool:
+def _is_default(kind: str, part: object) -> bool:
     facts = KINDS[kind]
     if facts.several:
-        return len(part) == 0
+        return not part
     if not isinstance(part, str | Mapping):
         return False
     return catalog.complete(kind, part) == catalog.complete(kind, facts.default)
 
 
-def _part(kind: str, value: Value) -> Value:
+def _part(kind: str, value: object) -> object:
     """A part, or the list of parts of a kind that an experiment has several of."""
-    if not KINDS[kind].several:
-        return _built(kind, value)
-    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
-        value = [value]
-    return tuple(_built(kind, each) for each in value)
+    if KINDS[kind].several:
+        return _several(kind, value)
+    return _built(kind, value, INTERFACES[kind])
 
 
-def _built(kind: str, value: Value) -> Value:
+def _several(kind: str, value: object) -> tuple[object, ...]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    values: Sequence[object] = value if isinstance(value, Sequence) and is_list else [value]
+    return tuple(_built(kind, inner, INTERFACES[kind]) for inner in values)
+
+
+def _built(kind: str, value: object, interface: type[T]) -> T:
     """The thing that a name or a table stands for, or the thing itself."""
-    built = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
-    interface = INTERFACES[kind]
+    built: object = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
     if not isinstance(built, interface):
         raise ConfigError(
             f"{KINDS[kind].label} = {value!r}: give a name, a table with a name and parameters, or "
@@ -440,7 +446,7 @@ def _built(kind: str, value: Value) -> Value:
 def _describe(
     task: Task,
     algorithm: Algorithm,
-    parts: Mapping[str, Value],
+    parts: Mapping[str, object],
     settings: RunSettings,
     sampler: Sampler,
     engine: Engine,
@@ -456,16 +462,16 @@ def _describe(
         tables[key] = catalog.complete(PARTS[key], part) if is_name else catalog.describe(part)
     tables["algorithm"] = _without_supplied(catalog.describe(algorithm))
     tables["sampler"] = catalog.describe(sampler)
-    channels = vars(algorithm).get("channels") or _part("channels", parts["channels"])
+    channels = vars(algorithm).get("channels") or _several("channels", parts["channels"])
     tables["channels"] = [catalog.describe(channel) for channel in channels]
     return to_toml({key: _plain(value) for key, value in tables.items()})
 
 
-def _without_supplied(part: Values) -> Values:
+def _without_supplied(part: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in part.items() if key not in KINDS["algorithms"].supplied}
 
 
-def _plain(value: Value) -> Value:
+def _plain(value: object) -> object:
     """A value that TOML can hold: anything else by its type."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}

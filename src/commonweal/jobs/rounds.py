@@ -5,7 +5,7 @@ import platform
 import time
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request
 from commonweal.base import notebook
 from commonweal.base.errors import ConfigError, DivergedError, ResumeWarning
 from commonweal.base.tensors import State, num_bytes
-from commonweal.base.values import Value, Values
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.engines import Engine
@@ -68,7 +67,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    **parts: Value,
+    **parts: object,
 ) -> Iterator[Round]:
     """Run an experiment round by round; with `out`, write it to a folder.
 
@@ -92,7 +91,7 @@ def run(
     return notebook.with_bar(rounds, job.rounds, title_of(tomllib.loads(job.text)))
 
 
-def _job(what: object, federation: Federation | None, parts: Values) -> Job:
+def _job(what: object, federation: Federation | None, parts: Mapping[str, object]) -> Job:
     if isinstance(what, Task):
         if federation is None:
             raise ConfigError("run(task) needs a Federation as its second argument")

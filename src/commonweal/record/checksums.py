@@ -15,21 +15,20 @@ import torch
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest
 from commonweal.base.tensors import Tensors
-from commonweal.base.values import Value, Values
 
 __all__ = ["pack", "unpack"]
 
 KEY = "commonweal"  # one entry of the metadata: the order of several would not be fixed
 
 
-def pack(tensors: Tensors, **facts: Value) -> bytes:
+def pack(tensors: Tensors, **facts: str) -> bytes:
     """The bytes of a file with these tensors and facts."""
     copies = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     sealed = {"digest": _digest(copies, facts), **facts}
     return safetensors.torch.save(copies, {KEY: json.dumps(sealed, sort_keys=True)})
 
 
-def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, Values]:
+def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, dict[str, str]]:
     """The tensors and facts of a file. Raises RunError where they are not those that were written.
 
     name: what the file is called in the sentence
@@ -49,7 +48,7 @@ def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, Values
     return tensors, facts
 
 
-def _facts(data: bytes) -> Values | None:
+def _facts(data: bytes) -> dict[str, str] | None:
     """What the metadata says; None where there is none."""
     (length,) = struct.unpack("<Q", data[:8])
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__")
@@ -61,7 +60,7 @@ def _facts(data: bytes) -> Values | None:
     return facts
 
 
-def _digest(tensors: Tensors, facts: Mapping[str, Value]) -> str:
+def _digest(tensors: Tensors, facts: Mapping[str, str]) -> str:
     parts = [json.dumps(facts, sort_keys=True).encode()]
     for name, value in sorted(tensors.items()):
         parts.append(f"\n{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())

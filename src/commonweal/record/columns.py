@@ -9,7 +9,7 @@ of entries in the column `NAME.values`.
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,6 @@ import safetensors.numpy
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import append, check_plain, digest
-from commonweal.base.values import Value
 
 __all__ = ["Array", "Chunks", "Columns", "Place"]
 
@@ -47,7 +46,7 @@ class Place(NamedTuple):
         return self.at + self.size
 
     @classmethod
-    def parse(cls, value: Value) -> "Place":
+    def parse(cls, value: Sequence[object]) -> "Place":
         """Raises ValueError where this is not a place."""
         at, size, seal = value
         if type(at) is not int or type(size) is not int or at < 0 or size < 8:

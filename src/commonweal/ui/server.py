@@ -22,7 +22,6 @@ from commonweal.analysis.gains import ClientGain, Gains, gains
 from commonweal.analysis.labels import by_label
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
-from commonweal.base.values import Values
 from commonweal.config import catalog
 from commonweal.record.record import Record
 from commonweal.record.rounds import progress_after
@@ -48,7 +47,7 @@ HEADERS = {
     b"cache-control": b"no-store",
 }
 
-Answer = Callable[[Path, Request], Values]
+Answer = Callable[[Path, Request], dict[str, object]]
 
 
 def application(root: Path) -> Starlette:
@@ -128,7 +127,7 @@ def _asked(root: Path, request: Request) -> Path:
 # Answers
 
 
-def _runs(root: Path, request: Request) -> Values:
+def _runs(root: Path, request: Request) -> dict[str, object]:
     found = runs.search(root, request.query_params.get("words", ""))
     return {
         "folder": str(root),
@@ -138,7 +137,7 @@ def _runs(root: Path, request: Request) -> Values:
     }
 
 
-def _run(root: Path, request: Request) -> Values:
+def _run(root: Path, request: Request) -> dict[str, object]:
     folder = _asked(root, request)
     record = Record.read(folder)
     described = runs.describe(root, folder)
@@ -152,7 +151,7 @@ def _run(root: Path, request: Request) -> Values:
     }
 
 
-def _rule(record: Record) -> Values:
+def _rule(record: Record) -> dict[str, object]:
     """What the rule does, in words."""
     name = record.part("rule")
     if not name or ":" in name or name not in catalog.entries("rules"):
@@ -161,13 +160,13 @@ def _rule(record: Record) -> Values:
     return {"name": name, "about": entry.about, "details": inspect.cleandoc(entry.details)}
 
 
-def _clients(root: Path, request: Request) -> Values:
+def _clients(root: Path, request: Request) -> dict[str, object]:
     record = Record.read(_asked(root, request))
     page = runs.client_page(record, request.query_params.get("words", ""), MOST_CLIENTS)
     return asdict(page) | {"scale": scale(record.facts.score), "score": record.facts.score}
 
 
-def _client(root: Path, request: Request) -> Values:
+def _client(root: Path, request: Request) -> dict[str, object]:
     record = Record.read(_asked(root, request))
     history = runs.client_history(record, request.query_params.get("name", ""))
     more = {"rule": _rule(record), "scale": scale(record.facts.score)}
@@ -184,7 +183,7 @@ def _chosen(root: Path, request: Request) -> Comparison:
     return Comparison.of(by_label(evaluated))
 
 
-def _compare(root: Path, request: Request) -> Values:
+def _compare(root: Path, request: Request) -> dict[str, object]:
     """Curves and tables of the chosen runs, by label."""
     chosen = _chosen(root, request)
     results, score = chosen.results, chosen.score
@@ -208,7 +207,7 @@ def _compare(root: Path, request: Request) -> Values:
     }
 
 
-def _changes(found: Gains, score: str) -> Values:
+def _changes(found: Gains, score: str) -> dict[str, object]:
     """Who gained and who lost significantly, in shown units."""
 
     def shown(clients: list[ClientGain]) -> list[tuple[str, float]]:
@@ -223,7 +222,7 @@ def _changes(found: Gains, score: str) -> Values:
     }
 
 
-def _worth(grid: Grid) -> Values | None:
+def _worth(grid: Grid) -> dict[str, object] | None:
     """The table of gains over local training, where that was run."""
     if not grid.against_local:
         return None
@@ -291,5 +290,5 @@ async def _events(folder: Path) -> AsyncIterator[str]:
         await asyncio.sleep(INTERVAL)
 
 
-def _event(name: str, value: Values) -> str:
+def _event(name: str, value: dict[str, object]) -> str:
     return f"event: {name}\ndata: {to_json(value, indent=None).decode()}\n"

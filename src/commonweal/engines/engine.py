@@ -33,7 +33,7 @@ class Engine:
 
     def facts(self, algorithm: Algorithm) -> RunFacts:
         """What the run's record says about the engine and the data."""
-        raise NotImplementedError
+        return RunFacts(engine=type(self).__name__, clients=self.population.clients)
 
     @property
     def preprocessing(self) -> Preprocessing | None:

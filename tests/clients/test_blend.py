@@ -13,6 +13,7 @@ from commonweal.data.federation import Federation, Rows
 from commonweal.jobs.rounds import Round, run
 from commonweal.training.task import Task
 from helpers import close
+from run_helpers import states_of
 
 SIZES = {"a": 40, "b": 25, "c": 60, "d": 12}
 SETTINGS: dict[str, Any] = {"batch": 5, "lr": 0.1}
@@ -47,7 +48,7 @@ def last(what: Task, f: Federation, name: str = "blend", **settings: Any) -> Rou
 
 
 def states(done: Round) -> dict[int, dict[str, Tensor]]:
-    found: dict[int, Any] = done.job.engine.client_states()
+    found: dict[int, Any] = states_of(done.job.engine)
     return {client: getattr(state, "method", state) for client, state in found.items()}
 
 

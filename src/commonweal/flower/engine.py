@@ -31,8 +31,8 @@ from commonweal.flower.node import RequestKey, RunSetting, Schema, agreed, fits,
 from commonweal.flower.own_table import CommonSchema
 from commonweal.flower.replies import evaluated, gathered, unusual
 from commonweal.flower.reports import Problem
-from commonweal.record.facts import RunFacts
 from commonweal.record.client_states import StateStore
+from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
 
 __all__ = ["FlowerEngine"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from commonweal import cli
 from commonweal.base.errors import CommonwealError
@@ -39,10 +40,14 @@ def test_the_card_has_every_client_with_the_score_of_the_runs_table(
     with (finished / "clients.csv").open(encoding="utf-8") as file:
         known = {row["client"]: float(row["score"]) for row in csv.DictReader(file)}
     found = rows(text)
-    assert {name: float(value) for name, _, value in found} == {
-        name: pytest.approx(value, abs=5e-4) for name, value in known.items()
+    values = [float(value.split()[0]) for _, _, value in found]
+    assert dict(zip((name for name, _, _ in found), values, strict=True)) == {
+        name: pytest.approx(100 * value, abs=0.006) for name, value in known.items()
     }
-    values = [float(value) for _, _, value in found]
+    samples = int(found[0][1])
+    correct = round(samples * known[found[0][0]])
+    low, high = stats.binomtest(correct, samples).proportion_ci(method="wilson")
+    assert found[0][2].endswith(f"% [{100 * low:.0f}, {100 * high:.0f}]")
     assert values == sorted(values)  # the worst served first
     assert "![accuracy: mean" in text and "](c.svg)" in text
 
@@ -51,8 +56,8 @@ def test_the_badge_shows_the_mean_and_the_worst_client(finished: Path, tmp_path:
     cli.app(["card", str(finished), "-o", str(tmp_path / "c.md")], standalone_mode=False)
     root = ET.fromstring((tmp_path / "c.svg").read_text(encoding="utf-8"))
     texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
-    scores = [float(cells[2]) for cells in rows(card(Record.read(finished)))]
-    mean, worst = 100 * float(np.mean(scores)), 100 * min(scores)
+    scores = [float(cells[2].split()[0]) for cells in rows(card(Record.read(finished)))]
+    mean, worst = float(np.mean(scores)), min(scores)
     assert texts == ["accuracy", f"mean {mean:.1f} %", f"worst {worst:.1f} %"]
     boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
     assert sum(int(box.attrib["width"]) for box in boxes) == int(root.attrib["width"])
@@ -72,7 +77,7 @@ def test_a_card_of_ones_own_task_and_of_personal_models(tmp_path: Path) -> None:
     federation = Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.repeat(["a<b", "c"], 40))
     list(run(task(2), federation, client="ditto", rounds=2, out=tmp_path / "own"))
     text = card(Record.read(tmp_path / "own"))
-    assert "its author's own" in text and "| own model |" in text and "| a\\<b |" in text
+    assert "given in Python" in text and "| personal model |" in text and "| a\\<b |" in text
     last = Record.read(tmp_path / "own").evaluated[-1]
     assert f"mean {100 * last.personal['mean']:.1f} %" in text  # what the clients use
 

@@ -16,8 +16,8 @@ from commonweal.base.text import quoted
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.datasets._tables import read_batches
 from commonweal.jobs.reopening import reopen
-from commonweal.record.facts import TargetScale
 from commonweal.record.record import Record
+from commonweal.training.task import InUnits
 from commonweal.training.uses import mixed_module, one_model
 
 __all__ = ["Predictor", "class_names", "predict_table", "predictor"]
@@ -29,12 +29,10 @@ PASS = 10_000  # rows in a forward pass
 class Predictor(nn.Module):
     """A module from features to what a person asks for: probabilities, or values in units."""
 
-    def __init__(self, module: nn.Module, loss: str, target: TargetScale | None) -> None:
+    def __init__(self, module: nn.Module, loss: str) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
-        self.mean = 0.0 if target is None else target.mean
-        self.deviation = 1.0 if target is None else target.deviation
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities of classes (n, classes), or values (n, 1)."""
@@ -44,24 +42,30 @@ class Predictor(nn.Module):
         if self.loss == "binary":
             positive = outputs.reshape(-1, 1).sigmoid()
             return torch.cat([1 - positive, positive], 1)
-        return outputs * self.deviation + self.mean
+        return outputs
 
 
 def predictor(record: Record, client: str | None = None, trust: bool = False) -> Predictor:
     """A run's final model, or the personal model of a client.
 
-    trust: import the programs that the run names
+    Args:
+        record: The run.
+        client: The client whose personal model is asked for; None for the global model.
+        trust: Import the programs that the run names.
     """
     loss = record.loss
     if loss == "tokens":
         raise ConfigError(
-            f"predictions are for models of rows, but that of {str(record.folder)!r} "
-            "predicts tokens"
+            f"the model of {str(record.folder)!r} predicts tokens: apply its module yourself, "
+            "Record.read(folder).module()"
         )
     module = record.raw_module(trust)
     if client is not None:
         module = _personal(record, module, client, trust)
-    return Predictor(module, loss, record.facts.target).eval()
+    target = record.facts.target
+    if target is not None:
+        module = InUnits(module, target.mean, target.deviation)
+    return Predictor(module, loss).eval()
 
 
 def _personal(record: Record, module: nn.Module, client: str, trust: bool) -> nn.Module:

@@ -8,15 +8,13 @@ that the same command continues with the rounds that are new.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.files import write_file
-from commonweal.base.plain import flat, to_json
-from commonweal.base.values import Value, Values
+from commonweal.base.plain import Plain, flat, to_json
 from commonweal.record.record import Record
 from commonweal.record.rounds import StoredRound
 from commonweal.trackers.tracker import Destination, Moment, Tracker
@@ -27,18 +25,11 @@ MEMORY = "trackers.json"
 BATCH = 100  # rounds that are written at once
 FACTS = ("commonweal", "torch", "python", "clients", "parameters")
 
-TRACKERS = {
-    "tensorboard": "TensorBoard",
-    "mlflow": "MLflow",
-    "wandb": "Wandb",
-    "trackio": "Trackio",
-}
-
 Stopped: TypeAlias = Callable[[], bool]
 
 
 def name_of(folder: Path) -> str:
-    """What a run is called: its folder, of a comparison's run with rule and comparison.
+    """The name of a run: its folder, for a run of a comparison with those above it.
 
     >>> name_of(Path("runs/vowel-compare/afl/seed-0"))
     'vowel-compare/afl/seed-0'
@@ -55,22 +46,31 @@ def export(
     follow: bool = False,
     stopped: Stopped = lambda: False,
 ) -> tuple[int, str]:
-    """Write the rounds that a tracker does not have yet: how many, and where a person finds them.
+    """Write the rounds that a tracker does not have yet.
 
-    follow: go on with new rounds until the run is finished
+    Args:
+        record: The run.
+        to: The tracker's name.
+        project: The project or experiment at the tracker.
+        folder: Where the tracker writes; None for its default.
+        follow: Go on with new rounds until the run is finished.
+        stopped: Checked while following; where it is true, the export ends.
+
+    Returns:
+        How many rounds were written, and where a person finds them.
     """
     destination = Destination(record.folder, name_of(record.folder), project, folder)
-    made: type[Tracker] = import_module(f"commonweal.trackers.{to}").__dict__[TRACKERS[to]]
-    tracker = made(destination)
+    tracker = _tracker(to, destination)
     key = to if folder is None else f"{to} {folder.absolute()}"
-    memory = _memory(record.folder)
-    done = memory.get(key, {})
+    before = _memory(record.folder).get(key)
+    if before is not None and before.round > len(record.rounds):  # the run was started again
+        before = None
+    known = None if before is None else before.id
     first = last = 0
     try:
-        known = done.get("id") if _is_prefix(done, record) else None
         toml = (record.folder / "experiment.toml").read_text(encoding="utf-8")
         identity = tracker.open(known, _settings(record), toml)
-        first = last = done["round"] if identity == known else 0
+        first = last = before.round if before is not None and identity == known else 0
         rounds = record.follow(stopped=stopped) if follow else iter(record.rounds)
         try:
             for some in _batches(record, (each for each in rounds if each.number > first), follow):
@@ -78,7 +78,7 @@ def export(
                 last = some[-1].round
         finally:
             if last > first:
-                _remember(record.folder, key, {"id": identity, "round": last})
+                _remember(record.folder, key, _Written(identity, last))
         ended = Record.read(record.folder)
         if ended.evaluated and last > first:
             number = ended.evaluated[-1].number
@@ -95,26 +95,49 @@ def export(
         ) from error
 
 
-def _is_prefix(done: Mapping[str, Value], record: Record) -> bool:
-    """Whether what was written before are rounds of this record, which may have been cut back."""
-    return 0 < int(done.get("round", 0)) <= len(record.rounds)
+def _tracker(to: str, destination: Destination) -> Tracker:
+    """A tracker by name. Their libraries are imported here and not before."""
+    if to == "tensorboard":
+        from commonweal.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(destination)
+    if to == "mlflow":
+        from commonweal.trackers.mlflow import MLflow
+
+        return MLflow(destination)
+    from commonweal.trackers.wandb_api import WandbApi
+
+    return WandbApi(destination, to)
 
 
-def _memory(folder: Path) -> Values:
+class _Written(NamedTuple):
+    """What a tracker has of a run."""
+
+    id: str
+    round: int  # the last one
+
+
+def _memory(folder: Path) -> dict[str, _Written]:
+    """What was written to trackers before; a file that cannot be read counts as nothing."""
     try:
-        read = json.loads((folder / MEMORY).read_text(encoding="utf-8"))
-        return {str(key): dict(value) for key, value in read.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        entries = json.loads((folder / MEMORY).read_text(encoding="utf-8"))
+        return {
+            str(key): _Written(str(entry["id"]), int(entry["round"]))
+            for key, entry in entries.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def _remember(folder: Path, key: str, done: Mapping[str, Value]) -> None:
-    write_file(folder / MEMORY, to_json(_memory(folder) | {key: dict(done)}), durable=False)
+def _remember(folder: Path, key: str, written: _Written) -> None:
+    entries = _memory(folder) | {key: written}
+    data = to_json({name: entry._asdict() for name, entry in entries.items()})
+    write_file(folder / MEMORY, data, durable=False)
 
 
-def _settings(record: Record) -> Values:
+def _settings(record: Record) -> dict[str, Plain]:
     known = record.facts.table()
-    facts = {f"run.{key}": known[key] for key in FACTS if key in known}
+    facts = {f"run.{key}": str(known[key]) for key in FACTS if key in known}
     return flat(record.experiment) | facts
 
 
@@ -175,11 +198,11 @@ def _columns(record: Record, number: int) -> dict[str, list[object]]:
     evaluation = table.evaluation
     columns: dict[str, list[object]] = {
         "client": list(table.names),
-        "rows": evaluation.sizes.int().tolist(),
+        "samples": evaluation.sizes.int().tolist(),
         **{name: values.tolist() for name, values in evaluation.scores.items()},
         "loss": evaluation.losses.tolist(),
     }
     if evaluation.personal is not None:
-        own = evaluation.personal.scores.items()
-        columns |= {f"{name} of the own model": values.tolist() for name, values in own}
+        personal = evaluation.personal.scores.items()
+        columns |= {f"{name} of the personal model": values.tolist() for name, values in personal}
     return columns

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from commonweal.base.plain import Table
 from commonweal.base.text import quoted
-from commonweal.base.values import Value
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
 
 __all__ = ["MLflow"]
@@ -22,6 +22,8 @@ LENGTH = 500  # of a parameter's value
 
 
 class MLflow(Tracker):
+    """A run of MLflow, in a database of SQLite unless MLFLOW_TRACKING_URI names a server."""
+
     def __init__(self, destination: Destination) -> None:
         with _quiet():
             self.library = library("mlflow", "mlflow")
@@ -38,7 +40,7 @@ class MLflow(Tracker):
     def place(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"
 
-    def open(self, known: str | None, settings: Mapping[str, Value], toml: str) -> str:
+    def open(self, known: str | None, settings: Table, toml: str) -> str:
         with _quiet():
             self.client = self.library.MlflowClient(tracking_uri=self.uri)
             if known is None or not self._is_there(known):
@@ -53,15 +55,15 @@ class MLflow(Tracker):
         except self.library.exceptions.MlflowException:
             return False
 
-    def _create(self, settings: Mapping[str, Value], toml: str) -> str:
-        found = self.client.get_experiment_by_name(self.destination.project)
-        if found is None:
+    def _create(self, settings: Table, toml: str) -> str:
+        existing = self.client.get_experiment_by_name(self.destination.project)
+        if existing is None:
             place = None
             if self.folder is not None:
                 place = (self.folder.absolute() / "mlartifacts").as_uri()
             experiment = self.client.create_experiment(self.destination.project, place)
         else:
-            experiment = found.experiment_id
+            experiment = existing.experiment_id
         run: str = self.client.create_run(experiment, run_name=self.destination.name).info.run_id
         entities = self.library.entities
         given = [entities.Param(k, str(v)[:LENGTH]) for k, v in plain(settings).items()]
@@ -73,14 +75,14 @@ class MLflow(Tracker):
     def log(self, moments: Sequence[Moment]) -> None:
         now = int(1000 * time.time())
         metric = self.library.entities.Metric
-        found = [
+        entries = [
             metric(name, value, now, moment.round)
             for moment in moments
             for name, value in moment.numbers.items()
         ]
         with _quiet():
-            for start in range(0, len(found), MOST_METRICS):
-                self.client.log_batch(self.id, metrics=found[start : start + MOST_METRICS])
+            for start in range(0, len(entries), MOST_METRICS):
+                self.client.log_batch(self.id, metrics=entries[start : start + MOST_METRICS])
 
     def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
         text = io.StringIO()
@@ -99,7 +101,7 @@ class MLflow(Tracker):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without MLflow's own news: about its database, and about what will change."""
+    """Suppress MLflow's messages about its database and its deprecations."""
     logger = logging.getLogger("mlflow")
     level = logger.level
     logger.setLevel(logging.WARNING)

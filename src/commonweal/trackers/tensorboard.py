@@ -1,13 +1,17 @@
 """TensorBoard: an event file, with per-client values as histograms."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
 
+from commonweal.base.plain import Table
 from commonweal.base.text import shown
-from commonweal.base.values import Value
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["TensorBoard"]
 
@@ -16,18 +20,20 @@ MOST_LINES = 200  # of the table of clients: the page shows it whole
 
 
 class TensorBoard(Tracker):
+    """Event files in the run's folder, or in another one."""
+
     def __init__(self, destination: Destination) -> None:
         self.library = library("torch.utils.tensorboard", "tensorboard")
         self.folder = destination.run / "tensorboard"
         if destination.to is not None:
             self.folder = destination.to / destination.name
         self.last: dict[str, float] = {}  # of test scores
-        self.settings: Mapping[str, Value] = {}
-        self.opened: Value = None
+        self.settings: Table = {}
+        self.opened: SummaryWriter | None = None
 
     @property
-    def writer(self) -> Value:
-        """Made when something is written: every one is a file of its own."""
+    def writer(self) -> "SummaryWriter":
+        """Made when something is written: each writer makes a file."""
         if self.opened is None:
             self.opened = self.library.SummaryWriter(str(self.folder), flush_secs=5)
         return self.opened
@@ -36,7 +42,7 @@ class TensorBoard(Tracker):
     def place(self) -> str:
         return f"tensorboard --logdir {self.folder}"
 
-    def open(self, known: str | None, settings: Mapping[str, Value], toml: str) -> str:
+    def open(self, known: str | None, settings: Table, toml: str) -> str:
         continued = known is not None and any(self.folder.glob(EVENTS))
         if not continued:
             for path in self.folder.glob(EVENTS):  # of rounds that are no longer in the record
@@ -61,17 +67,19 @@ class TensorBoard(Tracker):
             for row in zip(*columns.values(), strict=True)
         ]
         half = MOST_LINES // 2
-        kept = rows if len(rows) <= MOST_LINES else [*rows[:half], *rows[-half:]]
-        lines = [list(columns), ["---"] * len(columns), *kept]
+        ends = rows if len(rows) <= MOST_LINES else [*rows[:half], *rows[-half:]]
+        lines = [list(columns), ["---"] * len(columns), *ends]
         text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        if len(kept) < len(rows):
+        if len(ends) < len(rows):
             text = f"The first and last {half} of {len(rows)} clients.\n\n{text}"
         self.writer.add_text("clients", text, round)
 
     def close(self, finished: bool) -> None:
         if finished and self.last:  # a line of the HParams page
             make = library("torch.utils.tensorboard.summary", "tensorboard").hparams
+            events = self.writer.file_writer
+            assert events is not None, "a writer that was just made is open"
             for summary in make(plain(self.settings), self.last):
-                self.writer.file_writer.add_summary(summary)
+                events.add_summary(summary)
         if self.opened is not None:
             self.opened.close()

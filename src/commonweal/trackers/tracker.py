@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from commonweal.base.errors import ConfigError
-from commonweal.base.values import Value, Values
+from commonweal.base.plain import Plain, Table
 
 __all__ = ["Destination", "Moment", "Tracker", "library"]
 
@@ -32,17 +33,19 @@ class Moment(NamedTuple):
 
 
 class Tracker(ABC):
-    """One run at a tracker."""
+    """One run at a tracker. Making one raises ConfigError where its library is missing."""
 
     @abstractmethod
-    def __init__(self, destination: Destination) -> None:
-        """Raise ConfigError where the tracker's library is missing."""
+    def open(self, known: str | None, settings: Table, toml: str) -> str:
+        """Begin a run, or continue the one with a known id if it is still there.
 
-    @abstractmethod
-    def open(self, known: str | None, settings: Mapping[str, Value], toml: str) -> str:
-        """Begin a run, or continue the one with a known id if it is still there; returns the id.
+        Args:
+            known: The id of the run that was written before, if any.
+            settings: The experiment's keys, joined by dots.
+            toml: The experiment as text.
 
-        settings: the experiment's keys, joined by dots; toml: the same as a text
+        Returns:
+            The run's id at the tracker.
         """
 
     @abstractmethod
@@ -55,7 +58,11 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Write what is left. finished: the run has all its rounds."""
+        """Write what is left.
+
+        Args:
+            finished: Whether the run has all its rounds.
+        """
 
     @property
     @abstractmethod
@@ -63,8 +70,16 @@ class Tracker(ABC):
         """Where a person finds it."""
 
 
-def library(name: str, extra: str) -> Value:
-    """A module of a tracker's library."""
+def library(name: str, extra: str) -> ModuleType:
+    """Import a module of a tracker's library.
+
+    Args:
+        name: The module.
+        extra: The extra of commonweal that installs it.
+
+    Raises:
+        ConfigError: The library is not installed.
+    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -74,6 +89,6 @@ def library(name: str, extra: str) -> Value:
         ) from None
 
 
-def plain(settings: Mapping[str, Value]) -> Values:
-    """Settings as numbers and texts: trackers take no lists."""
+def plain(settings: Table) -> dict[str, Plain]:
+    """Settings as numbers and strings: trackers take no lists."""
     return {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}

@@ -1,0 +1,161 @@
+"""The model card: what a model is, its data, and how well it serves each client."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+
+from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.files import write_file
+from commonweal.base.plain import Table
+from commonweal.base.text import shown
+from commonweal.export.badge import badge, sentence
+from commonweal.export.prediction import class_names
+from commonweal.metrics import wilson
+from commonweal.record.record import Record
+from commonweal.report.formats import show_score
+from commonweal.training.scores import find
+
+__all__ = ["card", "write_card"]
+
+FEW = 30  # test samples below which a client's score is uncertain
+
+
+def write_card(record: Record, to: Path | None = None) -> Path:
+    """Write a run's model card, and its badge (.svg) of the same name next to it."""
+    if not record.evaluated:
+        raise RunError(f"{record.folder}: no round has been evaluated yet: finish the run first")
+    path = to or record.folder / "card.md"
+    picture = path.with_suffix(".svg")
+    if picture == path:
+        raise ConfigError(f"{str(path)!r} is the badge's name: name the card's file, as card.md")
+    write_file(picture, badge(record).encode())
+    write_file(path, card(record, picture.name).encode())
+    return path
+
+
+def card(record: Record, picture: str = "card.svg") -> str:
+    """A model card in Markdown.
+
+    Args:
+        record: A run with an evaluated round.
+        picture: The badge's file, next to the card.
+    """
+    parts = [_about(record, picture), _data(record), _served(record), _limits(record)]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _about(record: Record, picture: str) -> list[str]:
+    e = record.experiment
+    facts = record.facts
+    clients = len(record.clients().names)
+    torch_version = f", torch {facts.torch}" if facts.torch else ""
+    return [
+        f"# Model card: {_name(record.folder.resolve().name)}",
+        "",
+        f"![{_name(sentence(record))}]({quote(picture)})",
+        "",
+        f"A model ({_part(e, 'model')}) of {facts.parameters} parameters, trained by federated "
+        f"learning over {clients} clients in {len(record.rounds)} rounds: the server's "
+        f"rule is `{record.title}`, the clients' method {_part(e, 'client')}, the seed "
+        f"{e.get('seed', 0)}. Commonweal {facts.commonweal}{torch_version}. "
+        "`experiment.toml` says everything that determines it.",
+    ]
+
+
+def _part(experiment: Table, key: str) -> str:
+    """The name of a part; an object that was given in Python, or a Flower app, has none."""
+    part = experiment.get(key)
+    name = str(part.get("name", "given")) if isinstance(part, Mapping) else "given"
+    return "given in Python" if name == "given" else f"`{_name(name)}`"
+
+
+def _count(rows: int | None) -> str:
+    return "unknown" if rows is None else str(rows)
+
+
+def _data(record: Record) -> list[str]:
+    facts = record.facts
+    lines = [
+        "## Data",
+        "",
+        f"- Dataset: {_part(record.experiment, 'dataset')}, {_count(facts.train_rows)} "
+        f"training samples and {_count(facts.test_rows)} test samples.",
+    ]
+    preprocessing = record.preprocessing()
+    if preprocessing is not None:
+        used = [column for column in preprocessing.columns if column.becomes != "nothing"]
+        lines.append(f"- It predicts {_name(preprocessing.label)} from {len(used)} columns:")
+        lines += [f"  - {_name(column.name)} ({column.becomes})" for column in used]
+    names = class_names(record, 0)
+    if names:
+        lines.append(f"- Classes: {', '.join(map(_name, names))}.")
+    return lines + [f"- {_name(note[0].upper() + note[1:])}." for note in facts.notes or ()]
+
+
+def _name(text: str) -> str:
+    """A name of the data, as text and not as markup."""
+    return shown(text, "markdown")
+
+
+def _served(record: Record) -> list[str]:
+    """A table of clients, the worst served first."""
+    score = record.facts.score
+    table = record.clients()
+    evaluation = table.evaluation
+    personal = evaluation.personal
+    titles = ["client", "test samples", score if personal is None else f"{score}, global model"]
+    if personal is not None:
+        titles.append("personal model")
+    lines = [
+        "## How well each client is served",
+        "",
+        f"`{score}` on each client's test samples, after round {record.evaluated[-1].number}"
+        + (", with 95 % confidence intervals (Wilson)." if score == "accuracy" else "."),
+        "",
+        f"| {' | '.join(titles)} |",
+        "|---|" + "--:|" * (len(titles) - 1),
+    ]
+    sign = -1 if find(score).lower_is_better else 1
+    for k in (sign * evaluation.score).nan_to_num(nan=torch.inf).argsort().tolist():
+        samples = int(evaluation.sizes[k])
+        cells = [_name(table.names[k]), str(samples), _cell(evaluation.score[k], score, samples)]
+        if personal is not None:
+            cells.append(_cell(personal.score[k], score, samples))
+        lines.append(f"| {' | '.join(cells)} |")
+    unscored = record.facts.unscored or ()
+    if unscored:
+        lines += ["", f"Without a score: {', '.join(map(_name, unscored))}."]
+    return lines
+
+
+def _cell(value: torch.Tensor, score: str, samples: int) -> str:
+    text = show_score(float(value), score)
+    if score != "accuracy" or text == "-":
+        return text
+    low, high = wilson(float(value), samples)
+    return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def _limits(record: Record) -> list[str]:
+    sizes = record.clients().evaluation.sizes
+    small = int(((sizes > 0) & (sizes < FEW)).sum())
+    lines = [
+        "## Limits",
+        "",
+        "- The scores are those of the clients above. Nothing here says how a client that took no "
+        "part would be served.",
+    ]
+    if small:
+        lines.append(
+            f"- {small} clients have fewer than {FEW} test samples: one sample changes their "
+            "scores by more than 3 points."
+        )
+    simulated = record.facts.engine == "simulator"
+    where = "simulated in one process" if simulated else "processes or machines of their own"
+    return [
+        *lines,
+        f"- The clients were {where}. In the protocol only updates leave a client; without a "
+        "private channel this gives no formal guarantee of privacy.",
+    ]

@@ -228,6 +228,7 @@ class FairStrategy(Strategy):
         self._patience = 3600.0 if self.timeout is None else self.timeout
         self._began = 0.0
         self._aggregation: Aggregation | None = None
+        self._arrays = ArrayRecord()  # that Flower's loop holds
         self._trained: Trained | None = None
         self._diverged = 0  # rounds in a row in which no update is finite
         self._fallbacks = 0  # rounds with the weights of FedAvg
@@ -376,7 +377,7 @@ class FairStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Ask the rule for weights, and move the model along the weighted updates."""
-        number = server_round + self._offset
+        number = self._offset + len(self.history) + 1
         aggregation = self._opened()
         answers = Answers(self._sent, replies, f"within {self._patience:g} s")
         reports = self._read(answers)
@@ -411,7 +412,8 @@ class FairStrategy(Strategy):
             logger.warning("round %d: no reply can be used; the model stays", number)
             return None, None
         used = [answers.contents[report.node] for report in reports if report.problem is None]
-        return aggregation.arrays(), self.train_metrics_aggr_fn(used, self.weighted_by_key)
+        self._arrays = aggregation.arrays()
+        return self._arrays, self.train_metrics_aggr_fn(used, self.weighted_by_key)
 
     def _read(self, answers: Answers) -> list[Report]:
         """The reports of all nodes that were asked, ordered by client. Updates are read later."""
@@ -517,6 +519,7 @@ class FairStrategy(Strategy):
     ) -> Iterable[Message]:
         """Sample nodes, and send them the arrays that Flower's loop holds."""
         self._began = time.perf_counter()
+        self._arrays = arrays
         nodes = self._sample(
             grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes, "evaluate"
         )
@@ -632,6 +635,8 @@ class FairStrategy(Strategy):
             state = self._opened().state
             self._recorder.write(self._trained, evaluated, self._clients, state, seconds)
             self._trained = None
+            if self._rounds == 0:  # nobody says when a loop of the user's own ends
+                self._recorder.write_model(self._arrays)
 
 
 def _listed(names: Sequence[str]) -> str:

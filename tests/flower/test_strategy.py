@@ -2,7 +2,9 @@
 
 import logging
 import math
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import commonweal
-from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.errors import ConfigError, DivergedError, RunError
 from commonweal.cli import app as command
-from commonweal.flower import FairStrategy, loss_before_training
+from commonweal.flower import FairStrategy, loss_before_training, name_clients
 from commonweal.record.record import Record
 from commonweal.rules.rule import Reports
 from flower_helpers import FIRST, LocalGrid, configs, distance, mean_app, rows
@@ -41,16 +43,6 @@ def start(strategy: FairStrategy, grid: LocalGrid, rounds: int = 3) -> FlowerRes
 
 def model(result: FlowerResult) -> np.ndarray:
     return result.arrays.to_numpy_ndarrays()[0]
-
-
-def test_the_rule_fedavg_is_flowers_fedavg(tmp_path: Path) -> None:
-    theirs = FedAvg().start(
-        grid=LocalGrid(mean_app(), configs(4)), initial_arrays=START, num_rounds=3
-    )
-    ours = start(FairStrategy("fedavg", out=tmp_path / "run"), LocalGrid(mean_app(), configs(4)))
-    np.testing.assert_allclose(model(ours), model(theirs), rtol=1e-6)
-    for number, record in theirs.evaluate_metrics_clientapp.items():
-        assert dict(ours.evaluate_metrics_clientapp[number]) == pytest.approx(dict(record))
 
 
 def by_hand(rounds: int, clients: int = 4) -> tuple[np.ndarray, list[list[float]]]:
@@ -285,7 +277,7 @@ def test_the_same_strategy_starts_again_from_the_beginning(
     start(FairStrategy("aaggff-s", resume=True), LocalGrid(mean_app(before), configs(4)), 1)
     assert len(list(Path("runs").iterdir())) == 3
     strategy = FairStrategy("aaggff-s", out=tmp_path / "runs" / "flower")
-    with pytest.raises(RunError, match="holds this run already"):
+    with pytest.raises(RunError, match="holds a run already"):
         start(strategy, LocalGrid(mean_app(before), configs(4)))
 
 
@@ -374,6 +366,110 @@ def test_a_client_app_without_evaluation_goes_on(caplog: pytest.LogCaptureFixtur
     assert any("evaluation: client" in record.getMessage() for record in caplog.records)
 
 
+# What apps report
+
+
+def evaluating(report: Callable[[int, float], dict[str, Any]]) -> ClientApp:
+    """The app of `mean_app` whose evaluations report something else."""
+    app = ClientApp(mods=[name_clients()])
+    usual = mean_app(before)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        reply: Message = usual(message, context)
+        return reply
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        k = int(context.node_config["partition-id"])
+        w = message.content.array_records["arrays"].to_numpy_ndarrays()[0]
+        metrics = report(k, distance(w, rows(k, 10 * (k + 1)))) | {"num-examples": 5 + k}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("report", "key", "higher", "name", "shown"),
+    [
+        (lambda k, loss: {"accuracy": 80.0 + k}, None, True, "accuracy", "80.00 %"),
+        (lambda k, loss: {"test_accuracy": 0.8 + k / 100}, None, True, "accuracy", "80.00 %"),
+        (lambda k, loss: {"score_f1": 7.5 + k}, "score_f1", True, "higher:score_f1", "7.5"),
+        (lambda k, loss: {"rmse": 12.5 - k}, "rmse", False, "rmse", "12.5"),
+        (lambda k, loss: {"minutes": 12.5 - k}, "minutes", False, "lower:minutes", "12.5"),
+    ],
+)
+def test_scores_of_any_name_and_unit_can_be_read(
+    report: Any, key: str | None, higher: bool, name: str, shown: str, tmp_path: Path
+) -> None:
+    """Client 0 is the worst in each of them."""
+    strategy = FairStrategy(
+        "aaggff-s", score_key=key, higher_is_better=higher, out=tmp_path / "run"
+    )
+    start(strategy, LocalGrid(evaluating(report), configs(4)))
+    record = Record.read(tmp_path / "run")
+    assert record.facts.score == name and record.clients().names == ("0", "1", "2", "3")
+    output = CliRunner().invoke(command, ["show", str(tmp_path / "run")]).output
+    assert re.search(rf"worst .*{re.escape(shown)}", output), output
+
+
+def test_some_clients_may_be_evaluated_in_a_round(tmp_path: Path) -> None:
+    """The rule uses the last known losses, and the record says whose are old or missing."""
+    app = evaluating(lambda k, loss: {"test_logloss": loss, "accuracy": 0.5})
+    usual = mean_app(lambda k, w, mine: {"client": k})
+
+    def both(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == "train"
+        return usual(message, context) if training else app(message, context)
+
+    strategy = FairStrategy(
+        "aaggff-s", losses="evaluate", fraction_evaluate=0.5, out=tmp_path / "run"
+    )
+    start(strategy, LocalGrid(both, configs(6)), 6)
+    last = Record.read(tmp_path / "run").rounds[-1]
+    assert any(re.fullmatch(r"not evaluated: \d, \d, \d", text) for text in last.warnings)
+    ages = [text for line in strategy.history for text in line.warnings if "rounds old" in text]
+    assert ages and "losses of earlier models, up to" in ages[0]
+    output = CliRunner().invoke(command, ["show", str(tmp_path / "run")]).output
+    assert "without a score (not evaluated" in " ".join(output.split())
+
+
+def test_weights_may_be_fractions() -> None:
+    shares = [0.2, 0.3, 0.5]
+    app = mean_app(lambda k, w, mine: before(k, w, mine) | {"importance": shares[k]})
+    strategy = FairStrategy("fedavg", weighted_by_key="importance", out=None)
+    start(strategy, LocalGrid(app, configs(3)), 1)
+    assert list(strategy.history[0].weights.values()) == pytest.approx(shares)
+
+
+def test_the_record_counts_rounds_with_the_weights_of_fedavg(tmp_path: Path) -> None:
+    strategy = FairStrategy("aaggff-s", strict=False, out=tmp_path / "run")
+    start(strategy, LocalGrid(mean_app(), configs(3)), 2)
+    assert [line.fallback for line in Record.read(tmp_path / "run").rounds] == ["fedavg"] * 2
+    shown = CliRunner().invoke(command, ["show", str(tmp_path / "run")]).output
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(command, ["report", str(tmp_path / "run"), "--out", str(page)])
+    assert done.exit_code == 0, done.output
+    words = "weights of fedavg in 2 of 2 rounds"
+    assert words in " ".join(shown.split()) and words in page.read_text()
+
+
+def test_training_that_diverges_everywhere_ends_the_run() -> None:
+    app = mean_app(before)
+    grid = LocalGrid(app, configs(2))
+    answer = grid.answer
+
+    def diverged(message: Message) -> Message | None:
+        reply = answer(message)
+        if reply is not None and message.metadata.message_type == "train":
+            reply.content["arrays"] = ArrayRecord([np.full(3, np.nan, np.float32)])
+        return reply
+
+    grid.answer = diverged  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"in round 1.*learning rate"):
+        start(FairStrategy("aaggff-s", out=None), grid, 9)
+
+
 # The record and the checkpoint
 
 
@@ -419,6 +515,38 @@ def test_a_stopped_run_is_resumed_with_the_same_result(
     assert [line.number for line in parts.rounds] == [1, 2, 3, 4, 5, 6]
     for a, b in zip(parts.rounds[1:], complete.rounds[1:], strict=True):
         assert a.weights == b.weights and a.clients == b.clients
+
+
+def test_a_resumed_run_may_have_more_rounds_and_other_nodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a simulation, where node ids are new in each run."""
+    usual = mean_app(lambda k, w, mine: {"loss-before": distance(w, mine)})
+
+    def named(message: Message, context: Context) -> Message:
+        return name_clients()(message, context, usual)
+
+    def run(app: Any, rounds: int, first: int, name: str = "run") -> FlowerResult:
+        grid = LocalGrid(app, configs(4))
+        grid.nodes = {first + node: config for node, config in grid.nodes.items()}
+        grid.contexts = {first + node: context for node, context in grid.contexts.items()}
+        strategy = FairStrategy("aaggff-s", out=tmp_path / name, resume=first > 0)
+        return start(strategy, grid, rounds)
+
+    whole = run(named, 5, 0, "whole")
+    run(named, 2, 0)
+    again = run(named, 5, 1000)
+    np.testing.assert_array_equal(model(again), model(whole))
+    record = Record.read(tmp_path / "run")
+    assert record.finished and record.total == 5
+    assert record.rounds[-1].weights == Record.read(tmp_path / "whole").rounds[-1].weights
+    assert not any("is lost" in warning for line in record.rounds for warning in line.warnings)
+    run(usual, 2, 0, "unnamed")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(usual, 3, 1000, "unnamed")
+    assert any("name_clients()" in record.getMessage() for record in caplog.records)
+    with pytest.raises(RunError, match="resume=True"):
+        run(named, 3, 0, "whole")
 
 
 def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:

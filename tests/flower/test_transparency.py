@@ -52,7 +52,11 @@ def run(build: Build, base: type[Any], **more: Any) -> tuple[NotingGrid, Result]
     grid = NotingGrid()
     made = build(base)
     result = made.start(
-        grid=grid, initial_arrays=START, num_rounds=3, train_config=ConfigRecord(CONFIG), **more
+        grid=grid,
+        initial_arrays=START,
+        num_rounds=3,
+        train_config=ConfigRecord(dict(CONFIG)),
+        **more,
     )
     return grid, result
 
@@ -212,7 +216,7 @@ def test_flowers_privacy_wrappers_work_around_equal_weights_only() -> None:
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             replies = list(replies)
             for reply in replies:
-                reply.content["metrics"][self.weighted_by_key] = 1
+                reply.content.metric_records["metrics"][self.weighted_by_key] = 1
             return super().aggregate_train(server_round, replies)
 
     results = []
@@ -240,7 +244,9 @@ def test_a_loop_of_ones_own_leaves_a_whole_record(tmp_path: Any) -> None:
     arrays = START
     for number in (1, 2):
         sent = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-        arrays, _ = strategy.aggregate_train(number, grid.send_and_receive(sent))
+        trained, _ = strategy.aggregate_train(number, grid.send_and_receive(sent))
+        assert trained is not None
+        arrays = trained
         if number == 2:
             sent = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
             strategy.aggregate_evaluate(number, grid.send_and_receive(sent))

@@ -98,6 +98,13 @@ class Directory:
         for known in list(self.known):
             self._recall(known)
 
+    @property
+    def lost(self) -> bool:
+        """Whether none of the clients of the run that is resumed is there again."""
+        names = {known.name for known in self.known.values()}
+        before = {known.name for known in self.remembered.values()}
+        return bool(before) and not names & before
+
     def _recall(self, node: int) -> None:
         """Give a client the name and the evaluation that it had before the run was resumed."""
         before = self.remembered.get(node)

@@ -11,8 +11,9 @@ from typing import Literal
 from commonweal.flower.directory import Known
 from commonweal.flower.reports import Problem, Report
 from commonweal.rules.rule import Need
+from commonweal.training import scores
 
-__all__ = ["Evaluated", "Losses", "ReplyReader", "find_metric"]
+__all__ = ["Evaluated", "Losses", "ReplyReader", "find_metric", "score_name"]
 
 Losses = Literal["train", "evaluate"]  # where the losses come from that a rule decides by
 
@@ -59,6 +60,21 @@ def find_metric(
     return numbers[similar[0]] if len(similar) == 1 else None
 
 
+def score_name(key: str | None, higher_is_better: bool) -> str:
+    """The name by which a score is recorded: one of Commonweal's, or the app's own.
+
+    >>> score_name("eval_acc", True), score_name("test_f1_macro", True), score_name("mae", False)
+    ('accuracy', 'higher:test_f1_macro', 'mae')
+    """
+    if key is None or "acc" in key.lower():
+        return "accuracy"
+    name = key.lower().replace("_", "-")
+    known = scores.SCORES.get(name)
+    if known is not None and known.lower_is_better != higher_is_better:
+        return name
+    return f"{'higher' if higher_is_better else 'lower'}:{key}"
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """What one node reported of the global model."""
@@ -79,9 +95,10 @@ class ReplyReader:
     loss_key: str
     evaluate_loss_key: str | None
     score_key: str | None
+    higher_is_better: bool
     size_key: str
     max_examples: int | None
-    per_cent: bool = False  # whether accuracies are reported in per cent
+    per_cent: bool = False  # whether scores that are fractions are reported in per cent
 
     def fill(
         self,
@@ -152,9 +169,9 @@ class ReplyReader:
         return Evaluated(size, loss, math.nan if score is None else score)
 
     def in_unit(self, evaluated: Mapping[int, Evaluated]) -> dict[int, Evaluated]:
-        """Evaluations with accuracies as fractions, where an app reports them in per cent."""
-        is_accuracy = self.score_key is None or "acc" in self.score_key.lower()
-        if is_accuracy and any(values.score > 1 for values in evaluated.values()):
+        """Evaluations with scores as fractions, where an app reports them in per cent."""
+        is_fraction = scores.find(score_name(self.score_key, self.higher_is_better)).in_per_cent
+        if is_fraction and any(values.score > 1 for values in evaluated.values()):
             self.per_cent = True
         scale = 100.0 if self.per_cent else 1.0
         return {

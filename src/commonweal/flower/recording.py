@@ -1,6 +1,7 @@
 """The record of a Flower app's run: a folder like that of any other run."""
 
 import itertools
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,17 +11,21 @@ from flwr.app import ArrayRecord
 
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Outcome
+from commonweal.base.errors import RunError
+from commonweal.base.files import write_file
 from commonweal.base.tensors import State
 from commonweal.flower.directory import Directory, number
 from commonweal.flower.reader import Evaluated
 from commonweal.flower.reports import Report
+from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import ClientTable, RoundRecord
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["RECORDS", "Recorder", "Trained"]
+__all__ = ["RECORDS", "Recorder", "Trained", "listed"]
 
 RECORDS = "runs/flower"  # where records are written by default
+SHOWN = 5  # clients that a warning names
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Trained:
 
     number: int
     outcome: Outcome
+    fallback: str  # the rule that decided instead, as no losses were known
     reports: list[Report]  # of all nodes that were asked
     warnings: tuple[str, ...]
     bytes: dict[str, int]
@@ -58,6 +64,30 @@ class Recorder:
         store = None if out is None else Store(_folder(Path(out), resume))
         return cls(store, score, higher_is_better)
 
+    def open(self, experiment: str, facts: RunFacts, resume: bool) -> tuple[int, State]:
+        """Start or continue a run, which may get another number of rounds.
+
+        Returns:
+            The last saved round (0: none), and the state after it.
+        """
+        if self.store is None:
+            return 0, {}
+        folder = self.store.folder
+        if not resume and (folder / "rounds.jsonl").exists():
+            raise RunError(
+                f"{str(folder)!r} holds a run already: continue it with resume=True, or choose "
+                "another out"
+            )
+        path = folder / "experiment.toml"
+        if resume and path.exists():
+            given = tomllib.loads(experiment)
+            if given == tomllib.loads(path.read_text()) | {"rounds": given["rounds"]}:
+                write_file(path, experiment.encode())
+        last, saved = self.store.open(experiment, facts, resume)
+        if last:
+            self.store.remove_model()
+        return last, saved
+
     def write(
         self,
         trained: Trained,
@@ -78,7 +108,9 @@ class Recorder:
         nodes = directory.by_name
         names = [directory[node].name for node in nodes]
         evaluation = self._evaluation([evaluated.get(node, Evaluated()) for node in nodes])
-        record = self._round(trained, directory, self._summary(evaluation, names))
+        missing = [directory[node].name for node in nodes if node not in evaluated]
+        warnings = (f"not evaluated: {listed(missing)}",) if evaluated and missing else ()
+        record = self._round(trained, directory, self._summary(evaluation, names), warnings)
         self.history.append(record)
         if self.store is None:
             return
@@ -88,12 +120,16 @@ class Recorder:
         self.store.checkpoint(trained.number, {"server": state, "nodes": directory.saved()})
 
     def _round(
-        self, trained: Trained, directory: Directory, summary: dict[str, float]
+        self,
+        trained: Trained,
+        directory: Directory,
+        summary: dict[str, float],
+        warnings: tuple[str, ...],
     ) -> RoundRecord:
         reports = sorted(trained.reports, key=lambda report: directory[report.node].name)
         cohort = {report.client: directory[report.node].name for report in reports}
         outcome = trained.outcome
-        weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
+        weights = dict(zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True))
         dropped = {}
         for report in reports:
             if report.problem is not None:
@@ -103,12 +139,13 @@ class Recorder:
             clients=tuple(cohort.values()),
             losses=tuple(number(report.loss) for report in reports),
             scores=tuple(report.score for report in reports),
-            weights={cohort[client]: weight for client, weight in weights},
+            weights={cohort[client]: weights[client] for client in cohort if client in weights},
             dropped=dropped,
             capped={cohort[client]: reason for client, reason in outcome.capped.items()},
-            warnings=trained.warnings,
+            warnings=(*trained.warnings, *warnings),
             bytes=trained.bytes,
             metrics=summary,
+            fallback=trained.fallback,
         )
 
     def _evaluation(self, clients: Sequence[Evaluated]) -> Evaluation:
@@ -133,6 +170,16 @@ class Recorder:
         if self.store is not None:
             tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
             self.store.write_model(tensors)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names, and how many more there are.
+
+    >>> listed(["c", "a"]), listed([str(k) for k in range(7)])
+    ('a, c', '0, 1, 2, 3, 4 and 2 more')
+    """
+    shown = ", ".join(sorted(names)[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
 def _folder(folder: Path, resume: bool) -> Path:

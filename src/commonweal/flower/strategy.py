@@ -41,8 +41,8 @@ from commonweal.flower.messages import (
     weighted_mean,
 )
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
-from commonweal.flower.reader import Evaluated, ReplyReader
-from commonweal.flower.recording import RECORDS, Recorder, Trained
+from commonweal.flower.reader import Evaluated, ReplyReader, score_name
+from commonweal.flower.recording import RECORDS, Recorder, Trained, listed
 from commonweal.flower.reports import Problem, Report
 from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import RoundRecord
@@ -54,7 +54,6 @@ from commonweal.training.client import Client
 __all__ = ["FairStrategy"]
 
 LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
-SHOWN = 5  # clients that a warning names
 PRIVACY = (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -203,6 +202,12 @@ class FairStrategy(Strategy):
                 "the one that it trains, but Flower's loop has one model: choose another server "
                 "optimizer, or run a Commonweal experiment on Flower"
             )
+        if self.losses == "evaluate" and self.fraction_evaluate < 1:
+            logger.warning(
+                'losses = "evaluate" with fraction_evaluate = %g: some losses will be of earlier '
+                "models",
+                self.fraction_evaluate,
+            )
         if self.fraction_evaluate == 0:
             self.min_evaluate_nodes = 0
         if self.fraction_train == 0:
@@ -210,7 +215,7 @@ class FairStrategy(Strategy):
 
     def _begin(self) -> None:
         """Start a new run, and forget an earlier one of this strategy."""
-        score = self.score_key or "accuracy"
+        score = score_name(self.score_key, self.higher_is_better)
         self._recorder = Recorder.at(self.out, self.resume, score, self.higher_is_better)
         self._clients = Directory()
         self._reader = ReplyReader(
@@ -218,6 +223,7 @@ class FairStrategy(Strategy):
             loss_key=self.loss_key,
             evaluate_loss_key=self.evaluate_loss_key,
             score_key=self.score_key,
+            higher_is_better=self.higher_is_better,
             size_key=self.weighted_by_key,
             max_examples=self.max_examples,
         )
@@ -342,14 +348,12 @@ class FairStrategy(Strategy):
         )
         self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
         self._aggregation.receive(arrays)
-        if self._recorder.store is None:
-            return arrays
-        last, saved = self._recorder.store.open(self._text(), self._facts(layout), self.resume)
+        last, saved = self._recorder.open(self._text(), self._facts(layout), self.resume)
         if last == 0:
             return arrays
         self._offset = last
         self._clients.restore(saved["nodes"])
-        logger.info("resuming after round %d of %s", last, self._recorder.store.folder)
+        logger.info("resuming after round %d: Flower's log counts from 1 again", last)
         return self._aggregation.restore(saved["server"])
 
     def _opened(self) -> Aggregation:
@@ -386,7 +390,7 @@ class FairStrategy(Strategy):
         usable = [report for report in usable if report.problem is None]
         self._check_trained(reports)
         fallback = self._lacks_losses(usable, answers)
-        warnings = self._warnings(usable, fallback)
+        warnings = self._warnings(number, usable, fallback)
         outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
         self._fallbacks += fallback
         by_client = {report.client: report for report in reports}
@@ -399,6 +403,7 @@ class FairStrategy(Strategy):
         self._trained = Trained(
             number,
             outcome,
+            "fedavg" if fallback else "",
             reports,
             (*warnings, *outcome.warnings),
             {
@@ -492,25 +497,42 @@ class FairStrategy(Strategy):
             "weights of FedAvg"
         )
 
-    def _warnings(self, usable: Sequence[Report], fallback: bool) -> tuple[str, ...]:
-        """What the record of a round says about its losses."""
+    def _warnings(self, number: int, usable: Sequence[Report], fallback: bool) -> tuple[str, ...]:
+        """What the record of a round says about its clients and their losses."""
+        warnings = []
+        if number == self._offset + 1 and self._clients.lost:
+            warnings.append(
+                "none of the clients of the run that is resumed is here, so that what the rule "
+                "knows of clients is lost: nodes get new ids in each simulation; name clients "
+                "with the mod name_clients()"
+            )
         if fallback:
-            return ("no losses are known: this round has the weights of FedAvg",)
-        if "loss" not in self.rule.needs:
-            return ()
+            warnings.append("no losses are known: this round has the weights of FedAvg")
+        elif "loss" in self.rule.needs:
+            warnings += self._loss_warnings(number, usable)
+        for warning in warnings:
+            self._log_once(warning)
+        return tuple(warnings)
+
+    def _loss_warnings(self, number: int, usable: Sequence[Report]) -> list[str]:
         if self.losses == "evaluate":
             self._log_once(
                 "the rule uses losses of evaluations: its weights depend on the samples that "
                 "clients are scored on; the mod loss_before_training reports those of training "
                 "samples"
             )
-        names = [self._clients[report.node].name for report in usable if report.loss is None]
+        unknown = [self._clients[report.node].name for report in usable if report.loss is None]
         warnings = []
-        if names:
-            warnings.append(f"no loss is known of {_listed(names)}: the others' mean is used")
-        for warning in warnings:
-            self._log_once(warning)
-        return tuple(warnings)
+        if unknown:
+            warnings.append(f"no loss is known of {listed(unknown)}: the others' mean is used")
+        if self.losses == "evaluate":
+            known = [self._clients[report.node] for report in usable if report.loss is not None]
+            old = [client for client in known if 0 < client.evaluated < number - 1]
+            if old:
+                age = number - 1 - min(client.evaluated for client in old)
+                names = listed([client.name for client in old])
+                warnings.append(f"losses of earlier models, up to {age} rounds old, of {names}")
+        return warnings
 
     # Evaluation
 
@@ -624,7 +646,7 @@ class FairStrategy(Strategy):
             commonweal=commonweal.__version__,
             engine="flower",
             parameters=layout.size,
-            score=self.score_key or "accuracy",
+            score=self._recorder.score,
             clients=len(self._clients),
         )
 
@@ -637,11 +659,6 @@ class FairStrategy(Strategy):
             self._trained = None
             if self._rounds == 0:  # nobody says when a loop of the user's own ends
                 self._recorder.write_model(self._arrays)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(sorted(names)[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
 def _built(kind: str, part: Named | Part, interface: type[Part]) -> Part:

@@ -50,7 +50,7 @@ VALUES = "clients.chunks"
 PERSONAL = "personal_"  # begins the names of columns of the clients' personal models
 TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation is looked for
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
-OPTIONAL = ("capped", "personal", "more", "validation", "unseen", "mixture")
+OPTIONAL = ("capped", "personal", "more", "validation", "unseen", "mixture", "fallback")
 Metrics: TypeAlias = dict[str, float | None]
 Part: TypeAlias = Literal["test", "unseen"]
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a line
@@ -71,6 +71,7 @@ class Line(TypedDict, total=False):
     more: dict[str, Metrics]
     validation: Metrics
     unseen: Metrics
+    fallback: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,6 +93,7 @@ class RoundRecord:
     validation: dict[str, float] = field(default_factory=dict)  # of the models that clients use
     unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
+    fallback: str = ""  # the rule that decided instead of the run's, which had no losses
 
     def line(self) -> dict[str, object]:
         """The round as a JSON object. Empty optional fields are left out."""
@@ -111,6 +113,7 @@ class RoundRecord:
             "validation": self.validation,
             "unseen": self.unseen,
             "mixture": self.mixture,
+            "fallback": self.fallback,
         }
         return {name: value for name, value in values.items() if value or name not in OPTIONAL}
 
@@ -229,6 +232,7 @@ class StoredRound(RoundRecord):
             "more": {name: _metrics(each) for name, each in (line.get("more") or {}).items()},
             "validation": _metrics(line.get("validation")),
             "unseen": _metrics(line.get("unseen")),
+            "fallback": str(line.get("fallback", "")),
             "place": Place.parse(line["chunk"]),
             "names": names,
             "_chunks": chunks,

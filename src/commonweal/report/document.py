@@ -18,6 +18,7 @@ from commonweal.report.comparison import answer, layout, summarize, verdict, wor
 from commonweal.report.figures import Drawing, Picture
 from commonweal.report.formats import cell_rows, points
 from commonweal.report.html import Html, join, tag
+from commonweal.report.run_table import fallback_notes
 
 __all__ = ["Report", "collect", "render"]
 
@@ -79,6 +80,7 @@ def collect(folders: Sequence[str | Path]) -> Report:
     for record in find_runs(folders):
         if record.evaluated:
             shown.append(record)
+            left_out += [f"{record.folder}: {note}." for note in fallback_notes(record)]
             if not record.finished:
                 total = record.experiment.get("rounds")
                 left_out.append(f"{record.folder}: {len(record.rounds)} of {total} rounds so far.")

@@ -82,8 +82,8 @@ def result(record: Record) -> Group:
 
 
 def _title(record: Record, last: RoundRecord) -> str:
-    total = record.experiment.get("rounds", "?")
-    return markup(f"{record.title}: round {last.number} of {total}, {record.facts.score}")
+    total = f" of {record.total}" if record.total else ""  # a loop of the user's own says none
+    return markup(f"{record.title}: round {last.number}{total}, {record.facts.score}")
 
 
 def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:
@@ -142,14 +142,28 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
         where = f"; all clients: {table}" if table.exists() else ""
         notes.append(f"the {SHOWN} lowest and the {SHOWN} highest are shown{where}")
     unscored = record.facts.unscored
+    if unscored is None:
+        sizes = clients.evaluation.sizes.tolist()
+        pairs = zip(clients.names, sizes, strict=True)
+        unscored = tuple(name for name, size in pairs if size == 0)
+    notes += fallback_notes(record)
     if unscored:
         some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
-        notes.append(f"without a score (no test samples, or undefined for them): {some}")
+        notes.append(f"without a score (not evaluated, no samples, or undefined for them): {some}")
     if record.evaluated[-1].mixture:
         notes.append("mixture: the clients' weights that the rule learnt, a mean over all rounds")
     notes += _chosen_notes(record, model.score)
     few = small_test_sets(clients, model.score)
     return [*notes, few] if few else notes
+
+
+def fallback_notes(record: Record) -> list[str]:
+    """In how many rounds another rule decided than the run's own, if it did."""
+    fallbacks = [each.fallback for each in record.rounds if each.fallback]
+    if not fallbacks:
+        return []
+    count = f"{len(fallbacks)} of {len(record.rounds)} rounds"
+    return [f"weights of {fallbacks[0]} in {count}, since no losses were reported"]
 
 
 def _chosen_notes(record: Record, score: str) -> list[str]:

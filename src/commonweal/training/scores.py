@@ -330,9 +330,29 @@ DIAGNOSTICS = {
 }
 
 
+def _not_computed(outputs: Tensor, y: Tensor) -> Tensor:
+    raise ConfigError("this score is reported by clients: it cannot be computed here")
+
+
+# Of scores that an app's own clients compute and report, as in "higher:f1_macro".
+REPORTED = {
+    direction: Score(
+        _not_computed,
+        _not_computed,
+        "a score that clients report themselves",
+        lower_is_better=direction == "lower",
+        in_per_cent=False,
+    )
+    for direction in ("higher", "lower")
+}
+
+
 def find(name: str, variance: float | None = None) -> Score:
     """The score or diagnostic of that name. variance: of all rows' target, for R^2."""
     known = SCORES | DIAGNOSTICS
+    direction, _, key = name.partition(":")
+    if key and direction in REPORTED:
+        return REPORTED[direction]
     if name not in known:
         raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")
     if name == "r2" and variance is not None:

@@ -232,7 +232,7 @@ class Node:
             write_file(path, json.dumps(setting.record()).encode())
             return setting
         if not path.exists():
-            raise DataError("this node does not know the run yet: the server will tell it")
+            raise DataError(f"this node has no setting of run {run}: the server will send it again")
         return RunSetting.read(json.loads(path.read_bytes()))
 
     def finish(self, run: str, keep: bool) -> None:

@@ -331,7 +331,7 @@ DIAGNOSTICS = {
 
 
 def _not_computed(outputs: Tensor, y: Tensor) -> Tensor:
-    raise ConfigError("this score is reported by clients: it cannot be computed here")
+    raise ConfigError(f"clients report this score: it cannot be computed of {len(y)} samples here")
 
 
 # Of scores that an app's own clients compute and report, as in "higher:f1_macro".

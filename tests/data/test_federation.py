@@ -8,10 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from commonweal.base.errors import DataError
+import commonweal
+from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.split import split_rows
+from commonweal.training.task import Task
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
@@ -374,7 +377,34 @@ def test_there_must_be_one_label_per_row(y: Any) -> None:
     # A column of values would be broadcast against the outputs: every row would be trained on
     # the values of all.
     with pytest.raises(DataError, match="label"):
-        Federation.from_arrays(X, y, OWNER)
+        Federation.from_arrays(X, y, OWNER).with_loss("squared")
+    with pytest.raises(ConfigError, match="do not say which loss"):
+        commonweal.run(Task(nn.Linear(2, 1)), Federation.from_arrays(X, y, OWNER))
+
+
+@pytest.mark.parametrize("y", [[0, 1, 0, 1], [False, True, False, True], [0.0, 1.0, 0.0, 1.0]])
+def test_the_task_decides_how_labels_are_read(y: Any) -> None:
+    federation = Federation.from_arrays(X, y, OWNER, test=0)
+    binary = federation.with_loss("binary")
+    assert (binary.outputs, binary.classes, binary.target) == (1, 2, None)
+    assert binary.train.y.tolist() == [0, 1, 0, 1] and not binary.train.y.is_floating_point()
+    assert federation.with_loss("cross-entropy").outputs == 2
+    values = federation.with_loss("squared")
+    assert values.target == (0.5, 0.5) and values.outputs == 1
+    own = federation.with_loss("torch.nn.functional:huber_loss")
+    assert own.target is None and own.train.y.dtype == federation.train.y.dtype
+
+
+def test_labels_that_do_not_fit_the_tasks_loss_are_refused() -> None:
+    values = Federation.from_arrays(X, [0.5, 1, 0, 1], OWNER, test=0)
+    with pytest.raises(DataError, match=r"'ann' has the label 0\.5; with the loss 'binary'"):
+        commonweal.run(Task(nn.Linear(2, 1), loss="binary"), values)
+    named = Federation.from_arrays(X, ["ill", "well", "ill", "well"], OWNER)
+    with pytest.raises(DataError, match="classes"):
+        named.with_loss("squared")
+    several = Federation.from_arrays(X, [[0, 1, 1]] * 4, OWNER)
+    with pytest.raises(ConfigError, match="do not say which loss"):
+        commonweal.run(Task(nn.Linear(2, 3)), several)
 
 
 @pytest.mark.parametrize(

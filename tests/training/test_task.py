@@ -127,10 +127,6 @@ def test_initial_is_a_copy() -> None:
     assert task.module.get_parameter("weight").ne(7).all()
 
 
-def test_a_double_module_gives_a_single_vector() -> None:
-    assert Task(nn.Linear(2, 2).double()).initial.dtype == torch.float32
-
-
 def test_frozen_parameters_stay_with_the_module() -> None:
     task = Task(half_frozen())
     assert not any(name.startswith("0.") for name in task.names)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, EncodingError
 from commonweal.base.text import shown
 from commonweal.config.experiment import to_toml
 from commonweal.data.federation import Federation
@@ -20,7 +20,6 @@ from commonweal.data.plain_table import GAP, OTHER, Column
 from commonweal.datasets import build_federation
 from commonweal.datasets._shared import Pool
 from commonweal.datasets._tables import (
-    EncodingError,
     Profile,
     Survey,
     read_batches,

@@ -1,8 +1,9 @@
-"""Every error a user can cause, and the sentence that helps.
+"""Every error that a user can cause.
 
 CommonwealError
 ├── ConfigError    an experiment, a name or a parameter that cannot be right
 ├── DataError      rows, files or client values that cannot be used
+│   └── EncodingError  a file with bytes that its encoding does not have
 └── RunError       a run folder that cannot be written, resumed or read
     ├── DivergedError  training that gave numbers that are not finite
     └── LockedError    a folder that another process writes to
@@ -18,6 +19,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "EncodingError",
     "LockedError",
     "ResumeWarning",
     "RunError",
@@ -26,7 +28,7 @@ __all__ = [
 
 
 class CommonwealError(Exception):
-    """The base of all errors that are the user's to mend; the command shows it as one sentence."""
+    """The base of all errors that a user can fix; the command shows its message."""
 
 
 class ConfigError(CommonwealError):
@@ -35,6 +37,10 @@ class ConfigError(CommonwealError):
 
 class DataError(CommonwealError):
     """Rows, files or client values that cannot be used."""
+
+
+class EncodingError(DataError):
+    """A file has bytes that its encoding does not have."""
 
 
 class RunError(CommonwealError):

@@ -151,6 +151,36 @@ class Federation:
         y = torch.cat([part.y for part in parts])[order]
         return Rows(x, y, self.train.offsets + self.validation.offsets)
 
+    def with_loss(self, loss: str) -> "Federation":
+        """The federation with labels as a loss takes them. The task decides which loss it is.
+
+        Args:
+            loss: A loss by name, or the import path of a user's own, which takes labels as given.
+
+        Raises:
+            DataError: The labels do not fit the loss.
+        """
+        if loss == self.loss:
+            return self
+        if loss == "squared" and self.class_names:
+            raise DataError(f"the labels are classes ({self.class_names[0]!r}, ...), not numbers")
+        held_out = self.held_out
+        if held_out is not None:
+            held_out = held_out._replace(rows=_with_labels(held_out.rows, loss))
+        train = _with_labels(self.train, loss)
+        outputs = self.outputs
+        if loss != "cross-entropy" or self.loss != "cross-entropy":
+            outputs = _outputs(torch.cat([self.train.y, self.test.y]), loss)
+        return replace(
+            self,
+            train=train,
+            test=_with_labels(self.test, loss),
+            validation=None if self.validation is None else _with_labels(self.validation, loss),
+            held_out=held_out,
+            loss=loss,
+            outputs=outputs,
+        )
+
     def augmented(self, x: Tensor, y: Tensor) -> "Federation":
         """Give these rows, such as synthetic ones, to every client for training."""
         shape = tuple(self.train.x.shape[1:])
@@ -371,12 +401,13 @@ class Federation:
             class_names: The names of classes 0, 1, ...
         """
         inferred = _infer_task(labels)
+        loss = inferred.loss if loss is None else loss
         return cls(
-            train=_rows(features.train, labels, split.train),
-            test=_rows(features.test, labels, split.test),
+            train=_with_labels(_rows(features.train, labels, split.train), loss),
+            test=_with_labels(_rows(features.test, labels, split.test), loss),
             names=split.names,
-            outputs=inferred.outputs if outputs is None else outputs,
-            loss=inferred.loss if loss is None else loss,
+            outputs=_outputs(labels, loss) if outputs is None else outputs,
+            loss=loss,
             score=inferred.score if score is None else score,
             groups=None if groups is None else tuple(groups),
             notes=(*notes, *features.notes),
@@ -439,23 +470,41 @@ def _named_classes(texts: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 class _Task(NamedTuple):
-    outputs: int
     loss: str
     score: str
 
 
 def _infer_task(labels: Tensor) -> _Task:
-    """Whole numbers are classes (several per row: tokens), other numbers are values."""
+    """Whole numbers are classes, other numbers a regression; several per row suggest nothing."""
+    if labels.ndim > 1:
+        return _Task("", "")
     if labels.is_floating_point():
-        return _Task(1, "squared", "r2")
-    outputs = int(labels.max()) + 1
-    if labels.ndim > 1 and labels.shape[1] > 1:  # one column is an error, reported by Federation
-        return _Task(outputs, "tokens", "token-accuracy")
-    return _Task(outputs, "cross-entropy", "accuracy")
+        return _Task("squared", "r2")
+    return _Task("cross-entropy", "accuracy")
+
+
+def _outputs(labels: Tensor, loss: str) -> int:
+    """How many numbers a model gives per row: those of a label, or one per class."""
+    if loss in ("binary", "squared", "cox"):
+        return 1
+    if loss in ("cross-entropy", "tokens"):
+        return int(labels.max()) + 1
+    is_class = labels.ndim == 1 and not labels.is_floating_point()
+    return int(labels.max()) + 1 if is_class else labels[0].numel()
 
 
 def _rows(x: Tensor, labels: Tensor, part: Part) -> Rows:
     return Rows(x, labels[torch.from_numpy(part.rows)], torch.from_numpy(part.offsets))
+
+
+def _with_labels(rows: Rows, loss: str) -> Rows:
+    """The rows with labels of the type that a loss takes."""
+    y = rows.y
+    if loss in ("squared", "cox"):
+        y = y.to(torch.float32)
+    elif loss in (*CLASSIFICATION, "tokens") and bool((y == y.round()).all()):
+        y = y.to(torch.int64)
+    return Rows(rows.x, y, rows.offsets)
 
 
 def _select(rows: Rows, owner: np.ndarray, mask: np.ndarray) -> Rows:
@@ -490,7 +539,8 @@ def _check_offsets(part: Rows, names: Sequence[str]) -> None:
 
 
 def _check_shapes(part: Rows, federation: Federation) -> None:
-    axes = 1 if federation.loss in ("tokens", "cox") else 2  # which have a second axis
+    single = federation.loss in (*CLASSIFICATION, "squared")  # one label per row
+    axes = 2 if single else 1
     if federation.loss == "cox" and tuple(part.y.shape[1:]) != (2,):
         shape = tuple(part.y.shape)
         raise DataError(f"labels of shape {shape}: cox needs (time, event) per row, event 0 or 1")
@@ -521,7 +571,7 @@ def _check_features(part: Rows, names: Sequence[str]) -> None:
 
 def _check_labels(part: Rows, federation: Federation) -> None:
     limit = ""
-    if federation.loss == "squared":
+    if federation.loss not in (*CLASSIFICATION, "tokens", "cox"):
         wrong = ~torch.isfinite(part.y)
     elif federation.loss == "cox":
         time, event = part.y.unbind(1)
@@ -532,7 +582,7 @@ def _check_labels(part: Rows, federation: Federation) -> None:
         least = -1 if federation.loss == "tokens" else 0  # -1 marks a token that does not count
         outside = (part.y < least) | (part.y >= top)
         wrong = outside | (part.y != part.y.long())
-        limit = f"; labels must be whole numbers from 0 to {top - 1}"
+        limit = f"; with the loss {federation.loss!r} labels are whole numbers from 0 to {top - 1}"
     if wrong.any():
         first = wrong.nonzero()[0]
         owner = _owner(part, federation.names, first[0])

@@ -199,8 +199,9 @@ def _draws(owner: np.ndarray, keys: np.ndarray, sizes: np.ndarray, seed: int) ->
 
 
 def _strata(y: np.ndarray) -> np.ndarray:
-    is_class = np.issubdtype(y.dtype, np.integer) and y.ndim == 1
-    return y if is_class else np.zeros(len(y), dtype=np.int64)
+    """The classes by which test rows are stratified: whole numbers, or 0.0 and 1.0."""
+    is_class = np.issubdtype(y.dtype, np.integer) or bool(((y == 0) | (y == 1)).all())
+    return y if is_class and y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
 
 
 def quota(sizes: np.ndarray, share: float) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from commonweal.base.errors import DataError, did_you_mean
+from commonweal.base.errors import DataError, EncodingError, did_you_mean
 from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import ID
@@ -31,7 +31,6 @@ __all__ = [
     "CLIENT",
     "Batch",
     "Batches",
-    "EncodingError",
     "Facts",
     "Profile",
     "Survey",
@@ -52,10 +51,6 @@ ID_NAME = re.compile(
 )
 ID_SHARE = 0.2  # of the rows that differ, from which a column with such a name is an id
 FREE_SHARE = 0.5  # of the rows that differ, from which a column of strings is free text
-
-
-class EncodingError(DataError):
-    """A file has bytes that its encoding does not have."""
 
 
 # Reading
@@ -134,28 +129,33 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
     except LookupError:
         raise DataError(f"encoding = {encoding!r} is unknown: write utf-8 or latin-1") from None
     except (pyarrow.ArrowException, OSError, EOFError) as error:
-        raise _csv_problem(path, separator, encoding, str(error)) from None
+        problem, byte = _csv_problem(path, separator, encoding, str(error))
+        if byte is not None:
+            raise EncodingError(problem) from None
+        raise DataError(problem) from None
 
 
-def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> DataError:
-    """Why a CSV cannot be read."""
+def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> tuple[str, int | None]:
+    """Why a CSV cannot be read, and the first byte that is not of its encoding."""
     file = repr(str(path))
     width = re.search(r"(Row #(\d+): )?Expected (\d+) columns, got (\d+): ?(.*)", error, re.S)
     if width:
         where = f"row {width[2]}" if width[2] else "a row"
-        return DataError(
+        problem = (
             f"{file}, {where}: {width[4]} values for {width[3]} columns (separator "
             f"{separator!r}): {width[5][:60]!r}"
         )
+        return problem, None
     byte = _wrong_byte(path, encoding)
     if byte is not None:
-        return EncodingError(
+        problem = (
             f"{file} is not UTF-8 text (byte {byte:#x}): save it as UTF-8, or say "
             "encoding = 'latin-1', which Excel writes in Western Europe"
         )
+        return problem, byte
     if "Empty CSV" in error:
-        return DataError(f"{file} has no rows: check the file")
-    return DataError(f"{file} cannot be read as a table, it is cut short or damaged: {error}")
+        return f"{file} has no rows: check the file", None
+    return f"{file} cannot be read as a table, it is cut short or damaged: {error}", None
 
 
 def _wrong_byte(path: Path, encoding: str) -> int | None:

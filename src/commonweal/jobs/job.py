@@ -285,7 +285,8 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
     _check_engine(settings)
-    federation = _divided(federation, settings)
+    task = task.suited_to(federation.loss)
+    federation = _divided(federation.with_loss(task.loss), settings)
     if settings.scores:
         score, *also = settings.scores
         task = replace(task, score=score, also=tuple(also))

@@ -36,11 +36,14 @@ from commonweal.training.task import Batch, Task
 __all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up", "with_label"]
 
 
-@dataclass(frozen=True, eq=False)
 class GeneratorTask(Task):
     """A task that generates rows from `latent` uniform numbers each."""
 
-    latent: int = 1
+    latent: int
+
+    def __init__(self, module: nn.Module, latent: int) -> None:
+        super().__init__(module, "cross-entropy")
+        object.__setattr__(self, "latent", latent)
 
     def generator_loss(self, w: Tensor, batch: Batch, noise: Tensor) -> Tensor:
         """The batch's loss, from uniform numbers (B, latent)."""

@@ -5,7 +5,7 @@ model `cnn` takes half the time. The numbers are the same up to rounding.
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import lru_cache
 
 import torch
@@ -16,7 +16,6 @@ from commonweal.training.task import Task
 __all__ = ["ChannelsLast", "channels_last"]
 
 
-@dataclass(frozen=True, eq=False)
 class ChannelsLast(Task):
     """A task whose module is given images with their channels last in memory."""
 
@@ -35,7 +34,7 @@ def channels_last(task: Task, x: Tensor) -> Task:
 def _faster(task: Task, shape: torch.Size, dtype: torch.dtype) -> Task:
     if not any(isinstance(layer, nn.MaxPool2d) for layer in task.module.modules()):
         return task
-    faster = ChannelsLast(task.module, task.loss, task.score, task.also, task.target)
+    faster = ChannelsLast(**{field.name: vars(task)[field.name] for field in fields(task)})
     rows = faster.ready(torch.zeros(2, *shape, dtype=dtype))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

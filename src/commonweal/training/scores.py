@@ -363,7 +363,7 @@ def find(name: str, variance: float | None = None) -> Score:
 def check(name: str, loss: str) -> None:
     """Raise ConfigError if the score does not exist, or does not fit tasks of this loss."""
     fits = find(name).losses
-    if fits and loss not in fits:
+    if fits and ":" not in loss and loss not in fits:  # what suits an own loss is not known
         possible = [other for other, score in SCORES.items() if loss in (score.losses or (loss,))]
         hint = did_you_mean(name, possible)
         raise ConfigError(f"score = {name!r} does not fit data whose loss is {loss!r}: {hint}")

@@ -6,7 +6,7 @@ statistics) after them. Buffers are sent and averaged like the rest, but not tra
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,6 +18,17 @@ from torch.func import functional_call
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.tensors import Tensors
 from commonweal.training import scores
+from commonweal.training.own import (
+    LossFunction,
+    OwnScore,
+    Pick,
+    ScoreFunction,
+    known_loss,
+    loss_name,
+    pick_outputs,
+    score_name,
+    unreduced,
+)
 from commonweal.training.scores import Score
 
 __all__ = ["LOSSES", "Batch", "InUnits", "Task"]
@@ -72,6 +83,8 @@ def _cox(outputs: Tensor, y: Tensor) -> Tensor:
     return (together - risk) * event
 
 
+LOSS = "lower:loss"  # the score of a task with a loss of its own, by default
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) -> (N,)
     "cross-entropy": _cross_entropy,
     "binary": _binary,
@@ -81,39 +94,107 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) 
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Task:
-    """A module with its loss (a name in LOSSES) and its score (a name in SCORES).
+    """A module with its loss and its score. A run starts from the module's values.
 
-    A run starts from the module's values. Parameters that require no gradient are not trained.
-    also: further scores, recorded beside the first
-    target: the mean and deviation of the labels of a regression: the module is trained on scaled
-        labels, and its loss is relative to their variance; outputs and scores are in units
+    Parameters that require no gradient are not trained.
+
+    Args:
+        module: The model, in float32.
+        loss: A name in LOSSES, or a function of outputs and labels: a torch loss, or any that
+            gives one loss per sample. By default what the labels suggest.
+        score: A name in SCORES, or a function of a client's outputs and labels that gives a number,
+            or one per sample. By default the one that suits the loss.
+        also: Further scores by name, which are recorded too.
+        target: The mean and deviation of the labels of a regression. The module is trained on
+            scaled labels, its loss is relative to their variance; outputs and scores are in units.
+        output: Picks the outputs among what the module returns. `.logits` is found without it.
+        lower_is_better: Whether a lower value of `score`, where it is a function, is better.
 
     >>> task = Task(nn.Linear(2, 3))
     >>> task.size, task.initial.shape
     (9, torch.Size([9]))
+    >>> Task(nn.Linear(2, 3), loss=nn.CrossEntropyLoss(label_smoothing=0.1)).loss
+    'torch.nn.modules.loss:CrossEntropyLoss'
     """
 
     module: nn.Module
-    loss: str = "cross-entropy"
-    score: str = ""  # by default the one that suits the loss
-    also: tuple[str, ...] = ()
-    target: tuple[float, float] | None = None
+    loss: str
+    score: str
+    also: tuple[str, ...]
+    target: tuple[float, float] | None
+    output: Pick | None
+    lower_is_better: bool
+    own_loss: LossFunction | None
+    own_score: OwnScore | None
+    implied: bool  # neither the loss nor its function was given
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: str | LossFunction = "",
+        score: str | ScoreFunction = "",
+        also: tuple[str, ...] = (),
+        target: tuple[float, float] | None = None,
+        output: Pick | None = None,
+        lower_is_better: bool = False,
+        own_loss: LossFunction | None = None,
+        own_score: OwnScore | None = None,
+        implied: bool = False,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"module = {module!r}: give a torch.nn.Module")
+        implied = implied or loss == ""
+        if callable(loss):
+            own_loss = None if known_loss(loss) else unreduced(loss)
+            loss = known_loss(loss) or loss_name(loss)
+        elif not isinstance(loss, str):
+            raise ConfigError(f"loss = {loss!r}: give the name of a loss, or a function")
+        if callable(score):
+            own_score = OwnScore(score, lower_is_better)
+            score = score_name(score, lower_is_better)
+        elif not isinstance(score, str):
+            raise ConfigError(f"score = {score!r}: give the name of a score, or a function")
+        if own_loss is not None and not score:
+            own_score, score = OwnScore(own_loss, lower_is_better=True), LOSS
+        loss = loss or "cross-entropy"
+        values: dict[str, object] = {
+            "module": module,
+            "loss": loss,
+            "score": score or scores.DEFAULTS.get(loss, "accuracy"),
+            "also": tuple(also),
+            "target": target,
+            "output": output,
+            "lower_is_better": lower_is_better,
+            "own_loss": own_loss,
+            "own_score": own_score,
+            "implied": implied,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
 
     def __repr__(self) -> str:
         name = type(self.module).__name__
         return f"<Task: {name} of {self.size} parameters, loss {self.loss}, score {self.score}>"
 
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
+    def _check(self) -> None:
+        if self.own_loss is None and self.loss not in LOSSES:
             raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")
-        if not self.score:
-            object.__setattr__(self, "score", scores.DEFAULTS.get(self.loss, "accuracy"))
         for name in self.scores:
-            scores.check(name, self.loss)
+            if self.implied:  # the loss is not known yet
+                scores.find(name)
+            else:
+                scores.check(name, self.loss)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ConfigError(f"{type(self.module).__name__} has no parameter to train")
+        for name, value in self._pieces.items():
+            if value.dtype != torch.float32:
+                raise ConfigError(
+                    f"{name} of {type(self.module).__name__} is {value.dtype}: models are trained "
+                    "in float32; call module.float()"
+                )
         if self.target is not None and not self.target[1] > 0:
             raise ConfigError(f"target = {self.target}: the deviation must be above 0")
         for part in self.module.modules():
@@ -122,6 +203,24 @@ class Task:
                     f"{type(part).__name__} has no running statistics to evaluate with: "
                     "set track_running_stats=True"
                 )
+
+    def suited_to(self, loss: str) -> "Task":
+        """The task with the loss that the data suggest, unless it was given one itself."""
+        if not self.implied:
+            return self
+        if not loss:
+            name = type(self.module).__name__
+            raise ConfigError(
+                f"the labels do not say which loss fits: give one, Task({name}(...), loss=...)"
+            )
+        default = scores.DEFAULTS.get(self.loss, "accuracy")
+        score = "" if self.score == default else self.score
+        return replace(self, loss=loss, score=score, implied=False)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample (N,), of outputs and labels in the module's units."""
+        function = LOSSES[self.loss] if self.own_loss is None else self.own_loss
+        return function(outputs, y)
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -183,7 +282,7 @@ class Task:
             torch.manual_seed(seed)
             for layer in module.modules():
                 _reset(layer)
-        return Task(module, self.loss, self.score).initial
+        return replace(self, module=module).initial
 
     def tensors(self, w: Tensor) -> dict[str, Tensor]:
         """The vector as the module's named tensors: views, with a single cat as their backward."""
@@ -230,7 +329,7 @@ class Task:
         y = self.scaled(batch.y)
         if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
             y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
-        losses = LOSSES[self.loss](outputs, y)
+        losses = self.losses(outputs, y)
         if not buffers:
             return losses, w.new_empty(0)
         return losses, torch.cat([buffer.flatten() for buffer in buffers.values()])
@@ -283,13 +382,15 @@ class Task:
 
     def find_score(self, name: str) -> Score:
         """A score by name. R^2 is against the variance of the target where that is known."""
+        if self.own_score is not None and name == self.score:
+            return self.own_score.score()
         return scores.find(name, None if self.target is None else self.target[1] ** 2)
 
     def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         if x.device.type != "cpu":
             tensors = self._fixed(x.device) | tensors
-        result: Tensor = functional_call(module, tensors, (self.ready(x),), tie_weights=self._tied)
-        return result
+        result = functional_call(module, tensors, (self.ready(x),), tie_weights=self._tied)
+        return pick_outputs(result, self.output)
 
     def _fixed(self, device: torch.device) -> dict[str, Tensor]:
         """The module's tensors that are not in the vector, on the device where it computes."""
@@ -342,13 +443,13 @@ class Task:
         """The same from the module's outputs (N, c)."""
         if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
             outputs, y = outputs.cpu(), y.cpu()
-            stats = {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
+            stats = {name: self.find_score(name).row_stats(outputs, y) for name in self.scores}
             return scores.survival_stats(outputs, y), stats
         # First the losses: they say where outputs do not fit.
-        losses = LOSSES[self.loss](outputs, self.scaled(y)).cpu()
+        losses = self.losses(outputs, self.scaled(y)).cpu()
         # Scores are in float64, which not every device has.
         outputs, y = self._in_units(outputs).cpu(), y.cpu()
-        return losses, {name: scores.find(name).row_stats(outputs, y) for name in self.scores}
+        return losses, {name: self.find_score(name).row_stats(outputs, y) for name in self.scores}
 
     def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
         """The mean loss of each client (K,), of what `evaluate_rows` gives by row."""

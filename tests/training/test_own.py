@@ -1,0 +1,193 @@
+"""A user's own losses, scores and outputs: what they give is what torch gives."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import commonweal
+from commonweal import Federation, Task
+from commonweal.base.errors import ConfigError
+from commonweal.jobs.rounds import Round
+from commonweal.training.evaluation import Evaluation
+from commonweal.training.task import Batch
+
+X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+CLASSES = np.random.default_rng(1).integers(0, 3, 60)
+VALUES = X @ np.array([1.0, -2.0, 0.5, 0.0], dtype=np.float32)
+CLIENT = np.arange(60) % 3
+
+
+def evaluated(done: Round) -> Evaluation:
+    assert done.evaluation is not None
+    return done.evaluation
+
+
+def mean_of_squares(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs[:, 0] - y).square().mean()
+
+
+def hinge(outputs: Tensor, y: Tensor) -> Tensor:
+    right = outputs.gather(-1, y[:, None])
+    return (1 + outputs - right).clamp(min=0).sum(-1)
+
+
+def cost(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.argmax(-1) != y).float()
+
+
+def recall(outputs: Tensor, y: Tensor) -> float:
+    predicted = outputs.argmax(-1)
+    return float((predicted[y == 1] == 1).float().mean())
+
+
+@pytest.mark.parametrize(
+    ("loss", "reference"),
+    [
+        (F.cross_entropy, F.cross_entropy),
+        (nn.CrossEntropyLoss(), F.cross_entropy),
+        (nn.CrossEntropyLoss(label_smoothing=0.2), nn.CrossEntropyLoss(label_smoothing=0.2)),
+        (partial(F.cross_entropy, label_smoothing=0.2), nn.CrossEntropyLoss(label_smoothing=0.2)),
+        (hinge, lambda outputs, y: hinge(outputs, y).mean()),
+    ],
+)
+def test_the_loss_of_a_batch_is_torchs(loss: Any, reference: Any) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    task = Task(module, loss=loss)
+    x, y = torch.from_numpy(X), torch.from_numpy(CLASSES)
+    batch = Batch(x, y, torch.full((60,), 1 / 60))
+    got, _ = task.batch_loss(task.initial, batch)
+    with torch.no_grad():
+        expected = float(reference(module(x), y))
+    assert float(got) == pytest.approx(expected, rel=1e-5)
+
+
+def test_torchs_own_cross_entropy_is_the_fast_one() -> None:
+    assert Task(nn.Linear(4, 3), loss=F.cross_entropy).loss == "cross-entropy"
+    assert Task(nn.Linear(4, 3), loss=nn.CrossEntropyLoss()).own_loss is None
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
+    assert Task(nn.Linear(4, 3), loss=weighted).own_loss is not None
+
+
+def test_a_run_with_an_own_loss_minimises_it_and_leaves_the_target_alone() -> None:
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), loss=F.huber_loss)
+    federation = Federation.from_arrays(X, 100 + VALUES, CLIENT)
+    *_, last = commonweal.run(task, federation, rounds=60, client={"name": "sgd", "lr": 1.0})
+    assert last.job.task.target is None
+    assert last.job.task.score == "lower:loss"
+    assert last.metrics["mean"] == pytest.approx(float(evaluated(last).losses.mean()), rel=1e-6)
+    assert last.metrics["mean"] < 60  # it begins at about 100
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (mean_of_squares, "one loss per sample"),
+        (lambda outputs, y: 3, "one loss per sample"),
+        (F.binary_cross_entropy_with_logits, r"outputs of shape \(2, 3\) and labels of shape"),
+    ],
+)
+def test_losses_that_cannot_be_used_are_refused_with_the_remedy(loss: Any, message: str) -> None:
+    task = Task(nn.Linear(4, 3), loss=loss)
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+    with pytest.raises(ConfigError, match=message):
+        next(iter(commonweal.run(task, federation, rounds=1)))
+
+
+def test_own_scores_per_sample_and_per_client() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+    expected = {}
+    for function, lower in ((cost, True), (recall, False)):
+        task = Task(module, score=function, lower_is_better=lower)
+        (done,) = commonweal.run(task, federation, rounds=1)
+        model = done.model()
+        scores = []
+        for k in range(3):
+            rows = federation.test.client(k)
+            scores.append(float(torch.as_tensor(function(model(rows.x), rows.y)).mean()))
+        assert evaluated(done).score.tolist() == pytest.approx(scores)
+        worst = max(scores) if lower else min(scores)
+        assert done.metrics["worst"] == pytest.approx(worst)
+        expected[task.score] = lower
+    assert expected == {"lower:cost": True, "higher:recall": False}
+
+
+class Wrapped(nn.Module):
+    """Returns a dict, a tuple or an object, as models of other libraries do."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> object:
+        logits = self.linear(x)
+        if self.kind == "dict":
+            return {"logits": logits, "loss": logits.sum()}
+        return (logits.sum(), logits)
+
+
+def test_outputs_are_picked_from_what_a_module_returns() -> None:
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+    accuracies = []
+    for module, output in (
+        (Wrapped("dict"), None),
+        (Wrapped("tuple"), lambda result: result[1]),
+    ):
+        torch.manual_seed(0)
+        nn.init.ones_(module.linear.weight)
+        nn.init.zeros_(module.linear.bias)
+        task = Task(module, output=output)
+        *_, last = commonweal.run(task, federation, rounds=3)
+        accuracies.append(evaluated(last).losses.tolist())
+    assert accuracies[0] == accuracies[1]
+    with pytest.raises(ConfigError, match="returned a tuple, not a tensor"):
+        next(iter(commonweal.run(Task(Wrapped("tuple")), federation, rounds=1)))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+def test_modules_of_other_precisions_are_refused_with_the_remedy(kind: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=rf"weight of Linear is {kind}.*module\.float\(\)"):
+        Task(nn.Linear(4, 3).to(kind))
+
+
+def test_float_labels_of_a_binary_task_are_classes() -> None:
+    """B1: they were standardised, and the loss became negative."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 1)
+    results = []
+    for y in ((CLASSES > 0).astype(int), (CLASSES > 0).astype(float), CLASSES > 0):
+        federation = Federation.from_arrays(X, y, CLIENT)
+        *_, last = commonweal.run(Task(module, loss="binary"), federation, rounds=5)
+        assert last.job.task.target is None
+        results.append(evaluated(last).losses.tolist())
+    assert results[0] == results[1] == results[2] and min(results[0]) > 0
+
+
+def test_labels_suggest_the_loss_only_where_the_task_has_none() -> None:
+    federation = Federation.from_arrays(X, VALUES, CLIENT)
+    (done,) = commonweal.run(Task(nn.Linear(4, 1)), federation, rounds=1)
+    assert (done.job.task.loss, done.job.task.score) == ("squared", "r2")
+    (done,) = commonweal.run(Task(nn.Linear(4, 1), score="mae"), federation, rounds=1)
+    assert (done.job.task.loss, done.job.task.score) == ("squared", "mae")
+
+
+def test_several_labels_per_sample_with_a_loss_for_them() -> None:
+    labels = np.stack([k == CLASSES for k in range(3)], 1)
+    for y in (labels.astype(np.float32), labels.astype(int)):
+        federation = Federation.from_arrays(X, y, CLIENT)
+        loss = nn.BCEWithLogitsLoss() if y.dtype == np.float32 else _as_float
+        *_, last = commonweal.run(Task(nn.Linear(4, 3), loss=loss), federation, rounds=2)
+        assert 0 < last.metrics["mean"] < 2
+
+
+def _as_float(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, y.float(), reduction="none").mean(-1)

@@ -167,7 +167,7 @@ def text(plot: ClientLines, width: int = 79) -> list[str]:
     legend = [f"{DOTS[i % len(DOTS)]} {shown(label)}" for i, label in enumerate(plot.labels)]
     if plot.has_local:
         legend.insert(0, f"{RING} local training")
-    bar = ""
+    bar = []
     if plot.compared:
-        bar = f"  ━ {plot.base} to {shown(plot.compared)}, ┄ not significant"
-    return ["  ".join(legend) + bar, *rows, " " * (names + 2) + axis]
+        bar = [f"━ gain of {shown(plot.compared)} over {plot.base} (┄ not significant)"]
+    return ["  ".join(legend), *bar, *rows, " " * (names + 2) + axis]

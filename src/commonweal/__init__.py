@@ -14,6 +14,8 @@ __all__ = [
     "CommonwealError",
     "Decision",
     "Experiment",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Federation",
     "Record",
     "Reports",
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from commonweal.config.experiment import Experiment
     from commonweal.data.federation import Federation
     from commonweal.jobs.api import client, dataset, load, model, rule, server
+    from commonweal.jobs.estimators import FederatedClassifier, FederatedRegressor
     from commonweal.jobs.reopening import reopen
     from commonweal.jobs.rounds import Round, run
     from commonweal.record.record import Record
@@ -50,6 +53,8 @@ _HOMES = {
     "CommonwealError": "base.errors",
     "Decision": "rules.rule",
     "Experiment": "config.experiment",
+    "FederatedClassifier": "jobs.estimators",
+    "FederatedRegressor": "jobs.estimators",
     "Federation": "data.federation",
     "Record": "record.record",
     "Reports": "rules.rule",

@@ -17,9 +17,8 @@ from torch import nn
 import commonweal
 from commonweal import cli
 from commonweal.commands import console
-from commonweal.commands.demo import DEMO
 from commonweal.config import catalog
-from commonweal.config.experiment import Experiment, read
+from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
@@ -415,37 +414,6 @@ def test_show_of_a_folder_without_a_run_is_one_sentence(command: Command, tmp_pa
     assert "is neither a run nor a comparison" in mistake(command("show", tmp_path / "empty"))
 
 
-def test_demo_draws_and_says_who_was_helped(command: Command, tmp_path: Path) -> None:
-    result = command("demo", "--seeds", "2", "--rounds", "5", "--out", tmp_path / "d")
-    assert result.code == 0
-    assert (tmp_path / "d" / "vowel.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert (tmp_path / "d" / "vowel.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
-    words = " ".join(result.out.split())
-    assert "over 2 seeds" in words
-    assert all(title in words for title in ("method", "mean", "worst", "best", "std", "gap"))
-    rows = [line.replace("│", " ").split() for line in result.out.splitlines()]
-    assert {"fedavg", "aaggff-s"} <= {row[0] for row in rows if len(row) > 6}
-    assert any(name in words for name in commonweal.dataset("vowel").names)  # whom it helped most
-
-
-def test_demo_with_one_seed(command: Command, tmp_path: Path) -> None:
-    result = command("demo", "--seeds", "1", "--rounds", "2", "--out", tmp_path / "d")
-    assert result.code == 0
-    assert (tmp_path / "d" / "vowel.png").exists()
-
-
-def test_demo_quietly_prints_nothing_but_draws(command: Command, tmp_path: Path) -> None:
-    result = command("demo", "--seeds", "1", "--rounds", "2", "--out", tmp_path / "d", "--quiet")
-    assert (result.code, result.out, result.err) == (0, "", "")
-    assert (tmp_path / "d" / "vowel.png").exists()
-
-
-def test_demo_where_a_file_is_in_the_way_is_one_sentence(command: Command, file: Path) -> None:
-    result = command("demo", "--seeds", "1", "--rounds", "1", "--out", file)
-    assert result.code == 2
-    assert "Traceback" not in result.err
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["demo", "--seeds", "0"], ["run"], ["check"], ["nothing"], ["run", "--oops", "x"]],
@@ -825,20 +793,7 @@ def test_dropped_and_capped_clients_are_named_once_and_not_all() -> None:
     Remarks(None).about_round(round_with(1, dropped={"Jo": "no reply"}))
 
 
-# demo and data
-
-
-def test_the_demo_is_the_example(command: Command, tmp_path: Path) -> None:
-    example = Path(__file__).resolve().parents[1] / "examples" / "vowel.toml"
-    (tmp_path / "demo.toml").write_text(DEMO)
-    demo = read(tmp_path / "demo.toml", ["rule=aaggff-s", "evaluate_every=1"])
-    assert demo == read(example)
-
-
-def test_the_demo_leaves_its_experiment(command: Command, tmp_path: Path) -> None:
-    result = command("demo", "--seeds", "1", "--rounds", "1", "--out", tmp_path / "d")
-    assert f"commonweal compare {tmp_path / 'd' / 'vowel.toml'}" in " ".join(result.out.split())
-    assert read(tmp_path / "d" / "vowel.toml").rounds == 200
+# data
 
 
 def test_data_show_takes_parameters_of_dataset_and_partition(

@@ -9,10 +9,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import commonweal as cw
 from commonweal.base.errors import CommonwealError
 
-FAST = {"rounds": 3, "batch": 5}
+
+ESTIMATORS = [cw.FederatedClassifier(rounds=3, batch=5), cw.FederatedRegressor(rounds=3, batch=5)]
 
 
-@parametrize_with_checks([cw.FederatedClassifier(**FAST), cw.FederatedRegressor(**FAST)])
+@parametrize_with_checks(ESTIMATORS)  # type: ignore[untyped-decorator]
 def test_scikit_learns_checks(estimator: object, check: object) -> None:
     check(estimator)  # type: ignore[operator]
 
@@ -54,7 +55,7 @@ def test_regression_is_in_the_units_of_the_target() -> None:
 def test_the_same_seed_gives_the_same_predictions() -> None:
     X, value, site = opposed()
     y = value > 0
-    first = cw.FederatedClassifier(**FAST).fit(X, y, client=site)
+    first = cw.FederatedClassifier(rounds=3, batch=5).fit(X, y, client=site)
     again = clone(first).fit(X, y, client=site)
     np.testing.assert_array_equal(
         first.predict_proba(X, client=site), again.predict_proba(X, client=site)

@@ -176,14 +176,14 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
             y: Labels (N,), of any type.
             client: The client of each sample (N,). None: all belong to one client.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        features, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y has one class only, {self.classes_[0]!r}: a classifier needs two or more"
             )
-        self._fit(X, torch.from_numpy(labels), client, "cross-entropy", len(self.classes_))
+        self._fit(features, torch.from_numpy(labels), client, "cross-entropy", len(self.classes_))
         return self
 
     def predict_proba(self, X: ArrayLike, client: ArrayLike | None = None) -> NDArray[np.float64]:
@@ -194,7 +194,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     def predict(self, X: ArrayLike, client: ArrayLike | None = None) -> NDArray[np.generic]:
         """The most probable class of each sample."""
         chosen = self.predict_proba(X, client).argmax(1)
-        return np.asarray(self.classes_)[chosen]
+        labels: NDArray[np.generic] = self.classes_[chosen]
+        return labels
 
     def score(
         self,
@@ -221,9 +222,11 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
             y: Targets (N,).
             client: The client of each sample (N,). None: all belong to one client.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        features, y = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        )
         targets = np.asarray(y, dtype=np.float32)
-        self._fit(X, torch.from_numpy(targets), client, "squared", 1)
+        self._fit(features, torch.from_numpy(targets), client, "squared", 1)
         return self
 
     def predict(self, X: ArrayLike, client: ArrayLike | None = None) -> NDArray[np.float64]:

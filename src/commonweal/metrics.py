@@ -46,7 +46,7 @@ __all__ = [
 __all__ += ["kl", "mean", "paired", "seeds_needed", "spread", "std", "summary", "wilson", "worst"]
 
 Array: TypeAlias = NDArray[np.float64]
-Values: TypeAlias = ArrayLike | Tensor  # (K,)
+Scores: TypeAlias = ArrayLike | Tensor  # (K,)
 Names: TypeAlias = Sequence[str] | None  # (K,)
 
 SHOWN = 5  # bad values that an error message lists
@@ -86,7 +86,7 @@ class Paired(NamedTuple):
 # Metrics
 
 
-def mean(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+def mean(x: Scores, weights: Scores | None = None, *, names: Names = None) -> float:
     """The mean score.
 
     >>> mean([1, 2, 6]), mean([1, 2, 6], weights=[3, 1, 0])
@@ -96,9 +96,9 @@ def mean(x: Values, weights: Values | None = None, *, names: Names = None) -> fl
 
 
 def worst(
-    x: Values,
+    x: Scores,
     share: float | None = None,
-    weights: Values | None = None,
+    weights: Scores | None = None,
     *,
     names: Names = None,
     lower_is_better: bool = False,
@@ -117,9 +117,9 @@ def worst(
 
 
 def best(
-    x: Values,
+    x: Scores,
     share: float | None = None,
-    weights: Values | None = None,
+    weights: Scores | None = None,
     *,
     names: Names = None,
     lower_is_better: bool = False,
@@ -138,9 +138,9 @@ def best(
 
 
 def gap(
-    x: Values,
+    x: Scores,
     share: float | None = None,
-    weights: Values | None = None,
+    weights: Scores | None = None,
     *,
     names: Names = None,
 ) -> float:
@@ -153,7 +153,7 @@ def gap(
     return highest - worst(x, share, weights, names=names)
 
 
-def std(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+def std(x: Scores, weights: Scores | None = None, *, names: Names = None) -> float:
     """The population standard deviation.
 
     >>> std([1, 3]), std([0, 5], weights=[4, 1])
@@ -162,7 +162,7 @@ def std(x: Values, weights: Values | None = None, *, names: Names = None) -> flo
     return _std(*_load(x, weights, names))
 
 
-def gini(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+def gini(x: Scores, weights: Scores | None = None, *, names: Names = None) -> float:
     """The Gini index times 100 of scores >= 0: 0 if all are equal (or all 0).
 
     >>> gini([1, 1, 1]), gini([0, 0, 0, 1])
@@ -171,7 +171,7 @@ def gini(x: Values, weights: Values | None = None, *, names: Names = None) -> fl
     return _gini(*_sorted(*_load(x, weights, names, "the Gini index")))
 
 
-def angle(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+def angle(x: Scores, weights: Scores | None = None, *, names: Names = None) -> float:
     """Degrees between the scores and the all-ones vector: 0 if all are equal (or all 0).
 
     >>> angle([2, 2]), round(angle([1, 0]), 6)
@@ -180,7 +180,7 @@ def angle(x: Values, weights: Values | None = None, *, names: Names = None) -> f
     return _angle(*_load(x, weights, names))
 
 
-def kl(x: Values, weights: Values | None = None, *, names: Names = None) -> float:
+def kl(x: Scores, weights: Scores | None = None, *, names: Names = None) -> float:
     """KL divergence in nats of the normalised scores (>= 0) from an even split: 0 if all are equal.
 
     >>> kl([2, 2]), round(kl([0, 0, 1]) - math.log(3), 12)
@@ -190,8 +190,8 @@ def kl(x: Values, weights: Values | None = None, *, names: Names = None) -> floa
 
 
 def summary(
-    x: Values,
-    weights: Values | None = None,
+    x: Scores,
+    weights: Scores | None = None,
     names: Names = None,
     lower_is_better: bool = False,
 ) -> dict[str, float]:
@@ -230,7 +230,7 @@ def _by_tail(name: str, values: dict[int | None, float]) -> dict[str, float]:
 
 
 def against(
-    baseline: Values, scores: Values, *, names: Names = None, lower_is_better: bool = False
+    baseline: Scores, scores: Scores, *, names: Names = None, lower_is_better: bool = False
 ) -> Against:
     """Who gains and who loses against a baseline run (FedAvg, for example).
 
@@ -257,7 +257,7 @@ def _or_zero(values: Array) -> Array:
     return values if values.size else np.zeros(1)
 
 
-def better_off(alone: Values, scores: Values, *, lower_is_better: bool = False) -> float:
+def better_off(alone: Scores, scores: Scores, *, lower_is_better: bool = False) -> float:
     """The share of clients that do at least as well as with local training.
 
     >>> better_off([0.5, 0.6, 0.7], [0.6, 0.6, 0.5])
@@ -266,7 +266,7 @@ def better_off(alone: Values, scores: Values, *, lower_is_better: bool = False) 
     return mean(_gains(alone, scores, lower_is_better) >= 0)
 
 
-def excess_max(alone: Values, scores: Values, *, lower_is_better: bool = False) -> float:
+def excess_max(alone: Scores, scores: Scores, *, lower_is_better: bool = False) -> float:
     """The largest loss of a client against local training; 0 if no client loses.
 
     >>> excess_max([0.5, 0.75], [0.75, 0.5]), excess_max([0.5], [0.75])
@@ -275,13 +275,13 @@ def excess_max(alone: Values, scores: Values, *, lower_is_better: bool = False) 
     return max(0.0, float(-_gains(alone, scores, lower_is_better).min()))
 
 
-def _gains(alone: Values, scores: Values, lower_is_better: bool) -> Array:
+def _gains(alone: Scores, scores: Scores, lower_is_better: bool) -> Array:
     old, new = _pair(alone, scores)
     return old - new if lower_is_better else new - old
 
 
 def seeds_needed(
-    a: Values, b: Values, confidence: float = 0.95, most: int = 1000, power: float = 0.8
+    a: Scores, b: Scores, confidence: float = 0.95, most: int = 1000, power: float = 0.8
 ) -> int | None:
     """How many seeds a paired t test needs to find a mean difference as large as that of a - b.
 
@@ -309,7 +309,7 @@ def seeds_needed(
     return int(seeds[enough[0]]) if enough.size else None
 
 
-def spread(values: Values) -> tuple[float, float]:
+def spread(values: Scores) -> tuple[float, float]:
     """The mean and the population standard deviation of a metric over seeds.
 
     >>> spread([1, 3])
@@ -334,7 +334,7 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
 
 
 def dkw_floor(
-    scores: Values,
+    scores: Scores,
     share: float = 0.8,
     confidence: float = 0.95,
     *,
@@ -359,7 +359,7 @@ def dkw_floor(
     return max(0.0, 1 - margin), float(values[-1])
 
 
-def paired(a: Values, b: Values, confidence: float = 0.95) -> Paired:
+def paired(a: Scores, b: Scores, confidence: float = 0.95) -> Paired:
     """Student's t interval of the mean of a - b: a metric of two methods on the same seeds.
 
     Scores come in steps, and so may their differences: the interval is then widened by half a step
@@ -402,7 +402,7 @@ def _step(values: Array) -> float:
     return float(step) if np.abs(multiples - multiples.round()).max() < WHOLE else 0.0
 
 
-def holm(others: Sequence[Values], base: Values, confidence: float = 0.95) -> list[Paired]:
+def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> list[Paired]:
     """The paired differences of several methods from one, corrected for how many they are.
 
     Holm's procedure: the clearest of m differences is tested at 1 - 0.05 / m, the next at
@@ -437,7 +437,7 @@ def _clarity(result: Paired) -> float:
 
 
 def _vector(
-    x: Values,
+    x: Scores,
     what: str,
     names: Names = None,
     unit: str = "client",
@@ -479,7 +479,7 @@ def _label(position: int, names: Names) -> str:
     return str(position) if names is None else repr(names[position])
 
 
-def _pair(a: Values, b: Values, names: Names = None, unit: str = "client") -> tuple[Array, Array]:
+def _pair(a: Scores, b: Scores, names: Names = None, unit: str = "client") -> tuple[Array, Array]:
     first = _vector(a, "the first values", names, unit)
     second = _vector(b, "the second values", names, unit, first.size)
     return first, second
@@ -489,7 +489,7 @@ def _pair(a: Values, b: Values, names: Names = None, unit: str = "client") -> tu
 
 
 def _load(
-    x: Values, weights: Values | None, names: Names, nonnegative: str = ""
+    x: Scores, weights: Scores | None, names: Names, nonnegative: str = ""
 ) -> tuple[Array, Array]:
     """Scores and weights of the clients whose weight is not 0.
 

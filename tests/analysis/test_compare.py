@@ -14,8 +14,8 @@ from commonweal.analysis.compare import (
     Step,
     align,
     cells,
+    finished_runs,
     gather,
-    results,
     run_cells,
 )
 from commonweal.base.errors import ConfigError, RunError
@@ -131,7 +131,7 @@ def scores_of(record: Record, own: bool = False) -> list[float]:
 def test_personal_methods_have_a_line_for_the_models_that_clients_use(tmp_path: Path) -> None:
     plan = cells(BASE, ["fedavg"], 2, ["client=sgd,ditto"], tmp_path)
     list(run_cells(plan))
-    found = {r.label: r for r in results(plan)}
+    found = {r.label: r for r in gather(finished_runs(plan))}
     assert list(found) == [
         "fedavg client=sgd",
         "fedavg client=ditto",
@@ -153,7 +153,7 @@ def test_personal_methods_have_a_line_for_the_models_that_clients_use(tmp_path: 
 def test_results_gather_seeds_by_rule(tmp_path: Path) -> None:
     plan = cells(BASE, ["fedavg", "uniform"], 2, [], tmp_path)
     list(run_cells(plan))
-    found = results(plan)
+    found = gather(finished_runs(plan))
     assert [r.label for r in found] == ["fedavg", "uniform"]
     assert found[0].scores.shape == (2, 15)
     assert len(found[0].metrics) == found[0].seeds == 2

@@ -3,7 +3,7 @@
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -13,27 +13,40 @@ from commonweal import cli
 from commonweal.analysis import tuning
 from commonweal.analysis.tuning import Trial
 from commonweal.base.errors import ConfigError, DivergedError
-from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.report import figures
 
-BASE: Values = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
+BASE: dict[str, object] = {"dataset": {"name": "vowel", "test": 0.5}, "rounds": 2}
 RULE = "term"
 GRID = tuning.grid_of(RULE)
+
+
+def tilt(values: Mapping[str, object], otherwise: float = 0.0) -> float:
+    """The parameter t of a setting."""
+    t = values.get("t", otherwise)
+    assert isinstance(t, float)
+    return t
+
+
+TILTS = [tilt({"t": t}) for t in GRID["t"]]
 
 
 class Fake:
     """Stands for runs: notes the settings, and gives better values to larger tilts."""
 
     def __init__(self) -> None:
-        self.seen: list[Values] = []
+        self.seen: list[dict[str, object]] = []
         self.stop_after: int | None = None
 
-    def __call__(self, values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
+    def __call__(
+        self, values: Mapping[str, object], seeds: Sequence[int], share: float
+    ) -> tuple[float, float]:
         if len(self.seen) == self.stop_after:
             raise KeyboardInterrupt
-        self.seen.append(values["rule"])
-        t = values["rule"].get("t", 0.0)
+        rule = values["rule"]
+        assert isinstance(rule, dict)
+        self.seen.append(rule)
+        t = tilt(rule)
         if t == 2.0:
             raise DivergedError("too far")
         return 1 / (1 + t), t / 10
@@ -62,8 +75,8 @@ def test_the_whole_grid_is_tried_once_and_diverging_settings_are_skipped(
     fake: Fake, tmp_path: Path
 ) -> None:
     found = tuning.tune(BASE, [RULE], tmp_path)
-    assert Counter(each["t"] for each in fake.seen) == Counter(GRID["t"])
-    assert {each.values["t"] for each in found} == set(GRID["t"]) - {2.0}
+    assert Counter(map(tilt, fake.seen)) == Counter(TILTS)
+    assert {tilt(trial.values) for trial in found} == set(TILTS) - {2.0}
     assert len(found) == tuning.total_of(RULE, 0) - 1
 
 
@@ -73,7 +86,7 @@ def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
         tuning.tune(BASE, [RULE], tmp_path)
     fake.stop_after = None
     first = tuning.tune(BASE, [RULE], tmp_path)
-    assert {each["t"] for each in fake.seen} == set(GRID["t"])
+    assert set(map(tilt, fake.seen)) == set(TILTS)
     tried = len(fake.seen)
     again = tuning.tune(BASE, [RULE], tmp_path)
     assert len(fake.seen) == tried
@@ -88,9 +101,9 @@ def test_rules_without_a_grid_and_fixed_parameters(fake: Fake, tmp_path: Path) -
 
 def test_trials_lie_within_the_published_values(fake: Fake, tmp_path: Path) -> None:
     found = tuning.tune(BASE, [RULE], tmp_path, trials=8)
-    tilts = [each.values["t"] for each in found]
+    tilts = [tilt(trial.values) for trial in found]
     assert len(set(tilts)) == 8
-    assert min(GRID["t"]) <= min(tilts) <= max(tilts) <= max(GRID["t"])
+    assert min(TILTS) <= min(tilts) <= max(tilts) <= max(TILTS)
 
 
 def test_another_experiment_in_the_same_folder_is_refused(fake: Fake, tmp_path: Path) -> None:
@@ -106,7 +119,7 @@ def test_every_published_grid_builds_its_rule() -> None:
         if not grid:
             continue
         for values in product(*grid.values()):
-            given: dict[str, Value] = dict(zip(grid, values, strict=True))
+            given: dict[str, object] = dict(zip(grid, values, strict=True))
             catalog.build("rules", catalog.parse(tuning.with_values(rule, given)))
 
 
@@ -173,8 +186,12 @@ def test_the_grid_of_the_client_method_is_tried_where_the_experiment_leaves_it_o
 def test_other_keys_are_tuned_too_and_compared_with_what_was_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
-        lr = values["client"]["lr"]
+    def evaluate(
+        values: Mapping[str, object], seeds: Sequence[int], share: float
+    ) -> tuple[float, float]:
+        client = values["client"]
+        assert isinstance(client, dict)
+        lr = client["lr"]
         return lr, -abs(lr - 0.3)
 
     monkeypatch.setattr(tuning, "evaluate", evaluate)
@@ -196,10 +213,9 @@ def test_samplers_draw_between_published_values_for_both_objectives(
     tmp_path: Path, fake: Fake, sampler: tuning.Sampler
 ) -> None:
     found = tuning.tune(BASE, [RULE], tmp_path, trials=12, sampler=sampler)
-    low, high = min(GRID["t"]), max(GRID["t"])
-    drawn = [trial.values["t"] for trial in found]
-    assert len(drawn) == 12 and all(low <= t <= high for t in drawn)
-    assert not set(drawn) <= set(GRID["t"])
+    drawn = [tilt(trial.values) for trial in found]
+    assert len(drawn) == 12 and all(min(TILTS) <= t <= max(TILTS) for t in drawn)
+    assert not set(drawn) <= set(TILTS)
 
 
 def test_compare_takes_tuned_keys(

@@ -16,8 +16,9 @@ from commonweal.analysis.compare import (
     baseline_cells,
     cells,
     failed_lines,
+    finished_runs,
+    gather,
     read_comparison,
-    results,
     run_cells,
     seed_list,
 )
@@ -199,7 +200,7 @@ def test_a_run_that_fails_is_a_line_and_the_others_go_on(tmp_path: Path) -> None
     vary = ["client.lr=0.1,1e30"]
     plan = cells(BASE | {"rounds": 6}, ["fedavg"], 1, vary, tmp_path)
     failures = {step.cell.folder: step.failure for step in run_cells(plan) if step.failure}
-    assert [r.label for r in results(plan, failures)] == ["fedavg client.lr=0.1"]
+    assert [r.label for r in gather(finished_runs(plan, failures))] == ["fedavg client.lr=0.1"]
     (line,) = failed_lines(plan, failures)
     assert line.startswith("fedavg client.lr=1e30: no result; seed 0: training diverged in round 1")
 

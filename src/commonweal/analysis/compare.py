@@ -25,8 +25,8 @@ from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
-__all__ += ["finished_runs", "gather", "mean_change", "read_comparison", "results", "run_cells"]
-__all__ += ["run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
+__all__ += ["finished_runs", "gather", "mean_change", "part_table", "read_comparison"]
+__all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ def baseline_cells(
     Both train by plain SGD with the experiment's learning rate, epochs and batches.
     """
     known = catalog.find("clients", "sgd").parameters
-    given = _table(base.get("client"))
+    given = part_table(base.get("client"))
     client = {key: value for key, value in given.items() if key in known}
     common = {
         key: value for key, value in base.items() if key not in ("rule", "channels", "sampler")
@@ -150,13 +150,14 @@ def _with_rule(base: Mapping[str, object], text: str) -> dict[str, object]:
     rule = catalog.parse(text)
     name = rule.pop("name")
     values = dict(base)
-    if _table(values.get("rule")).get("name") != name:
+    if part_table(values.get("rule")).get("name") != name:
         values = change(values, [f"rule={name}"])
-    values["rule"] = _table(values["rule"]) | rule
+    values["rule"] = part_table(values["rule"]) | rule
     return values
 
 
-def _table(part: object) -> dict[str, object]:
+def part_table(part: object) -> dict[str, object]:
+    """A part of an experiment as a table, from its text, its table or nothing."""
     if isinstance(part, str):
         return catalog.parse(part)
     return dict(part) if isinstance(part, Mapping) else {}
@@ -297,11 +298,6 @@ def finished_runs(
         if cell.label not in failed:
             records.setdefault(cell.label, []).append(Record.read(cell.folder))
     return records
-
-
-def results(plan: Iterable[Cell], failures: Failures | None = None) -> list[Result]:
-    """The results of finished cells, by label. A label is left out where one of its runs failed."""
-    return gather(finished_runs(plan, failures))
 
 
 def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -24,7 +24,6 @@ from commonweal.analysis.labels import seed_of
 from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
 from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
 from commonweal.base.frames import frame
-from commonweal.base.values import Value
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
 from commonweal.data.federation import Federation, Rows
@@ -112,7 +111,7 @@ class Comparison:
         """Every result next to local training."""
         return worth(self.results, self.baselines)
 
-    def frame(self) -> Value:
+    def frame(self) -> Any:
         """A line per label, seed and client: label, seed (by position), client, score.
 
         A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
@@ -136,7 +135,7 @@ def compare(
     baselines: bool = True,
     out: str | Path | None = None,
     fixed: bool = False,
-    **parts: Value,
+    **parts: object,
 ) -> Comparison:
     """Run an experiment (or its file), or a Task and a Federation, under several rules and seeds.
 
@@ -266,10 +265,12 @@ def _compare_own(
     seeds: int | Sequence[int],
     baselines: bool,
     folder: Path,
-    parts: Mapping[str, Value],
+    parts: Mapping[str, object],
 ) -> Comparison:
     """Runs of one's own task and federation."""
-    kinds: dict[str, dict[str, Value]] = {label_of(rule): {**parts, "rule": rule} for rule in rules}
+    kinds: dict[str, dict[str, object]] = {
+        label_of(rule): {**parts, "rule": rule} for rule in rules
+    }
     if len(kinds) < len(rules):
         raise ConfigError(f"the same rule twice among {', '.join(map(label_of, rules))}")
     if baselines:
@@ -293,7 +294,7 @@ def _compare_own(
     return Comparison.of(complete, list(failures.values()), own.varied)
 
 
-def _baseline_parts(parts: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+def _baseline_parts(parts: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """The parts of runs alone and pooled: plain SGD with the same learning rate and batches."""
     given = parts.get("client", "sgd")
     table = (
@@ -301,7 +302,8 @@ def _baseline_parts(parts: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     )
     known = catalog.find("clients", "sgd").parameters
     common = {key: value for key, value in table.items() if key in known}
-    rest = {k: v for k, v in parts.items() if k not in ("rule", "client", "channels", "sampler")}
+    replaced = ("rule", "client", "channels", "sampler")
+    rest = {key: value for key, value in parts.items() if key not in replaced}
     return {
         ALONE: {**rest, "client": {"name": "alone", **common}},
         POOLED: {**rest, "algorithm": "pooled", "client": {"name": "sgd", **common}},

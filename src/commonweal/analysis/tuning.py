@@ -1,10 +1,11 @@
-"""Tuning: the values that each rule's publication tried, judged on rows and seeds of their own.
+"""Tuning: the values that each rule's publication tried, evaluated on validation samples.
 
-Nothing is chosen on test rows: they are taken away before anything runs. A share of every client's
-training rows takes their place, and the seeds are not those of comparisons.
+Nothing is chosen on test samples: a share of every client's training samples replaces them before
+anything runs, and the seeds are not those of comparisons.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -12,16 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from commonweal.analysis.compare import cells
+from commonweal.analysis.compare import cells, part_table
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.base.files import digest, write_file
 from commonweal.base.plain import to_json
-from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.job import build_dataset, job_from_experiment
@@ -30,13 +30,21 @@ from commonweal.rules.rule import Rule
 from commonweal.training import scores
 from commonweal.training.client import Client
 
-__all__ = ["By", "Choice", "Trial", "choose", "read_chosen", "tune"]
-__all__ += ["Sampler", "changes_of", "further", "tuned_rules", "tuned_settings", "with_values"]
-__all__ += ["write_chosen"]
+if TYPE_CHECKING:  # optuna is installed with commonweal[tune] only
+    from optuna import Study
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+    from optuna.trial import Trial as Draw
+
+__all__ = ["By", "Choice", "Sampler", "Trial", "changes_of", "choose", "further", "read_chosen"]
+__all__ += ["tune", "tuned_rules", "tuned_settings", "with_values", "write_chosen"]
 
 By = Literal["worst", "mean"]
 Sampler = Literal["nsga2", "tpe"]
-Grid: TypeAlias = Mapping[str, tuple[Value, ...]]
+Setting: TypeAlias = Mapping[str, object]  # values of a rule's parameters and of other keys
+# The values to try, by key. Optuna takes lists too, which its types do not say.
+Grid: TypeAlias = Mapping[str, tuple[Any, ...]]
+Scored: TypeAlias = tuple[float, float]  # mean over clients, and mean of the worst 10 % of them
 Progress: TypeAlias = Callable[[str, int], None]
 
 FIRST_SEED = 1000  # comparisons begin with 0
@@ -48,20 +56,17 @@ FAILURES = (ConfigError, DataError, DivergedError)  # of one setting: the others
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting of a rule, and what it gives on validation rows, as means over seeds.
-
-    values: of the rule's parameters, and of the experiment's keys, which have a dot (client.lr)
-    """
+    """A setting of a rule, and its scores on validation samples, as means over seeds."""
 
     rule: str
-    values: dict[str, Value]
+    values: Setting  # keys with a dot (client.lr) are the experiment's, others the rule's
     mean: float  # over clients
-    worst: float  # mean of the worst tenth of them
+    worst: float  # mean of the worst 10 % of them
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The trial that is best of a rule's."""
+    """The best trial of a rule."""
 
     best: Trial
     trials: int
@@ -77,7 +82,7 @@ class Choice:
         return changes_of(self.best.values)
 
 
-def changes_of(values: Mapping[str, Value]) -> list[str]:
+def changes_of(values: Setting) -> list[str]:
     """The values of the experiment's keys.
 
     >>> changes_of({"q": 1.0, "client.lr": 0.1})
@@ -86,7 +91,7 @@ def changes_of(values: Mapping[str, Value]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items() if "." in key]
 
 
-def with_values(rule: str, values: Mapping[str, Value]) -> str:
+def with_values(rule: str, values: Setting) -> str:
     """A rule with further parameters in its brackets. Keys of the experiment are left out.
 
     >>> with_values("aaggff-s(cdf=frechet)", {"variant": "paper"})
@@ -102,21 +107,20 @@ def with_values(rule: str, values: Mapping[str, Value]) -> str:
 # One setting
 
 
-def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float, float]:
-    """Mean and worst 10 % of clients on validation samples, which stand in for the test samples."""
-    found = []
+def evaluate(values: Mapping[str, object], seeds: Sequence[int], share: float) -> Scored:
+    """Score an experiment on validation samples, which stand in for the test samples."""
+    by_seed = []
     for seed in seeds:
         experiment = Experiment(**values).change(seed=seed)
         split = build_dataset(experiment).with_validation(share, seed)
         assert split.validation is not None
         federation = replace(split, test=split.validation, validation=None)
-        last = experiment.rounds
-        experiment = experiment.change(evaluate_every=last)
+        experiment = experiment.change(evaluate_every=experiment.rounds)
         metrics: Mapping[str, float] = {}
         for done in run(job_from_experiment(experiment, federation)):
             metrics = done.personal or done.metrics  # of the models that clients use
-        found.append((metrics["mean"], metrics["worst_10"]))
-    mean, worst = np.array(found).mean(0).tolist()
+        by_seed.append((metrics["mean"], metrics["worst_10"]))
+    mean, worst = np.mean(by_seed, axis=0).tolist()
     return mean, worst
 
 
@@ -124,7 +128,7 @@ def evaluate(values: Values, seeds: Sequence[int], share: float) -> tuple[float,
 
 
 def tune(
-    base: Mapping[str, Value],
+    base: Mapping[str, object],
     rules: Sequence[str],
     folder: Path,
     seeds: int | Sequence[int] = 2,
@@ -160,7 +164,7 @@ def tune(
     storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
     numbers = range(FIRST_SEED, FIRST_SEED + seeds) if isinstance(seeds, int) else seeds
     identity = _identity(base, seeds, share, more)
-    found = []
+    finished: list[Trial] = []
     with _pool(jobs) as pool:
         for rule in rules:
             values = grid_of(rule, base, more) if grid is None else grid
@@ -168,7 +172,7 @@ def tune(
                 storage=storage,
                 study_name=rule,
                 directions=_directions(base),
-                sampler=_sampler(optuna, sampler, trials),  # for trials between the grid's values
+                sampler=_sampler(sampler, trials),  # for trials between the grid's values
                 load_if_exists=True,
             )
             _check(study, identity, folder)
@@ -176,46 +180,48 @@ def tune(
             if trials and values:
                 _try_between(study, settings, trials, jobs, progress)
             else:
-                _try_grid(optuna, study, settings, progress)
-            found += _finished(study, rule)
-    return found
+                _try_grid(study, settings, progress)
+            for trial in study.trials:
+                if trial.values:
+                    finished.append(Trial(rule, trial.params, *trial.values))
+    return finished
 
 
-def _sampler(optuna: Value, name: Sampler, trials: int) -> Value:
+def _sampler(name: Sampler, trials: int) -> "BaseSampler":
     """A sampler of several objectives: mean and worst."""
+    from optuna.samplers import NSGAIISampler, TPESampler
+
     if name == "tpe":
-        return optuna.samplers.TPESampler(seed=0)
-    return optuna.samplers.NSGAIISampler(population_size=max(4, trials // 5), seed=0)
+        return TPESampler(seed=0)
+    return NSGAIISampler(population_size=max(4, trials // 5), seed=0)
 
 
-def grid_of(
-    rule: str, base: Mapping[str, Value] | None = None, more: Grid | None = None
-) -> dict[str, tuple[Value, ...]]:
+def grid_of(rule: str, base: Mapping[str, object] | None = None, more: Grid | None = None) -> Grid:
     """The values that publications of the rule and of the client method tried, and further ones.
 
     What is given in brackets, or in the experiment, is fixed.
     """
+    grid: dict[str, tuple[object, ...]] = {}
     part = catalog.parse(rule)
-    factory = catalog.find("rules", part["name"]).factory
-    found: dict[str, tuple[Value, ...]] = {}
+    factory = catalog.find("rules", part.name).factory
     if isinstance(factory, type) and issubclass(factory, Rule):
-        found = {key: tuple(values) for key, values in factory.grid.items() if key not in part}
-    given = (base or {}).get("client", "sgd")
-    client = catalog.parse(given) if isinstance(given, str) else dict(given)
-    method = catalog.find("clients", client.get("name", "sgd")).factory
+        grid |= {key: values for key, values in factory.grid.items() if key not in part}
+    client = {"name": "sgd"} | part_table((base or {}).get("client"))
+    method = catalog.find("clients", str(client["name"])).factory
     if isinstance(method, type) and issubclass(method, Client):
-        own = {key: values for key, values in method.grid.items() if key not in client}
-        found |= {f"client.{key}": tuple(values) for key, values in own.items()}
-    return found | dict(more or {})
+        for key, values in method.grid.items():
+            if key not in client:
+                grid[f"client.{key}"] = values
+    return grid | dict(more or {})
 
 
-def further(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    """Values of the experiment's keys to try, from texts such as "client.lr=0.01,0.1".
+def further(texts: Sequence[str]) -> Grid:
+    """Read values of the experiment's keys to try, such as "client.lr=0.01,0.1".
 
     >>> further(["client.lr=0.01,0.1"])
     {'client.lr': (0.01, 0.1)}
     """
-    found = {}
+    grid = {}
     for text in texts:
         key, equals, values = text.partition("=")
         choices = catalog.split_list(values)
@@ -223,24 +229,24 @@ def further(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
             raise ConfigError(
                 f"--grid {text!r}: write a part's key and its values, as in client.lr=0.01,0.1"
             )
-        found[key] = tuple(catalog.parse_value(value) for value in choices)
-    return found
+        grid[key] = tuple(map(catalog.parse_value, choices))
+    return grid
 
 
-def score_of(base: Mapping[str, Value]) -> str:
+def score_of(base: Mapping[str, object]) -> str:
     """The main score of an experiment."""
     experiment = Experiment(**base)
     score, *_ = experiment.scores or (build_dataset(experiment).score,)
     return str(score)
 
 
-def _directions(base: Mapping[str, Value]) -> list[Literal["minimize", "maximize"]]:
+def _directions(base: Mapping[str, object]) -> list[Literal["minimize", "maximize"]]:
     lower = scores.find(score_of(base)).lower_is_better
     return ["minimize", "minimize"] if lower else ["maximize", "maximize"]
 
 
 def _identity(
-    base: Mapping[str, Value], seeds: int | Sequence[int], share: float, more: Grid | None
+    base: Mapping[str, object], seeds: int | Sequence[int], share: float, more: Grid | None
 ) -> str:
     """What trials of one folder have in common."""
     values = Experiment(**base).model_dump()
@@ -249,14 +255,14 @@ def _identity(
     return digest(to_json(what | ({"grid": dict(more)} if more else {})))
 
 
-def _check(study: Value, identity: str, folder: Path) -> None:
+def _check(study: "Study", identity: str, folder: Path) -> None:
     known = study.user_attrs.get("identity")
     if known is None:
         study.set_user_attr("identity", identity)
     elif known != identity:
         raise ConfigError(
             f"{str(folder)!r} holds trials of another experiment, or of other seeds, validation "
-            "rows or --grid: choose another folder"
+            "samples or --grid: choose another folder"
         )
 
 
@@ -264,61 +270,64 @@ def _check(study: Value, identity: str, folder: Path) -> None:
 class _Settings:
     """One rule's settings, and how they are evaluated."""
 
-    base: Mapping[str, Value]
+    base: Mapping[str, object]
     rule: str
     grid: Grid
     seeds: Sequence[int]
     share: float
     pool: ProcessPoolExecutor | None
 
-    def start(self, drawn: Mapping[str, Value]) -> "Future[tuple[float, float]]":
+    def start(self, setting: Setting) -> Future[Scored]:
         """Evaluate a setting in a worker process, or here."""
-        rule = with_values(self.rule, drawn)
-        (cell,) = cells(self.base, [rule], 1, [], Path(), {rule: changes_of(drawn)})
-        given = (cell.experiment.model_dump(), self.seeds, self.share)
+        rule = with_values(self.rule, setting)
+        (cell,) = cells(self.base, [rule], 1, [], Path(), {rule: changes_of(setting)})
+        values = cell.experiment.model_dump()
         if self.pool is not None:
-            return self.pool.submit(evaluate, *given)
-        done: Future[tuple[float, float]] = Future()
+            return self.pool.submit(evaluate, values, self.seeds, self.share)
+        done: Future[Scored] = Future()
         try:
-            done.set_result(evaluate(*given))
+            done.set_result(evaluate(values, self.seeds, self.share))
         except FAILURES as error:
             done.set_exception(error)
         return done
 
-    @property
-    def all(self) -> list[dict[str, Value]]:
-        return [dict(zip(self.grid, each, strict=True)) for each in product(*self.grid.values())]
 
-
-def _try_grid(optuna: Value, study: Value, settings: _Settings, progress: Progress) -> None:
+def _try_grid(study: "Study", settings: _Settings, progress: Progress) -> None:
     """Evaluate what is missing of a grid. A setting is written down when it is finished."""
-    tried = [each.params for each in _ended(study)]
-    missing = [each for each in settings.all if each not in tried]
-    count = len(settings.all) - len(missing)
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.trial import TrialState, create_trial
+
+    tried = [trial.params for trial in _ended(study)]
+    combinations = product(*settings.grid.values())
+    grid = [dict(zip(settings.grid, chosen, strict=True)) for chosen in combinations]
+    missing = [setting for setting in grid if setting not in tried]
+    count = len(grid) - len(missing)
     progress(settings.rule, count)
-    choices = {
-        key: optuna.distributions.CategoricalDistribution(values)
-        for key, values in settings.grid.items()
-    }
-    for each, future in _results(settings, missing):
+    choices: dict[str, BaseDistribution] = {}
+    for key, values in settings.grid.items():
+        choices[key] = CategoricalDistribution(values)
+    for setting, future in _results(settings, missing):
         try:
-            outcome: Values = {"values": future.result()}
+            scored = future.result()
+            trial = create_trial(params=setting, distributions=choices, values=scored)
         except FAILURES as error:
-            failed = optuna.trial.TrialState.FAIL
-            outcome = {"state": failed, "user_attrs": {REFUSED: str(error)}}
-        study.add_trial(optuna.trial.create_trial(params=each, distributions=choices, **outcome))
+            why = {REFUSED: str(error)}
+            trial = create_trial(
+                state=TrialState.FAIL, params=setting, distributions=choices, user_attrs=why
+            )
+        study.add_trial(trial)
         count += 1
         progress(settings.rule, count)
 
 
 def _results(
-    settings: _Settings, missing: Sequence[dict[str, Value]]
-) -> "Iterator[tuple[dict[str, Value], Future[tuple[float, float]]]]":
+    settings: _Settings, missing: Sequence[dict[str, object]]
+) -> Iterator[tuple[dict[str, object], Future[Scored]]]:
     if settings.pool is None:
-        for each in missing:
-            yield each, settings.start(each)
+        for setting in missing:
+            yield setting, settings.start(setting)
         return
-    started = {settings.start(each): each for each in missing}
+    started = {settings.start(setting): setting for setting in missing}
     try:
         for future in as_completed(started):
             yield started[future], future
@@ -328,19 +337,19 @@ def _results(
 
 
 def _try_between(
-    study: Value, settings: _Settings, trials: int, jobs: int, progress: Progress
+    study: "Study", settings: _Settings, trials: int, jobs: int, progress: Progress
 ) -> None:
     """Let Optuna draw settings within the grid's values, until there are so many trials."""
 
-    def objective(trial: Value) -> tuple[float, float]:
-        drawn = {key: _draw(trial, key, values) for key, values in settings.grid.items()}
+    def objective(draw: "Draw") -> Scored:
+        setting = {key: _drawn(draw, key, values) for key, values in settings.grid.items()}
         try:
-            return settings.start(drawn).result()
+            return settings.start(setting).result()
         except FAILURES as error:
-            trial.set_user_attr(REFUSED, str(error))
+            draw.set_user_attr(REFUSED, str(error))
             raise
 
-    def after(study: Value, trial: Value) -> None:
+    def after(study: "Study", trial: "FrozenTrial") -> None:
         progress(settings.rule, len(_ended(study)))
 
     missing = trials - len(_ended(study))
@@ -350,35 +359,29 @@ def _try_between(
         study.optimize(objective, n_trials=missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
 
 
-def _draw(trial: Value, key: str, values: tuple[Value, ...]) -> Value:
+def _drawn(draw: "Draw", key: str, values: tuple[Any, ...]) -> object:
     numbers = [value for value in values if isinstance(value, float)]
     if len(numbers) < len(values) or len(numbers) < 2:
-        return trial.suggest_categorical(key, values)
+        drawn: object = draw.suggest_categorical(key, values)
+        return drawn
     low = min(numbers)
     high = max(numbers)
-    return trial.suggest_float(key, low, high, log=low > 0 and high >= 10 * low)
+    return draw.suggest_float(key, low, high, log=low > 0 and high >= 10 * low)
 
 
-def _ended(study: Value) -> list[Value]:
+def _ended(study: "Study") -> "list[FrozenTrial]":
     """The trials with a result, and those whose settings cannot run; not interrupted ones."""
-    return [each for each in study.trials if each.values or REFUSED in each.user_attrs]
+    return [trial for trial in study.trials if trial.values or REFUSED in trial.user_attrs]
 
 
 def total_of(
-    rule: str, trials: int, base: Mapping[str, Value] | None = None, more: Grid | None = None
+    rule: str, trials: int, base: Mapping[str, object] | None = None, more: Grid | None = None
 ) -> int:
     """How many trials a rule takes."""
-    return _total(grid_of(rule, base, more), trials)
-
-
-def _total(grid: Grid, trials: int) -> int:
+    grid = grid_of(rule, base, more)
     if not grid:
         return 1
-    return trials or int(np.prod([len(values) for values in grid.values()]))
-
-
-def _finished(study: Value, rule: str) -> list[Trial]:
-    return [Trial(rule, dict(each.params), *each.values) for each in study.trials if each.values]
+    return trials or math.prod(map(len, grid.values()))
 
 
 @contextmanager
@@ -403,19 +406,17 @@ def cores() -> int:
 
 
 def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> dict[str, Choice]:
-    """The best trial of each rule, by the worst tenth of the clients or by the mean."""
+    """The best trial of each rule, by the worst 10 % of clients or by the mean."""
     sign = -1 if lower_is_better else 1
 
     def quality(trial: Trial) -> tuple[float, float]:
         pair = (trial.worst, trial.mean) if by == "worst" else (trial.mean, trial.worst)
         return sign * pair[0], sign * pair[1]
 
-    rules = dict.fromkeys(trial.rule for trial in trials)
-    found = {}
-    for rule in rules:
-        own = [trial for trial in trials if trial.rule == rule]
-        found[rule] = Choice(max(own, key=quality), len(own))
-    return found
+    by_rule: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_rule.setdefault(trial.rule, []).append(trial)
+    return {rule: Choice(max(tried, key=quality), len(tried)) for rule, tried in by_rule.items()}
 
 
 def write_chosen(folder: Path, chosen: Mapping[str, Choice], by: str) -> None:
@@ -448,7 +449,9 @@ def tuned_settings(folder: Path) -> dict[str, list[str]]:
 def tuned_rules(folder: Path, rules: Sequence[str] | None) -> list[str]:
     """The rules with their chosen parameters; those that were not tuned as they are.
 
-    rules: None stands for all that were tuned
+    Args:
+        folder: Where `commonweal tune` wrote its choice.
+        rules: None stands for all that were tuned.
     """
     chosen = read_chosen(folder)
     return [chosen.get(rule, rule) for rule in (chosen if rules is None else rules)]

@@ -9,7 +9,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import commonweal as cw
 from commonweal.base.errors import CommonwealError
 
-
 ESTIMATORS = [cw.FederatedClassifier(rounds=3, batch=5), cw.FederatedRegressor(rounds=3, batch=5)]
 
 

@@ -101,6 +101,13 @@ def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int)
             raise DataError(
                 f"{str(file)!r} is not an npz file with arrays x and y: {error}"
             ) from None
+        samples = np.shape(x[-1])[:1]
+        labels = np.shape(y[-1])[:1]
+        if samples != labels or not samples:
+            raise DataError(
+                f"{str(file)!r} needs as many labels y as samples x; got x of shape "
+                f"{np.shape(x[-1])} and y of shape {np.shape(y[-1])}"
+            )
         owner += [file.parent.name] * len(y[-1])
     return natural_federation(np.concatenate(x), np.concatenate(y), owner, test, seed, clients)
 

@@ -100,7 +100,7 @@ def read_facts(folder: Path) -> RunFacts:
         RunError: the folder is of another format
     """
     data = read_plain(folder / NAME)
-    _check_format(folder, _parse(data).get("format", FORMAT))
+    _check_format(folder, _parse(data).get("format"))
     try:
         return _adapter().validate_json(data, strict=True)
     except pydantic.ValidationError as error:

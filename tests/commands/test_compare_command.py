@@ -1,0 +1,62 @@
+"""`commonweal compare` and `data`: tables, figures and how to go on."""
+
+from pathlib import Path
+
+import pytest
+
+from command_helpers import Command, interrupted, mistake, strict
+
+
+def test_compare_prints_a_table_and_draws(command: Command, file: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "scores.svg"
+    arguments = ["compare", file, "--rules", "fedavg,term(t=2)", "--seeds", "2"]
+    result = command(*arguments, "--picture", picture)
+    assert result.code == 0
+    words = " ".join(result.out.split())
+    assert "accuracy over 15 clients in %, mean±std over 2 seeds" in words
+    assert "term(t=2)" in words
+    assert b"<svg" in picture.read_bytes()
+    assert (tmp_path / "runs" / "e-compare" / "fedavg" / "seed-1" / "model.safetensors").exists()
+    markdown = command(*arguments, "--format", "markdown", "-q")
+    assert "| term(t=2) |" in markdown.out
+    assert markdown.err == ""
+
+
+def test_compare_with_mistakes_is_one_sentence(command: Command, file: Path) -> None:
+    assert mistake(command("compare", file, "--format", "latx")) == (
+        "there is no format 'latx': did you mean 'latex'?"
+    )
+    assert "no rule is called 'trem'" in mistake(command("compare", file, "--rules", "trem"))
+    for empty in ("", ",", ",,,"):
+        assert "no rules to compare" in mistake(command("compare", file, "--rules", empty)), empty
+    assert "is not the name of a figure" in mistake(command("compare", file, "--picture", "x.foo"))
+
+
+def test_compare_after_ctrl_c_says_how_to_continue(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commonweal.analysis.compare.run", interrupted)
+    result = command("compare", file)
+    assert result.code == 130
+    assert "the same command continues" in " ".join(result.err.split())
+
+
+def test_compare_takes_columns_and_decimals(command: Command, file: Path) -> None:
+    words = ("compare", file, "--rules", "fedavg", "--seeds", 1, "--no-baselines", "-q")
+    result = command(*words, "--columns", "qffl", "--decimals", 2, "--format", "markdown")
+    header = next(line for line in result.out.splitlines() if line.startswith("| method"))
+    assert header == "| method | mean by samples | worst 10 % | best 10 % | variance |"
+    assert "did you mean 'variance'" in command(*words, "--columns", "varience").err
+
+
+def test_data_show_takes_parameters_of_dataset_and_partition(
+    command: Command, tmp_path: Path
+) -> None:
+    changes = ["partition=iid", "partition.clients=4", "test=0.5", "seed=3"]
+    value = strict(command("data", "show", "digits", *changes, "--json").out)
+    assert value["clients"] == 4
+    assert value["picture"] == "digits.png"
+    assert (tmp_path / "digits.png").exists()
+    text = command("data", "show", "digits", *changes).out
+    assert "rows per client" in text
+    assert "drawn to digits.png" in text

@@ -22,6 +22,7 @@ __all__ = [
     "Round",
     "Rule",
     "Task",
+    "choose",
     "client",
     "compare",
     "dataset",
@@ -36,6 +37,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from commonweal import metrics
+    from commonweal.analysis.choosing import choose
     from commonweal.analysis.comparison import compare
     from commonweal.base.errors import CommonwealError
     from commonweal.config.experiment import Experiment
@@ -61,6 +63,7 @@ _HOMES = {
     "Round": "jobs.rounds",
     "Rule": "rules.rule",
     "Task": "training.task",
+    "choose": "analysis.choosing",
     "client": "jobs.api",
     "compare": "analysis.comparison",
     "dataset": "jobs.api",

@@ -16,6 +16,7 @@ from commonweal import __version__
 from commonweal.base.errors import CommonwealError, ResumeWarning
 from commonweal.commands.card import card
 from commonweal.commands.check import check
+from commonweal.commands.choose import choose
 from commonweal.commands.compare import compare
 from commonweal.commands.console import STOPPED, say
 from commonweal.commands.data import data
@@ -48,7 +49,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this order
     "Start": (run, demo, init, list_, doctor),
-    "Run": (compare, tune),
+    "Run": (compare, choose, tune),
     "Inspect": (show, report, ui, predict, export, card, verify),
     "Extend": (check, reproduce),
 }

@@ -25,7 +25,7 @@ from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
-__all__ += ["finished_runs", "gather", "mean_change", "part_table", "read_comparison"]
+__all__ += ["finished_runs", "gather", "mean_change", "part_table", "read_comparison", "result_of"]
 __all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
@@ -344,10 +344,10 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
             tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
         lower = find(runs[0].facts.score).lower_is_better
         rows = [table.rows for table in tables]
-        found.append(_result(label, [table.shared for table in tables], rows, lower))
+        found.append(result_of(label, [table.shared for table in tables], rows, lower))
         own = [table.personal for table in tables if table.personal is not None]
         if len(own) == len(tables):
-            found.append(_result(label + OWN, own, rows, lower, personal=True))
+            found.append(result_of(label + OWN, own, rows, lower, personal=True))
     return found
 
 
@@ -380,13 +380,14 @@ def _by_client(names: Sequence[str], evaluation: Evaluation) -> Scores:
     return {name: score for name, score in pairs if not np.isnan(score)}
 
 
-def _result(
+def result_of(
     label: str,
     seeds: Sequence[Scores],
     rows: Sequence[Mapping[str, float]],
     lower_is_better: bool,
     personal: bool = False,
 ) -> Result:
+    """A result from every client's score, seed by seed, and its number of test rows."""
     everywhere = set.intersection(*(set(scores) for scores in seeds))
     clients = tuple(name for name in seeds[0] if name in everywhere)
     table = np.array([[scores[name] for name in clients] for scores in seeds])

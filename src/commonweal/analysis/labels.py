@@ -82,9 +82,13 @@ def _labels(records: Sequence[Record]) -> list[str]:
     everywhere = _varying(settings)
     labels = []
     for record, own in zip(records, settings, strict=True):
-        alike = [s for r, s in zip(records, settings, strict=True) if r.title == record.title]
         # The parameters of different rules always differ: those of the same rule tell runs apart.
-        keys = [key for key in everywhere if not _names_title(key)]
+        # So do those of client methods.
+        alike = [s for r, s in zip(records, settings, strict=True) if r.title == record.title]
+        method = own.get("client.name")
+        same_method = _varying([s for s in settings if s.get("client.name") == method])
+        keys = [key for key in everywhere if not _names_title(key) and not _of_method(key)]
+        keys += [key for key in same_method if _of_method(key)]
         keys += [key for key in _varying(alike) if _names_title(key)]
         labels.append(" ".join([record.title, *(_setting(key, own) for key in keys)]))
     return labels
@@ -92,6 +96,10 @@ def _labels(records: Sequence[Record]) -> list[str]:
 
 def _names_title(key: str) -> bool:
     return key.partition(".")[0] in ("rule", "algorithm")
+
+
+def _of_method(key: str) -> bool:
+    return key.startswith("client.") and key != "client.name"
 
 
 def _varying(settings: Sequence[dict[str, Plain]]) -> list[str]:

@@ -9,7 +9,7 @@ from commonweal import trackers
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.text import shown
 from commonweal.commands import console
-from commonweal.commands.options import Client, Quiet, Trust
+from commonweal.commands.options import Chosen, Client, Quiet, Trust
 
 __all__ = ["export"]
 
@@ -48,6 +48,7 @@ def export(
         ),
     ] = None,
     client: Client = None,
+    choice: Chosen = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Tracker: go on until the run is finished.")
     ] = False,
@@ -65,8 +66,10 @@ def export(
     says, also of old runs; the same command continues with the rounds that are new.
     """
     if form in TRACKERS:
-        if client is not None:
-            raise ConfigError(f"--client is for models ({', '.join(FORMS)}), not for {form}")
+        if client is not None or choice:
+            raise ConfigError(
+                f"--client and --choice are for models ({', '.join(FORMS)}), not for {form}"
+            )
         _track(run, form, project, to, follow, quiet)
         return
     if form not in FORMS:
@@ -76,8 +79,16 @@ def export(
     from commonweal import export as exports
     from commonweal.record.record import Record
 
-    chosen = exports.FORMS[FORMS.index(form)]
-    path = exports.export(Record.read(run), chosen, to, client, trust)
+    record = Record.read(run) if not choice else None
+    if record is None:
+        from commonweal.analysis.choosing import chosen_model
+        from commonweal.export.prediction import own_client
+
+        if client is None:
+            raise ConfigError("--choice needs --client NAME: each client has chosen its own model")
+        chosen = chosen_model(run, client)
+        record, client = Record.read(chosen.folder), own_client(chosen)
+    path = exports.export(record, exports.FORMS[FORMS.index(form)], to, client, trust)
     if not quiet:
         typer.echo(f"written to {path}")
 

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Changes", "Client", "DataDir", "ExperimentFile", "Json", "Quiet", "RunFolder", "Trust"]
+__all__ = [
+    "Changes",
+    "Chosen",
+    "Client",
+    "DataDir",
+    "ExperimentFile",
+    "Json",
+    "Quiet",
+    "RunFolder",
+    "Trust",
+]
 
 
 def _use_data(path: Path | None) -> None:
@@ -50,4 +60,11 @@ RunFolder = Annotated[
 ]
 Client = Annotated[
     str | None, typer.Option(help="Use this client's personal model, where the run has them.")
+]
+Chosen = Annotated[
+    bool,
+    typer.Option(
+        "--choice",
+        help="RUN is a folder of `choose`: use the model that a client chose there.",
+    ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from commonweal.commands import console
-from commonweal.commands.options import Client, Quiet, RunFolder, Trust
+from commonweal.commands.options import Chosen, Client, Quiet, RunFolder, Trust
 
 __all__ = ["predict"]
 
@@ -20,18 +20,24 @@ def predict(
         Path | None, typer.Option("--out", "-o", help="The CSV file; by default it is printed.")
     ] = None,
     client: Client = None,
+    choice: Chosen = False,
     trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict the rows of a table by a run's model, prepared as the training rows were.
 
     For example: commonweal predict runs/patients-fedavg-0 new.csv -o predictions.csv
+
+    With --choice every row is predicted by the model that its client chose, or by that of --client.
     """
     from commonweal.base.files import write_file
-    from commonweal.export.prediction import predict_table
+    from commonweal.export.prediction import predict_chosen, predict_table
     from commonweal.record.record import Record
 
-    predictions = predict_table(Record.read(run), path, client, trust)
+    if choice:
+        predictions = predict_chosen(run, path, client, trust)
+    else:
+        predictions = predict_table(Record.read(run), path, client, trust)
     if not quiet:
         for remark in predictions.remarks:
             console.say(remark)

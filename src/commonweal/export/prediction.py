@@ -11,6 +11,7 @@ import pyarrow
 import torch
 from torch import Tensor, nn
 
+from commonweal.analysis.choosing import ChosenModel, chosen_clients, chosen_model
 from commonweal.base.errors import ConfigError, DataError, RunError, did_you_mean
 from commonweal.base.text import quoted
 from commonweal.data.preprocessing import Preprocessing
@@ -20,7 +21,7 @@ from commonweal.record.record import Record
 from commonweal.training.task import InUnits
 from commonweal.training.uses import mixed_module, one_model
 
-__all__ = ["Predictor", "class_names", "predict_table", "predictor"]
+__all__ = ["Predictor", "class_names", "own_client", "predict_chosen", "predict_table", "predictor"]
 
 CLASSES = ("cross-entropy", "binary")
 PASS = 10_000  # rows in a forward pass
@@ -118,26 +119,97 @@ def predict_table(
 
     Columns that name rows (ids and the client) are repeated, so that rows can be found again.
     """
+    trained = _trained(record, client, trust)
+    parts = [trained.predict(table) for table in _tables(Path(path), trained.preprocessing)]
+    rows = [row for part in parts for row in part.rows]
+    if not rows:
+        raise DataError(f"{str(path)!r} has no rows: check the file")
+    remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+    return Predictions(parts[0].header, rows, list(remarks))
+
+
+def predict_chosen(
+    folder: Path, path: str | Path, client: str | None = None, trust: bool = False
+) -> Predictions:
+    """What the models that clients chose predict for every row of a table.
+
+    Args:
+        folder: Where `commonweal choose` wrote choice.json.
+        path: The table. Its column of clients says which client's model predicts a row.
+        client: Use this client's model for all rows.
+        trust: Import the programs that the runs name.
+    """
+    if client is not None:
+        chosen = chosen_model(folder, client)
+        return predict_table(Record.read(chosen.folder), path, own_client(chosen), trust)
+    models = chosen_clients(folder)
+    first = Record.read(next(iter(models.values())).folder)
+    preprocessing = _preprocessing(first)
+    column = preprocessing.client
+    if column is None:
+        raise ConfigError("the table has no column of clients: say whose model, with --client NAME")
+    trained: dict[str, _Trained] = {}
+    header: tuple[str, ...] = ()
+    rows: list[list[str]] = []
+    remarks: dict[str, None] = {}
+    for table in _tables(Path(path), preprocessing):
+        if column not in table:
+            raise DataError(f"{str(path)!r} has no column {column!r}: add it, or use --client NAME")
+        owners = np.array([owner.strip() for owner in table[column]], object)
+        ordered: list[list[str]] = [[]] * len(owners)
+        for owner in dict.fromkeys(owners.tolist()):
+            if owner not in trained:
+                chosen = chosen_model(folder, owner)
+                record = Record.read(chosen.folder)
+                trained[owner] = _trained(record, own_client(chosen), trust)
+            index = np.flatnonzero(owners == owner).tolist()
+            part = trained[owner].predict(
+                {name: [values[i] for i in index] for name, values in table.items()}
+            )
+            header = part.header
+            remarks |= dict.fromkeys(part.remarks)
+            for i, row in zip(index, part.rows, strict=True):
+                ordered[i] = row
+        rows += ordered
+    if not rows:
+        raise DataError(f"{str(path)!r} has no rows: check the file")
+    return Predictions(header, rows, list(remarks))
+
+
+def own_client(chosen: ChosenModel) -> str | None:
+    """The client whose personal model was chosen; None for a global model."""
+    return chosen.client if chosen.personal else None
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A model with how rows of a table become its features."""
+
+    record: Record
+    preprocessing: Preprocessing
+    model: Predictor
+
+    def predict(self, table: dict[str, Sequence[str]]) -> Predictions:
+        answers = _answers(self.model, self.preprocessing.rows(table))
+        named = {name: table[name] for name in _naming(self.preprocessing) if name in table}
+        columns = _columns(self.record, self.preprocessing, self.model.loss, answers)
+        rows = [list(row) for row in zip(*named.values(), *columns.values(), strict=True)]
+        return Predictions((*named, *columns), rows, self.preprocessing.unknown(table))
+
+
+def _trained(record: Record, client: str | None, trust: bool) -> _Trained:
+    preprocessing = _preprocessing(record)
+    return _Trained(record, preprocessing, predictor(record, client, trust))
+
+
+def _preprocessing(record: Record) -> Preprocessing:
     preprocessing = record.preprocessing()
     if preprocessing is None:
         raise RunError(
             f"{str(record.folder)!r} was not trained on a table: apply its module yourself, "
             "Record.read(folder).module()"
         )
-    model = predictor(record, client, trust)
-    header: tuple[str, ...] = ()
-    rows: list[list[str]] = []
-    remarks: list[str] = []
-    for table in _tables(Path(path), preprocessing):
-        remarks += [line for line in preprocessing.unknown(table) if line not in remarks]
-        answers = _answers(model, preprocessing.rows(table))
-        named = {name: table[name] for name in _naming(preprocessing) if name in table}
-        columns = _columns(record, preprocessing, model.loss, answers)
-        header = (*named, *columns)
-        rows += [list(row) for row in zip(*named.values(), *columns.values(), strict=True)]
-    if not rows:
-        raise DataError(f"{str(path)!r} has no rows: check the file")
-    return Predictions(header, rows, remarks)
+    return preprocessing
 
 
 def _naming(preprocessing: Preprocessing) -> list[str]:

@@ -1,0 +1,491 @@
+"""`commonweal.choose`: each client's best model among finished runs, by its validation samples.
+
+Test samples have no part in choosing. Their scores, which the runs recorded, only show what the
+choice is worth.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import pydantic
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from commonweal.analysis import choice
+from commonweal.analysis.choice import ALONE, How
+from commonweal.analysis.compare import OWN, Result, gather, result_of
+from commonweal.analysis.labels import by_label, find_runs, seed_of
+from commonweal.analysis.worth import POOLED, Worth, worth
+from commonweal.base.errors import ConfigError, RunError, did_you_mean
+from commonweal.base.files import read_plain, write_file
+from commonweal.base.frames import frame
+from commonweal.base.plain import to_json
+from commonweal.base.values import Value
+from commonweal.config import catalog
+from commonweal.jobs.reopening import reopen
+from commonweal.record.record import Record
+from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
+from commonweal.training.vectorize import single
+
+__all__ = ["HOWS", "Candidate", "Choice", "ChosenModel", "ClientChoice", "choose", "chosen_model"]
+__all__ += ["chosen_clients"]
+
+Array: TypeAlias = NDArray[np.float64]
+
+HOWS: tuple[How, ...] = get_args(How)
+FILE = "choice.json"
+RIGHT_OR_WRONG = ("accuracy", "top-5")  # scores that are 0 or 1 for each sample
+
+
+class Candidate(NamedTuple):
+    """A method whose models clients can choose."""
+
+    name: str
+    personal: bool  # every client has a model of its own
+    runs: dict[int, Record]  # by seed
+
+
+class ClientChoice(NamedTuple):
+    """What a client takes in one seed, and why."""
+
+    client: str
+    seed: int
+    taken: str
+    compared: str  # the candidate that the evidence is about: the one taken, or the best other
+    samples: int  # for validation
+    better: int  # samples on which its loss is below local training's
+    worse: int
+    improvement: float  # of the mean loss; NaN without validation samples
+    error: float  # the standard error of the improvement
+
+
+class ChosenModel(NamedTuple):
+    """Where the model that a client chose is."""
+
+    candidate: str
+    folder: Path  # of the run
+    personal: bool  # the client has a model of its own in that run
+    client: str
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Each client's model, with its evidence and what it is worth on test samples."""
+
+    how: How
+    margin: float
+    level: float
+    score: str
+    candidates: dict[str, Candidate]  # local training first
+    seeds: tuple[int, ...]
+    clients: list[ClientChoice]  # by seed and client
+    results: dict[str, Result]  # on test samples, by candidate
+    by_how: dict[How, Result]  # on test samples, of each way to choose
+    taken: dict[How, Counter[str]]  # how many clients take a candidate, over all seeds
+    notes: list[str]
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.candidates)
+        return f"<Choice ({self.how}) among {names}: {len(self.seeds)} seeds>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+        return tuple(dict.fromkeys(line.client for line in self.clients))
+
+    @property
+    def worth(self) -> Worth:
+        """The choice next to local training, on test samples."""
+        (result,) = worth([self.by_how[self.how]], [self.results[ALONE]])
+        return result
+
+    def votes(self, client: str) -> Counter[str]:
+        """How many seeds a client takes each candidate in."""
+        return Counter(line.taken for line in self.clients if line.client == client)
+
+    def model_of(self, client: str) -> ChosenModel:
+        """The model that a client takes: what it took in most seeds, from the first of them.
+
+        Of candidates taken equally often, local training comes first, then the first by name.
+        """
+        if client not in self.names:
+            raise ConfigError(f"there is no client {client!r}: {did_you_mean(client, self.names)}")
+        votes = self.votes(client)
+        name = min(votes, key=lambda name: (-votes[name], name != ALONE, name))
+        seeds = (line.seed for line in self.clients if (line.client, line.taken) == (client, name))
+        candidate = self.candidates[name]
+        return ChosenModel(name, candidate.runs[next(seeds)].folder, candidate.personal, client)
+
+    def frame(self) -> Value:
+        """A line per seed and client: what it takes and why.
+
+        A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
+        """
+        columns = zip(*self.clients, strict=True)
+        named = zip(ClientChoice._fields, columns, strict=True)
+        return frame({name: list(values) for name, values in named})
+
+    def write(self, folder: Path) -> Path:
+        """Write choice.json, which `predict --choice` and `export --choice` read."""
+        models: dict[str, dict[str, str | bool]] = {}
+        for name in self.names:
+            chosen = self.model_of(name)
+            run = os.path.relpath(chosen.folder.resolve(), folder.resolve())
+            models[name] = {
+                "candidate": chosen.candidate,
+                "run": Path(run).as_posix(),
+                "personal": chosen.personal,
+            }
+        saved = {
+            "how": self.how,
+            "margin": self.margin,
+            "level": self.level,
+            "seeds": self.seeds,
+            "candidates": list(self.candidates),
+            "models": models,
+            "clients": [line._asdict() for line in self.clients],
+            "notes": self.notes,
+        }
+        path = folder / FILE
+        write_file(path, to_json(saved), durable=False)
+        return path
+
+
+# Choosing
+
+
+def choose(
+    folder: str | Path | Sequence[str | Path],
+    how: How = "safe",
+    margin: float = 0.0,
+    level: float = 0.95,
+    trust: bool = False,
+) -> Choice:
+    """Choose a model for each client among the finished runs of a folder.
+
+    The runs have the same data and validation samples, seed by seed, as `commonweal compare`
+    writes them with `validation=0.2`. A run of client method "alone" must be among them.
+
+    Args:
+        folder: A folder with runs below it, or several.
+        how: How much evidence a client needs before it leaves local training: "safe" (the mean
+            loss is lower by more than one standard error), "likely" (it is lower) or "proved".
+        margin: How much worse than local training a "proved" candidate may be in expectation.
+        level: The confidence level of "proved".
+        trust: Import the programs that the runs name.
+
+    Raises:
+        RunError: The runs cannot be compared.
+    """
+    if how not in HOWS:
+        raise ConfigError(f"how = {how!r}: {did_you_mean(str(how), HOWS)}")
+    folders = [folder] if isinstance(folder, str | Path) else list(folder)
+    records = [record for record in find_runs(folders) if _baseline(record) != POOLED]
+    notes = [f"{each.folder} is left out: not finished" for each in records if not each.finished]
+    candidates = _candidates([record for record in records if record.finished])
+    seeds = tuple(sorted(set.intersection(*(set(each.runs) for each in candidates.values()))))
+    if not seeds:
+        raise RunError("these runs have no seed in common: choose among runs of equal seeds")
+    for seed in seeds:
+        _check_alike([each.runs[seed] for each in candidates.values()])
+    score = candidates[ALONE].runs[seeds[0]].facts.score
+    taken: dict[How, dict[tuple[int, str], str]] = {way: {} for way in HOWS}
+    lines = []
+    for seed in seeds:
+        evidence = {n: _evaluate(each.runs[seed], trust) for n, each in candidates.items()}
+        names = evidence[ALONE].names
+        improvements = _improvements(evidence)
+        for way in HOWS:
+            named = _choose(evidence, improvements, way, margin, level)
+            taken[way] |= {(seed, name): own for name, own in zip(names, named, strict=True)}
+        for k, client in enumerate(names):
+            samples = len(evidence[ALONE].losses[k])
+            own = taken[how][seed, client]
+            lines.append(_line(client, seed, own, samples, improvements[k]))
+    has_loss = evidence[ALONE].by_sample
+    if not has_loss:
+        notes.append(
+            "Cox's loss has no value per sample: safe and proved keep every client's local model; "
+            "likely compares mean losses"
+        )
+    elif how == "proved" and evidence[ALONE].right is None:
+        notes.append(f"{score} has no value per sample: losses are the evidence instead")
+    results = _results(candidates, seeds)
+    return Choice(
+        how=how,
+        margin=margin,
+        level=level,
+        score=score,
+        candidates=candidates,
+        seeds=seeds,
+        clients=lines,
+        results=results,
+        by_how={way: _chosen_result(way, results, seeds, taken[way]) for way in HOWS},
+        taken={way: Counter(taken[way].values()) for way in HOWS},
+        notes=notes,
+    )
+
+
+def _baseline(record: Record) -> str:
+    """The name of a baseline, as `compare` runs them; empty for others."""
+    if record.part("client") == ALONE:
+        return ALONE
+    return POOLED if record.part("algorithm", "averaging") == POOLED else ""
+
+
+def _candidates(records: Sequence[Record]) -> dict[str, Candidate]:
+    """The methods of some runs by short names, local training first."""
+    groups = by_label(records)
+    if ALONE not in groups:
+        raise RunError(
+            "no run of client = 'alone' is among them, so that there is nothing to compare with: "
+            "`commonweal compare` adds it unless you say --no-baselines"
+        )
+    if len(groups) < 2:
+        raise RunError("all runs are of client = 'alone': run other methods too, to choose among")
+    method = {label: _method(runs[0]) for label, runs in groups.items()}
+    full = {label: f"{method[label]} ({runs[0].title})" for label, runs in groups.items()}
+    candidates = {}
+    for label in sorted(groups, key=lambda label: label != ALONE):
+        name = method[label]
+        if label == ALONE:
+            name = ALONE
+        elif list(method.values()).count(name) > 1:
+            name = full[label] if list(full.values()).count(full[label]) == 1 else label
+        runs = groups[label]
+        personal = runs[0].clients().evaluation.personal is not None
+        candidates[name] = Candidate(name, personal, {seed_of(run): run for run in runs})
+    return candidates
+
+
+def _method(record: Record) -> str:
+    """The client method where it makes personal models, otherwise the rule."""
+    personal = record.clients().evaluation.personal is not None
+    return record.part("client") if personal else record.title
+
+
+def _check_alike(records: Sequence[Record]) -> None:
+    """Raise RunError unless runs of one seed have the same data and unused validation samples."""
+    first = records[0]
+    for record in records:
+        where = str(record.folder)
+        if not record.facts.validation_rows:
+            raise RunError(
+                f"{where!r} has no validation samples, and nothing may be chosen on test samples: "
+                "run it with validation=0.2"
+            )
+        if record.facts.data != first.facts.data or not record.facts.data:
+            raise RunError(
+                f"{str(first.folder)!r} and {where!r} have different samples (digests "
+                f"{first.facts.data!r} and {record.facts.data!r}): choose among runs of the same "
+                "data, seed and validation share"
+            )
+        if record.facts.score != first.facts.score:
+            raise RunError(
+                f"{str(first.folder)!r} and {where!r} have different scores "
+                f"({first.facts.score} and {record.facts.score}): choose among runs of one score"
+            )
+        client = record.experiment.get("client")
+        if client is not None and catalog.complete("clients", client).get("rejoin") is True:
+            raise RunError(
+                f"{where!r} trained on its validation samples after its weights were learned: run "
+                "it with client.rejoin=false to choose on them"
+            )
+
+
+# Evidence
+
+
+class _Evidence(NamedTuple):
+    """One candidate on the validation samples of every client."""
+
+    names: tuple[str, ...]
+    losses: list[Array]  # (n,) by client
+    right: list[Array] | None  # (n,) by client, 0 or 1; None where the score is none by sample
+    by_sample: bool  # whether there are losses by sample; otherwise one mean per client
+    bound: float | None  # what losses are clipped at as proof
+
+
+def _evaluate(record: Record, trust: bool) -> _Evidence:
+    """Evaluate what each client of a run uses on its validation samples."""
+    job, state = reopen(record.folder, trust=trust)
+    algorithm, engine = job.algorithm, job.local
+    rows = None if engine is None else engine.federation.validation
+    if engine is None or rows is None:
+        raise RunError(f"{str(record.folder)!r}: the validation samples are not on this machine")
+    task = algorithm.task
+    losses, stats = evaluate_rows(task, algorithm.model(state), rows)
+    values = _by_client(losses, rows.offsets)
+    scored = _by_client(stats[task.score], rows.offsets)
+    if algorithm.personalizes:
+        message = algorithm.message(state)
+        used = engine.models(algorithm, lambda own: algorithm.uses(message, own), "validation")
+        for ids, uses in used:
+            losses, stats = evaluate_rows_by_models(task, uses, rows, ids, single)
+            offsets = rows.offsets_of(ids)
+            own_values = _by_client(losses, offsets)
+            own_scored = _by_client(stats[task.score], offsets)
+            for k, client in enumerate(ids.tolist()):
+                values[client], scored[client] = own_values[k], own_scored[k]
+    classes = engine.federation.classes
+    by_sample = task.loss != "cox"
+    if not by_sample:
+        ends = [torch.tensor([0, len(own)]) for own in values]
+        values = [task.mean_losses(own, end) for own, end in zip(values, ends, strict=True)]
+    return _Evidence(
+        names=job.population.names,
+        losses=[_array(own) for own in values],
+        right=[_array(own[:, 0]) for own in scored] if task.score in RIGHT_OR_WRONG else None,
+        by_sample=by_sample,
+        bound=None if classes is None else 2 * math.log(max(2, classes)),
+    )
+
+
+def _by_client(values: Tensor, offsets: Tensor) -> list[Tensor]:
+    return list(torch.split(values, offsets.diff().tolist()))
+
+
+def _array(values: Tensor) -> Array:
+    return values.double().numpy()
+
+
+def _improvements(evidence: Mapping[str, _Evidence]) -> list[dict[str, Array]]:
+    """For each client, candidate -> local training's loss minus the candidate's, by sample.
+
+    A candidate whose loss is not finite is none for this client.
+    """
+    local = evidence[ALONE]
+    clients: list[dict[str, Array]] = []
+    for k in range(len(local.names)):
+        own: dict[str, Array] = {}
+        for name, candidate in evidence.items():
+            difference = local.losses[k] - candidate.losses[k]
+            if name != ALONE and np.isfinite(difference).all():
+                own[name] = difference
+        clients.append(own)
+    return clients
+
+
+def _choose(
+    evidence: Mapping[str, _Evidence],
+    improvements: Sequence[Mapping[str, Array]],
+    how: How,
+    margin: float,
+    level: float,
+) -> list[str]:
+    """The candidate that each client takes."""
+    local = evidence[ALONE]
+    if how != "proved":
+        return choice.choose(improvements, how)
+    if not local.by_sample:
+        return [ALONE] * len(improvements)
+    proofs = []
+    for k, own in enumerate(improvements):
+        proofs.append({name: _proof(local, evidence[name], k) for name in own})
+    bound = 1.0 if local.right is not None else local.bound
+    return choice.choose(proofs, how, margin, level, bound)
+
+
+def _proof(local: _Evidence, other: _Evidence, client: int) -> Array:
+    """The improvements that a proof is about: of what is right or wrong, or of clipped losses."""
+    if local.right is not None and other.right is not None:
+        return other.right[client] - local.right[client]
+    before, after = local.losses[client], other.losses[client]
+    if local.bound is None:
+        return before - after
+    return np.minimum(before, local.bound) - np.minimum(after, local.bound)
+
+
+def _line(
+    client: str, seed: int, taken: str, samples: int, improvements: Mapping[str, Array]
+) -> ClientChoice:
+    """A client's choice with the evidence for it, or against the best other candidate."""
+    if samples == 0 or not improvements:
+        return ClientChoice(client, seed, taken, taken, samples, 0, 0, math.nan, math.nan)
+    compared = taken
+    if taken == ALONE:
+        compared = max(improvements, key=lambda name: float(improvements[name].mean()))
+    own = improvements[compared]
+    error = float(own.std(ddof=1) / math.sqrt(len(own))) if len(own) > 1 else math.nan
+    better, worse = int((own > 0).sum()), int((own < 0).sum())
+    return ClientChoice(
+        client, seed, taken, compared, samples, better, worse, float(own.mean()), error
+    )
+
+
+# Test samples
+
+
+def _results(candidates: Mapping[str, Candidate], seeds: Sequence[int]) -> dict[str, Result]:
+    """What the candidates give to every client on its test samples, as the runs recorded it."""
+    gathered = gather({n: [each.runs[seed] for seed in seeds] for n, each in candidates.items()})
+    by_label = {result.label: result for result in gathered}
+    return {name: by_label.get(name + OWN, by_label[name]) for name in candidates}
+
+
+def _chosen_result(
+    how: How,
+    results: Mapping[str, Result],
+    seeds: Sequence[int],
+    taken: Mapping[tuple[int, str], str],
+) -> Result:
+    """What clients get on test samples from the models that they chose."""
+    local = results[ALONE]
+    tables = []
+    for k, seed in enumerate(seeds):
+        own = {}
+        for client in local.clients:
+            chosen = results[taken[seed, client]]
+            own[client] = float(chosen.scores[k, chosen.clients.index(client)])
+        tables.append(own)
+    rows = [dict.fromkeys(local.clients, 1.0)] * len(tables)
+    return result_of(f"choice, {how}", tables, rows, local.lower_is_better)
+
+
+# What was chosen
+
+
+class _Saved(pydantic.BaseModel):
+    """A client's model in choice.json."""
+
+    candidate: str
+    run: str  # its folder, seen from that of choice.json
+    personal: bool
+
+
+class _SavedChoice(pydantic.BaseModel):
+    models: dict[str, _Saved]
+
+
+def chosen_clients(folder: Path) -> dict[str, ChosenModel]:
+    """The models that clients chose, as `commonweal choose` has written them."""
+    path = folder / FILE
+    try:
+        saved = _SavedChoice.model_validate_json(read_plain(path))
+    except FileNotFoundError:
+        raise RunError(
+            f"{str(folder)!r} has no {FILE}: commonweal choose {folder} writes it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{str(path)!r} is damaged ({error}): run commonweal choose again") from None
+    return {
+        name: ChosenModel(own.candidate, folder / own.run, own.personal, name)
+        for name, own in saved.models.items()
+    }
+
+
+def chosen_model(folder: Path, client: str) -> ChosenModel:
+    """The model that a client chose."""
+    models = chosen_clients(folder)
+    if client not in models:
+        raise ConfigError(
+            f"client {client!r} has chosen no model: {did_you_mean(client, list(models))}"
+        )
+    return models[client]

@@ -1,0 +1,68 @@
+"""`commonweal choose`: each client's best model among finished runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.commands import console
+from commonweal.commands.options import DataDir, Quiet, Trust
+
+__all__ = ["choose"]
+
+HOWS = ("safe", "likely", "proved")
+
+
+def _complete_how(incomplete: str) -> list[str]:
+    return [how for how in HOWS if how.startswith(incomplete)]
+
+
+def choose(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="A folder with runs below it, such as `compare` writes, or several.",
+            show_default=False,
+        ),
+    ],
+    how: Annotated[
+        str,
+        typer.Option(
+            help="The evidence that a client needs to leave local training: safe (its mean loss "
+            "is lower by more than one standard error), likely (it is lower), or proved.",
+            autocompletion=_complete_how,
+        ),
+    ] = "safe",
+    margin: Annotated[
+        float, typer.Option(help="Proved: how much worse a model may be in expectation.", min=0)
+    ] = 0.0,
+    level: Annotated[float, typer.Option(help="Proved: the confidence level.")] = 0.95,
+    trust: Trust = False,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Choose each client's model among finished runs, by validation samples that none has seen.
+
+    For example: commonweal choose runs/patients-compare
+
+    The runs need validation samples (validation=0.2) and local training (`compare` adds it). The
+    choice is written to choice.json in the first folder: `predict --choice` and `export --choice`
+    use it.
+    """
+    if how not in HOWS:
+        raise ConfigError(f"--how {how!r}: {did_you_mean(how, HOWS)}")
+    from commonweal.analysis import choosing
+    from commonweal.report.choice import choice_table, client_table, sentence
+
+    chosen = choosing.choose(folders, choosing.HOWS[HOWS.index(how)], margin, level, trust)
+    path = chosen.write(folders[0])
+    if quiet:
+        return
+    console.show(sentence(chosen))
+    console.out.print(choice_table(chosen))
+    console.out.print(client_table(chosen))
+    for note in chosen.notes:
+        console.show(note)
+    console.show(f"written to {path}; next: commonweal predict {folders[0]} TABLE --choice")

@@ -1,0 +1,218 @@
+"""Choosing among finished runs: by validation samples only, with clear errors, and saved."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import commonweal as cw
+from commonweal.analysis.choice import choose as choose_from_improvements
+from commonweal.analysis.choosing import Choice, chosen_model
+from commonweal.analysis.compare import baseline_cells, cells, run_cells
+from commonweal.base.errors import ConfigError, RunError
+from commonweal.config.experiment import change, values
+from commonweal.jobs.reopening import reopen
+from commonweal.training.uses import mixed_module
+
+PROGRAM = '''
+from dataclasses import replace
+
+import numpy as np
+
+from commonweal import Federation
+
+
+def groups(poison: bool = False, seed: int = 0) -> Federation:
+    """Four clients with one boundary and little data, two with the opposite boundary and much."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(6), [30, 30, 30, 30, 200, 200])
+    x = rng.normal(size=(len(owner), 8))
+    sign = np.where(owner < 4, 1.0, -1.0)
+    y = (sign * x.sum(1) + 1.5 * rng.normal(size=len(owner)) > 0).astype(int)
+    federation = Federation.from_arrays(x, y, owner, seed=seed)
+    if poison:
+        federation = replace(federation, test=replace(federation.test, y=1 - federation.test.y))
+    return federation
+'''
+
+METHODS = "client=sgd,fine-tune,blend(rejoin=false)"
+
+
+def write_runs(
+    folder: Path,
+    changes: Sequence[str] = (),
+    vary: Sequence[str] = (METHODS,),
+    seeds: int = 2,
+    baselines: bool = True,
+) -> Path:
+    """A comparison of FedAvg's clients with local training, below folder/runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "data.py").write_text(PROGRAM)
+    (folder / "e.toml").write_text(
+        'dataset = { name = "./data.py:groups" }\nrounds = 6\nmodel = "logistic"\n'
+        'client = { name = "sgd", lr = 0.5, batch = 10 }\nvalidation = 0.4\n'
+    )
+    base = change(values(folder / "e.toml"), changes)
+    plan = cells(base, ["fedavg"], seeds, vary, folder / "runs")
+    if baselines:
+        plan += baseline_cells(base, seeds, folder / "runs")
+    failures = [step.failure for step in run_cells(plan) if step.failure]
+    assert failures == []
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_runs(tmp_path_factory.mktemp("choosing"))
+
+
+@pytest.fixture(scope="module")
+def safe(runs: Path) -> Choice:
+    return cw.choose(runs, trust=True)
+
+
+def test_candidates_are_methods_by_their_short_names_without_pooled_training(safe: Choice) -> None:
+    assert list(safe.candidates) == ["alone", "blend", "fine-tune", "fedavg"]
+    assert [each.personal for each in safe.candidates.values()] == [True, True, True, False]
+    assert safe.seeds == (0, 1) and len(safe.clients) == 12
+
+
+def test_the_losses_are_those_of_what_a_client_uses_on_its_validation_samples(
+    runs: Path, safe: Choice
+) -> None:
+    """Against whole modules that predict one client's samples."""
+    losses = {}
+    for name in safe.candidates:
+        job, state = reopen(safe.candidates[name].runs[1].folder, trust=True)
+        assert job.local is not None and job.local.federation.validation is not None
+        rows = job.local.federation.validation
+        a, b = rows.offsets[2:4].tolist()
+        module = job.task.module_of(job.algorithm.model(state))
+        if safe.candidates[name].personal:
+            uses = job.algorithm.uses(job.algorithm.message(state), job.local.states[2])
+            module = mixed_module(job.task, job.task.module, uses)
+        with torch.no_grad():
+            p = module(rows.x[a:b]).log_softmax(1)
+        losses[name] = -p.gather(1, rows.y[a:b, None])[:, 0].double().numpy()
+    improvements = {n: losses["alone"] - own for n, own in losses.items() if n != "alone"}
+    (line,) = [each for each in safe.clients if (each.client, each.seed) == ("2", 1)]
+    assert line.taken == choose_from_improvements([improvements])[0]
+    own = improvements[line.compared]
+    assert line.samples == len(own)
+    assert (line.better, line.worse) == ((own > 1e-6).sum(), (own < -1e-6).sum())
+    assert line.improvement == pytest.approx(own.mean(), abs=1e-5)
+    assert line.error == pytest.approx(own.std(ddof=1) / np.sqrt(len(own)), abs=1e-5)
+
+
+def test_the_ways_differ_in_caution_and_some_clients_leave_local_training(
+    runs: Path, safe: Choice
+) -> None:
+    local = {how: taken["alone"] for how, taken in safe.taken.items()}
+    assert local["likely"] <= local["safe"] <= local["proved"]
+    assert local["likely"] < 12
+    likely = cw.choose(runs, how="likely", trust=True)
+    assert likely.taken == safe.taken
+    assert sum(line.taken == "alone" for line in likely.clients) == local["likely"]
+    assert all(line.improvement > 0 for line in likely.clients if line.taken != "alone")
+
+
+def test_scores_are_those_that_the_runs_recorded(safe: Choice) -> None:
+    result = safe.by_how["safe"]
+    for line in safe.clients:
+        table = safe.candidates[line.taken].runs[line.seed].clients()
+        evaluation = table.evaluation
+        if safe.candidates[line.taken].personal:
+            assert evaluation.personal is not None
+            evaluation = evaluation.personal
+        expected = float(evaluation.score[table.names.index(line.client)])
+        own = result.scores[safe.seeds.index(line.seed), result.clients.index(line.client)]
+        assert own == expected
+    change = safe.by_how["safe"].scores - safe.results["alone"].scores
+    assert safe.worth.gains == pytest.approx(change)
+
+
+def test_choosing_never_reads_test_labels(tmp_path: Path, safe: Choice) -> None:
+    poisoned = cw.choose(write_runs(tmp_path, ["dataset.poison=true"]), trust=True)
+    assert poisoned.clients == safe.clients
+    assert poisoned.taken == safe.taken
+    assert poisoned.results["alone"].scores != pytest.approx(safe.results["alone"].scores)
+
+
+def test_a_client_takes_what_it_took_in_most_seeds(safe: Choice, runs: Path) -> None:
+    for client in safe.names:
+        model = safe.model_of(client)
+        votes = safe.votes(client)
+        assert votes[model.candidate] == max(votes.values())
+        seed = int(model.folder.name.removeprefix("seed-"))
+        assert (client, seed, model.candidate) in [line[:3] for line in safe.clients]
+        if votes["alone"] == max(votes.values()):
+            assert model.candidate == "alone"
+    with pytest.raises(ConfigError, match="no client '9'"):
+        safe.model_of("9")
+
+
+def test_the_choice_is_written_and_read(safe: Choice, runs: Path) -> None:
+    path = safe.write(runs)
+    saved = json.loads(path.read_text())
+    assert saved["how"] == "safe" and len(saved["clients"]) == 12
+    for client in safe.names:
+        assert chosen_model(runs, client) == safe.model_of(client)
+    assert len(safe.frame()["client"]) == 12
+    path.write_text("{}")
+    with pytest.raises(RunError, match="damaged"):
+        chosen_model(runs, "0")
+
+
+def test_runs_that_cannot_be_compared_are_errors(tmp_path: Path, runs: Path) -> None:
+    short = ["rounds=1"]
+    with pytest.raises(RunError, match=r"no validation samples.*validation=0\.2"):
+        cw.choose(write_runs(tmp_path / "a", [*short, "validation=0.0"], (), 1), trust=True)
+    with pytest.raises(RunError, match="no run of client = 'alone'"):
+        cw.choose(write_runs(tmp_path / "b", short, (), 1, baselines=False), trust=True)
+    rejoined = write_runs(tmp_path / "c", short, ["client=blend"], 1)
+    with pytest.raises(RunError, match=r"client.rejoin=false"):
+        cw.choose(rejoined, trust=True)
+    other = write_runs(tmp_path / "d", [*short, "validation=0.3"], (), 1, baselines=False)
+    with pytest.raises(RunError, match="different samples"):
+        cw.choose([runs, other], trust=True)
+    with pytest.raises(ConfigError, match="safe"):
+        cw.choose(runs, how="save")  # type: ignore[arg-type]
+
+
+def test_auroc_is_proved_by_losses(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path, ["score=auroc", "rounds=2"], (), 1)
+    choice = cw.choose(folder, how="proved", trust=True)
+    assert any("auroc has no value per sample" in note for note in choice.notes)
+
+
+def test_cox_keeps_local_training_unless_likely(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["site,age,marker,time,event"]
+    for i in range(240):
+        age, marker = rng.normal(size=2)
+        time = rng.exponential(np.exp(-age - marker))
+        lines.append(f"s{i % 6},{age:.3f},{marker:.3f},{time:.4f},{int(rng.random() < 0.8)}")
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    base = change(
+        {"dataset": "table"},
+        [
+            f"dataset.path={tmp_path / 't.csv'}",
+            "dataset.label=time,event",
+            "dataset.client=site",
+            "model=logistic",
+            "rounds=3",
+            "validation=0.3",
+        ],
+    )
+    plan = [
+        *cells(base, ["fedavg"], 1, [], tmp_path / "r"),
+        *baseline_cells(base, 1, tmp_path / "r"),
+    ]
+    assert [step.failure for step in run_cells(plan) if step.failure] == []
+    choice = cw.choose(tmp_path / "r")
+    assert choice.taken["safe"] == choice.taken["proved"] == {"alone": 6}
+    assert choice.taken["likely"]["fedavg"] > 0
+    assert any("Cox" in note for note in choice.notes)

@@ -1,16 +1,21 @@
 """blend: which samples its models see, how the weights are learned, and what a client predicts."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 from commonweal.base.errors import ConfigError
+from commonweal.cli import app
 from commonweal.data.federation import Federation, Rows
+from commonweal.export import card
 from commonweal.jobs.rounds import Round, run
+from commonweal.record.record import Record
 from commonweal.training.task import Task
 from helpers import close
 from run_helpers import states_of
@@ -235,3 +240,18 @@ def test_other_kinds_of_models_and_losses() -> None:
 def test_bad_parameters_are_refused(parameter: str, value: float) -> None:
     with pytest.raises(ConfigError, match=parameter):
         last(task(), federation(), client={parameter: value})
+
+
+def test_the_weight_of_the_partners_is_in_the_record_and_the_tables(tmp_path: Path) -> None:
+    f, t = federation(), task()
+    done = last(t, f, out=tmp_path / "r")
+    record = Record.read(tmp_path / "r")
+    personal = record.clients().evaluation.personal
+    assert personal is not None and personal.partners is not None
+    learned = [float(states(done)[k]["m"]) for k in range(f.clients)]
+    assert personal.partners.tolist() == pytest.approx(learned)
+    lines = (tmp_path / "r" / "clients.csv").read_text().splitlines()
+    assert "personal_partners" in lines[0].split(",")
+    for text in (CliRunner().invoke(app, ["show", str(tmp_path / "r")]).output, card(record)):
+        assert "weight of" in text
+        assert all(f"{weight:.2f}" in text for weight in learned)

@@ -108,6 +108,9 @@ def _served(record: Record) -> list[str]:
     titles = ["client", "test samples", score if personal is None else f"{score}, global model"]
     if personal is not None:
         titles.append("personal model")
+    partners = None if personal is None else personal.partners
+    if partners is not None:
+        titles.append("weight of partners")
     lines = [
         "## How well each client is served",
         "",
@@ -123,6 +126,8 @@ def _served(record: Record) -> list[str]:
         cells = [_name(table.names[k]), str(samples), _cell(evaluation.score[k], score, samples)]
         if personal is not None:
             cells.append(_cell(personal.score[k], score, samples))
+        if partners is not None:
+            cells.append(f"{float(partners[k]):.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     unscored = record.facts.unscored or ()
     if unscored:

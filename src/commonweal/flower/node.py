@@ -275,6 +275,7 @@ class NodeClient:
     seed: int
     folder: Path  # of its states, by run
     validation: Rows | None = None
+    everything: Rows | None = None  # training and validation samples, where there are both
 
     @classmethod
     def of(cls, federation: Federation, name: str, seed: int, folder: Path) -> "NodeClient":
@@ -298,8 +299,11 @@ class NodeClient:
             target=federation.target or (),
         )
         validation = None if federation.validation is None else federation.validation.client(k)
+        undivided = federation.undivided
+        everything = None if undivided is None else undivided.client(k)
         train, test = federation.train.client(k), federation.test.client(k)
-        return cls(schema, train, test, seed, states_folder(folder, name), validation)
+        place = states_folder(folder, name)
+        return cls(schema, train, test, seed, place, validation, everything)
 
     # Requests
 
@@ -315,6 +319,8 @@ class NodeClient:
         stream = randomness.stream(self.seed, key.round, client, purpose)
         me = torch.tensor([0])
         group = Group(me, self.train, states, [stream], single, request.each)
+        if algorithm.client is not None and algorithm.client.rejoins:
+            group = group._replace(validation=self.validation, everything=self.everything)
         replies, after = algorithm.answer(request._replace(clients=me), group)
         if after and after is not states:
             self._keep({name: value[0] for name, value in after.items()}, key)

@@ -192,6 +192,8 @@ def _columns(evaluation: Evaluation) -> Tensors:
     """The losses and scores by column: the main score is called "score", others by their names."""
     main, *others = evaluation.scores
     columns = {"score": evaluation.scores[main], "loss": evaluation.losses}
+    if evaluation.partners is not None:
+        columns["partners"] = evaluation.partners
     return columns | {name: evaluation.scores[name] for name in others}
 
 
@@ -201,8 +203,9 @@ def _evaluation(
     """The evaluation that `_columns` made columns of."""
     losses = columns.pop("loss")
     main = columns.pop("score")
+    partners = columns.pop("partners", None)
     undefined = (sizes > 0) & main.isnan()
-    return Evaluation(losses, {score: main, **columns}, sizes, undefined, personal)
+    return Evaluation(losses, {score: main, **columns}, sizes, undefined, personal, partners)
 
 
 def _cell(value: float) -> str:

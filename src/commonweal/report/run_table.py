@@ -68,6 +68,10 @@ def result(record: Record) -> Group:
         add_column(table, model.title, right=True)
     if last.mixture:
         add_column(table, "mixture", right=True)
+    personal = evaluation.personal
+    partners = None if personal is None else personal.partners
+    if partners is not None:
+        add_column(table, "weight of partners", right=True)
     for key in (key for key in last.metrics if key in METRICS):
         cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
         table.add_row(METRICS[key].title, *cells)
@@ -77,6 +81,8 @@ def result(record: Record) -> Group:
         cells = [_show_client(model, k, samples) for model in models]
         if last.mixture:
             cells.append(f"{last.mixture.get(clients.names[k], math.nan):.3f}")
+        if partners is not None:
+            cells.append(f"{float(partners[k]):.2f}")
         table.add_row(markup(clients.names[k]), *cells)
     return Group(table, *[markup(note) for note in _notes(record, clients, models[0])])
 

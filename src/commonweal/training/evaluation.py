@@ -29,6 +29,8 @@ class Evaluation:
     sizes: Tensor  # (K,) the rows that were evaluated
     undefined: Tensor | None = None  # (K,) true where the main score is undefined for a client
     personal: Optional["Evaluation"] = None  # by the clients' own models, where they have any
+    # (K,) of personal models: the weight of all but the client's first model, if there are several
+    partners: Tensor | None = None
 
     @property
     def score(self) -> Tensor:
@@ -47,7 +49,11 @@ class Evaluation:
         """Replace the values of these clients by those of another evaluation, (S,)."""
         losses = self.losses.index_copy(0, ids, other.losses)
         scores = {n: v.index_copy(0, ids, other.scores[n]) for n, v in self.scores.items()}
-        return replace(self, losses=losses, scores=scores)
+        partners = self.partners
+        if other.partners is not None:
+            before = torch.full_like(self.losses, torch.nan) if partners is None else partners
+            partners = before.index_copy(0, ids, other.partners)
+        return replace(self, losses=losses, scores=scores, partners=partners)
 
 
 def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Evaluation:
@@ -73,7 +79,10 @@ def evaluate_models(
         vectorize: How functions of one client are run for a group.
     """
     losses, stats = evaluate_rows_by_models(task, uses, rows, ids, vectorize)
-    return _by_client(task, losses, stats, rows.offsets_of(ids))
+    evaluation = _by_client(task, losses, stats, rows.offsets_of(ids))
+    if uses.weights.shape[1] == 1:
+        return evaluation
+    return replace(evaluation, partners=(1 - uses.weights[:, 0]).to(evaluation.losses.dtype))
 
 
 def _by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:

@@ -42,6 +42,7 @@ PUBLIC = [
     "load",
     "metrics",
     "model",
+    "partition",
     "reopen",
     "rule",
     "run",

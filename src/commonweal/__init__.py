@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "metrics",
     "model",
+    "partition",
     "reopen",
     "rule",
     "run",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from commonweal.base.errors import CommonwealError
     from commonweal.config.experiment import Experiment
     from commonweal.data.federation import Federation
+    from commonweal.datasets.partition import partition
     from commonweal.jobs.api import client, dataset, load, model, rule, server
     from commonweal.jobs.estimators import FederatedClassifier, FederatedRegressor
     from commonweal.jobs.reopening import reopen
@@ -69,6 +71,7 @@ _HOMES = {
     "dataset": "jobs.api",
     "load": "jobs.api",
     "model": "jobs.api",
+    "partition": "datasets.partition",
     "reopen": "jobs.reopening",
     "rule": "jobs.api",
     "run": "jobs.rounds",

@@ -305,7 +305,7 @@ def test_with_nothing_left_the_model_stays_and_the_round_advances(replies: str) 
 def wild_federation() -> Federation:
     f = federation({"calm": 20, "wild": 20, "quiet": 20})
     scale = torch.ones(3, 1).index_fill(0, torch.tensor([1]), 1e12).repeat_interleave(20, 0)
-    train = replace(f.train, x=f.train.x * scale, y=f.train.x[:, 0])
+    train = replace(f.train, inputs=f.train.x * scale, y=f.train.x[:, 0])
     test = replace(f.test, y=f.test.x[:, 0])
     return Federation(train, test, f.names, 1, "squared", "r2")
 
@@ -391,7 +391,7 @@ def test_scaffold_hears_capped_reports_but_not_dropped_ones() -> None:
 def test_a_run_records_capped_clients_apart_from_dropped_ones() -> None:
     f = federation({"a": 20, "b": 20, "c": 20, "d": 20, "wild": 20})
     scale = torch.ones(5, 1).index_fill(0, torch.tensor([4]), 40.0).repeat_interleave(20, 0)
-    f = replace(f, train=replace(f.train, x=f.train.x * scale))
+    f = replace(f, train=replace(f.train, inputs=f.train.x * scale))
     task = Task(module("mlp"))
     for action in ("drop", "cap"):
         rule = catalog.build("rules", f"guarded(rule=fedavg, limit=3, action={action})")

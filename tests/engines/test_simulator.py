@@ -100,9 +100,9 @@ def test_every_mode_is_torchs_optimizer(kind: str, mode: str, name: str) -> None
 @pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
 def test_images_of_bytes(mode: str) -> None:
     f = federation(UNEQUAL, (1, 6, 6))
-    parts = [replace(p, x=(p.x * 40 + 100).clamp(0, 255).byte()) for p in (f.train, f.test)]
+    parts = [replace(p, inputs=(p.x * 40 + 100).clamp(0, 255).byte()) for p in (f.train, f.test)]
     as_bytes = replace(f, train=parts[0], test=parts[1])
-    floats = [replace(p, x=p.x.float() / 255) for p in parts]
+    floats = [replace(p, inputs=p.x.float() / 255) for p in parts]
     as_floats = replace(f, train=floats[0], test=floats[1])
     task = Task(module("cnn"))
     expected = collected(task, as_floats, mode, Client())

@@ -344,7 +344,9 @@ def test_images_as_bytes_give_the_replies_of_the_same_images_as_numbers() -> Non
     a = built("fedevg", f.population, model)
     values: list[Tensors] = []
     for x in (whole.to(torch.uint8), whole / 255):
-        same = replace(f, train=replace(f.train, x=x), test=replace(f.test, x=f.test.x.to(x.dtype)))
+        same = replace(
+            f, train=replace(f.train, inputs=x), test=replace(f.test, inputs=f.test.x.to(x.dtype))
+        )
         values.append(Simulator(same).collect(a, request_of(a)).values)
     assert all(torch.equal(values[0][n], values[1][n]) for n in values[0])
 

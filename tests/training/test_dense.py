@@ -94,7 +94,7 @@ def test_gradients_are_those_of_autograd(name: str, loss: str, reduction: Reduct
     stack = dense_stack(task)
     assert stack is not None
     w = torch.stack([task.reinitialised(seed) for seed in range(3)])
-    flat = batch._replace(x=stack.inputs(batch.x))
+    flat = batch._replace(inputs=stack.inputs(batch.x))
     by_models = stack.gradients(stack.views(w), flat, reduction)
     at_first = stack.shared_gradients(w[0], flat, reduction)
     for grads, models in ((by_models, w), (at_first, w[:1].expand(3, -1))):
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_autograd(name: str, loss: str, reduction: Reduct
                 layer.bias.copy_(grad.sum(1, keepdim=True))
         for k in range(3):
             leaf = models[k].clone().requires_grad_()
-            losses, _ = task.row_losses(leaf, Batch(*(part[k] for part in batch)))
+            losses, _ = task.row_losses(leaf, Batch(batch.x[k], batch.y[k], batch.weight[k]))
             value = reduction.value(losses, batch.weight[k])
             close(got[k], torch.autograd.grad(value, leaf)[0])
 
@@ -208,8 +208,8 @@ def test_chunks_come_by_size_and_leave_nobody_out() -> None:
 def test_bytes_are_images_here_too() -> None:
     f = federation(SIZES)
     x = (f.train.x * 40 + 100).clamp(0, 255).byte()
-    as_bytes = replace(f, train=replace(f.train, x=x))
-    as_floats = replace(f, train=replace(f.train, x=x.float() / 255))
+    as_bytes = replace(f, train=replace(f.train, inputs=x))
+    as_floats = replace(f, train=replace(f.train, inputs=x.float() / 255))
     task, client = task_of("two"), CLIENTS["plain"]
     close(updates(task, client, as_bytes, 1, False), updates(task, client, as_floats, 1, False))
 

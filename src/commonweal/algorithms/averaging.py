@@ -400,7 +400,7 @@ def first_batches(rows: Rows, plan: BatchSchedule) -> Rows:
     zero = torch.zeros(1, dtype=torch.int64)
     offsets = torch.cat([zero, taken.sum(1).cumsum(0)])
     chosen = index[taken]
-    return Rows(rows.x[chosen], rows.y[chosen], offsets)
+    return rows.take(chosen, offsets)
 
 
 def label_counts(group: Group, classes: int) -> Tensor:

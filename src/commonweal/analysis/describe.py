@@ -17,7 +17,7 @@ def facts(federation: Federation) -> dict[str, int | str]:
         "clients": federation.clients,
         "training rows": len(federation.train.y),
         "test rows": len(federation.test.y),
-        "row": "x".join(map(str, federation.train.x.shape[1:])) or "1",
+        "row": "x".join(map(str, federation.train.inputs.shape[1:])) or "1",
         "rows per client": f"{sizes.min()} to {sizes.max()}, {spread}",
         "skewness": f"{skewness(federation):.2f} (AFL: training rows over the smallest client's)",
         "score": federation.score,

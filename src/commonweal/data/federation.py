@@ -4,9 +4,9 @@ Nothing is padded: a million clients with three rows each take the memory of thr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,66 +19,29 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.reading import MEMORY, MapDataset, Table, of_table, read_parts
+from commonweal.data.rows import (
+    CLASSIFICATION,
+    Rows,
+    joined_rows,
+    of_clients,
+    select_rows,
+    with_labels,
+)
+from commonweal.data.samples import Collate, Inputs, Lazy, Transform, joined, leaves, subset
 from commonweal.data.split import Part, Split, check_names, held_out_rows, some, split_rows
 
 __all__ = ["Features", "Federation", "HeldOut", "Rows", "as_features", "as_labels"]
 
 VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
 HOLD_OUT = 0x756E7365656E
-CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per row
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of many clients, grouped by client."""
-
-    x: Tensor  # (N, ...)
-    y: Tensor  # (N,)
-    offsets: Tensor  # (K + 1,) int64
-
-    def __repr__(self) -> str:
-        shape = "x".join(map(str, self.x.shape))
-        return f"<Rows: {shape} {self.x.dtype} of {len(self.offsets) - 1} clients>"
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows are, and what is computed from them. Offsets are always on the CPU."""
-        return self.x.device
-
-    def to(self, device: torch.device | str) -> "Rows":
-        """The rows on a device."""
-        if self.device == torch.device(device):
-            return self
-        return Rows(self.x.to(device), self.y.to(device), self.offsets)
-
-    @cached_property
-    def sizes(self) -> Tensor:  # (K,)
-        return self.offsets.diff()
-
-    def client(self, client: int) -> "Rows":
-        """One client's rows, as a view."""
-        start = int(self.offsets[client])
-        end = int(self.offsets[client + 1])
-        offsets = torch.tensor([0, end - start])
-        return Rows(self.x[start:end], self.y[start:end], offsets)
-
-    def offsets_of(self, ids: Tensor) -> Tensor:
-        """The offsets of these clients' rows when concatenated, (S + 1,)."""
-        zero = torch.zeros(1, dtype=torch.int64)
-        return torch.cat([zero, self.sizes[ids].cumsum(0)])
-
-    def index_of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The row numbers of these clients, client after client, and their offsets."""
-        offsets = self.offsets_of(ids)
-        shift = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], offsets.diff())
-        return shift + torch.arange(int(offsets[-1])), offsets
 
 
 class Features(NamedTuple):
     """The features of a split's training and test rows, and how a table's columns became them."""
 
-    train: Tensor  # (n, ...)
-    test: Tensor
+    train: Inputs  # (n, ...)
+    test: Inputs
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
 
@@ -112,7 +75,7 @@ class Federation:
     validated: np.ndarray | None = None  # (N,) which samples became validation samples
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self.train.x.shape[1:]))
+        shape = "x".join(map(str, self.train.inputs.shape[1:]))
         what = f"{self.classes} classes" if self.classes else self.loss
         return (
             f"<Federation: {self.clients} clients, {len(self.train.y)} training and "
@@ -127,8 +90,8 @@ class Federation:
         owner = np.repeat(np.arange(self.clients), self.train.sizes.numpy())
         labels = self.train.y.numpy()
         chosen = held_out_rows(owner, labels, self.names, share, seed ^ VALIDATION)
-        train = _select(self.train, owner, ~chosen)
-        validation = _select(self.train, owner, chosen)
+        train = select_rows(self.train, owner, ~chosen)
+        validation = select_rows(self.train, owner, chosen)
         return replace(self, train=train, validation=validation, validated=chosen)
 
     @cached_property
@@ -147,9 +110,10 @@ class Federation:
             order = torch.empty(len(owner), dtype=torch.int64)
             order[~chosen] = torch.arange(len(self.train.y))
             order[chosen] = torch.arange(len(self.train.y), len(owner))
-        x = torch.cat([part.x for part in parts])[order]
+        inputs = subset(joined([part.inputs for part in parts]), order)
         y = torch.cat([part.y for part in parts])[order]
-        return Rows(x, y, self.train.offsets + self.validation.offsets)
+        offsets = self.train.offsets + self.validation.offsets
+        return replace(self.train, inputs=inputs, y=y, offsets=offsets)
 
     def with_loss(self, loss: str) -> "Federation":
         """The federation with labels as a loss takes them. The task decides which loss it is.
@@ -166,16 +130,16 @@ class Federation:
             raise DataError(f"the labels are classes ({self.class_names[0]!r}, ...), not numbers")
         held_out = self.held_out
         if held_out is not None:
-            held_out = held_out._replace(rows=_with_labels(held_out.rows, loss))
-        train = _with_labels(self.train, loss)
+            held_out = held_out._replace(rows=with_labels(held_out.rows, loss))
+        train = with_labels(self.train, loss)
         outputs = self.outputs
         if loss != "cross-entropy" or self.loss != "cross-entropy":
             outputs = _outputs(torch.cat([self.train.y, self.test.y]), loss)
         return replace(
             self,
             train=train,
-            test=_with_labels(self.test, loss),
-            validation=None if self.validation is None else _with_labels(self.validation, loss),
+            test=with_labels(self.test, loss),
+            validation=None if self.validation is None else with_labels(self.validation, loss),
             held_out=held_out,
             loss=loss,
             outputs=outputs,
@@ -222,13 +186,13 @@ class Federation:
         groups = None if self.groups is None else tuple(self.groups[k] for k in training.tolist())
         return replace(
             self,
-            train=_of_clients(self.train, training),
-            test=_of_clients(self.test, training),
+            train=of_clients(self.train, training),
+            test=of_clients(self.test, training),
             names=names,
             groups=groups,
             held_out=HeldOut(
                 tuple(self.names[k] for k in held_out.tolist()),
-                _joined(self.train, self.test, torch.from_numpy(held_out)),
+                joined_rows(self.train, self.test, torch.from_numpy(held_out)),
             ),
         )
 
@@ -255,7 +219,7 @@ class Federation:
         return Population(
             names=self.names,
             sizes=self.train.sizes,
-            shape=tuple(self.train.x.shape[1:]),
+            shape=tuple(self.train.inputs.shape[1:]),
             outputs=self.outputs,
             loss=self.loss,
             groups=self.groups,
@@ -353,7 +317,7 @@ class Federation:
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
         (('a', 'b'), [1, 1], [1, 1])
         """
-        features = as_features(x)
+        features = _mapped(x) if isinstance(x, np.memmap) else as_features(x)
         texts = None if isinstance(y, Tensor) else np.asarray(y)
         if texts is not None and texts.dtype.kind in "UO" and texts.ndim == 1:
             class_names, y = _named_classes(texts)
@@ -363,7 +327,10 @@ class Federation:
         split = split_rows(owner, labels.numpy(), test, seed, names)
         return cls.from_split(
             split,
-            Features(features[split.train.rows], features[split.test.rows]),
+            Features(
+                subset(features, torch.from_numpy(split.train.rows)),
+                subset(features, torch.from_numpy(split.test.rows)),
+            ),
             labels,
             outputs=outputs,
             loss=loss,
@@ -371,6 +338,165 @@ class Federation:
             groups=groups,
             notes=notes,
             class_names=class_names,
+        )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Mapping[str, MapDataset],
+        test: float | Mapping[str, MapDataset] = 0.2,
+        seed: int = 0,
+        *,
+        label: str | None = None,
+        collate_fn: Collate | None = None,
+        transform: Transform | None = None,
+        memory: int = MEMORY,
+        workers: int = 4,
+        outputs: int | None = None,
+        groups: Sequence[str] | None = None,
+        class_names: Sequence[str] = (),
+    ) -> "Federation":
+        """Build a federation from one dataset of torch per client.
+
+        Args:
+            datasets: The clients' names and their map-style datasets. Samples are tuples
+                (input, ..., label), or dicts of inputs and a label. Several inputs are the
+                module's arguments, those of a dict its keywords.
+            test: The share of each client's samples that is held out, or test datasets by name.
+            seed: Which samples are held out depends on it and on the client's name only.
+            label: The key of the label, where samples are dicts.
+            collate_fn: Makes a batch of a list of samples, as in a DataLoader.
+            transform: A function of a client's batch and a generator, applied while it trains.
+            memory: The bytes of inputs that are read once and kept. Beyond them, samples are read
+                when they are needed.
+            workers: How many threads then read.
+            outputs: How many numbers a model gives per sample; by default as the labels suggest.
+            groups: Each client's group.
+            class_names: The names of classes 0, 1, ...
+
+        >>> data = {name: torch.utils.data.TensorDataset(torch.rand(9, 2), torch.arange(9) % 3)
+        ...         for name in ("a", "b")}
+        >>> Federation.from_datasets(data)
+        <Federation: 2 clients, 14 training and 4 test rows of 2 numbers, 3 classes>
+        """
+        unknown = sorted(set(test) - set(datasets)) if isinstance(test, Mapping) else []
+        if unknown:
+            raise DataError(f"test names {some(unknown)}, which datasets does not: use its names")
+
+        def open_test(name: str) -> MapDataset:
+            assert isinstance(test, Mapping)
+            return test.get(name, ())
+
+        return cls.from_function(
+            list(datasets),
+            datasets.__getitem__,
+            open_test if isinstance(test, Mapping) else test,
+            seed,
+            label=label,
+            collate_fn=collate_fn,
+            transform=transform,
+            memory=memory,
+            workers=workers,
+            outputs=outputs,
+            groups=groups,
+            class_names=class_names,
+        )
+
+    @classmethod
+    def from_function(
+        cls,
+        names: Sequence[str],
+        make_dataset: Callable[[str], MapDataset],
+        test: float | Callable[[str], MapDataset] = 0.2,
+        seed: int = 0,
+        *,
+        label: str | None = None,
+        collate_fn: Collate | None = None,
+        transform: Transform | None = None,
+        memory: int = MEMORY,
+        workers: int = 4,
+        outputs: int | None = None,
+        groups: Sequence[str] | None = None,
+        class_names: Sequence[str] = (),
+    ) -> "Federation":
+        """Build a federation from a function that opens a client's dataset.
+
+        Each dataset is opened once to read its labels. Where the inputs do not fit into memory, it
+        is opened again when its client is asked.
+
+        Args:
+            names: The clients' names.
+            make_dataset: Opens the dataset of a client by its name.
+            test: The share of each client's samples that is held out, or a function that opens a
+                client's test dataset.
+            seed: As in `from_datasets`, like all that follow.
+            label: The key of the label, where samples are dicts.
+            collate_fn: Makes a batch of a list of samples.
+            transform: A function of a client's batch and a generator, applied while it trains.
+            memory: The bytes of inputs that are read once and kept.
+            workers: How many threads read when needed.
+            outputs: How many numbers a model gives per sample.
+            groups: Each client's group.
+            class_names: The names of classes 0, 1, ...
+        """
+        names = [str(name) for name in names]
+        parts = [partial(make_dataset, name) for name in names]
+        if callable(test):
+            parts += [partial(test, name) for name in names]
+        read = read_parts(parts, label, collate_fn, memory, workers)
+        owner = np.repeat(np.arange(len(parts)) % len(names), read.sizes)
+        from_test = np.arange(len(owner)) >= sum(read.sizes[: len(names)])
+        held_out = from_test if callable(test) else test
+        labels = as_labels(read.labels)
+        split = split_rows(owner, labels.numpy(), held_out, seed, names)
+        train, own = (torch.from_numpy(part.rows) for part in (split.train, split.test))
+        federation = cls.from_split(
+            split,
+            Features(subset(read.inputs, train), subset(read.inputs, own)),
+            labels,
+            outputs=outputs,
+            groups=groups,
+            class_names=class_names,
+        )
+        return replace(federation, train=replace(federation.train, transform=transform))
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Table,
+        client: str,
+        inputs: Sequence[str],
+        label: str = "label",
+        test: float = 0.2,
+        seed: int = 0,
+        *,
+        collate_fn: Collate | None = None,
+        transform: Transform | None = None,
+        memory: int = MEMORY,
+        outputs: int | None = None,
+    ) -> "Federation":
+        """Build a federation from a dataset of Hugging Face, with a column that names the client.
+
+        Args:
+            dataset: The dataset (`datasets.Dataset`).
+            client: The column of clients.
+            inputs: The columns of inputs. Several are the module's keyword arguments.
+            label: The column of labels.
+            test: The share of each client's samples that is held out.
+            seed: Which samples are held out.
+            collate_fn: Makes a batch of a list of samples.
+            transform: A function of a client's batch and a generator, applied while it trains.
+            memory: The bytes of inputs that are read once and kept.
+            outputs: How many numbers a model gives per sample.
+        """
+        return cls.from_datasets(
+            of_table(dataset, client, inputs, label),
+            test,
+            seed,
+            collate_fn=collate_fn,
+            transform=transform,
+            memory=memory,
+            outputs=outputs,
         )
 
     @classmethod
@@ -403,8 +529,8 @@ class Federation:
         inferred = _infer_task(labels)
         loss = inferred.loss if loss is None else loss
         return cls(
-            train=_with_labels(_rows(features.train, labels, split.train), loss),
-            test=_with_labels(_rows(features.test, labels, split.test), loss),
+            train=with_labels(_rows(features.train, labels, split.train), loss),
+            test=with_labels(_rows(features.test, labels, split.test), loss),
             names=split.names,
             outputs=_outputs(labels, loss) if outputs is None else outputs,
             loss=loss,
@@ -414,20 +540,6 @@ class Federation:
             class_names=tuple(class_names),
             preprocessing=features.preprocessing,
         )
-
-
-def _of_clients(rows: Rows, ids: Tensor) -> Rows:
-    index, offsets = rows.index_of(ids)
-    return Rows(rows.x[index], rows.y[index], offsets)
-
-
-def _joined(first: Rows, second: Rows, ids: Tensor) -> Rows:
-    """The rows of some clients from two parts, client after client."""
-    pieces = [part.client(k) for k in ids.tolist() for part in (first, second)]
-    sizes = torch.tensor([len(piece.y) for piece in pieces]).view(-1, 2).sum(1)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    x = torch.cat([piece.x for piece in pieces])
-    return Rows(x, torch.cat([piece.y for piece in pieces]), offsets)
 
 
 # Arrays to tensors
@@ -450,6 +562,15 @@ def as_features(x: ArrayLike | Tensor) -> Tensor:
     tensor = _tensor(x, "features (x)")
     is_audio = tensor.dtype == torch.int16 and tensor.ndim == 3  # (N, channels, samples)
     return tensor if tensor.dtype in STORED or is_audio else tensor.to(torch.float32)
+
+
+def _mapped(x: np.memmap) -> Lazy:
+    """Features in a file that is mapped to memory: they stay there until they are needed."""
+
+    def take(numbers: np.ndarray) -> Tensor:
+        return as_features(np.array(x[numbers]))
+
+    return Lazy(take, np.arange(len(x)), take(np.arange(min(1, len(x)))))
 
 
 def as_labels(y: ArrayLike | Tensor) -> Tensor:
@@ -493,32 +614,14 @@ def _outputs(labels: Tensor, loss: str) -> int:
     return int(labels.max()) + 1 if is_class else labels[0].numel()
 
 
-def _rows(x: Tensor, labels: Tensor, part: Part) -> Rows:
+def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:
     return Rows(x, labels[torch.from_numpy(part.rows)], torch.from_numpy(part.offsets))
-
-
-def _with_labels(rows: Rows, loss: str) -> Rows:
-    """The rows with labels of the type that a loss takes."""
-    y = rows.y
-    if loss in ("squared", "cox"):
-        y = y.to(torch.float32)
-    elif loss in (*CLASSIFICATION, "tokens") and bool((y == y.round()).all()):
-        y = y.to(torch.int64)
-    return Rows(rows.x, y, rows.offsets)
-
-
-def _select(rows: Rows, owner: np.ndarray, mask: np.ndarray) -> Rows:
-    """The rows that a mask (N,) names; owner: each row's client (N,)."""
-    sizes = np.bincount(owner[mask], minlength=len(rows.offsets) - 1)
-    offsets = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
-    chosen = torch.from_numpy(mask)
-    return Rows(rows.x[chosen], rows.y[chosen], torch.from_numpy(offsets))
 
 
 # Checks
 
 
-def _check_lengths(x: Tensor, y: Tensor, client: np.ndarray) -> None:
+def _check_lengths(x: Inputs, y: Tensor, client: np.ndarray) -> None:
     rows = len(x)
     clients = len(np.atleast_1d(client))
     if not rows == len(y) == clients:
@@ -529,9 +632,9 @@ def _check_lengths(x: Tensor, y: Tensor, client: np.ndarray) -> None:
 
 def _check_offsets(part: Rows, names: Sequence[str]) -> None:
     clients = len(part.offsets) - 1
-    if clients != len(names) or int(part.offsets[-1]) != len(part.x):
+    if clients != len(names) or int(part.offsets[-1]) != len(part.inputs):
         raise DataError(
-            f"{len(names)} names but offsets for {clients} clients and {len(part.x)} rows"
+            f"{len(names)} names but offsets for {clients} clients and {len(part.inputs)} rows"
         )
     if int(part.offsets[0]) != 0 or (part.sizes < 0).any():
         first = part.offsets[:5].tolist()
@@ -544,11 +647,13 @@ def _check_shapes(part: Rows, federation: Federation) -> None:
     if federation.loss == "cox" and tuple(part.y.shape[1:]) != (2,):
         shape = tuple(part.y.shape)
         raise DataError(f"labels of shape {shape}: cox needs (time, event) per row, event 0 or 1")
-    if part.y.shape[:axes] != part.x.shape[:1]:
+    if part.y.shape[:axes] != part.inputs.shape[:1]:
         shape = tuple(part.y.shape)
-        raise DataError(f"labels of shape {shape} for {len(part.x)} rows: give one label per row")
-    expected = tuple(federation.train.x.shape[1:])
-    shape = tuple(part.x.shape[1:])
+        raise DataError(
+            f"labels of shape {shape} for {len(part.inputs)} rows: give one label per row"
+        )
+    expected = tuple(federation.train.inputs.shape[1:])
+    shape = tuple(part.inputs.shape[1:])
     if shape != expected:
         raise DataError(
             f"training rows have shape {expected} and test rows {shape}: they must agree"
@@ -556,17 +661,19 @@ def _check_shapes(part: Rows, federation: Federation) -> None:
 
 
 def _check_features(part: Rows, names: Sequence[str]) -> None:
-    if not part.x.is_floating_point():
-        return
-    finite = torch.isfinite(part.x)
-    if finite.ndim > 1:
-        finite = finite.flatten(1).all(1)
-    bad = (~finite).nonzero().flatten()
-    if len(bad):
-        owner = _owner(part, names, bad[0])
-        raise DataError(
-            f"client {owner!r} has NaN or infinite features in {len(bad)} rows: fill or remove them"
-        )
+    for values in leaves(part.inputs):
+        if not values.is_floating_point():
+            continue
+        finite = torch.isfinite(values)
+        if finite.ndim > 1:
+            finite = finite.flatten(1).all(1)
+        bad = (~finite).nonzero().flatten()
+        if len(bad):
+            owner = _owner(part, names, bad[0])
+            raise DataError(
+                f"client {owner!r} has NaN or infinite features in {len(bad)} rows: fill or remove "
+                "them"
+            )
 
 
 def _check_labels(part: Rows, federation: Federation) -> None:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.federation import Federation, Rows, as_labels
-from commonweal.data.split import split_rows
+from commonweal.data.federation import Features, Federation, as_labels
+from commonweal.data.split import Split, split_rows
 from commonweal.datasets._shared import Pool, take_features
 from commonweal.datasets.noise import Noise
 from commonweal.datasets.partition import (
@@ -89,10 +90,7 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     features = take_features(pool.features, split)
     federation = Federation.from_split(
         split,
-        features._replace(
-            train=partition.shift(features.train, owner[split.train.rows]),
-            test=partition.shift(features.test, owner[split.test.rows]),
-        ),
+        _shifted(features, partition, owner, split),
         labels,
         outputs=pool.outputs,
         loss=pool.loss,
@@ -103,6 +101,16 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     if pool.preprocessing is None:
         return federation
     return replace(federation, preprocessing=pool.preprocessing)
+
+
+def _shifted(features: Features, partition: Partition, owner: np.ndarray, split: Split) -> Features:
+    """The features as their owners see them."""
+    train, test = features.train, features.test
+    assert isinstance(train, Tensor) and isinstance(test, Tensor)
+    return features._replace(
+        train=partition.shift(train, owner[split.train.rows]),
+        test=partition.shift(test, owner[split.test.rows]),
+    )
 
 
 def _owners(pool: Pool, partition: Partition, seed: int) -> np.ndarray:
@@ -145,6 +153,6 @@ def add_noise(federation: Federation, noise: Noise, seed: int) -> Federation:
     note = f"label noise: {wrong:.2f} % of the {len(y)} training labels are wrong, no test label is"
     return replace(
         federation,
-        train=Rows(train.x, y, train.offsets),
+        train=replace(train, y=y),
         notes=(*federation.notes, note),
     )

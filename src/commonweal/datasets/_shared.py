@@ -200,8 +200,9 @@ def standardized(x: Tensor, columns: int, split: Split) -> Features:
     The statistics are those of all training rows. A real federation would share two sums per
     client for it, and no row.
     """
-    taken = take_features(x.float(), split)
-    numbers = taken.train[:, :columns].double()
+    features = x.float()
+    train, test = features[split.train.rows], features[split.test.rows]
+    numbers = train[:, :columns].double()
     mean = numbers.mean(0)
     deviation = numbers.std(0, correction=0)
     deviation = torch.where(deviation > 0, deviation, 1.0)
@@ -210,4 +211,4 @@ def standardized(x: Tensor, columns: int, split: Split) -> Features:
         centred = rows[:, :columns].double() - mean
         return torch.cat([(centred / deviation).float(), rows[:, columns:]], 1)
 
-    return Features(scaled(taken.train), scaled(taken.test))
+    return Features(scaled(train), scaled(test))

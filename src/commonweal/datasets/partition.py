@@ -13,10 +13,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
+from commonweal.config import catalog
 from commonweal.datasets._bounds import check_bounds
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Shards",
     "as_partition",
     "assign",
+    "partition",
 ]
 
 
@@ -247,6 +250,29 @@ class FlowerPartitioner(Protocol):
 
 
 Assignment = Callable[[np.ndarray, int], np.ndarray]  # (labels, seed) -> each row's owner
+
+
+def partition(
+    labels: ArrayLike | Tensor, name: str = "dirichlet", seed: int = 0, **parameters: object
+) -> list[np.ndarray]:
+    """Divide pooled samples among clients.
+
+    Args:
+        labels: The label of each sample (N,), such as `dataset.targets` of torchvision.
+        name: A partition of the catalog (`commonweal list partitions`).
+        seed: Which of the possible divisions.
+        parameters: Those of the partition, such as `clients` and `alpha`.
+
+    Returns:
+        The numbers of each client's samples, for `torch.utils.data.Subset`.
+
+    >>> [len(part) for part in partition([0, 1] * 50, "iid", clients=4)]
+    [25, 25, 25, 25]
+    """
+    y = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    chosen = catalog.build("partitions", {"name": name, **parameters})
+    owner = assign(chosen, y, seed)
+    return [np.flatnonzero(owner == client) for client in range(int(owner.max()) + 1)]
 
 
 def as_partition(partition: Partition | Assignment | FlowerPartitioner) -> Partition:

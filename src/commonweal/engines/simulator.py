@@ -19,6 +19,7 @@ from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.tensors import State, Tensors, select, stack
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
+from commonweal.data.samples import Inputs, sampled
 from commonweal.engines._workers import Answer, Workers, answer
 from commonweal.engines.engine import LocalEngine
 from commonweal.record.client_states import ClientStates
@@ -100,7 +101,7 @@ class Simulator(LocalEngine):
         return mode, why
 
     def _preferred(self, task: Task) -> tuple[str, str]:
-        draws = task.draws_inside(self.federation.train.x)
+        draws = task.draws_inside(self.federation.train.inputs)
         if self.vectorize in ("vmap", "chunked") and draws:
             raise ConfigError(
                 f"vectorize = {self.vectorize!r} cannot run a model with dropout: "
@@ -190,7 +191,7 @@ class Simulator(LocalEngine):
             return False
         one_by_one = self.decision(algorithm)[0] == "loop"
         # Random numbers inside a module come from one generator for all threads.
-        return one_by_one and not algorithm.client_task.draws_inside(self.federation.train.x)
+        return one_by_one and not algorithm.client_task.draws_inside(self.federation.train.inputs)
 
     def _keep(self, ids: Tensor, states: Tensors, round: int) -> None:
         """Keep the states of clients after a round."""
@@ -303,7 +304,7 @@ class Simulator(LocalEngine):
         names = "\0".join([self.federation.loss, *self.federation.names])
         digest = hashlib.blake2b(names.encode(), digest_size=8)
         for part in (self.federation.train, self.federation.test):
-            for tensor in (part.x, part.y, part.offsets):
+            for tensor in (*sampled(part.inputs), part.y, part.offsets):
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
@@ -311,7 +312,7 @@ class Simulator(LocalEngine):
 def check_fit(task: Task, federation: Federation) -> None:
     """Raise ConfigError where the module cannot take the rows."""
     rows = slice(0, 2)
-    x, y = federation.train.x[rows], federation.train.y[rows]
+    x, y = federation.train.inputs[rows], federation.train.y[rows]
     try:
         with torch.no_grad():
             task.evaluate_rows(task.initial, x, y)
@@ -360,11 +361,11 @@ def _vmap_problem(task: Task, federation: Federation) -> str:
     An operator without a batching rule fails, or warns that it will be slow.
     """
     index = torch.zeros(2, 2, dtype=torch.int64)
-    x, y = federation.train.x[index], federation.train.y[index]
+    x, y = federation.train.inputs[index], federation.train.y[index]
     weight = torch.full((2, 2), 0.5)
     w = torch.stack([task.initial, task.initial]).requires_grad_()
 
-    def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def loss(w: Tensor, x: Inputs, y: Tensor, weight: Tensor) -> Tensor:
         return task.batch_loss(w, Batch(x, y, weight))[0]
 
     try:

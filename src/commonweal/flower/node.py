@@ -289,7 +289,7 @@ class NodeClient:
         schema = Schema(
             name=name,
             samples=int(federation.train.sizes[k]),
-            shape=tuple(federation.train.x.shape[1:]),
+            shape=tuple(federation.train.inputs.shape[1:]),
             labels=tuple(federation.train.y.shape[1:]),
             outputs=federation.outputs,
             loss=federation.loss,

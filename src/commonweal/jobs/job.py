@@ -190,7 +190,7 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
         federation = _divided(build_dataset(experiment), experiment)
     task = build_task(
         experiment,
-        shape=tuple(federation.train.x.shape[1:]),
+        shape=tuple(federation.train.inputs.shape[1:]),
         labels=tuple(federation.train.y.shape[1:]),
         outputs=federation.outputs,
         loss=federation.loss,

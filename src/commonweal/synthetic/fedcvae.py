@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from commonweal.base.tensors import Tensors
+from commonweal.data.samples import Inputs
 from commonweal.synthetic._fit import scaled
 from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
 from commonweal.training.task import Batch
@@ -71,8 +72,9 @@ class _VAETask(GeneratorTask):
         losses, _ = self._row_losses(w, batch.x, batch.y, _gaussian(noise))
         return (losses * batch.weight).sum()
 
-    def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+    def evaluate_rows(self, w: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss at the code's mean; score: 1 - the mean squared reconstruction error."""
+        assert isinstance(x, Tensor)
         losses, errors = self._row_losses(w, x, y, None)
         return losses, {self.score: 1 - errors[:, None].double()}
 

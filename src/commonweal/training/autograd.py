@@ -8,6 +8,7 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Rows
+from commonweal.data.samples import Inputs
 from commonweal.training.objective import Objective, objective_value
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
@@ -53,9 +54,9 @@ class AutogradSteps:
     vectors: Tensors  # (S, ...)
     memory: dict[str, Tensors]  # of the optimizer, by vector
 
-    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Tensor:
+    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Inputs:
         """The samples (S, B, ...) with these numbers (S, B)."""
-        return rows.x[index]
+        return rows.inputs[index]
 
     @cached_property
     def _trained(self) -> tuple[str, ...]:
@@ -91,7 +92,7 @@ class AutogradSteps:
                     self.vectors[name][:, trainer.task.num_trainable :] = values
 
     def _value(
-        self, vectors: Tensors, x: Tensor, y: Tensor, weight: Tensor
+        self, vectors: Tensors, x: Inputs, y: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensors]:
         batch = Batch(x, y, weight)
         return objective_value(self.trainer.task, self.trainer.objective, vectors, batch)

@@ -138,7 +138,7 @@ def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> 
     widths = plan.batch[order]
     most = len(order)
     if at_once is not None:
-        most = max(1, at_once // (task.size + int(widths[0]) * task.width(rows.x)))
+        most = max(1, at_once // (task.size + int(widths[0]) * task.width(rows.inputs)))
     exact = task.size > task.num_trainable
     parts = []
     start = 0

@@ -65,7 +65,7 @@ class DenseStack:
 
     def inputs(self, x: Tensor) -> Tensor:
         """The inputs of the first layer (S, B, inputs) from samples (S, B, ...)."""
-        return self.task.ready(x).flatten(2)
+        return self.task.ready_tensor(x).flatten(2)
 
     def views(self, w: Tensor) -> list[Affine]:
         """The layers of the models (S, d): a change of them changes the models."""
@@ -256,7 +256,7 @@ class DenseTrainer:
             place: Where the updates are written. None: to a new tensor.
         """
         update = received.new_empty(len(batch.y), len(received)) if place is None else place
-        batch = batch._replace(x=self.stack.inputs(batch.x))
+        batch = batch._replace(inputs=self.stack.inputs(batch.x))
         grads = self.stack.shared_gradients(received, batch, self.objective.reduction)
         for layer, inputs, grad in zip(self.stack.views(update), *grads, strict=True):
             _add(layer, inputs, grad, beta=0.0, alpha=self.optimizer.lr)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors, select
 from commonweal.data.federation import Rows
+from commonweal.data.samples import Inputs, Lazy
 from commonweal.training.dense import dense_stack
 from commonweal.training.memory_format import channels_last
 from commonweal.training.task import Task
@@ -94,17 +95,17 @@ def evaluate_rows(
     task: Task, w: Tensor, rows: Rows, index: Tensor | None = None
 ) -> tuple[Tensor, Tensors]:
     """The loss and the statistics of every row, or of those with these numbers, by one model."""
-    task = channels_last(task, rows.x)
+    task = channels_last(task, rows.inputs)
     w = w.to(rows.device)
     total = len(rows.y) if index is None else len(index)
-    at_once = max(1, PASS // task.width(rows.x))
+    at_once = max(1, _budget(rows) // task.width(rows.inputs))
     parts = []
     with torch.no_grad():
         for begin in range(0, max(total, 1), at_once):  # without rows: one empty pass
             part: slice | Tensor = slice(begin, begin + at_once)
             if index is not None:
                 part = index[part]
-            parts.append(task.evaluate_rows(w, rows.x[part], rows.y[part]))
+            parts.append(task.evaluate_rows(w, rows.inputs[part], rows.y[part]))
     return _joined(parts)
 
 
@@ -121,30 +122,36 @@ def evaluate_rows_by_models(
         vectorize: How functions of one client are run for a group.
     """
     if vectorize is single:
-        task = channels_last(task, rows.x)
+        task = channels_last(task, rows.inputs)
     uses = Uses(*(value.to(rows.device) for value in uses))
-    evaluate_group = _group_function(task, vectorize)
-    width = task.width(rows.x)
+    dense = vectorize is vmap_clients and isinstance(rows.inputs, Tensor)
+    evaluate_group = _group_function(task, vectorize, dense)
+    width = task.width(rows.inputs)
     sizes = rows.sizes[ids].tolist()
     parts = []
     with torch.no_grad():
         for a, b in _groups(sizes, task.size, width, vectorize is single):
-            for row, real in _padded(rows, ids[a:b], max(1, PASS // width)):
+            for row, real in _padded(rows, ids[a:b], max(1, _budget(rows) // width)):
                 own = Uses(*(value[a:b] for value in uses))
-                losses, stats = evaluate_group(own, rows.x[row], rows.y[row])
+                losses, stats = evaluate_group(own, rows.inputs[row], rows.y[row])
                 parts.append((losses[real], select(stats, real)))
     return _joined(parts)
 
 
+def _budget(rows: Rows) -> int:
+    """The numbers that a forward pass may hold: fewer where samples are read when needed."""
+    return PASS // 16 if isinstance(rows.inputs, Lazy) else PASS
+
+
 def _group_function(
-    task: Task, vectorize: Vectorize
-) -> Callable[[Uses, Tensor, Tensor], tuple[Tensor, Tensors]]:
+    task: Task, vectorize: Vectorize, dense: bool
+) -> Callable[[Uses, Inputs, Tensor], tuple[Tensor, Tensors]]:
     """A function of what clients use and their samples (S, B, ...): losses and statistics."""
-    stack = dense_stack(task) if vectorize is vmap_clients else None
+    stack = dense_stack(task) if dense else None
     if stack is None:
 
         def evaluate_one(
-            models: Tensor, weights: Tensor, x: Tensor, y: Tensor
+            models: Tensor, weights: Tensor, x: Inputs, y: Tensor
         ) -> tuple[Tensor, Tensors]:
             outputs = [task.raw_outputs(w, x) for w in models]
             return task.row_results(_mixed(task, outputs, weights), y)
@@ -152,7 +159,8 @@ def _group_function(
         evaluate_all = vectorize(evaluate_one, (0, 0, 0, 0))
         return lambda uses, x, y: evaluate_all(*uses, x, y)
 
-    def evaluate_stack(uses: Uses, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+    def evaluate_stack(uses: Uses, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
+        assert isinstance(x, Tensor)
         outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
         mixed = _mixed(task, outputs, uses.weights.T)
         losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors, move, select
 from commonweal.data.federation import Rows
+from commonweal.data.samples import Inputs, Transform
 from commonweal.training.autograd import AutogradSteps, AutogradTrainer
 from commonweal.training.batches import BatchSchedule, chunks, schedule
 from commonweal.training.client import Client, learning_rate
@@ -230,12 +232,13 @@ class _Group:
             client.clip,
             (client.beta1, client.beta2),
         )
-        if self.vectorize is vmap_clients:
+        plain = self.rows.transform is None
+        if self.vectorize is vmap_clients and isinstance(self.rows.inputs, Tensor) and plain:
             features = Features(self.plan.sizes, self.plan.first_row)
             dense = DenseTrainer.of(self.task, objective, optimizer, phases, features)
             if dense is not None:
                 return dense
-        task = channels_last(self.task, self.rows.x) if self.vectorize is single else self.task
+        task = channels_last(self.task, self.rows.inputs) if self.vectorize is single else self.task
         trainers = []
         for phase in phases:
             mask = None if phase.trains is None else phase.trains.to(self.rows.device)
@@ -262,7 +265,18 @@ class _Group:
         """The batches (k, B) of the first k clients, and the noise (k, draws) of their step."""
         device = self.rows.device
         index, weight, noise = (value.to(device) for value in self.plan.at(step, clients))
-        return Batch(self.rows.x[index], self.rows.y[index], weight), noise
+        return Batch(self.rows.inputs[index], self.rows.y[index], weight), noise
+
+    def _transformed(self, x: Inputs, transform: Transform, part: slice, step: int) -> Inputs:
+        """The batches (S, B, ...) of some clients, each changed by numbers of its own stream."""
+        if not isinstance(x, Tensor):
+            kind = type(x).__name__
+            raise DataError(f"transform needs samples with one input, not {kind}: leave it out")
+        batches = []
+        for batch, seed in zip(x, self.plan.seeds[part], strict=True):
+            generator = torch.Generator().manual_seed((seed + step) % (1 << 62))
+            batches.append(transform(batch, generator))
+        return torch.stack(batches)
 
     def _take_steps(
         self,
@@ -293,6 +307,8 @@ class _Group:
                     views[a, b, phase] = _View.of(trainers[phase], vectors, memory, a, b)
                 view = views[a, b, phase]
                 x = view.steps.inputs(self.rows, index[a:b], epoch)
+                if self.rows.transform is not None:
+                    x = self._transformed(x, self.rows.transform, slice(a, b), step)
                 batch = Batch(x, self.rows.y[index[a:b]], weight[a:b])
                 for substep in range(objective.steps):
                     view.steps(batch, noise[a:b], step == substep == 0)
@@ -390,7 +406,7 @@ def _seeded(task: Task, seeds: tuple[int, ...], rows: Rows) -> Iterator[None]:
 
     torch.random.fork_rng takes as long as training a small client. vmap refuses such modules.
     """
-    if len(seeds) > 1 or not task.draws_inside(rows.x):
+    if len(seeds) > 1 or not task.draws_inside(rows.inputs):
         yield
         return
     generator = torch.default_generator

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from commonweal.data.samples import Inputs
 from commonweal.training.task import Task
 
 __all__ = ["ChannelsLast", "channels_last"]
@@ -19,13 +20,13 @@ __all__ = ["ChannelsLast", "channels_last"]
 class ChannelsLast(Task):
     """A task whose module is given images with their channels last in memory."""
 
-    def ready(self, x: Tensor) -> Tensor:
-        return super().ready(x).to(memory_format=torch.channels_last)
+    def ready_tensor(self, x: Tensor) -> Tensor:
+        return super().ready_tensor(x).to(memory_format=torch.channels_last)
 
 
-def channels_last(task: Task, x: Tensor) -> Task:
+def channels_last(task: Task, x: Inputs) -> Task:
     """The task with its images' channels last, if its module gains by it and takes them so."""
-    if x.ndim != 4 or x.device.type != "cpu":
+    if not isinstance(x, Tensor) or x.ndim != 4 or x.device.type != "cpu":
         return task
     return _faster(task, x.shape[1:], x.dtype)
 
@@ -35,7 +36,7 @@ def _faster(task: Task, shape: torch.Size, dtype: torch.dtype) -> Task:
     if not any(isinstance(layer, nn.MaxPool2d) for layer in task.module.modules()):
         return task
     faster = ChannelsLast(**{field.name: vars(task)[field.name] for field in fields(task)})
-    rows = faster.ready(torch.zeros(2, *shape, dtype=dtype))
+    rows = faster.ready_tensor(torch.zeros(2, *shape, dtype=dtype))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             deepcopy(task.module).train()(rows)

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.tensors import Tensors
+from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
 from commonweal.training import scores
 from commonweal.training.own import (
     LossFunction,
@@ -37,9 +38,15 @@ __all__ = ["LOSSES", "Batch", "InUnits", "Task"]
 class Batch(NamedTuple):
     """A mini-batch, padded. `weight` is each row's loss weight: 0 for padding, summing to 1."""
 
-    x: Tensor  # (B, ...)
+    inputs: Inputs  # (B, ...)
     y: Tensor  # (B,), or (B, L) where each token has a label
     weight: Tensor  # (B,)
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs, where they are one tensor."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -325,7 +332,7 @@ class Task:
         # BatchNorm writes its statistics in place: give it copies.
         buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
         counters = {name: b.to(w.device, copy=True) for name, b in self._counters.items()}
-        outputs = self._call(self._training, tensors | buffers | counters, batch.x)
+        outputs = self._call(self._training, tensors | buffers | counters, batch.inputs)
         y = self.scaled(batch.y)
         if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
             y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
@@ -334,7 +341,7 @@ class Task:
             return losses, w.new_empty(0)
         return losses, torch.cat([buffer.flatten() for buffer in buffers.values()])
 
-    def with_statistics(self, w: Tensor, x: Tensor) -> Tensor:
+    def with_statistics(self, w: Tensor, x: Inputs) -> Tensor:
         """The vector with the buffers of BatchNorm replaced by the statistics of these rows."""
         n = self.num_trainable
         tensors = self.tensors(w)
@@ -363,7 +370,7 @@ class Task:
         trainable = sum(p.requires_grad for p in self.module.parameters())
         return self.names[trainable:]
 
-    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, w: Tensor, x: Inputs) -> Tensor:
         """The model's outputs in evaluation mode, in the units of the labels."""
         return self._in_units(self.raw_outputs(w, x))
 
@@ -386,11 +393,21 @@ class Task:
             return self.own_score.score()
         return scores.find(name, None if self.target is None else self.target[1] ** 2)
 
-    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         if x.device.type != "cpu":
             tensors = self._fixed(x.device) | tensors
-        result = functional_call(module, tensors, (self.ready(x),), tie_weights=self._tied)
+        args, kwargs = self.arguments(x)
+        result = functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
         return pick_outputs(result, self.output)
+
+    def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The positional and keyword arguments with which the module is called."""
+        if isinstance(x, Tensor):
+            return (self.ready_tensor(x),), {}
+        stacked = x if isinstance(x, Stacked) else x[:]
+        if isinstance(stacked, Tensor):
+            return (self.ready_tensor(stacked),), {}
+        return stacked.map(self.ready_tensor).arguments()
 
     def _fixed(self, device: torch.device) -> dict[str, Tensor]:
         """The module's tensors that are not in the vector, on the device where it computes."""
@@ -404,7 +421,7 @@ class Task:
     def _fixed_on(self) -> dict[torch.device, dict[str, Tensor]]:
         return {}
 
-    def ready(self, x: Tensor) -> Tensor:
+    def ready_tensor(self, x: Tensor) -> Tensor:
         """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
         if x.dtype == torch.uint8:
             return x.to(torch.float32) / 255
@@ -431,11 +448,11 @@ class Task:
         all_names = list(self.module.named_parameters(remove_duplicate=False))
         return len(all_names) > len(list(self.module.parameters()))
 
-    def evaluate_rows(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+    def evaluate_rows(self, w: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
         return self.row_results(self.raw_outputs(w, x), y)
 
-    def raw_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+    def raw_outputs(self, w: Tensor, x: Inputs) -> Tensor:
         """The module's outputs in evaluation mode, as it was trained to give them."""
         return self._call(self._inference, self.tensors(w), x)
 
@@ -470,13 +487,14 @@ class Task:
     def _widths(self) -> dict[torch.Size, int]:
         return {}
 
-    def width(self, x: Tensor) -> int:
-        """The numbers that a row of x and its activations hold, the same on every machine."""
+    def width(self, x: Inputs) -> int:
+        """The numbers that a sample of x and its activations hold, the same on every machine."""
         shape = x.shape[1:]
         if shape not in self._widths:
-            row = torch.zeros(1, *shape, dtype=x.dtype)
-            activations = _count_activations(deepcopy(self._inference), self.ready(row))
-            self._widths[shape] = activations + row.numel()
+            row = zeros_like(x, 1)
+            args, kwargs = self.arguments(row)
+            activations = _count_activations(deepcopy(self._inference), args, kwargs)
+            self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
         return self._widths[shape]
 
     @cached_property
@@ -488,15 +506,15 @@ class Task:
     def _drawing(self) -> dict[torch.Size, bool]:
         return {}
 
-    def draws_inside(self, x: Tensor) -> bool:
-        """Whether training on rows like x draws random numbers, in a layer or in a forward."""
+    def draws_inside(self, x: Inputs) -> bool:
+        """Whether training on samples like x draws random numbers, in a layer or in a forward."""
         shape = x.shape[1:]
         if shape not in self._drawing:
             generator = torch.default_generator
             before = generator.get_state()
-            rows = self.ready(torch.zeros(2, *shape, dtype=x.dtype))
+            args, kwargs = self.arguments(zeros_like(x, 2))
             with torch.no_grad():
-                deepcopy(self.module).train()(rows)
+                deepcopy(self.module).train()(*args, **kwargs)
             self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
             generator.set_state(before)
         return self._drawing[shape]
@@ -514,8 +532,8 @@ class InUnits(nn.Module):
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.mean + self.deviation * self.module(x)
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        outputs: Tensor = self.mean + self.deviation * self.module(*x, **named)
         return outputs
 
 
@@ -547,8 +565,10 @@ def _draws(layer: nn.Module) -> bool:
     return isinstance(layer, nn.RReLU)
 
 
-def _count_activations(module: nn.Module, x: Tensor) -> int:
-    """The numbers that the layers of a module give for x."""
+def _count_activations(
+    module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> int:
+    """The numbers that the layers of a module give for its arguments."""
     count = 0
 
     def add(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -560,5 +580,5 @@ def _count_activations(module: nn.Module, x: Tensor) -> int:
         if not list(layer.children()):
             layer.register_forward_hook(add)
     with torch.no_grad():
-        module(x)
+        module(*args, **kwargs)
     return count

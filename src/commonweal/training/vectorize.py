@@ -6,6 +6,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from commonweal.data.samples import Stacked
+
 __all__ = ["Vectorize", "single", "vmap_clients"]
 
 T = TypeVar("T")
@@ -47,6 +49,8 @@ def _map_tensors(tree: T, change: Callable[[Tensor, int], Tensor]) -> T:
         changed = change(tree, 0)
     elif isinstance(tree, dict):
         changed = {name: _map_tensors(value, change) for name, value in tree.items()}
+    elif isinstance(tree, Stacked):
+        changed = tree.map(lambda value: change(value, 0))
     elif isinstance(tree, tuple):
         changed = tuple(_map_tensors(value, change) for value in tree)
     else:

@@ -1,0 +1,112 @@
+"""Samples of many clients, concatenated, with offsets: client k owns offsets[k]:offsets[k + 1].
+
+Nothing is padded: a million clients with three samples each take the memory of three million.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commonweal.base.errors import DataError
+from commonweal.data.samples import Inputs, Transform, joined, subset
+
+__all__ = ["CLASSIFICATION", "Rows", "joined_rows", "of_clients", "select_rows", "with_labels"]
+
+CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per sample
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Samples of many clients, grouped by client."""
+
+    inputs: Inputs  # (N, ...): a tensor, or a source that is indexed like one
+    y: Tensor  # (N,)
+    offsets: Tensor  # (K + 1,) int64
+    transform: Transform | None = None  # of a client's batches, while it trains
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs as one tensor, for those who need it."""
+        if not isinstance(self.inputs, Tensor):
+            kind = type(self.inputs).__name__
+            raise DataError(
+                f"samples have several inputs or are read when needed ({kind}), but this needs "
+                "them as one tensor"
+            )
+        return self.inputs
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.inputs.shape))
+        return f"<Rows: {shape} {self.inputs.dtype} of {len(self.offsets) - 1} clients>"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are, and what is computed from them. Offsets are always on the CPU."""
+        return self.inputs.device
+
+    def to(self, device: torch.device | str) -> "Rows":
+        """The rows on a device."""
+        if self.device == torch.device(device):
+            return self
+        return replace(self, inputs=self.inputs.to(device), y=self.y.to(device))
+
+    @cached_property
+    def sizes(self) -> Tensor:  # (K,)
+        return self.offsets.diff()
+
+    def client(self, client: int) -> "Rows":
+        """One client's rows, as a view."""
+        start = int(self.offsets[client])
+        end = int(self.offsets[client + 1])
+        offsets = torch.tensor([0, end - start])
+        part = slice(start, end)
+        return replace(self, inputs=subset(self.inputs, part), y=self.y[part], offsets=offsets)
+
+    def take(self, index: Tensor, offsets: Tensor) -> "Rows":
+        """The samples with these numbers, client after client."""
+        return replace(self, inputs=subset(self.inputs, index), y=self.y[index], offsets=offsets)
+
+    def offsets_of(self, ids: Tensor) -> Tensor:
+        """The offsets of these clients' rows when concatenated, (S + 1,)."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        return torch.cat([zero, self.sizes[ids].cumsum(0)])
+
+    def index_of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The row numbers of these clients, client after client, and their offsets."""
+        offsets = self.offsets_of(ids)
+        shift = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], offsets.diff())
+        return shift + torch.arange(int(offsets[-1])), offsets
+
+
+def of_clients(rows: Rows, ids: Tensor) -> Rows:
+    index, offsets = rows.index_of(ids)
+    return rows.take(index, offsets)
+
+
+def joined_rows(first: Rows, second: Rows, ids: Tensor) -> Rows:
+    """The rows of some clients from two parts, client after client."""
+    pieces = [part.client(k) for k in ids.tolist() for part in (first, second)]
+    sizes = torch.tensor([len(piece.y) for piece in pieces]).view(-1, 2).sum(1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    inputs = joined([piece.inputs for piece in pieces])
+    return Rows(inputs, torch.cat([piece.y for piece in pieces]), offsets)
+
+
+def with_labels(rows: Rows, loss: str) -> Rows:
+    """The rows with labels of the type that a loss takes."""
+    y = rows.y
+    if loss in ("squared", "cox"):
+        y = y.to(torch.float32)
+    elif loss in (*CLASSIFICATION, "tokens") and bool((y == y.round()).all()):
+        y = y.to(torch.int64)
+    return replace(rows, y=y)
+
+
+def select_rows(rows: Rows, owner: np.ndarray, mask: np.ndarray) -> Rows:
+    """The rows that a mask (N,) names; owner: each row's client (N,)."""
+    sizes = np.bincount(owner[mask], minlength=len(rows.offsets) - 1)
+    offsets = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
+    return rows.take(torch.from_numpy(np.flatnonzero(mask)), torch.from_numpy(offsets))

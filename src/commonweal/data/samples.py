@@ -1,0 +1,265 @@
+"""The inputs of samples: stacked tensors, several of them, or read when they are needed.
+
+Rows hold a tensor (N, ...) wherever they can. A `Source` stands for inputs that are no single
+tensor: it is indexed like one, and what it then gives is a tensor, or a `Stacked`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils.data import default_collate
+
+from commonweal.base.errors import DataError
+
+__all__ = ["Batch", "Collate", "Inputs", "Lazy", "Source", "Stacked", "Transform"]
+__all__ += ["joined", "leaves", "sampled", "split_batch", "subset", "zeros_like"]
+
+Index = Tensor | slice
+Collate = Callable[[list[object]], object]  # samples -> a batch
+Transform = Callable[[Tensor, torch.Generator], Tensor]  # of a client's batch of inputs
+Batch = tuple[Union[Tensor, "Stacked"], Tensor]  # inputs and labels
+IDENTIFYING = 64  # samples by which data that are read when needed are told from others
+LABELS = ("label", "labels", "y", "target")  # names of the label in a sample that is a dict
+
+
+class Source(ABC):
+    """Inputs of samples that are no single tensor."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """The number of samples, and the shape of one (of its first input)."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The type of the first input."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the inputs are."""
+
+    @abstractmethod
+    def __getitem__(self, index: Index) -> Union[Tensor, "Stacked"]:
+        """The inputs of the samples with these numbers."""
+
+    @abstractmethod
+    def subset(self, index: Index) -> "Source":
+        """The samples with these numbers, not yet read where they are read when needed."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> "Source":
+        """The inputs on a device."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+Inputs = Tensor | Source
+
+
+class Stacked(Source):
+    """Several inputs per sample: by name, as a module's keywords, or by position.
+
+    >>> x = Stacked((torch.zeros(5, 3), torch.ones(5)), ("ids", "mask"))
+    >>> x[torch.tensor([0, 4])].arguments()[1]["mask"]
+    tensor([1., 1.])
+    """
+
+    def __init__(self, values: tuple[Tensor, ...], names: tuple[str, ...] | None = None) -> None:
+        self.values = values
+        self.names = names
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Stacked":
+        """A function of each input."""
+        return Stacked(tuple(function(value) for value in self.values), self.names)
+
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The positional and keyword arguments of a module."""
+        if self.names is None:
+            return self.values, {}
+        return (), dict(zip(self.names, self.values, strict=True))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values[0].shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values[0].device
+
+    def __getitem__(self, index: Index) -> "Stacked":
+        return self.map(lambda value: value[index])
+
+    def subset(self, index: Index) -> "Stacked":
+        return self[index]
+
+    def to(self, device: torch.device | str) -> "Stacked":
+        return self.map(lambda value: value.to(device))
+
+
+_pytree.register_pytree_node(  # so that vmap takes it
+    Stacked,
+    lambda stacked: (list(stacked.values), stacked.names),
+    lambda values, names: Stacked(tuple(values), names),
+)
+
+
+class Lazy(Source):
+    """Samples that are read when they are needed: only a batch is in memory.
+
+    Args:
+        take: Reads the inputs of the samples with these numbers, each of them once.
+        rows: The numbers of these samples.
+        like: One sample's inputs, as a batch of one.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[np.ndarray], "Tensor | Stacked"],
+        rows: np.ndarray,
+        like: "Tensor | Stacked",
+    ) -> None:
+        self.take = take
+        self.rows = rows
+        self.like = like
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.rows), *self.like.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def __getitem__(self, index: Index) -> "Tensor | Stacked":
+        position = index if isinstance(index, slice) else index.cpu().numpy()
+        numbers = self.rows[position]
+        different, where = np.unique(numbers, return_inverse=True)  # padding repeats samples
+        if len(different) == 0:
+            return self.like[:0]
+        return self.take(different)[torch.from_numpy(where.reshape(numbers.shape))]
+
+    def subset(self, index: Index) -> "Lazy":
+        position = index if isinstance(index, slice) else index.cpu().numpy()
+        return Lazy(self.take, self.rows[position], self.like)
+
+    def to(self, device: torch.device | str) -> "Lazy":
+        if torch.device(device).type != "cpu":
+            raise DataError(
+                f"samples that are read when needed cannot be kept on {device}: use the CPU, or "
+                "give them more memory"
+            )
+        return self
+
+
+def joined(parts: Sequence[Inputs]) -> Inputs:
+    """Inputs one after the other."""
+    first = parts[0]
+    if isinstance(first, Lazy):
+        rows = [part.rows for part in parts if isinstance(part, Lazy)]
+        return Lazy(first.take, np.concatenate(rows), first.like)
+    if isinstance(first, Stacked):
+        columns = zip(*(part.values for part in parts if isinstance(part, Stacked)), strict=True)
+        return Stacked(tuple(torch.cat(column) for column in columns), first.names)
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
+def subset(x: Inputs, index: Index) -> Inputs:
+    """The inputs of some samples; those that are read when needed are not read yet."""
+    return x.subset(index) if isinstance(x, Source) else x[index]
+
+
+def zeros_like(x: Inputs, count: int) -> Tensor | Stacked:
+    """Samples of the shape and type of x, all zeros."""
+    like = x.like if isinstance(x, Lazy) else x
+
+    def zeros(value: Tensor) -> Tensor:
+        return torch.zeros(count, *value.shape[1:], dtype=value.dtype)
+
+    if isinstance(like, Stacked):
+        return like.map(zeros)
+    assert isinstance(like, Tensor)
+    return zeros(like)
+
+
+def leaves(x: Inputs) -> tuple[Tensor, ...]:
+    """The tensors of inputs that are in memory."""
+    if isinstance(x, Stacked):
+        return x.values
+    return (x,) if isinstance(x, Tensor) else ()
+
+
+def sampled(x: Inputs) -> tuple[Tensor, ...]:
+    """The tensors that identify inputs: all, or of samples that are read when needed some."""
+    if not isinstance(x, Lazy):
+        return leaves(x)
+    step = max(1, len(x) // IDENTIFYING)
+    return leaves(x[slice(None, None, step)])
+
+
+# Batches of a user's datasets
+
+
+def split_batch(samples: list[object], label: str | None, collate: Collate | None) -> Batch:
+    """The inputs and labels of samples as a dataset gives them.
+
+    Args:
+        samples: Tuples (input, ..., label), or dicts of inputs and a label.
+        label: The key of the label in a dict.
+        collate: Makes a batch of samples, in place of torch's default.
+    """
+    try:
+        batch = (collate or default_collate)(samples)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise DataError(
+            f"samples cannot be stacked to a batch ({str(error).splitlines()[0][:150]}): give a "
+            "collate_fn, or a transform that makes tensors of one shape"
+        ) from None
+    if isinstance(batch, Mapping):
+        named = {str(key): value for key, value in batch.items()}
+        key = label or next((name for name in LABELS if name in named), None)
+        if key is None or key not in named:
+            raise DataError(f"a sample has {sorted(named)}: name its label, as in label='label'")
+        y = named.pop(key)
+        return _inputs(tuple(named.values()), tuple(named)), _tensor(y, key)
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        kind = type(samples[0]).__name__
+        raise DataError(f"a sample is a {kind}: give tuples (input, label), or dicts with a label")
+    *inputs, y = batch
+    only = inputs[0]
+    if len(inputs) == 1 and isinstance(only, Mapping):
+        return _inputs(tuple(only.values()), tuple(map(str, only))), _tensor(y, "label")
+    if len(inputs) == 1 and isinstance(only, tuple | list):
+        return _inputs(tuple(only), None), _tensor(y, "label")
+    return _inputs(tuple(inputs), None), _tensor(y, "label")
+
+
+def _inputs(values: tuple[object, ...], names: tuple[str, ...] | None) -> Tensor | Stacked:
+    tensors = tuple(_tensor(value, f"input {i + 1}") for i, value in enumerate(values))
+    ready = tuple(value.float() if value.dtype == torch.float64 else value for value in tensors)
+    return ready[0] if names is None and len(ready) == 1 else Stacked(ready, names)
+
+
+def _tensor(value: object, name: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise DataError(f"{name} of a sample is {type(value).__name__}: give tensors or numbers")
+    return value

@@ -67,8 +67,9 @@ class Browser:
         self._call("POST", path + "/value", {"text": text})
 
     def text(self, css: str = "body") -> str:
-        """What a person reads in an element."""
-        return str(self.run("return document.querySelector(arguments[0]).innerText", css))
+        """What a person reads in an element; nothing where it is not there yet."""
+        script = "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''"
+        return str(self.run(script, css))
 
     def texts(self, css: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)"

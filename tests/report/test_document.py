@@ -94,7 +94,7 @@ def test_it_says_what_the_folders_hold(runs: Path, page: str) -> None:
     text = Outline(page).text
     for name in first:
         mean = 50 * (first[name] + second[name])
-        assert (shown(name), f"{mean:.2f} %") in pairwise(text)
+        assert (shown(name), f"{mean:.2f} %") in zip(text, text[2:], strict=False)
     whole = "".join(text)
     assert (runs / "fedavg" / "seed-0" / "experiment.toml").read_text() in whole
     assert json.loads((runs / "fedavg" / "seed-0" / "run.json").read_text())["torch"] in whole
@@ -144,8 +144,8 @@ def test_seeds_that_some_labels_lack_are_left_out_and_named(tmp_path: Path) -> N
     make_runs(tmp_path, ["fedavg"], seeds=2, rounds=2)
     make_runs(tmp_path, ["term"], seeds=1, rounds=2)
     report = document.collect([tmp_path])
-    assert [result.seeds for result in report.results] == [1, 1]
-    assert report.left_out == ["fedavg: seeds [1] are left out, as other labels lack them."]
+    assert [result.seeds for result in report.comparison.results] == [1, 1]
+    assert report.left_out == ["fedavg: seeds [1] are left out, as other methods lack them."]
 
 
 def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_many_clients_are_shown_as_a_distribution_and_in_groups(tmp_path: Path) 
     report = document.collect([tmp_path])
     page = document.render(report, "many")
     assert "the share of clients with at most this score" in page
-    record = report.runs["aaggff-s"][0]
+    record = report.comparison.records["aaggff-s"][0]
     assert figures.relative_weights(record).table.shape == (figures.MOST_NAMES, 2)
     outline = Outline(page)
     assert all(name in outline.text for name in names)  # in the numbers
@@ -185,8 +185,8 @@ def test_runs_alone_and_pooled_say_for_whom_it_is_worth_it(tmp_path: Path) -> No
     for _ in run_cells(plan):
         pass
     report = document.collect([tmp_path])
-    assert [each.label for each in report.results] == ["fedavg", "term"]
-    assert [each.label for each in report.baselines] == ["alone", "pooled"]
+    assert [each.label for each in report.comparison.results] == ["fedavg", "term"]
+    assert [each.label for each in report.comparison.baselines] == ["alone", "pooled"]
     page = Outline(document.render(report, "worth"))
 
     def score(label: str, column: str) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """The page of runs, in a browser as a person uses it, and over plain HTTP as an attacker would."""
 
+import csv
+import io
 import json
 import shutil
 import socket
@@ -8,14 +10,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
+from scipy import stats
 
 from browser import Browser, browser
-from commonweal.record.record import Record
+from commonweal.record.record import Outline
 from commonweal.report import document
 from commonweal.ui import runs
 from commonweal.ui.server import application
@@ -28,14 +32,18 @@ class Page:
     address: str
     root: Path
 
-    def get(self, path: str, **parameters: str) -> httpx.Response:
+    def get(self, path: str, **parameters: str | list[str]) -> httpx.Response:
         return httpx.get(self.address + path, params=parameters or None, timeout=30)
+
+    def view(self, view: str, **parameters: str | list[str]) -> str:
+        return f"{self.address}/#/{view}?{urlencode(parameters, doseq=True)}"
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     root = tmp_path_factory.mktemp("page") / "runs"
     make_runs(root)
+    make_runs(root / "local", ["fedavg"], client="alone")
     broken = root / "zbroken"
     shutil.copytree(root / "fedavg" / "seed-0", broken)
     (broken / "run.json").write_text('{"format": ')
@@ -64,63 +72,105 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-def rows(window: Browser) -> list[str]:
-    return window.texts(".scroll tbody tr")
+ALL = [f"{rule}/seed-{seed}" for rule in ("fedavg", "aaggff-s", "local/fedavg") for seed in (0, 1)]
+
+
+def rows(window: Browser, label: str = "") -> list[str]:
+    return window.texts(f".scroll[aria-label^='{label}'] tbody tr")
+
+
+def scores(folder: Path, column: str = "score") -> dict[str, float]:
+    """A run's last scores by client, from its CSV file."""
+    with open(folder / "clients.csv", encoding="utf-8", newline="") as file:
+        return {line["client"]: float(line[column]) for line in csv.DictReader(file)}
 
 
 # In a browser
 
 
-def test_runs_are_listed_and_filtered_and_broken_ones_say_so(page: Page, window: Browser) -> None:
+def test_runs_are_listed_by_federation_and_method_with_seeds_folded(
+    page: Page, window: Browser
+) -> None:
     window.open(page.address)
-    window.shows("6 runs")
-    assert len(rows(window)) == 6
-    broken = next(row for row in rows(window) if "zbroken" in row)
-    assert "broken:" in broken and "is not the folder of a run" in broken
-    started = next(row for row in rows(window) if "zstarted" in row)
-    assert "experiment.toml is missing" in started
+    window.shows("8 runs in")
+    lines = [line.split() for line in rows(window, "Methods")]
+    assert sorted(" ".join(line[:1]) for line in lines) == ["aaggff-s", "fedavg", "local"]
+    worst = []
+    for seed in (0, 1):
+        last = (page.root / "fedavg" / f"seed-{seed}" / "rounds.jsonl").read_text().splitlines()
+        worst.append(json.loads(last[-1])["metrics"]["worst_10"])
+    assert f"{50 * sum(worst):.1f}" in next(line for line in lines if line[0] == "fedavg")
+    window.shows("oining", ".answer")  # whatever the answer is
+    window.click("details summary")
+    broken = {line.split("\t")[0]: line for line in rows(window, "Broken")}
+    assert "broken: " in broken["zbroken"] and "not the folder of a run" in broken["zbroken"]
+    assert "experiment.toml is missing" in broken["zstarted"]
     window.type("#words", "aaggff-s seed=1")
-    window.shows("1 runs")
-    assert "aaggff-s/seed-1" in rows(window)[0]
+    window.shows("1 of 8 runs")
+    assert len(rows(window, "Methods")) == 1
     assert window.errors() == []
 
 
-def test_chosen_runs_are_compared(page: Page, window: Browser) -> None:
+def test_a_header_sorts_and_the_theme_is_remembered(page: Page, window: Browser) -> None:
     window.open(page.address + "/#/")
     window.run("location.reload()")
-    window.shows("6 runs")
-    for name in ("aaggff-s/seed-0", "fedavg/seed-0"):
-        window.click(f"input[aria-label='Choose {name}']")
-    window.shows("Compare 2 chosen")
+    window.shows("8 runs in")
+    window.click("th.name button")
+    names = [line.split("\t")[1] for line in rows(window, "Methods")]
+    assert names == ["aaggff-s", "fedavg", "local training"]
+    window.click("th.name button")
+    assert [line.split("\t")[1] for line in rows(window, "Methods")] == names[::-1]
+    before = window.run("return getComputedStyle(document.body).backgroundColor")
+    window.click("#theme")
+    after = window.run("return getComputedStyle(document.body).backgroundColor")
+    assert before != after
+    window.run("location.reload()")
+    window.shows("8 runs in")
+    assert window.run("return getComputedStyle(document.body).backgroundColor") == after
+    window.click("#theme")
+
+
+def test_chosen_methods_are_compared(page: Page, window: Browser) -> None:
+    window.open(page.address + "/#/")
+    window.run("location.reload()")
+    window.shows("8 runs in")
+    for name in ("fedavg", "aaggff-s", "alone"):
+        window.click(f"input[aria-label^='Choose {name} of']")
+    window.shows("Compare 6 chosen runs")
     window.click("#compare")
-    window.shows("Comparison", "h1")
-    window.shows("fedavg against aaggff-s")
-    last = page.root / "fedavg" / "seed-0" / "rounds.jsonl"
-    mean = json.loads(last.read_text().splitlines()[-1])["metrics"]["mean"]
-    line = next(row for row in rows(window) if row.startswith("fedavg"))
-    assert f"\t{100 * mean:.1f}" in line  # one seed has no deviation
+    window.shows("pay", "h1")
+    means = [np.mean(list(scores(page.root / "fedavg" / f"seed-{s}").values())) for s in (0, 1)]
+    line = next(row for row in rows(window, "Methods") if row.strip().startswith("fedavg"))
+    assert f"\t{100 * np.mean(means):.1f}\t" in line
+    assert window.run("return document.querySelectorAll('svg.clients a').length") == 5
+    assert len(window.find("svg.clients .ring")) == 5
+    assert len(window.find(".uplot canvas")) == 1
+    window.run("document.querySelector('select').value = 'mean'")
+    window.run("document.querySelector('select').dispatchEvent(new Event('change'))")
     assert len(window.find(".uplot canvas")) == 1
     assert window.errors() == []
 
 
-def test_a_click_on_a_client_shows_its_history_and_weights(page: Page, window: Browser) -> None:
-    window.open(page.address + "/#/run/aaggff-s%2Fseed-0")
-    window.shows("finished: round 4 of 4")
-    window.shows("5 of 5 clients")
-    window.type("#client-words", "img")
-    window.shows("1 of 5 clients")
-    assert IMAGE in window.text(".scroll tbody")
-    window.click(".scroll tbody a")
-    window.shows("Weight over rounds, and why")
-    assert window.text("h1") == IMAGE
+def test_a_client_is_shown_under_all_methods(page: Page, window: Browser) -> None:
+    window.open(page.view("compare", id=ALL))
+    window.shows("pay", "h1")
+    window.click("svg.clients a")
+    window.shows("Weight over rounds", "main")
+    methods = [row.split("\t")[0].strip() for row in rows(window, "Methods")]
+    assert methods == ["fedavg", "aaggff-s", "local training"]
+    name = window.run("return new URLSearchParams(location.hash.split('?')[1]).get('name')")
+    window.click("#after")
+    window.until(
+        lambda: "name=" + quote(str(name), safe="") not in window.run("return location.hash")
+    )
+    window.shows("Weight over rounds", "main")
     assert len(window.find(".uplot canvas")) == 2
-    assert "The rule: aaggff-s" in window.texts("h2")
     assert window.errors() == []
 
 
 def test_figures_are_drawn_when_they_are_unfolded(page: Page, window: Browser) -> None:
-    window.open(page.address + "/#/run/fedavg%2Fseed-0")
-    window.shows("Weights over rounds")
+    window.open(page.view("run", id="fedavg/seed-0"))
+    window.shows("finished: round 4 of 4")
     assert window.find("img") == []
     window.click("details summary")
     script = "const i = document.querySelector('img'); return i && i.naturalWidth"
@@ -129,17 +179,18 @@ def test_figures_are_drawn_when_they_are_unfolded(page: Page, window: Browser) -
 
 
 def test_names_are_never_markup(page: Page, window: Browser) -> None:
-    name = quote(IMAGE, safe="")
     for view in (
-        "#/",
-        "#/run/fedavg%2Fseed-0",
-        f"#/client/fedavg%2Fseed-0/{name}",
-        f"#/run/{name}",
+        page.view(""),
+        page.view("compare", id=ALL),
+        page.view("client", id=ALL, name=IMAGE),
+        page.view("run", id="fedavg/seed-0"),
+        page.view("run", id=IMAGE),
     ):
-        window.open(page.address + "/" + view)
+        window.open(view)
         window.until(lambda: len(window.text("main")) > 40)
         assert window.find("img[src='x']") == []
         assert window.run("return document.title") == "Commonweal"
+    window.shows("This cannot be shown.")
     assert ["404" in error for error in window.errors()] == [True]  # there is no such run
 
 
@@ -149,10 +200,12 @@ def test_rounds_appear_while_a_run_goes_on(page: Page, window: Browser, tmp_path
     lines = (live / "rounds.jsonl").read_text().splitlines(keepends=True)
     (live / "model.safetensors").rename(tmp_path / "model")
     (live / "rounds.jsonl").write_text("".join(lines[:2]))
-    (live / "timings.jsonl").write_text('{"round": 2}\n')
+    (live / "timings.jsonl").write_text('{"round": 2, "train": 10.0}\n')
     try:
-        window.open(page.address + "/#/run/live")
+        window.open(page.view("run", id="live"))
         window.shows("running: round 2 of 4")
+        window.shows("Served worst now: ")
+        assert page.get("/api/run", id="live").json()["seconds_left"] == 20.0
         with open(live / "rounds.jsonl", "a") as file:
             file.write(lines[2] + lines[3][:20])  # the last one is half written
         window.shows("running: round 3 of 4")
@@ -164,6 +217,21 @@ def test_rounds_appear_while_a_run_goes_on(page: Page, window: Browser, tmp_path
         assert window.errors() == []
     finally:
         shutil.rmtree(live)
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_nothing_is_wider_than_the_window(page: Page, window: Browser, width: int) -> None:
+    window.resize(width, 900)
+    for view in (
+        page.view(""),
+        page.view("compare", id=ALL),
+        page.view("client", id=ALL, name="d"),
+        page.view("run", id="fedavg/seed-0"),
+    ):
+        window.open(view)
+        window.until(lambda: len(window.text("main")) > 150)
+        assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert "null" not in window.text("main") and "NaN" not in window.text("main")
 
 
 def test_a_report_is_readable_without_scripts_on_a_phone(
@@ -186,7 +254,7 @@ def test_a_report_is_readable_without_scripts_on_a_phone(
 
 
 def test_every_answer_has_a_strict_policy(page: Page) -> None:
-    for path in ("/", "/static/page.js", "/api/runs", "/api/run", "/nowhere"):
+    for path in ("/", "/static/page.js", "/api/home", "/api/run", "/nowhere"):
         headers = page.get(path).headers
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'self'") and "unsafe" not in policy
@@ -196,13 +264,14 @@ def test_every_answer_has_a_strict_policy(page: Page) -> None:
 def test_nothing_outside_the_folder_is_read(page: Page, tmp_path: Path) -> None:
     outside = make_runs(tmp_path, ["fedavg"], seeds=1, rounds=2)[0]
     (page.root / "link").symlink_to(outside)
+    answers = ("run", "client", "compare", "sentence", "figure", "follow", "table", "report")
     try:
         for name in ("../../" + outside.name, str(outside), "link", "fedavg/../../../etc", "\x00"):
-            for what in ("run", "clients", "client", "compare", "figure", "follow"):
+            for what in answers:
                 answer = page.get(f"/api/{what}", id=name, what="weights", name="d")
                 assert answer.status_code == 404
                 assert "there is no run" in answer.text
-        assert all(run["id"] != "link" for run in page.get("/api/runs").json()["runs"])
+        assert "link" not in page.get("/api/home").text
         assert page.get("/static/../server.py").status_code == 404
         assert page.get("/static/%2e%2e/server.py").status_code == 404
     finally:
@@ -211,26 +280,59 @@ def test_nothing_outside_the_folder_is_read(page: Page, tmp_path: Path) -> None:
 
 def test_nothing_can_be_written_and_other_hosts_are_refused(page: Page) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        assert httpx.request(method, page.address + "/api/runs").status_code == 405
-    answer = httpx.get(page.address + "/api/runs", headers={"Host": "evil.example"})
+        assert httpx.request(method, page.address + "/api/home").status_code == 405
+    answer = httpx.get(page.address + "/api/home", headers={"Host": "evil.example"})
     assert answer.status_code == 400
 
 
-def test_a_clients_history_is_what_the_files_hold(page: Page) -> None:
+def test_the_client_plot_holds_scores_of_the_files(page: Page) -> None:
+    view = page.get("/api/compare", id=ALL).json()
+    assert view["methods"] == ["fedavg", "aaggff-s"] and view["has_local"]
+    folders = {"fedavg": "fedavg", "aaggff-s": "aaggff-s"}
+    local = [scores(page.root / "local/fedavg" / f"seed-{s}", "personal_score") for s in (0, 1)]
+    for line in view["lines"]:
+        name = line["client"]
+        assert line["local"] == pytest.approx(50 * sum(each[name] for each in local))
+        for method, value in zip(view["methods"], line["scores"], strict=True):
+            both = [scores(page.root / folders[method] / f"seed-{s}")[name] for s in (0, 1)]
+            assert value == pytest.approx(50 * sum(both))
+    assert [line["local"] for line in view["lines"]] == sorted(
+        (line["local"] for line in view["lines"]), reverse=True
+    )
+
+
+def test_a_clients_weights_are_what_the_files_hold(page: Page) -> None:
     folder = page.root / "aaggff-s" / "seed-0"
+    lines = as_documented(folder)
     for name in NAMES:
-        found = page.get("/api/client", id="aaggff-s/seed-0", name=name).json()
-        lines = as_documented(folder)
+        view = page.get("/api/client", id=ALL, name=name).json()
+        (found,) = [method for method in view["methods"] if method["label"] == "aaggff-s"]
         weights = [5 * weights_of(line)[name] for line in lines]
-        assert found["weights"]["weight"] == pytest.approx(weights)
+        assert found["weights"] == pytest.approx(weights, abs=1e-5)
         losses = [dict(zip(x["client"], x["loss"], strict=True)) for x in lines]
         relative = [each[name] * 5 / sum(each.values()) for each in losses]
-        assert found["weights"]["loss"] == pytest.approx(relative)
-        assert found["scores"]["round"] == [2, 4]
-    assert page.get("/api/client", id="aaggff-s/seed-0", name="nobody").status_code == 404
+        assert found["losses"] == pytest.approx(relative, abs=1e-5)
+        assert found["rounds"] == [2, 4]
+    assert page.get("/api/client", id=ALL, name="nobody").status_code == 404
 
 
-def test_a_damaged_line_of_rounds_is_a_sentence(page: Page, tmp_path: Path) -> None:
+def test_tables_figures_and_the_report_are_downloaded(page: Page) -> None:
+    answer = page.get("/api/table", id=ALL, form="csv", file="a b/<c>.csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="a-b--c-.csv"'
+    table = {line["rule"]: line for line in csv.DictReader(io.StringIO(answer.text))}
+    means = [np.mean(list(scores(page.root / "fedavg" / f"seed-{s}").values())) for s in (0, 1)]
+    assert float(table["fedavg"]["mean"]) == pytest.approx(np.mean(means))
+    assert r"\begin{tabular}" in page.get("/api/table", id=ALL, form="tex").text
+    for what in ("clients", "rounds"):
+        for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+            drawn = page.get("/api/figure", id=ALL, what=what, form=form)
+            assert drawn.content.startswith(start)
+    assert "<h1>" in page.get("/api/report", id=ALL, title="x").text
+    for wrong in ({"form": "exe"}, {"what": "clients", "form": "exe"}):
+        assert page.get("/api/figure", id=ALL, **wrong).status_code == 404
+
+
+def test_a_damaged_line_of_rounds_is_reported(page: Page) -> None:
     folder = page.root / "damaged"
     shutil.copytree(page.root / "fedavg" / "seed-0", folder)
     try:
@@ -242,51 +344,80 @@ def test_a_damaged_line_of_rounds_is_a_sentence(page: Page, tmp_path: Path) -> N
         shutil.rmtree(folder)
 
 
-# Large folders
+# Large and strange folders
 
 
-def test_a_thousand_runs_are_listed_at_once(page: Page, tmp_path: Path) -> None:
+def copies(page: Page, root: Path, count: int) -> None:
     model = page.root / "fedavg" / "seed-0"
     names = ("experiment.toml", "run.json", "rounds.jsonl", "timings.jsonl")
     small = {name: (model / name).read_bytes() for name in names}
-    for k in range(1000):
-        folder = tmp_path / f"run-{k:04d}"
+    for k in range(count):
+        folder = root / f"run-{k:04d}"
         folder.mkdir()
         for name, data in small.items():
-            (folder / name).write_bytes(data)
-    begin = time.perf_counter()
-    found = runs.search(tmp_path, "")
-    seconds = time.perf_counter() - begin
-    assert len(found) == 1000
-    assert {run.round for run in found} == {4}
-    assert seconds < 10  # less than one where nothing else runs
+            text = data.replace(b"seed = 0", b"seed = %d" % k, 1) if name[0] == "e" else data
+            (folder / name).write_bytes(text)
 
 
-def test_the_list_reads_only_the_end_of_rounds(page: Page, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(page.root / "fedavg" / "seed-0", folder)
-    last = (folder / "rounds.jsonl").read_bytes().splitlines()[-1]
-    with open(folder / "rounds.jsonl", "wb") as file:
-        file.write(b"x" * (1 << 20) + b"\n" + last + b"\n")
-    (run,) = runs.search(tmp_path, "")
-    assert run.state == "finished"
-    assert run.mean == json.loads(last)["metrics"]["mean"]
+def test_a_thousand_runs_are_read_once(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies(page, tmp_path, 1000)
+    (federation,) = runs.federations(runs.scan(tmp_path))
+    (method,) = federation.methods
+    assert len(method.ids) == 1000
+
+    def fail(folder: Path) -> None:
+        raise AssertionError(f"{folder} was read again")
+
+    monkeypatch.setattr(Outline, "open", fail)
+    assert runs.federations(runs.scan(tmp_path)) == [federation]
+
+
+def test_one_broken_folder_never_empties_the_page(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies(page, tmp_path, 3)
+    open_outline = Outline.open
+
+    def fail(folder: Path) -> Outline:
+        if folder.name == "run-0001":
+            raise AttributeError("'NoneType' object has no attribute 'x'")  # nobody foresaw it
+        return open_outline(folder)
+
+    monkeypatch.setattr(Outline, "open", fail)
+    found = runs.scan(tmp_path)
+    assert [run.state == "broken" for run in found] == [False, True, False]
+    assert "NoneType" in found[1].problem
+    assert len(runs.federations(found)[0].methods[0].ids) == 2
+
+
+def test_gains_over_fedavg_are_paired_by_seed(page: Page, tmp_path: Path) -> None:
+    copies(page, tmp_path, 3)
+    shutil.copytree(tmp_path, tmp_path / "term")
+    gains = []
+    for k, change in enumerate((0.011, 0.02, 0.0153)):
+        folder = tmp_path / "term" / f"run-{k:04d}"
+        text = (folder / "experiment.toml").read_text()
+        (folder / "experiment.toml").write_text(text.replace('"fedavg"', '"uniform"'))
+        *lines, last = (folder / "rounds.jsonl").read_text().splitlines()
+        value = json.loads(last)
+        value["metrics"]["mean"] += change
+        gains.append(100 * change)
+        (folder / "rounds.jsonl").write_text("\n".join([*lines, json.dumps(value)]) + "\n")
+    (federation,) = runs.federations(runs.scan(tmp_path))
+    by_label = {method.label: method for method in federation.methods}
+    low, high = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+    assert by_label["uniform"].mean_gain == f"{np.mean(gains):+.1f} [{low:+.1f}, {high:+.1f}]"
+    assert by_label["uniform"].worst_gain == "+0.0 (n.s.)"
+    assert by_label["fedavg"].mean_gain == ""
 
 
 def test_figures_are_of_the_models_that_clients_use(tmp_path: Path) -> None:
-    (folder,) = make_runs(tmp_path, ("fedavg",), seeds=1, client="alone")
+    (folder,) = make_runs(tmp_path, ("fedavg",), seeds=1, client="ditto")
     last = json.loads((folder / "rounds.jsonl").read_bytes().splitlines()[-1])
     assert last["personal"]["mean"] != last["metrics"]["mean"]
-    (run,) = runs.search(tmp_path, "alone")
-    assert run.title == "fedavg, alone"
-    assert run.mean == last["personal"]["mean"]
-    assert run.worst == last["personal"]["worst_10"]
-    record = Record.read(folder)
-    rounds, _ = record.rounds_after(0)
-    assert rounds[-1].metrics == last["personal"]
-    assert runs.curve(record).mean[-1] == last["personal"]["mean"]
-    clients = runs.client_page(record, "", most=99).clients
-    assert min(client.score for client in clients) == last["personal"]["worst"]
-    worst = clients[0]  # the worst off is first
-    history = runs.client_history(record, worst.name).scores
-    assert history.score[-1] == worst.score
+    (run,) = runs.select(runs.scan(tmp_path), "ditto")
+    assert (run.mean, run.worst) == (last["personal"]["mean"], last["personal"]["worst_10"])
+    (federation,) = runs.federations([run])
+    assert [method.label for method in federation.methods] == ["ditto"]

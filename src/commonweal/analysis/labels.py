@@ -7,11 +7,11 @@ from pathlib import Path
 from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.plain import Plain, flat
-from commonweal.record.record import Record
+from commonweal.record.record import Outline, Record
 
-__all__ = ["by_label", "find_runs", "seed_of"]
+__all__ = ["baseline_of", "by_label", "find_runs", "identity", "labels", "method_of", "seed_of"]
 
-# What differs between seeds: a model that is given is initialised anew, and has another digest.
+# What differs between seeds: a model that is given is initialised again, and has another digest.
 SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
 
 
@@ -31,80 +31,79 @@ def find_runs(folders: Sequence[str | Path]) -> list[Record]:
 
 
 def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The runs by what tells them apart: the rule, and the keys in which experiments differ.
+    """The runs by method: the rule, the client method, and the settings in which they differ.
 
-    A second run of the same experiment and seed has the label with "#2". What a federation is
-    measured against, clients alone and pooled rows, stands last.
+    A second run of the same experiment and seed has the label with "#2". Local and pooled training
+    stand last.
     """
     groups: dict[str, list[Record]] = {}
-    baselines: dict[str, list[Record]] = {}
     for record in records:
-        name = _baseline(record)
-        if name is None:
-            groups.setdefault(_identity(record), []).append(record)
-        else:
-            baselines.setdefault(name, []).append(record)
-    found: dict[str, list[Record]] = {}
-    labels = _labels([group[0] for group in groups.values()])
-    labelled = [*zip(labels, groups.values(), strict=True), *baselines.items()]
-    for label, group in labelled:
-        met: Counter[int] = Counter()
+        groups.setdefault(identity(record), []).append(record)
+    labelled: dict[str, list[Record]] = {}
+    for label, group in zip(labels(g[0] for g in groups.values()), groups.values(), strict=True):
+        counts: Counter[int] = Counter()
         for record in sorted(group, key=seed_of):
-            met[seed_of(record)] += 1
-            again = met[seed_of(record)]
-            found.setdefault(label if again == 1 else f"{label} #{again}", []).append(record)
-    return found
+            counts[seed_of(record)] += 1
+            again = counts[seed_of(record)]
+            labelled.setdefault(label if again == 1 else f"{label} #{again}", []).append(record)
+    last = [label for label in labelled if label.split(" #")[0] in (ALONE, POOLED)]
+    return {label: labelled[label] for label in [*(k for k in labelled if k not in last), *last]}
 
 
-def _baseline(record: Record) -> str | None:
-    """Whether a run is of clients alone or of pooled rows, as `compare` adds them."""
-    table = flat(record.experiment)
-    if table.get("client.name") == ALONE:
-        return ALONE
-    return POOLED if table.get("algorithm.name") == POOLED else None
-
-
-def seed_of(record: Record) -> int:
+def seed_of(record: Outline) -> int:
     return int(record.experiment.get("seed", 0))
 
 
-def _settings(record: Record) -> dict[str, Plain]:
+def baseline_of(record: Outline) -> str | None:
+    """Whether a run is of local or of pooled training, as `compare` adds them."""
+    if record.part("client") == ALONE:
+        return ALONE
+    return POOLED if record.part("algorithm") == POOLED else None
+
+
+def identity(record: Outline) -> str:
+    """What runs that differ in nothing but their seeds have in common."""
+    return baseline_of(record) or repr(sorted(_settings(record).items()))
+
+
+def method_of(record: Outline) -> str:
+    """The rule, or the client method, or both where both are unusual."""
+    client = record.part("client", "sgd")
+    if client == "sgd":
+        return record.title
+    return client if record.title == "fedavg" else f"{record.title} {client}"
+
+
+def labels(records: Iterable[Outline]) -> list[str]:
+    """A label for each of several runs that all differ: its method, and what tells it apart."""
+    records = list(records)
+    settings = [_settings(record) for record in records if baseline_of(record) is None]
+    everywhere = [key for key in _varying(settings) if key.partition(".")[0] not in PARTS]
+    alike: dict[str, list[dict[str, Plain]]] = {}
+    for record in records:
+        alike.setdefault(method_of(record), []).append(_settings(record))
+    # The parameters of different methods always differ: those of the same one tell runs apart.
+    within = {method: _varying(group) for method, group in alike.items()}
+    texts = []
+    for record in records:
+        method = method_of(record)
+        own = _settings(record)
+        keys = [*everywhere, *(k for k in within[method] if k not in everywhere)]
+        text = " ".join([method, *(_setting(key, own) for key in keys)])
+        texts.append(baseline_of(record) or text)
+    return texts
+
+
+PARTS = ("rule", "algorithm", "client")  # which a method is named after
+
+
+def _settings(record: Outline) -> dict[str, Plain]:
     return {key: value for key, value in flat(record.experiment).items() if key not in SEEDS}
 
 
-def _identity(record: Record) -> str:
-    return repr(sorted(_settings(record).items()))
-
-
-def _labels(records: Sequence[Record]) -> list[str]:
-    """A label for each of several runs that all differ."""
-    settings = [_settings(record) for record in records]
-    everywhere = _varying(settings)
-    labels = []
-    for record, own in zip(records, settings, strict=True):
-        # The parameters of different rules always differ: those of the same rule tell runs apart.
-        # So do those of client methods.
-        alike = [s for r, s in zip(records, settings, strict=True) if r.title == record.title]
-        method = own.get("client.name")
-        same_method = _varying([s for s in settings if s.get("client.name") == method])
-        keys = [key for key in everywhere if not _names_title(key) and not _of_method(key)]
-        keys += [key for key in same_method if _of_method(key)]
-        keys += [key for key in _varying(alike) if _names_title(key)]
-        labels.append(" ".join([record.title, *(_setting(key, own) for key in keys)]))
-    return labels
-
-
-def _names_title(key: str) -> bool:
-    return key.partition(".")[0] in ("rule", "algorithm")
-
-
-def _of_method(key: str) -> bool:
-    return key.startswith("client.") and key != "client.name"
-
-
 def _varying(settings: Sequence[dict[str, Plain]]) -> list[str]:
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    keys = dict.fromkeys(key for table in settings for key in table)
+    return [key for key in keys if len({repr(table.get(key)) for table in settings}) > 1]
 
 
 def _setting(key: str, own: dict[str, Plain]) -> str:

@@ -34,5 +34,5 @@ def report(
     heading = title or " and ".join(folder.resolve().name for folder in folders)
     write_file(to, document.render(found, heading).encode(), durable=False)
     if not quiet:
-        runs = sum(len(records) for records in found.runs.values())
+        runs = sum(len(records) for records in found.comparison.records.values())
         typer.echo(f"a report of {runs} runs: {to}")

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from commonweal.analysis.compare import Result
+from commonweal.analysis.compare import OWN, Result
 from commonweal.analysis.gains import ClientGain, Gains, gains
 from commonweal.analysis.worth import ALONE
 from commonweal.base.text import shown
+from commonweal.record.record import Record
 from commonweal.report.formats import decimals_of, points, scale, show_score, unit
 from commonweal.training import scores
 
-__all__ = ["ClientLine", "ClientLines", "best_method", "client_lines", "gains_over_local", "text"]
+__all__ = ["ClientLine", "ClientLines", "best_method", "client_lines", "gain_cell"]
+__all__ += ["gains_over_local", "samples_of", "text", "used_results"]
 
 RING = "○"
 DOTS = "●■▲◆▼✚✖"
@@ -71,6 +73,20 @@ def gain_cell(gain: ClientGain, score: str) -> str:
     if math.isnan(gain.low):
         return text
     return f"{text} [{points(gain.low, score)}, {points(gain.high, score)}]"
+
+
+def used_results(results: Sequence[Result]) -> list[Result]:
+    """One result per method: that of personal models, where clients use those."""
+    personal = {result.label.removesuffix(OWN) for result in results if result.label.endswith(OWN)}
+    used = [result for result in results if result.label not in personal]
+    return [replace(r, label=r.label.removesuffix(OWN), personal=False) for r in used]
+
+
+def samples_of(records: Mapping[str, Sequence[Record]]) -> dict[str, int]:
+    """The test samples of every client, in the first run."""
+    table = next(iter(records.values()))[0].clients()
+    sizes = table.evaluation.sizes.int().tolist()
+    return dict(zip(table.names, sizes, strict=True))
 
 
 def gains_over_local(results: Sequence[Result], baselines: Sequence[Result]) -> list[Gains]:

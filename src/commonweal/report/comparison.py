@@ -434,17 +434,23 @@ def answer(summary: Summary) -> str:
     falls = best.mean.significant and best.mean.difference < 0
     better, worse = len(best.better), len(best.worse)
     if better > worse and not falls:
-        rest = "none is" if worse == 0 else f"{worse} {'is' if worse == 1 else 'are'}"
+        rest = "none is" if worse == 0 else _are(worse)
         return (
-            f"Joining pays: with {best.label}, {better} of {clients} clients are significantly "
-            f"better off than with local training, and {rest} worse off."
+            f"Joining pays: with {best.label}, {_are(better, clients)} significantly better off "
+            f"than with local training, and {rest} worse off."
         )
     if worse or falls:
         return (
-            f"Joining does not pay here: even with {best.label}, {worse} of {clients} clients are "
-            f"significantly worse off than with local training, and {better} better off."
+            f"Joining does not pay here: even with {best.label}, {_are(worse, clients)} "
+            f"significantly worse off than with local training, and {better or 'none'} better off."
         )
     return f"Whether joining pays is open: {_open_question(summary, best)}"
+
+
+def _are(count: int, clients: int | None = None) -> str:
+    """A number of clients with its verb: "1 of 17 clients is", "2 are"."""
+    of = "" if clients is None else f" of {clients} clients"
+    return f"{count}{of} {'is' if count == 1 else 'are'}"
 
 
 def _open_question(summary: Summary, best: Gains) -> str:

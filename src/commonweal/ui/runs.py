@@ -1,87 +1,106 @@
-"""What the page shows of runs: a list, curves, and single clients."""
+"""The list of runs: federations, their methods over seeds, and folders that cannot be read."""
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from commonweal.base.errors import CommonwealError
-from commonweal.record.record import Outline, Record, find_runs
-from commonweal.record.rounds import StoredRound
-from commonweal.report.formats import scale
+from commonweal import metrics
+from commonweal.analysis.labels import baseline_of, identity, labels, seed_of
+from commonweal.base.files import digest
+from commonweal.base.plain import flat
+from commonweal.record.record import Outline, find_runs
+from commonweal.report.formats import points, scale
 
-__all__ = ["Client", "ClientPage", "Curve", "History", "Run", "Weights"]
-__all__ += ["client_history", "client_page", "curve", "describe", "search"]
+__all__ = ["Federation", "Method", "Run", "broken", "describe", "federations", "scan", "select"]
 
 RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
-MOST_POINTS = 300  # of a chart
+FILES = ("experiment.toml", "run.json", "rounds.jsonl", "model.safetensors")
+DATA = ("dataset", "partition", "label_noise", "holdout_clients", "score")  # of an experiment
+SEEDS = ("dataset.seed", "dataset.digest", "partition.seed")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A line of the list of runs."""
+    """A run by its small files and the end of its rounds."""
 
     id: str  # the path below the folder that is shown
-    title: str
-    dataset: str
-    seed: int
     state: str  # finished, running, stopped, broken
-    round: int
-    rounds: int
-    mean: float | None
-    worst: float | None
-    score: str
-    scale: float  # by which scores are shown: 100 for fractions
-    problem: str = ""
+    round: int = 0
+    rounds: int = 0
+    changed: float = 0.0  # when, in seconds since 1970
+    mean: float | None = None
+    worst: float | None = None  # the mean over the worst 10 % of clients
+    problem: str = ""  # of a broken one
+    outline: Outline | None = None
 
     @property
     def words(self) -> str:
         """What a filter is matched with."""
-        return f"{self.id} {self.title} {self.dataset} seed={self.seed} {self.state}".lower()
+        if self.outline is None:
+            return f"{self.id} broken".lower()
+        experiment = self.outline
+        named = f"{experiment.title} {experiment.part('client')} {experiment.part('dataset')}"
+        return f"{self.id} {named} seed={seed_of(experiment)} {self.state}".lower()
 
 
-def search(root: Path, words: str) -> list[Run]:
-    """The runs that match all words: a folder's name, a rule, a dataset, seed=0, a state."""
-    runs = (describe(root, folder) for folder in find_runs(root))
-    return [run for run in runs if all(word in run.words for word in words.lower().split())]
+Stamp = tuple[tuple[int, int] | None, ...]  # size and time of change of each of FILES
+_known: dict[Path, tuple[Stamp, Run]] = {}
+
+
+def scan(root: Path) -> list[Run]:
+    """All runs below a folder. Files are read again only where they have changed."""
+    return [describe(root, folder) for folder in find_runs(root)]
 
 
 def describe(root: Path, folder: Path) -> Run:
-    """A run by its small files and the end of its rounds. A broken one says why."""
-    name = folder.relative_to(root).as_posix()
+    """One run. Whatever is wrong with its folder becomes the reason why it is broken."""
+    stamp = tuple(_stamp(folder / name) for name in FILES)
+    known = _known.get(folder)
+    if known is None or known[0] != stamp:
+        run = _read(folder, folder.relative_to(root).as_posix())
+        _known[folder] = (stamp, run)
+        return run
+    run = known[1]
+    if run.state == "running" and time.time() - run.changed >= RECENT:
+        return replace(run, state="stopped")
+    return run
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _read(folder: Path, name: str) -> Run:
     try:
         outline = Outline.open(folder)
         last = outline.last()
+        changed = max(_changed(folder / file) for file in FILES)
         return Run(
             id=name,
-            title=_title(outline),
-            dataset=outline.part("dataset", "?"),
-            seed=int(outline.experiment.get("seed", 0)),
-            state=_state(outline),
+            state=_state(outline, changed),
             round=last.number,
             rounds=outline.total,
-            mean=_known(last.metrics.get("mean")),
-            worst=_known(last.metrics.get("worst_10", last.metrics.get("worst"))),
-            score=outline.facts.score,
-            scale=scale(outline.facts.score),
+            changed=changed,
+            mean=_finite(last.metrics.get("mean")),
+            worst=_finite(last.metrics.get("worst_10", last.metrics.get("worst"))),
+            outline=outline,
         )
-    except (CommonwealError, OSError, ValueError, TypeError) as error:
-        return Run(name, "?", "?", 0, "broken", 0, 0, None, None, "", 1.0, str(error))
+    except Exception as error:  # a folder may hold anything; it must not hide the others
+        return Run(name, "broken", problem=str(error) or type(error).__name__)
 
 
-def _title(outline: Outline) -> str:
-    """The rule, followed by a client method other than sgd."""
-    client = outline.part("client", "sgd")
-    return outline.title if client == "sgd" else f"{outline.title}, {client}"
-
-
-def _state(outline: Outline) -> str:
+def _state(outline: Outline, changed: float) -> str:
     if outline.has_model:
         return "finished"
-    newest = max(_changed(outline.folder / name) for name in ("rounds.jsonl", "experiment.toml"))
-    return "running" if time.time() - newest < RECENT else "stopped"
+    return "running" if time.time() - changed < RECENT else "stopped"
 
 
 def _changed(path: Path) -> float:
@@ -91,143 +110,167 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _known(value: float | None) -> float | None:
+def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# One run
+def select(runs: Sequence[Run], words: str) -> list[Run]:
+    """The runs that match all words: a folder's name, a rule, a dataset, seed=0, a state."""
+    wanted = words.lower().split()
+    return [run for run in runs if all(word in run.words for word in wanted)]
+
+
+def broken(runs: Sequence[Run]) -> list[Run]:
+    """The runs that cannot be read."""
+    return [run for run in runs if run.outline is None]
+
+
+# Federations
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The evaluated rounds as columns, thinned to what a chart can show."""
+class Method:
+    """One line of a federation: the runs of a method over seeds. Scores are as shown."""
 
-    round: list[int]
-    mean: list[float | None]
-    worst_10: list[float | None]
-    best_10: list[float | None]
-    worst: list[float | None]
-
-
-def curve(record: Record) -> Curve:
-    """The metrics of the models that clients use, by evaluated round."""
-    evaluated = record.evaluated
-    chosen = [evaluated[k] for k in _thin(len(evaluated))]
-    metrics = [each.personal or each.metrics for each in chosen]
-
-    def column(name: str) -> list[float | None]:
-        return [values.get(name) for values in metrics]
-
-    numbers = [each.number for each in chosen]
-    return Curve(numbers, column("mean"), column("worst_10"), column("best_10"), column("worst"))
-
-
-def _thin(size: int, most: int = MOST_POINTS) -> list[int]:
-    """Evenly spaced indices, at most `most`, with the first and the last."""
-    if size == 0:
-        return []
-    indices = np.linspace(0, size - 1, min(size, most)).astype(int)
-    return sorted(set(indices.tolist()))
-
-
-# Clients
+    label: str
+    ids: list[str]
+    baseline: bool  # local or pooled training
+    state: str
+    progress: str  # rounds so far, where some are missing
+    worst: float | None
+    mean: float | None
+    worst_gain: str  # over FedAvg, with its interval
+    mean_gain: str
 
 
 @dataclass(frozen=True)
-class Client:
-    """A client in the list of a run's clients."""
+class Federation:
+    """Runs on the same data, by method."""
 
+    key: str
     name: str
-    score: float
-    rows: int
+    clients: int
+    samples: int | None
+    score: str
+    unit: str
+    lower_is_better: bool
+    changed: float
+    running: bool
+    methods: list[Method]
 
 
-@dataclass(frozen=True)
-class ClientPage:
-    """The clients whose names match, the worst off first, and how many there are."""
-
-    clients: list[Client]
-    matching: int
-    all: int
-
-
-def client_page(record: Record, words: str, most: int) -> ClientPage:
-    """The first clients whose names have all words, by the models that clients use."""
-    table = record.clients()
-    used = table.evaluation.personal or table.evaluation
-    columns = zip(table.names, used.score.tolist(), table.evaluation.sizes.tolist(), strict=True)
-    clients = [Client(*values) for values in columns]
-    matching = [c for c in clients if all(word in c.name.lower() for word in words.lower().split())]
-    sign = -1 if record.lower_is_better else 1
-    matching.sort(key=lambda client: (math.isnan(client.score), sign * client.score))
-    return ClientPage(matching[:most], len(matching), len(clients))
+def federations(runs: Sequence[Run]) -> list[Federation]:
+    """The federations of some runs, the one with the latest run first."""
+    groups: dict[str, list[tuple[Run, Outline]]] = {}
+    for run in runs:
+        if run.outline is not None:
+            groups.setdefault(_key(run.outline), []).append((run, run.outline))
+    found = [_federation(key, group) for key, group in groups.items()]
+    return sorted(found, key=lambda federation: -federation.changed)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """A client's evaluations, by the model that it uses."""
-
-    round: list[int]
-    score: list[float | None]
-    loss: list[float | None]
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The rounds of a client: its weight relative to an equal one, its loss to the mean."""
-
-    round: list[int]
-    weight: list[float | None]
-    loss: list[float | None]
+def _key(outline: Outline) -> str:
+    """What runs on the same data have in common; seeds draw other splits of it."""
+    parts = {key: outline.experiment.get(key) for key in DATA}
+    data = {k: v for k, v in flat(parts).items() if k not in SEEDS}
+    text = repr((sorted(data.items(), key=repr), outline.facts.score, outline.facts.clients))
+    return digest(text.encode())
 
 
-@dataclass(frozen=True)
-class History:
-    """One client's scores, weights and losses by round, and why replies were not used."""
-
-    scores: Scores
-    weights: Weights
-    events: list[str]
-
-
-def client_history(record: Record, name: str) -> History:
-    """What happened to a client over the rounds."""
-    values = record.history(name)
-    tested = values.get("test.rows", [])
-    evaluated = [k for k, rows in enumerate(tested) if not math.isnan(rows)]
-    shown = [evaluated[k] for k in _thin(len(evaluated))]
-
-    def column(key: str) -> list[float | None]:
-        used = values.get(f"test.personal_{key}", values.get(f"test.{key}", []))
-        return [_known(used[k]) for k in shown]
-
-    numbers = [record.rounds[k].number for k in shown]
-    scores = Scores(numbers, column("score"), column("loss"))
-    rounds = [k for k, each in enumerate(record.rounds) if _took_part(each, name, values, k)]
-    weights = Weights([], [], [])
-    events = []
-    for k in (rounds[k] for k in _thin(len(rounds))):
-        each = record.rounds[k]
-        weight, loss = _relative(each, values["weight"][k], values["loss"][k])
-        weights.round.append(each.number)
-        weights.weight.append(weight)
-        weights.loss.append(loss)
-        if name in each.dropped:
-            events.append(f"round {each.number}: reply not used: {each.dropped[name]}")
-        if name in each.capped:
-            events.append(f"round {each.number}: reply reduced: {each.capped[name]}")
-    return History(scores, weights, events[-MOST_POINTS:])
+def _federation(key: str, group: Sequence[tuple[Run, Outline]]) -> Federation:
+    first = group[0][1]
+    methods: dict[str, list[tuple[Run, Outline]]] = {}
+    for pair in group:
+        methods.setdefault(identity(pair[1]), []).append(pair)
+    titles = labels(pairs[0][1] for pairs in methods.values())
+    named = dict(zip(titles, methods.values(), strict=True))
+    fedavg = named.get("fedavg", [])
+    score = first.facts.score
+    sign = -1 if first.lower_is_better else 1
+    lines = [_method(label, pairs, fedavg, score, sign) for label, pairs in named.items()]
+    # The best first; local and pooled training at the end, as do methods without a score.
+    lines.sort(key=lambda m: (m.baseline, m.worst is None, -sign * (m.worst or 0.0)))
+    sizes = (first.facts.train_rows, first.facts.test_rows)
+    return Federation(
+        key=key,
+        name=_name(first),
+        clients=first.facts.clients,
+        samples=None if None in sizes else sum(size or 0 for size in sizes),
+        score=score,
+        unit="%" if scale(score) == 100 else "",
+        lower_is_better=first.lower_is_better,
+        changed=max(run.changed for run, _ in group),
+        running=any(run.state == "running" for run, _ in group),
+        methods=lines,
+    )
 
 
-def _took_part(each: StoredRound, name: str, values: dict[str, list[float]], k: int) -> bool:
-    reported = not (math.isnan(values["weight"][k]) and math.isnan(values["loss"][k]))
-    return reported or name in each.dropped
+def _name(outline: Outline) -> str:
+    """The dataset; for a table its file; for data given in Python the folder."""
+    dataset = outline.experiment.get("dataset")
+    if isinstance(dataset, dict) and dataset.get("path"):
+        return Path(str(dataset["path"])).stem
+    name = outline.part("dataset", "?")
+    return outline.folder.parent.name if name == "given" else name
 
 
-def _relative(each: StoredRound, weight: float, loss: float) -> tuple[float | None, float | None]:
-    """The weight relative to an equal one, and the loss relative to the cohort's mean."""
-    columns = each.columns()
-    losses = columns["loss"]
-    finite = losses[np.isfinite(losses)]
-    mean = float(finite.mean()) if len(finite) else 0.0
-    return _known(weight * len(columns["weight"])), _known(loss / mean) if mean else None
+def _method(
+    label: str,
+    pairs: Sequence[tuple[Run, Outline]],
+    fedavg: Sequence[tuple[Run, Outline]],
+    score: str,
+    sign: int,
+) -> Method:
+    runs = [run for run, _ in pairs]
+    states = [run.state for run in runs]
+    state = next((s for s in ("running", "stopped") if s in states), "finished")
+    missing = state != "finished"
+    progress = f"{sum(r.round for r in runs)} of {sum(r.rounds for r in runs)} rounds"
+    return Method(
+        label=label,
+        ids=[run.id for run in runs],
+        baseline=baseline_of(pairs[0][1]) is not None,
+        state=state,
+        progress=progress if missing else "",
+        worst=_mean([run.worst for run in runs], score),
+        mean=_mean([run.mean for run in runs], score),
+        worst_gain=_gain("worst", pairs, fedavg, score, sign),
+        mean_gain=_gain("mean", pairs, fedavg, score, sign),
+    )
+
+
+def _mean(values: Sequence[float | None], score: str) -> float | None:
+    known = [value for value in values if value is not None]
+    return scale(score) * sum(known) / len(known) if known else None
+
+
+def _gain(
+    key: str,
+    pairs: Sequence[tuple[Run, Outline]],
+    fedavg: Sequence[tuple[Run, Outline]],
+    score: str,
+    sign: int,
+) -> str:
+    """The gain over FedAvg in a metric, paired by seed: "+1.2 [+0.3, +2.1]", or "(n.s.)"."""
+    if pairs == fedavg:
+        return ""
+    before = _by_seed(key, fedavg)
+    after = _by_seed(key, pairs)
+    seeds = sorted(before.keys() & after.keys())
+    if not seeds:
+        return ""
+    change = sign * np.array([after[seed] - before[seed] for seed in seeds])
+    found = metrics.paired(change, np.zeros_like(change))
+    text = points(found.difference, score)
+    if not found.significant:
+        return f"{text} (n.s.)"
+    return f"{text} [{points(found.low, score)}, {points(found.high, score)}]"
+
+
+def _by_seed(key: str, pairs: Sequence[tuple[Run, Outline]]) -> dict[int, float]:
+    values = {}
+    for run, outline in pairs:
+        value = run.worst if key == "worst" else run.mean
+        if value is not None:
+            values[seed_of(outline)] = value
+    return values

@@ -18,26 +18,21 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from commonweal.analysis.comparison import Comparison
-from commonweal.analysis.gains import ClientGain, Gains, gains
-from commonweal.analysis.labels import by_label
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
 from commonweal.config import catalog
 from commonweal.record.record import Record
 from commonweal.record.rounds import progress_after
-from commonweal.report import figures
-from commonweal.report.clients import client_lines
-from commonweal.report.comparison import answer, layout, summarize, worth_sentences
-from commonweal.report.formats import Grid, cell_rows, scale
-from commonweal.ui import runs
+from commonweal.report import Format, document, figures
+from commonweal.report.clients import client_lines, samples_of, used_results
+from commonweal.report.comparison import answer, render, summarize
+from commonweal.ui import runs, views
 
 __all__ = ["application"]
 
 STATIC = Path(__file__).parent / "static"
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]  # other names: a page elsewhere that points here
-MOST_RUNS = 200  # that a list shows at once
-MOST_CLIENTS = 100
-MOST_COMPARED = 40
+MOST_COMPARED = 400  # runs
 INTERVAL = 0.5  # seconds between looks at a run that goes on
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -48,25 +43,30 @@ HEADERS = {
 }
 
 Answer = Callable[[Path, Request], dict[str, object]]
+Writer = Callable[[Path, Request], tuple[bytes, str]]  # contents and media type
 
 
 def application(root: Path) -> Starlette:
     """The page of the runs below a folder."""
     root = root.resolve()
     answers: dict[str, Answer] = {
-        "runs": _runs,
-        "run": _run,
-        "clients": _clients,
-        "client": _client,
+        "home": _home,
+        "sentence": _sentence,
         "compare": _compare,
+        "client": _client,
+        "run": _run,
     }
-    routes = [Route(f"/api/{name}", partial(_answer, root, each)) for name, each in answers.items()]
+    files: dict[str, Writer] = {
+        "figure": _draw,
+        "table": _write_table,
+        "report": _write_report,
+    }
     return Starlette(
         routes=[
             Route("/", _index),
             Route("/api/follow", partial(_follow, root)),
-            Route("/api/figure", partial(_figure, root)),
-            *routes,
+            *(Route(f"/api/{k}", partial(_answer, root, each)) for k, each in answers.items()),
+            *(Route(f"/api/{k}", partial(_file, root, each)) for k, each in files.items()),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[
@@ -97,14 +97,18 @@ async def _index(request: Request) -> Response:
 
 async def _answer(root: Path, answer: Answer, request: Request) -> Response:
     try:
-        found = await run_in_threadpool(answer, root, request)
-    except (CommonwealError, OSError, ValueError, KeyError) as error:
+        value = await run_in_threadpool(answer, root, request)
+    except Exception as error:  # a folder may hold anything: the page says what is wrong
         return _problem(error)
-    return Response(to_json(found, indent=None), media_type="application/json")
+    return Response(to_json(value, indent=None), media_type="application/json")
 
 
 def _problem(error: Exception) -> Response:
-    text = str(error) if isinstance(error, CommonwealError) else f"cannot be read: {error}"
+    text = (
+        str(error)
+        if isinstance(error, CommonwealError)
+        else f"this cannot be read ({type(error).__name__}: {error})"
+    )
     return Response(to_json({"problem": text}), status_code=404, media_type="application/json")
 
 
@@ -124,31 +128,81 @@ def _asked(root: Path, request: Request) -> Path:
     return _folder(root, request.query_params.get("id", ""))
 
 
+def _records(root: Path, request: Request) -> dict[str, Record]:
+    """The runs that the page asks for, by id; without ids, all of a federation."""
+    names = request.query_params.getlist("id")
+    if not names:
+        names = _federation_ids(root, request.query_params.get("federation", ""))
+    if len(names) > MOST_COMPARED:
+        raise RunError(f"{len(names)} runs were chosen: compare at most {MOST_COMPARED} at once")
+    return {name: Record.read(_folder(root, name)) for name in names}
+
+
+def _federation_ids(root: Path, key: str) -> list[str]:
+    for federation in runs.federations(runs.scan(root)):
+        if federation.key == key:
+            return [name for method in federation.methods for name in method.ids]
+    raise RunError("there is no such federation here: it may have been moved")
+
+
+def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[str]]]:
+    """The comparison of the chosen runs, and their ids by label."""
+    records = _records(root, request)
+    comparison = views.chosen(list(records.values()))
+    names = {id(record): name for name, record in records.items()}
+    ids = {
+        label: [names[id(record)] for record in group]
+        for label, group in comparison.records.items()
+    }
+    return comparison, ids
+
+
 # Answers
 
 
-def _runs(root: Path, request: Request) -> dict[str, object]:
-    found = runs.search(root, request.query_params.get("words", ""))
+def _home(root: Path, request: Request) -> dict[str, object]:
+    everything = runs.scan(root)
+    found = runs.select(everything, request.query_params.get("words", ""))
     return {
         "folder": str(root),
-        "runs": [asdict(run) for run in found[:MOST_RUNS]],
+        "federations": [asdict(each) for each in runs.federations(found)],
+        "broken": [{"id": run.id, "problem": run.problem} for run in runs.broken(found)],
         "matching": len(found),
+        "all": len(everything),
         "running": any(run.state == "running" for run in found),
     }
 
 
+def _sentence(root: Path, request: Request) -> dict[str, object]:
+    """A federation's answer, which takes longer than the list."""
+    comparison, _ = _compared(root, request)
+    results = used_results(comparison.results)
+    summary = summarize(results, comparison.score, baselines=comparison.baselines)
+    return {
+        "sentence": answer(summary),
+        "better": {
+            found.label: f"{len(found.better)} of {len(found.clients)}" for found in summary.gains
+        },
+    }
+
+
+def _compare(root: Path, request: Request) -> dict[str, object]:
+    return asdict(views.compare(*_compared(root, request)))
+
+
+def _client(root: Path, request: Request) -> dict[str, object]:
+    comparison, _ = _compared(root, request)
+    return asdict(views.client_view(comparison, request.query_params.get("name", "")))
+
+
 def _run(root: Path, request: Request) -> dict[str, object]:
     folder = _asked(root, request)
-    record = Record.read(folder)
     described = runs.describe(root, folder)
-    return {
-        "run": asdict(described),
-        "curve": asdict(runs.curve(record)),
-        "scale": scale(described.score),
-        "experiment": (folder / "experiment.toml").read_text(encoding="utf-8"),
-        "facts": record.facts.table(),
-        "rule": _rule(record),
-    }
+    if described.problem:
+        raise RunError(described.problem)
+    record = Record.read(folder)
+    view = views.run_view(record, described.state == "running")
+    return asdict(view) | {"id": described.id, "state": described.state, "rule": _rule(record)}
 
 
 def _rule(record: Record) -> dict[str, object]:
@@ -160,100 +214,73 @@ def _rule(record: Record) -> dict[str, object]:
     return {"name": name, "about": entry.about, "details": inspect.cleandoc(entry.details)}
 
 
-def _clients(root: Path, request: Request) -> dict[str, object]:
-    record = Record.read(_asked(root, request))
-    page = runs.client_page(record, request.query_params.get("words", ""), MOST_CLIENTS)
-    return asdict(page) | {"scale": scale(record.facts.score), "score": record.facts.score}
+# Files
 
 
-def _client(root: Path, request: Request) -> dict[str, object]:
-    record = Record.read(_asked(root, request))
-    history = runs.client_history(record, request.query_params.get("name", ""))
-    more = {"rule": _rule(record), "scale": scale(record.facts.score)}
-    return asdict(history) | more | {"score": record.facts.score}
+FORMS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
+TABLES: dict[str, Format] = {"csv": "csv", "tex": "latex", "md": "markdown"}
 
 
-def _chosen(root: Path, request: Request) -> Comparison:
-    """The runs that the page asks to compare."""
-    names = request.query_params.getlist("id")[:MOST_COMPARED]
-    records = [Record.read(_folder(root, name)) for name in names]
-    evaluated = [record for record in records if record.evaluated]
-    if not evaluated:
-        raise RunError(f"none of these {len(names)} runs has been evaluated yet")
-    return Comparison.of(by_label(evaluated))
-
-
-def _compare(root: Path, request: Request) -> dict[str, object]:
-    """Curves and tables of the chosen runs, by label."""
-    chosen = _chosen(root, request)
-    results, score = chosen.results, chosen.score
-    summary = summarize(results, score, baselines=chosen.baselines)
-    grid = layout(summary)
-    first, *others = results
-    sentences = worth_sentences(summary)
-    if sentences:
-        sentences.insert(0, answer(summary))
-    return {
-        "score": score,
-        "scale": scale(score),
-        "title": grid.title,
-        "base": first.label,
-        "header": ["method", *(column.title for column in grid.columns)],
-        "rows": cell_rows(grid, grid.columns, "{}"),
-        "notes": [*sentences, *grid.notes],
-        "worth": _worth(grid),
-        "curves": {label: asdict(runs.curve(group[0])) for label, group in chosen.records.items()},
-        "changes": [_changes(gains(first, other), score) for other in others],
-    }
-
-
-def _changes(found: Gains, score: str) -> dict[str, object]:
-    """Who gained and who lost significantly, in shown units."""
-
-    def shown(clients: list[ClientGain]) -> list[tuple[str, float]]:
-        return [(each.client, scale(score) * each.gain) for each in clients[:MOST_CLIENTS]]
-
-    more = [max(0, len(each) - MOST_CLIENTS) for each in (found.better, found.worse)]
-    return {
-        "label": found.label,
-        "gained": shown(found.better),
-        "lost": shown(found.worse),
-        "more": more,
-    }
-
-
-def _worth(grid: Grid) -> dict[str, object] | None:
-    """The table of gains over local training, where that was run."""
-    if not grid.against_local:
-        return None
-    return {
-        "header": ["method", *(column.title for column in grid.against_local)],
-        "rows": cell_rows(grid, grid.against_local, "{}"),
-    }
-
-
-def _draw_clients(root: Path, request: Request) -> figures.Picture:
-    chosen = _chosen(root, request)
-    return figures.clients(client_lines(chosen.results, chosen.baselines, chosen.score))
+def _draw(root: Path, request: Request) -> tuple[bytes, str]:
+    """A figure as a file."""
+    form = request.query_params.get("form", "png")
+    what = request.query_params.get("what", "")
+    if form not in FORMS:
+        raise RunError(f"there is no format {form!r}: take {', '.join(FORMS)}")
+    if what in DRAWINGS:
+        record = Record.read(_asked(root, request))
+        picture = DRAWINGS[what](record, record.title)
+    elif what in ("clients", "rounds"):
+        comparison, _ = _compared(root, request)
+        picture = _picture(comparison, what)
+    else:
+        raise RunError(f"there is no figure {what!r}")
+    return figures.draw(picture.figure, form), FORMS[form]
 
 
 DRAWINGS: dict[str, figures.Drawing] = {"weights": figures.weights, "regret": figures.regret}
 
 
-async def _figure(root: Path, request: Request) -> Response:
-    def drawn() -> bytes:
-        what = request.query_params.get("what", "")
-        if what == "clients":
-            return figures.draw(_draw_clients(root, request).figure, "png")
-        if what not in DRAWINGS:
-            raise RunError(f"there is no figure {what!r}")
-        record = Record.read(_asked(root, request))
-        return figures.draw(DRAWINGS[what](record, record.title).figure, "png")
+def _picture(comparison: Comparison, what: str) -> figures.Picture:
+    results = used_results(comparison.results)
+    if what == "clients":
+        samples = samples_of(comparison.records)
+        lines = client_lines(results, comparison.baselines, comparison.score, samples)
+        return figures.clients(lines)
+    methods = {result.label for result in results}
+    return figures.rounds({k: v for k, v in comparison.records.items() if k in methods})
 
+
+def _write_table(root: Path, request: Request) -> tuple[bytes, str]:
+    """The table of a comparison as a file."""
+    form = request.query_params.get("form", "csv")
+    if form not in TABLES:
+        raise RunError(f"there is no format {form!r}: take {', '.join(TABLES)}")
+    comparison, _ = _compared(root, request)
+    results = used_results(comparison.results)
+    summary = summarize(results, comparison.score, baselines=comparison.baselines)
+    return str(render(summary, TABLES[form])).encode(), "text/plain; charset=utf-8"
+
+
+def _write_report(root: Path, request: Request) -> tuple[bytes, str]:
+    comparison, _ = _compared(root, request)
+    title = request.query_params.get("title", "Report")
+    report = document.Report(comparison, [])
+    return document.render(report, title).encode(), "text/html; charset=utf-8"
+
+
+async def _file(root: Path, write: Writer, request: Request) -> Response:
+    """A file; it is downloaded where the page asks for it by name."""
     try:
-        return Response(await run_in_threadpool(drawn), media_type="image/png")
-    except (CommonwealError, OSError, ValueError) as error:
+        data, kind = await run_in_threadpool(write, root, request)
+    except Exception as error:
         return _problem(error)
+    name = request.query_params.get("file", "")
+    headers = {}
+    if name:
+        safe = "".join(c if (c.isalnum() and c.isascii()) or c in "-_." else "-" for c in name)
+        headers["content-disposition"] = f'attachment; filename="{safe}"'
+    return Response(data, media_type=kind, headers=headers)
 
 
 async def _follow(root: Path, request: Request) -> Response:
@@ -282,7 +309,7 @@ async def _events(folder: Path) -> AsyncIterator[str]:
             evaluated = [
                 {"round": each.number, "metrics": each.metrics} for each in rounds if each.metrics
             ]
-            shown = evaluated[-runs.MOST_POINTS :]
+            shown = evaluated[-views.MOST_POINTS :]
             yield _event("rounds", {"round": rounds[-1].number, "evaluated": shown})
         if finished:
             yield _event("finished", {})

@@ -1,246 +1,325 @@
-// The page of runs. Whatever comes from files is written by textContent only.
+// The page: home, comparison, client and run. Names are text nodes, never markup.
 "use strict";
 
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"];
-const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
-const chosen = new Set();
-let leave = () => {};  // ends what the shown view has started
+const main = document.getElementById("main");
+const tools = document.getElementById("tools");
+const trail = document.getElementById("trail");
+let leave = () => {};  // what the view that is left has to clean up
+let plots = [];
+const chosen = new Set();  // ids of runs
 
-function element(name, content, attributes = {}) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  for (const child of [content].flat()) {
-    if (child === undefined || child === null) continue;
-    if (child instanceof Node) made.append(child);
-    else made.append(document.createTextNode(String(child)));
-  }
-  return made;
+function element(name, children = [], attributes = {}) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  for (const child of [children].flat()) if (child !== null && child !== undefined) node.append(child);
+  return node;
 }
 
 async function ask(what, parameters) {
-  const response = await fetch(`/api/${what}?${new URLSearchParams(parameters)}`);
-  const answer = await response.json();
-  if (answer.problem) throw new Error(answer.problem);
-  return answer;
+  const answer = await fetch(`/api/${what}?${new URLSearchParams(parameters)}`);
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.problem || "the server did not answer");
+  return value;
 }
 
-function show(...content) {
-  const main = document.getElementById("main");
-  main.replaceChildren(...content);
+function say(text) { document.getElementById("status").textContent = text; }
+function link(view, parameters, text, attributes = {}) {
+  return element("a", text, { href: `#/${view}?${new URLSearchParams(parameters)}`, ...attributes });
+}
+function card(...children) { return element("section", children, { class: "card" }); }
+function unfold(title, ...content) { return element("details", [element("summary", title), ...content]); }
+function number(value, unit = "") { return value === null ? "–" : `${value.toFixed(1)}${unit ? " " + unit : ""}`; }
+function minus(text) { return text.replace(/(^|[\s[(])-(?=\d)/g, "$1−"); }
+function gain(text) {  // "+1.2 [+0.3, +2.1]" with a muted interval
+  const [first, ...rest] = text.split(" ");
+  if (!/^[+-]/.test(first) || !rest.length) return minus(text);
+  return [minus(first), element("small", " " + minus(rest.join(" ")))];
+}
+function ago(seconds) {
+  const past = Math.max(0, Date.now() / 1000 - seconds);
+  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, k]) => past >= k) || ["second", 1];
+  const count = Math.floor(past / size);
+  return `${count} ${unit}${count === 1 ? "" : "s"} ago`;
 }
 
-function say(text) {
-  document.getElementById("status").textContent = text;
+function crumbs(...parts) {
+  trail.replaceChildren(...parts.flatMap((part) => [" › ", part]));
 }
 
-function shown(value, scale, digits = 1) {
-  if (value === null || value === undefined) return "-";
-  return (scale * value).toFixed(digits) + (scale === 100 ? " %" : "");
+function download(title, parameters) {
+  const name = title.replace(/[^A-Za-z0-9]+/g, "-");
+  const items = [
+    ["Picture (SVG)", "figure", { what: "clients", form: "svg", file: `${name}.svg` }],
+    ["Picture (PNG)", "figure", { what: "clients", form: "png", file: `${name}.png` }],
+    ["Curves (PDF)", "figure", { what: "rounds", form: "pdf", file: `${name}-rounds.pdf` }],
+    ["Table (CSV)", "table", { form: "csv", file: `${name}.csv` }],
+    ["Table (LaTeX)", "table", { form: "tex", file: `${name}.tex` }],
+    ["Report (HTML)", "report", { title, file: `${name}.html` }],
+  ];
+  const list = items.map(([text, what, more]) => {
+    const query = new URLSearchParams([...parameters, ...Object.entries(more)]);
+    return element("li", element("a", text, { href: `/api/${what}?${query}`, download: "" }));
+  });
+  return element("details", [element("summary", "Download ▾", { class: "button" }), element("ul", list)], { class: "menu" });
 }
 
-function table(header, rows, label) {
-  const head = element("tr", header.map((cell) => element("th", cell, { scope: "col" })));
-  const whole = element("table", [element("thead", head), element("tbody", rows)]);
+function copyLink() {
+  const button = element("button", "Copy link", { type: "button" });
+  button.addEventListener("click", async () => {
+    try { await navigator.clipboard.writeText(location.href); say("The link was copied."); } catch { say(location.href); }
+  });
+  return button;
+}
+
+function search(placeholder, names, href) {
+  const id = "names";
+  const options = names.slice(0, 2000).map((name) => element("option", [], { value: name }));
+  const input = element("input", [], { type: "search", id: "find", list: id, placeholder, "aria-label": placeholder });
+  input.addEventListener("change", () => { if (names.includes(input.value)) location.hash = href(input.value).slice(1); });
+  return element("span", [input, element("datalist", options, { id })]);
+}
+
+// A table whose header sorts. rows: { cells: [[content, value], ...], attributes }
+function sortable(header, rows, label, first = []) {
+  const body = element("tbody", []);
+  let by = -1;
+  let down = true;
+  const fill = () => {
+    const order = [...rows];
+    if (by >= 0) {
+      const value = (row) => row.cells[by][1];
+      const rank = (a, b) => (typeof value(a) === "number" && typeof value(b) === "number" ? value(a) - value(b)
+        : String(value(a)).localeCompare(String(value(b)), undefined, { numeric: true }));
+      order.sort((a, b) => {
+        const [x, y] = [value(a), value(b)].map((v) => v === null || v === "");
+        if (x || y) return x - y;  // what has no value stands last
+        return down ? rank(b, a) : rank(a, b);
+      });
+    }
+    body.replaceChildren(...order.map((row) => element("tr",
+      row.cells.map(([content], k) => element("td", content, first[k] ? { class: first[k] } : {})), row.attributes || {})));
+  };
+  const heads = header.map((title, k) => {
+    if (title === "") return element("th", element("span", "Choose", { hidden: "" }), { class: "box", scope: "col" });
+    const button = element("button", title, { type: "button", title: "Sort" });
+    const head = element("th", button, { scope: "col", ...(first[k] ? { class: first[k] } : {}) });
+    button.addEventListener("click", () => {
+      [by, down] = by === k ? [k, !down] : [k, typeof (rows[0] && rows[0].cells[k][1]) === "number"];
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      fill();
+    });
+    return head;
+  });
+  fill();
+  const whole = element("table", [element("thead", element("tr", heads)), body]);
   return element("div", whole, { class: "scroll", tabindex: "0", role: "region", "aria-label": label });
 }
 
-const cell = (content, kind = "") => element("td", content, kind ? { class: kind } : {});
-const runLink = (id, text) => element("a", text, { href: "#/run/" + encodeURIComponent(id) });
-const clientLink = (id, name) =>
-  element("a", name, { href: `#/client/${encodeURIComponent(id)}/${encodeURIComponent(name)}` });
-
-// Charts
-
-function chart(place, x, series, label, band) {
-  const lines = series.map((each, i) => ({
-    label: each.label,
-    stroke: COLOURS[i % COLOURS.length],
-    dash: DASHES[i % DASHES.length],
-    width: 2,
-    points: { show: x.length < 30 },
-    spanGaps: true,
-    value: (_, value) => (value === null || value === undefined ? "-" : value.toFixed(2)),
-  }));
-  const options = {
-    width: Math.max(280, Math.min(place.clientWidth || 700, 900)),
-    height: 300,
-    scales: { x: { time: false } },
-    axes: [{ label: "round" }, { label, size: 60 }],
-    series: [{ label: "round" }, ...lines],
-    bands: band ? [{ series: band, fill: "rgba(86, 180, 233, 0.25)" }] : [],
-  };
-  return new uPlot(options, [x, ...series.map((each) => each.values)], place);
+function numbers(table, marks) {  // a table of the server; the significantly best cell is bold
+  const rows = table.rows.map((row, r) => {
+    const cells = row.map((text, c) => {
+      const content = c === 0 ? text : gain(text);
+      const value = c === 0 || text === "" || Number.isNaN(parseFloat(text)) ? text : parseFloat(text);
+      if (c === 0 && marks) return [marks(text), value];
+      return [table.best[c] === r ? element("b", content) : content, value];
+    });
+    return { cells };
+  });
+  const kinds = table.header.map((title) => (/^(gain|mean|seeds)/.test(title) ? "wide-only" : ""));
+  return sortable(table.header, rows, "Methods", marks ? kinds : []);
 }
 
-// The list of runs
+function show(...children) {
+  main.replaceChildren(...children.filter((child) => child !== null));
+}
 
-async function showRuns() {
+function forget() {
+  plots.forEach((plot) => plot.destroy());
+  plots = [];
+}
+
+// Home
+
+async function showHome() {
+  crumbs();
   const words = element("input", [], { type: "search", id: "words", "aria-label": "Filter runs",
-    placeholder: "rule, dataset, seed=0, running ..." });
-  const compare = element("button", "Compare", { id: "compare", type: "button" });
-  const count = element("span", "", { id: "count" });
-  const place = element("div", []);
-  show(element("h1", "Runs"), element("div", [words, compare, count], { class: "bar" }), place);
+    placeholder: "Filter: rule, dataset, seed=0 …" });
+  const compare = element("button", "Compare chosen", { id: "compare", type: "button", class: "main" });
+  const count = element("span", "", { id: "count", class: "muted" });
+  const place = element("div", element("div", [], { class: "skeleton" }));
+  tools.replaceChildren();
+  show(element("h1", "Experiments"), element("div", [words, compare, count], { class: "bar" }), place);
   let timer = 0;
   let asked = 0;
-  const chose = () => {
-    compare.textContent = `Compare ${chosen.size} chosen`;
+  const choose = () => {
+    compare.textContent = chosen.size ? `Compare ${chosen.size} chosen runs` : "Compare chosen";
     compare.disabled = chosen.size < 1;
-  };
-  const row = (run) => {
-    const box = element("input", [], { type: "checkbox", "aria-label": `Choose ${run.id}` });
-    box.checked = chosen.has(run.id);
-    box.disabled = run.state === "broken";
-    box.addEventListener("change", () => {
-      if (box.checked) chosen.add(run.id); else chosen.delete(run.id);
-      chose();
-    });
-    const name = run.state === "broken" ? run.id || "." : runLink(run.id, run.id || ".");
-    const state = run.problem ? `broken: ${run.problem}` : run.state;
-    return element("tr", [
-      cell(box), cell(name, "name"), cell(run.title), cell(run.dataset), cell(run.seed, "number"),
-      cell(`${run.round} of ${run.rounds}`, "number"),
-      cell(state, run.problem ? "name state-broken" : `state-${run.state}`),
-      cell(shown(run.mean, run.scale), "number"), cell(shown(run.worst, run.scale), "number"),
-    ]);
   };
   const load = async () => {
     clearTimeout(timer);
     const mine = ++asked;
     let found;
-    try {
-      found = await ask("runs", { words: words.value });
-    } catch (error) {
-      say(error.message);
-      return;
-    }
+    try { found = await ask("home", { words: words.value }); } catch (error) { say(error.message); return; }
     if (mine !== asked || !words.isConnected) return;  // a later question was asked
-    document.getElementById("folder").textContent = found.folder;
-    count.textContent = found.matching > found.runs.length
-      ? `the first ${found.runs.length} of ${found.matching} runs` : `${found.matching} runs`;
-    const header = ["", "folder", "method", "dataset", "seed", "rounds", "state", "mean", "worst tenth"];
-    place.replaceChildren(table(header, found.runs.map(row), "Runs"));
-    say("");
-    if (found.running) timer = setTimeout(load, 2000);
+    count.textContent = found.matching === found.all ? `${found.all} runs in ${found.folder}` : `${found.matching} of ${found.all} runs`;
+    const cards = found.federations.map((each) => federationCard(each, choose));
+    if (found.broken.length) {
+      const rows = found.broken.map((run) => ({ cells: [[run.id || ".", run.id], [`broken: ${run.problem}`, run.problem]] }));
+      cards.push(card(unfold(`${found.broken.length} broken run${found.broken.length === 1 ? "" : "s"}`,
+        sortable(["folder", "reason"], rows, "Broken runs", ["name", "name"]))));
+    }
+    if (!found.all) cards.push(emptyCard());
+    place.replaceChildren(...cards);
+    if (found.running) timer = setTimeout(load, 3000);
   };
   let waiting = 0;
-  words.addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(load, 150);
-  });
+  words.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(load, 150); });
   compare.addEventListener("click", () => {
-    location.hash = "#/compare/" + [...chosen].map(encodeURIComponent).join("/");
+    location.hash = `/compare?${new URLSearchParams([...chosen].map((id) => ["id", id]))}`;
   });
   leave = () => { clearTimeout(timer); clearTimeout(waiting); asked++; };
-  chose();
+  choose();
   await load();
 }
 
-// One run
+function emptyCard() {
+  return card(element("h2", "There are no runs here yet. To begin:"),
+    element("pre", "commonweal demo\ncommonweal init patients.csv\ncommonweal compare patients.toml --seeds 5"));
+}
 
-async function showRun(id) {
-  const found = await ask("run", { id });
-  const run = found.run;
-  const progress = element("progress", [], { max: run.rounds, value: run.round, "aria-label": "rounds" });
-  const words = element("span", "", { id: "progress" });
-  const told = (state, round) => {
-    words.textContent = `${state}: round ${round} of ${run.rounds}`;
-    progress.value = round;
-  };
-  told(run.state, run.round);
-  const place = element("div", [], { class: "chart" });
-  const clients = element("div", []);
-  const search = element("input", [], { type: "search", id: "client-words", placeholder: "client",
-    "aria-label": "Filter clients" });
-  show(
-    element("h1", `${run.title}: ${run.id || "."}`),
-    element("div", [progress, words], { class: "bar" }),
-    element("h2", `${run.score} over rounds`),
-    element("p", "The line is the mean over clients; the band lies between worst and best tenth.",
-      { class: "note" }),
-    place,
-    element("h2", "Clients"),
-    element("div", [search], { class: "bar" }),
-    clients,
-    figure("Weights over rounds: whom the rule favoured", "weights", id),
-    figure("Regret", "regret", id),
-    unfold("The rule", element("p", found.rule.about), element("pre", found.rule.details)),
-    unfold("The experiment", element("pre", found.experiment)),
-    unfold("Versions", element("pre", JSON.stringify(found.facts, null, 2))),
+function federationCard(federation, choose) {
+  const better = new Map();
+  const rows = federation.methods.map((method) => {
+    const box = element("input", [], { type: "checkbox", "aria-label": `Choose ${method.label} of ${federation.name}` });
+    box.checked = method.ids.every((id) => chosen.has(id));
+    box.addEventListener("change", () => {
+      for (const id of method.ids) if (box.checked) chosen.add(id); else chosen.delete(id);
+      choose();
+    });
+    const off = element("span", "");
+    better.set(method.label, off);
+    const named = { alone: "local training", pooled: "pooled data" };
+    const name = method.baseline ? named[method.label] || method.label : method.label;
+    const view = method.ids.length === 1 ? link("run", { id: method.ids[0] }, name)
+      : link("compare", method.ids.map((id) => ["id", id]), name);
+    return { attributes: method.baseline ? { class: "baseline" } : {}, cells: [
+      [box, 0], [view, name],
+      [[number(method.worst), element("small", " " + minus(method.worst_gain), { class: "wide-only" })], method.worst],
+      [[number(method.mean), element("small", " " + minus(method.mean_gain))], method.mean],
+      [off, name], [String(method.ids.length), method.ids.length],
+      [method.progress ? `${method.state}: ${method.progress}` : method.state, method.state],
+    ] };
+  });
+  const unit = federation.unit ? ` (${federation.unit})` : "";
+  const header = ["", "method", `worst 10 % of clients${unit}`, `mean${unit}`, "better off than local", "seeds", "state"];
+  const kinds = ["box", "name", "", "wide-only", "", "wide-only", "wide-only"];
+  const samples = federation.samples === null ? "" : ` · ${federation.samples} samples`;
+  const sentence = element("p", "", { class: "answer" });
+  const whole = card(
+    element("h2", [link("compare", { federation: federation.key }, federation.name, { class: "title" }),
+      ` · ${federation.clients} clients${samples} · ${federation.score} · last run ${ago(federation.changed)}`]),
+    sentence, sortable(header, rows, `Methods of ${federation.name}`, kinds),
+    federation.methods.some((method) => method.worst_gain || method.mean_gain)
+      ? element("p", "In small figures: gain over FedAvg with its 95 % interval; n.s.: not significant.", { class: "note wide-only" }) : null,
   );
-  const columns = found.curve;
-  const scaled = (key) => columns[key].map((value) => (value === null ? null : found.scale * value));
-  const data = () => [columns.round, scaled("mean"), scaled("worst_10"), scaled("best_10")];
-  const [x, mean, worst, best] = data();
-  const plot = chart(place, x, [
-    { label: "mean", values: mean },
-    { label: "worst tenth", values: worst },
-    { label: "best tenth", values: best },
-  ], run.score + (found.scale === 100 ? " (%)" : ""), [3, 2]);
-  let source = null;
-  let asked = 0;
-  const list = async () => {
-    const mine = ++asked;
-    let page;
-    try {
-      page = await ask("clients", { id, words: search.value });
-    } catch (error) {
-      clients.replaceChildren(element("p", error.message));
-      return;
-    }
-    if (mine !== asked) return;
-    const rows = page.clients.map((each) => element("tr", [
-      cell(clientLink(id, each.name), "name"), cell(shown(each.score, page.scale, 2), "number"),
-      cell(each.rows, "number"),
-    ]));
-    clients.replaceChildren(
-      element("p", `${page.clients.length} of ${page.all} clients, the worst off first`, { class: "note" }),
-      table(["client", page.score, "rows"], rows, "Clients"));
+  if (federation.methods.length > 1) {
+    ask("sentence", { federation: federation.key }).then((found) => {
+      sentence.textContent = found.sentence;
+      for (const [label, text] of Object.entries(found.better)) if (better.has(label)) better.get(label).textContent = text;
+    }).catch((error) => { sentence.textContent = error.message; });
+  }
+  return whole;
+}
+
+// Comparison
+
+async function showComparison(query) {
+  show(element("div", [], { class: "skeleton" }));
+  const view = await ask("compare", query);
+  const over = view.overview;
+  const href = (name) => `#/client?${new URLSearchParams([...query, ["name", name]])}`;
+  const names = view.lines.map((line) => line.client);
+  crumbs(link("", {}, over.name), "comparison");
+  tools.replaceChildren(search("Find a client … /", names, href), download(over.name, query), copyLink());
+  const place = element("div", []);
+  const legend = element("div", [
+    view.has_local ? element("span", [key(-1), "local training"]) : null,
+    ...view.methods.map((method, i) => element("span", [key(i), method])),
+    view.compared ? element("span", `bar: from ${view.base} to ${view.compared}, faint if not significant`) : null,
+  ], { class: "legend" });
+  const MANY = 60;
+  const every = element("button", `Show all ${view.lines.length} clients`, { type: "button" });
+  let lines = view.lines.length > MANY ? [...view.lines.slice(0, MANY / 2), ...view.lines.slice(-MANY / 2)] : view.lines;
+  const redraw = () => place.replaceChildren(clientPlot(view, lines, Math.max(320, place.clientWidth), href));
+  every.addEventListener("click", () => { lines = view.lines; every.remove(); redraw(); });
+  const side = element("aside", [
+    over.advice.length ? element("h2", "What to do") : null,
+    over.advice.length ? element("ul", over.advice.map((text) => element("li",
+      text.startsWith("commonweal ") ? element("code", text) : text))) : null,
+    ...over.named.flatMap((named) => [element("h2", named.title), element("ul", [
+      ...named.clients.map(([name, value]) => element("li", [element("a", name, { href: href(name) }), " " + minus(value)])),
+      named.more ? element("li", `and ${named.more} more`) : null])]),
+  ], { class: "card side" });
+  const metric = element("select", Object.entries(view.metrics).map(([value, text]) => element("option", text, { value })),
+    { "aria-label": "Metric over rounds" });
+  const curves = element("div", []);
+  const keys = element("div", view.methods.map((method, i) => element("span", [key(i), method])), { class: "legend" });
+  const settings = Object.entries(view.settings).flatMap(([label, texts]) => [element("h2", label), element("pre", texts.join("\n") || "–")]);
+  const runs = Object.entries(view.runs).flatMap(([label, ids]) => ids.map((id) => element("li", [label + ": ", link("run", { id }, id || ".")])));
+  const table = numbers(over.table, (label) => {
+    const i = view.methods.indexOf(label);
+    return i < 0 ? label : element("span", [key(i), " " + label]);
+  });
+  show(
+    element("h1", over.sentence),
+    element("p", over.about, { class: "about" }),
+    element("div", over.cards.map((each) => card(element("h2", each.title), element("strong", minus(each.value)),
+      each.more ? element("span", each.more, { class: "more" }) : null, element("p", minus(each.note)))), { class: "cards" }),
+    element("div", [
+      card(element("h2", view.has_local ? "Every client: local training and the methods" : "Every client under each method"), legend, place,
+        view.lines.length > MANY ? element("p", [`The ${MANY / 2} highest and the ${MANY / 2} lowest. `, every], { class: "note" }) : null),
+      side.childElementCount ? side : null,
+    ], side.childElementCount ? { class: "two" } : {}),
+    card(table, unfold("More columns", numbers(over.more)), ...over.notes.map((note) => element("p", minus(note), { class: "note" }))),
+    card(element("h2", ["Over rounds: ", metric]), keys, curves,
+      element("p", "Lines are means over seeds, bands their range.", { class: "note" })),
+    card(unfold("Weights over rounds: whom the rules favour", ...figures("weights", view.runs)),
+      unfold("Regret", ...figures("regret", view.runs)),
+      unfold("Settings that differ", ...settings), unfold("Runs", element("ul", runs))),
+  );
+  const drawCurves = () => {
+    forget();
+    curves.replaceChildren();
+    const [rounds, series] = joined(view.curves, (each) => each[metric.value]);
+    if (rounds.length < 2) curves.append(element("p", "Only one round was evaluated: set evaluate_every lower.", { class: "note" }));
+    else plots.push(chart(curves, rounds, series, view.score + (view.unit ? ` (${view.unit})` : "")));
   };
-  search.addEventListener("input", list);
-  leave = () => { asked++; if (source) source.close(); plot.destroy(); };
-  list();
-  if (run.state === "finished") return;
-  source = new EventSource("/api/follow?" + new URLSearchParams({ id }));
-  source.addEventListener("rounds", (event) => {
-    const news = JSON.parse(event.data);
-    const last = columns.round.length ? columns.round[columns.round.length - 1] : 0;
-    for (const each of news.evaluated) {
-      if (each.round <= last) continue;
-      columns.round.push(each.round);
-      for (const key of ["mean", "worst_10", "best_10", "worst"]) {
-        columns[key].push(each.metrics[key] === undefined ? null : each.metrics[key]);
-      }
-    }
-    told("running", news.round);
-    plot.setData(data());
-    if (news.evaluated.length) list();
-  });
-  source.addEventListener("finished", () => {
-    told("finished", run.rounds);
-    source.close();
-  });
-  source.addEventListener("problem", (event) => {
-    say(JSON.parse(event.data).problem);
-    source.close();
-  });
+  metric.addEventListener("change", drawCurves);
+  redraw();
+  drawCurves();
+  const again = () => { redraw(); drawCurves(); };
+  window.addEventListener("resize", again);
+  window.addEventListener("theme", drawCurves);
+  leave = () => { window.removeEventListener("resize", again); window.removeEventListener("theme", drawCurves); forget(); };
 }
 
-function unfold(title, ...content) {
-  return element("details", [element("summary", title), ...content]);
+// A figure of the first run of each method, drawn when it is unfolded and not before.
+function figures(what, runs) {
+  return Object.entries(runs).filter(([label, ids]) => ids.length && !["alone", "pooled"].includes(label))
+    .map(([label, ids]) => figure(`${label}, first seed`, what, ids[0]));
 }
 
-// A figure is drawn when it is unfolded, and not before.
-function figure(title, what, ...ids) {
+function figure(title, what, id) {
   const place = element("div", []);
   const whole = unfold(title, place);
   whole.addEventListener("toggle", () => {
     if (!whole.open || place.firstChild) return;
-    const address = "/api/figure?" + new URLSearchParams([["what", what], ...ids.map((id) => ["id", id])]);
-    const image = element("img", [], { alt: title });
+    const address = `/api/figure?${new URLSearchParams({ what, id })}`;
+    const image = element("img", [], { alt: `${what} over rounds: ${title}`, class: "figure" });
     image.addEventListener("error", async () => {
       const answer = await fetch(address).then((response) => response.json());
-      place.replaceChildren(element("p", answer.problem));
+      place.replaceChildren(element("p", answer.problem, { class: "note" }));
     });
     image.src = address;
     place.append(image);
@@ -248,82 +327,120 @@ function figure(title, what, ...ids) {
   return whole;
 }
 
-// One client
+// One client under all methods
 
-async function showClient(id, name) {
-  const found = await ask("client", { id, name });
-  const scores = element("div", [], { class: "chart" });
-  const weights = element("div", [], { class: "chart" });
+async function showClient(query) {
+  show(element("div", [], { class: "skeleton" }));
+  const view = await ask("client", query);
+  const rest = query.filter(([name]) => name !== "name");
+  const href = (name) => `#/client?${new URLSearchParams([...rest, ["name", name]])}`;
+  crumbs(link("compare", rest, "comparison"), view.name);
+  tools.replaceChildren(element("a", "← Previous", { href: href(view.before), class: "button", id: "before" }),
+    element("a", "Next →", { href: href(view.after), class: "button", id: "after" }), copyLink());
+  const rows = view.methods.map((method, i) => ({ cells: [
+    [element("span", [key(method.label === "local training" ? -1 : i), " " + method.label]), method.label], [method.score, method.value],
+    [gain(method.gain), parseFloat(method.gain)], [method.weight || "–", parseFloat(method.weight)],
+  ] }));
+  const scores = element("div", []);
+  const weights = element("div", []);
+  const events = view.methods.flatMap((method) => method.events.map((text) => element("li", `${method.label}, ${text}`)));
   show(
-    element("h1", name),
-    element("p", ["in ", runLink(id, id || ".")]),
-    element("h2", `${found.score} over rounds`),
-    scores,
-    element("h2", "Weight over rounds, and why"),
-    element("p", "1 is the weight of an equal share, and the mean loss of the cohort: a fair rule gives "
-      + "more weight to a client whose loss is above 1.", { class: "note" }),
-    weights,
-    found.events.length ? element("ul", found.events.map((each) => element("li", each))) : null,
-    element("h2", `The rule: ${found.rule.name}`),
-    element("p", found.rule.about),
-    element("pre", found.rule.details),
+    element("h1", view.sentence),
+    element("p", `${view.samples} test samples, ${view.share} of all.`, { class: "about" }),
+    card(sortable(["method", `${view.score}${view.unit ? ` (${view.unit})` : ""}`, "gain over local training", "mean weight (1: equal)"],
+      rows, "Methods")),
+    card(element("h2", `${view.score} over rounds (first seed)`), scores),
+    card(element("h2", "Weight over rounds (first seed)"),
+      element("p", "1 is an equal weight. A fair rule gives more weight to a client whose loss is above the cohort's mean.", { class: "note" }), weights),
+    events.length ? card(element("h2", "Replies that were not used, or reduced"), element("ul", events)) : null,
   );
-  const scaled = found.scores.score.map((value) => (value === null ? null : found.scale * value));
-  const plots = [
-    chart(scores, found.scores.round, [{ label: found.score, values: scaled }], found.score),
-    chart(weights, found.weights.round, [
-      { label: "weight relative to equal", values: found.weights.weight },
-      { label: "loss relative to the cohort's mean", values: found.weights.loss },
-    ], "relative to the cohort"),
-  ];
-  leave = () => plots.forEach((each) => each.destroy());
+  const named = Object.fromEntries(view.methods.map((method) => [method.label, method]));
+  const drawAll = () => {
+    forget();
+    scores.replaceChildren();
+    weights.replaceChildren();
+    const [rounds, series] = joined(named, (each) => ({ round: each.rounds, mean: each.scores }));
+    if (rounds.length) plots.push(chart(scores, rounds, series, view.score));
+    const [at, lines] = joined(named, (each) => ({ round: each.weights_at, mean: each.weights }));
+    const known = lines.filter((line) => line.values.some((value) => value !== null));
+    if (at.length && known.length) plots.push(chart(weights, at, known, "relative weight"));
+    else weights.append(element("p", "There are no weights.", { class: "note" }));
+  };
+  drawAll();
+  window.addEventListener("theme", drawAll);
+  leave = () => { window.removeEventListener("theme", drawAll); forget(); };
 }
 
-// Several runs
+// One run
 
-async function showComparison(ids) {
-  const query = new URLSearchParams(ids.map((id) => ["id", id]));
-  const found = await ask("compare", query);
-  const place = element("div", [], { class: "chart" });
-  const rows = found.rows.map((row) => element("tr", row.map((each, i) => cell(each, i ? "number" : "name"))));
-  const first = ids[0];
-  const alone = found.worth ? [
-    element("h2", "Compared with local training"),
-    table(found.worth.header, found.worth.rows.map((row) => element("tr",
-      row.map((each, i) => cell(each, i ? "number" : "name")))), "Compared with local training"),
-    figure("Every client's score, with local training as a ring", "clients", ...ids),
-  ] : [];
-  const changes = found.changes.flatMap((each) => [
-    element("h2", `${each.label} against ${found.base}`),
-    who("gained", each.gained, each.more[0], first),
-    who("lost", each.lost, each.more[1], first),
-  ]);
+async function showRun(query) {
+  show(element("div", [], { class: "skeleton" }));
+  const view = await ask("run", query);
+  const id = view.id;
+  crumbs("run", id || ".");
+  tools.replaceChildren(copyLink());
+  const progress = element("progress", [], { max: view.total, value: view.round, "aria-label": "rounds" });
+  const words = element("span", "", { id: "progress" });
+  const tell = (state, round, left = null) => {
+    const time = left === null ? "" : `, about ${left < 90 ? `${Math.round(left)} s` : `${Math.round(left / 60)} min`} left`;
+    words.textContent = `${state}: round ${round} of ${view.total}${time}`;
+    progress.value = round;
+  };
+  tell(view.state, view.round, view.seconds_left);
+  const curve = element("div", []);
+  const clients = element("div", []);
+  const worst = element("span", "");
+  const list = (rows) => {
+    worst.textContent = rows.length ? `Served worst now: ${rows[0][0]}, ${rows[0][1]}` : "";
+    clients.replaceChildren(sortable(["client", view.score, "test samples"], rows.map(([name, score, samples]) => ({ cells: [
+      [link("client", [["id", id], ["name", name]], name), name], [score, parseFloat(score)], [samples, parseFloat(samples)]] })), "Clients"));
+  };
+  list(view.clients);
   show(
-    element("h1", "Comparison"),
-    element("p", found.title),
-    table(found.header, rows, "Comparison"),
-    ...alone,
-    ...found.notes.map((note) => element("p", note, { class: "note" })),
-    element("h2", "Worst tenth of the clients over rounds (first seed)"),
-    place,
-    ...changes,
+    element("h1", `${view.label}: ${id || "."}`),
+    element("div", [progress, words, worst], { class: "bar" }),
+    view.resume ? element("p", ["It was stopped. To continue: ", element("code", view.resume)]) : null,
+    card(element("h2", `${view.score} over rounds`), curve),
+    card(element("h2", "Clients, the worst first"), clients),
+    card(figure("Weights over rounds: whom the rule favoured", "weights", id), figure("Regret", "regret", id),
+      unfold("The rule", element("p", view.rule.about), element("pre", view.rule.details)),
+      unfold("The experiment", element("pre", view.experiment)),
+      unfold("Versions", element("pre", JSON.stringify(view.facts, null, 2)))),
   );
-  const x = [...new Set(Object.values(found.curves).flatMap((each) => each.round))].sort((a, b) => a - b);
-  const series = Object.entries(found.curves).map(([label, curve]) => {
-    const by = new Map(curve.round.map((round, k) => [round, curve.worst_10[k]]));
-    const value = (round) => (by.get(round) === undefined || by.get(round) === null ? null : found.scale * by.get(round));
-    return { label, values: x.map(value) };
+  const columns = { round: [], mean: [], worst_10: [] };
+  if (view.curves.mean) {
+    columns.round = view.curves.mean.round;
+    columns.mean = view.curves.mean.mean;
+    columns.worst_10 = view.curves.worst_10.mean;
+  }
+  const drawCurve = () => {
+    forget();
+    curve.replaceChildren();
+    if (!columns.round.length) { curve.append(element("p", "No round has been evaluated yet.", { class: "note" })); return; }
+    plots.push(chart(curve, columns.round, [{ label: "mean", values: columns.mean },
+      { label: "worst 10 % of clients", values: columns.worst_10 }], view.score));
+  };
+  drawCurve();
+  let source = null;
+  window.addEventListener("theme", drawCurve);
+  leave = () => { window.removeEventListener("theme", drawCurve); if (source) source.close(); forget(); };
+  if (view.state === "finished") return;
+  const factor = view.unit ? 100 : 1;
+  source = new EventSource(`/api/follow?${new URLSearchParams({ id })}`);
+  source.addEventListener("rounds", async (event) => {
+    const news = JSON.parse(event.data);
+    const last = columns.round.length ? columns.round[columns.round.length - 1] : 0;
+    for (const each of news.evaluated) {
+      if (each.round <= last) continue;
+      columns.round.push(each.round);
+      for (const name of ["mean", "worst_10"]) columns[name].push(each.metrics[name] === undefined ? null : factor * each.metrics[name]);
+    }
+    tell("running", news.round);
+    drawCurve();
+    if (news.evaluated.length) list((await ask("run", query)).clients);
   });
-  const plot = chart(place, x, series, found.score);
-  leave = () => plot.destroy();
-}
-
-function who(what, pairs, more, id) {
-  const items = pairs.flatMap(([name, change], i) => [
-    i ? ", " : "", clientLink(id, name), ` ${change > 0 ? "+" : ""}${change.toFixed(1)}`,
-  ]);
-  const rest = more ? `, and ${more} more` : "";
-  return element("p", [`${pairs.length + more} ${what}${pairs.length ? ": " : ""}`, ...items, rest]);
+  source.addEventListener("finished", () => { tell("finished", view.total); source.close(); });
+  source.addEventListener("problem", (event) => { say(JSON.parse(event.data).problem); source.close(); });
 }
 
 // Where we are
@@ -332,21 +449,55 @@ async function go() {
   leave();
   leave = () => {};
   say("");
+  const [view, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const parameters = [...new URLSearchParams(query)];
   try {
-    const [view, ...rest] = location.hash.slice(2).split("/").map(decodeURIComponent);
-    if (view === "run") await showRun(rest[0]);
-    else if (view === "client") await showClient(rest[0], rest[1]);
-    else if (view === "compare") await showComparison(rest);
-    else await showRuns();
+    if (view === "compare") await showComparison(parameters);
+    else if (view === "client") await showClient(parameters);
+    else if (view === "run") await showRun(parameters);
+    else await showHome();
   } catch (error) {
-    show(element("p", error.message, { class: "problem" }), element("a", "All runs", { href: "#/" }));
+    crumbs();
+    tools.replaceChildren();
+    show(element("h1", "This cannot be shown."), element("p", error.message, { class: "problem" }), element("a", "All experiments", { href: "#/" }));
   }
 }
 
 window.addEventListener("hashchange", () => {
-  go().then(() => {
-    document.getElementById("main").focus({ preventScroll: true });
-    scrollTo(0, 0);
-  });
+  go().then(() => { main.focus({ preventScroll: true }); scrollTo(0, 0); });
+});
+
+// Keyboard: / searches, j and k move in a table, Enter opens, Esc goes back.
+document.addEventListener("keydown", (event) => {
+  const typing = ["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName);
+  if (event.key === "Escape") {
+    if (typing) document.activeElement.blur();
+    else if (location.hash.length > 2) history.back();
+    return;
+  }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") {
+    const field = document.getElementById("find") || document.getElementById("words");
+    if (field) { field.focus(); event.preventDefault(); }
+    return;
+  }
+  const rows = [...main.querySelectorAll("tbody tr")].filter((row) => row.offsetParent !== null);
+  const at = rows.findIndex((row) => row.classList.contains("here"));
+  if (event.key === "j" || event.key === "k") {
+    const next = Math.min(rows.length - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)));
+    if (at >= 0) rows[at].classList.remove("here");
+    if (rows[next]) { rows[next].classList.add("here"); rows[next].scrollIntoView({ block: "nearest" }); }
+  } else if (event.key === "Enter" && at >= 0 && document.activeElement === main) {
+    const target = rows[at].querySelector("a");
+    if (target) target.click();
+  }
+});
+
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* it holds for this page only */ }
+  window.dispatchEvent(new Event("theme"));
 });
 go();

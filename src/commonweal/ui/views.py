@@ -1,0 +1,405 @@
+"""What the page shows of compared runs, of one run and of one client, as values for JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commonweal.analysis.comparison import Comparison
+from commonweal.analysis.gains import ClientGain, gains
+from commonweal.analysis.labels import by_label, method_of
+from commonweal.analysis.worth import ALONE, POOLED
+from commonweal.base.errors import RunError
+from commonweal.base.plain import flat
+from commonweal.record.record import Record
+from commonweal.record.rounds import StoredRound
+from commonweal.report.clients import (
+    ClientLine,
+    ClientLines,
+    client_lines,
+    gain_cell,
+    samples_of,
+    used_results,
+)
+from commonweal.report.figures import band
+from commonweal.report.formats import points, scale, show_score
+from commonweal.report.overview import Overview, overview
+
+__all__ = [
+    "ClientView",
+    "ComparisonView",
+    "RunView",
+    "chosen",
+    "client_view",
+    "compare",
+    "run_view",
+]
+
+Array: TypeAlias = NDArray[np.float64]
+
+MOST_POINTS = 300  # of a chart
+METRICS = {"worst_10": "worst 10 % of clients", "mean": "mean over clients"}
+
+
+def chosen(records: Sequence[Record]) -> Comparison:
+    """Compare the evaluated ones of some runs, with FedAvg first where it is among them."""
+    evaluated = [record for record in records if record.evaluated]
+    if not evaluated:
+        raise RunError(f"none of these {len(records)} runs has been evaluated yet")
+    labelled = by_label(evaluated)
+    first = {label: runs for label, runs in labelled.items() if label == "fedavg"}
+    comparison = Comparison.of({**first, **labelled})
+    if not set.intersection(*(set(result.clients) for result in comparison.results)):
+        raise RunError("these runs have no client in common: compare runs on the same data")
+    return comparison
+
+
+# Comparisons
+
+
+@dataclass(frozen=True)
+class Line:
+    """A client in the plot. Scores are as shown; null where there is none."""
+
+    client: str
+    samples: str
+    local: float | None
+    scores: list[float | None]
+    start: float | None
+    end: float | None
+    gain: str
+    better: bool
+    significant: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over rounds: mean, lowest and highest over seeds, as shown."""
+
+    round: list[int]
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+@dataclass(frozen=True)
+class ComparisonView:
+    """Answer, picture and numbers of compared runs."""
+
+    overview: Overview
+    score: str
+    unit: str
+    has_local: bool
+    methods: list[str]
+    compared: str
+    base: str
+    lines: list[Line]
+    metrics: dict[str, str]
+    curves: dict[str, dict[str, Curve]]  # by method and metric
+    settings: dict[str, list[str]]  # by method, in which they differ
+    runs: dict[str, list[str]]  # folders by method
+
+
+def compare(comparison: Comparison, ids: Mapping[str, list[str]]) -> ComparisonView:
+    """What the page shows of a comparison.
+
+    Args:
+        comparison: The runs.
+        ids: The names of its runs on the page, by label.
+    """
+    results = used_results(comparison.results)
+    score = comparison.score
+    factor = scale(score)
+    lines = client_lines(results, comparison.baselines, score, samples_of(comparison.records))
+    methods = [result.label for result in results]
+    return ComparisonView(
+        overview=overview(comparison),
+        score=score,
+        unit="%" if factor == 100 else "",
+        has_local=lines.has_local,
+        methods=methods,
+        compared=lines.compared,
+        base=lines.base,
+        lines=[_line(lines, line) for line in lines.lines],
+        metrics=METRICS,
+        curves={
+            label: {key: _curve(comparison.records[label], key, factor) for key in METRICS}
+            for label in methods
+        },
+        settings=_differing(comparison.records),
+        runs={label: ids.get(label, []) for label in comparison.records},
+    )
+
+
+def _line(plot: ClientLines, line: ClientLine) -> Line:
+    factor = scale(plot.score)
+    start, end = (math.nan, math.nan) if line.gain is None else plot.bar(line)
+    return Line(
+        client=line.client,
+        samples=line.samples,
+        local=_shown(line.local, factor),
+        scores=[_shown(value, factor) for value in line.scores],
+        start=_shown(start, factor),
+        end=_shown(end, factor),
+        gain="" if line.gain is None else points(line.gain.gain, plot.score),
+        better=line.gain is not None and line.gain.gain >= 0,
+        significant=line.gain is not None and line.gain.significant,
+    )
+
+
+def _shown(value: float, factor: float) -> float | None:
+    return round(factor * value, 6) if math.isfinite(value) else None
+
+
+def _curve(records: Sequence[Record], key: str, factor: float) -> Curve:
+    found = band(records, key)
+    shown = _thin(len(found.rounds))
+
+    def column(values: Array) -> list[float | None]:
+        return [_shown(float(values[k]), factor) for k in shown]
+
+    numbers = [found.rounds[k] for k in shown]
+    return Curve(numbers, column(found.mean), column(found.low), column(found.high))
+
+
+def _thin(size: int, most: int = MOST_POINTS) -> list[int]:
+    """Evenly spaced indices, at most `most`, with the first and the last."""
+    if size == 0:
+        return []
+    indices = np.linspace(0, size - 1, min(size, most)).astype(int)
+    return sorted(set(indices.tolist()))
+
+
+def _differing(runs: Mapping[str, Sequence[Record]]) -> dict[str, list[str]]:
+    """The settings in which methods differ, as they would be typed."""
+    tables = {label: flat(records[0].experiment) for label, records in runs.items()}
+    keys = dict.fromkeys(key for table in tables.values() for key in table)
+    varying = [k for k in keys if len({repr(t.get(k)) for t in tables.values()}) > 1]
+    return {
+        label: [f"{key} = {table[key]!r}" for key in varying if key in table]
+        for label, table in tables.items()
+    }
+
+
+# One run
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run: its clients now, its curve, and its experiment."""
+
+    label: str
+    score: str
+    unit: str
+    total: int
+    round: int
+    worst: str  # the client served worst, by name
+    seconds_left: float | None
+    resume: str  # the command that continues it, where it was stopped
+    curves: dict[str, Curve]
+    metrics: dict[str, str]
+    clients: list[tuple[str, str, str]]  # name, score, test samples; the worst first
+    experiment: str
+    facts: dict[str, object]
+
+
+def run_view(record: Record, running: bool) -> RunView:
+    """What the page shows of one run.
+
+    Args:
+        record: The run.
+        running: Whether it still goes on.
+    """
+    score = record.facts.score
+    factor = scale(score)
+    clients = _clients(record)
+    worst = "" if not clients else f"{clients[0][0]} {clients[0][1]}"
+    last = record.rounds[-1].number if record.rounds else 0
+    curves = {}
+    if record.evaluated:
+        curves = {key: _curve([record], key, factor) for key in METRICS}
+    return RunView(
+        label=method_of(record),
+        score=score,
+        unit="%" if factor == 100 else "",
+        total=record.total,
+        round=last,
+        worst=worst,
+        seconds_left=_seconds_left(record, last) if running else None,
+        resume="" if record.finished or running else _resume(record),
+        curves=curves,
+        metrics=METRICS,
+        clients=clients,
+        experiment=(record.folder / "experiment.toml").read_text(encoding="utf-8"),
+        facts=record.facts.table(),
+    )
+
+
+def _clients(record: Record) -> list[tuple[str, str, str]]:
+    if not record.evaluated:
+        return []
+    table = record.clients()
+    used = table.evaluation.personal or table.evaluation
+    sign = -1 if record.lower_is_better else 1
+    values = used.score.tolist()
+    order = sorted(range(len(values)), key=lambda k: (math.isnan(values[k]), sign * values[k]))
+    sizes = table.evaluation.sizes.int().tolist()
+    return [
+        (table.names[k], show_score(values[k], record.facts.score, 1), str(sizes[k])) for k in order
+    ]
+
+
+def _seconds_left(record: Record, last: int) -> float | None:
+    """From the time of the last rounds; None where it is not known."""
+    recent = [sum(v for k, v in line.items() if k != "round") for line in record.timings()[-20:]]
+    return (record.total - last) * float(np.mean(recent)) if recent else None
+
+
+def _resume(record: Record) -> str:
+    return f"commonweal run {record.folder / 'experiment.toml'} --out {record.folder} --resume"
+
+
+# One client
+
+
+@dataclass(frozen=True)
+class ClientMethod:
+    """One client under one method."""
+
+    label: str
+    score: str
+    value: float | None
+    gain: str  # over local training, with its interval
+    better: bool
+    significant: bool
+    weight: str  # relative to an equal one, mean over rounds
+    rounds: list[int]
+    scores: list[float | None]
+    weights_at: list[int]
+    weights: list[float | None]
+    losses: list[float | None]
+    events: list[str]
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """One client under all methods."""
+
+    name: str
+    sentence: str
+    score: str
+    unit: str
+    samples: str
+    share: str  # of the test samples of all clients
+    methods: list[ClientMethod]
+    before: str
+    after: str
+
+
+def client_view(comparison: Comparison, name: str) -> ClientView:
+    """What the page shows of one client.
+
+    Args:
+        comparison: The runs in which it took part.
+        name: The client.
+    """
+    results = used_results(comparison.results)
+    names = list(results[0].clients)
+    if name not in names:
+        raise RunError(f"no client of these runs is called {name!r}")
+    score = comparison.score
+    factor = scale(score)
+    alone = next((b for b in comparison.baselines if b.label == ALONE), None)
+    methods = []
+    for result in (*results, *comparison.baselines):
+        if name not in result.clients:
+            continue
+        record = comparison.records[result.label][0]
+        mean = float(result.scores[:, result.clients.index(name)].mean())
+        gain = None
+        if alone is not None and result is not alone:
+            gain = next((g for g in gains(alone, result).clients if g.client == name), None)
+        methods.append(_client_method(result.label, record, name, mean, gain, factor))
+    samples = samples_of(comparison.records)
+    place = names.index(name)
+    return ClientView(
+        name=name,
+        sentence=_client_sentence(name, methods, alone is not None),
+        score=score,
+        unit="%" if factor == 100 else "",
+        samples=str(samples.get(name, "")),
+        share=f"{100 * samples.get(name, 0) / max(1, sum(samples.values())):.1f} %",
+        methods=methods,
+        before=names[place - 1],
+        after=names[(place + 1) % len(names)],
+    )
+
+
+def _client_method(
+    label: str, record: Record, name: str, mean: float, gain: ClientGain | None, factor: float
+) -> ClientMethod:
+    """A client under one method; rounds are those of the first seed."""
+    score = record.facts.score
+    values = record.history(name)
+    used = values.get("test.personal_score", values.get("test.score", []))
+    evaluated = [k for k, value in enumerate(used) if not math.isnan(value)]
+    shown = [evaluated[k] for k in _thin(len(evaluated))]
+    part = [k for k, each in enumerate(record.rounds) if _took_part(each, name, values, k)]
+    relative = [_relative(record.rounds[k], values["weight"][k], values["loss"][k]) for k in part]
+    weights = [weight for weight, _ in relative if weight is not None]
+    thin = _thin(len(part))
+    events = []
+    for k in part:
+        each = record.rounds[k]
+        if name in each.dropped:
+            events.append(f"round {each.number}: reply not used: {each.dropped[name]}")
+        if name in each.capped:
+            events.append(f"round {each.number}: reply reduced: {each.capped[name]}")
+    return ClientMethod(
+        label={ALONE: "local training", POOLED: "pooled data"}.get(label, label),
+        score=show_score(mean, score, 1),
+        value=_shown(mean, factor),
+        gain="" if gain is None else gain_cell(gain, score),
+        better=gain is not None and gain.gain >= 0,
+        significant=gain is not None and gain.significant,
+        weight=f"{np.mean(weights):.2f}" if weights and label != ALONE else "",
+        rounds=[record.rounds[k].number for k in shown],
+        scores=[_shown(used[k], factor) for k in shown],
+        weights_at=[record.rounds[part[k]].number for k in thin],
+        weights=[relative[k][0] for k in thin],
+        losses=[relative[k][1] for k in thin],
+        events=events[-MOST_POINTS:],
+    )
+
+
+def _client_sentence(name: str, methods: Sequence[ClientMethod], has_local: bool) -> str:
+    joined = [m for m in methods if m.label not in ("local training", "pooled data")]
+    if not has_local:
+        return f"{name}: " + ", ".join(f"{m.score} with {m.label}" for m in joined) + "."
+    better = [m.label for m in joined if m.significant and m.better]
+    worse = [m.label for m in joined if m.significant and not m.better]
+    parts = []
+    if better:
+        parts.append(f"better off with {', '.join(better)}")
+    if worse:
+        parts.append(f"worse off with {', '.join(worse)}")
+    if not parts:
+        return f"{name} is neither significantly better nor worse off than with local training."
+    return f"{name} is significantly {' and '.join(parts)} than with local training."
+
+
+def _took_part(each: StoredRound, name: str, values: dict[str, list[float]], k: int) -> bool:
+    reported = not (math.isnan(values["weight"][k]) and math.isnan(values["loss"][k]))
+    return reported or name in each.dropped
+
+
+def _relative(each: StoredRound, weight: float, loss: float) -> tuple[float | None, float | None]:
+    """The weight relative to an equal one, and the loss relative to the cohort's mean."""
+    columns = each.columns()
+    losses = columns["loss"]
+    finite = losses[np.isfinite(losses)]
+    mean = float(finite.mean()) if len(finite) else 0.0
+    return _shown(weight * len(columns["weight"]), 1.0), _shown(loss / mean, 1.0) if mean else None

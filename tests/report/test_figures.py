@@ -79,8 +79,9 @@ def test_the_figure_draws_rings_dots_and_bars_where_the_scores_are() -> None:
 
 
 def test_a_terminal_shows_the_same_plot() -> None:
-    legend, *rows, axis = text(plot(), width=40)
-    assert legend.startswith("○ local training  ● ditto")
+    legend, bar, *rows, axis = text(plot(), width=40)
+    assert legend == "○ local training  ● ditto"
+    assert bar == "━ gain of ditto over local training (┄ not significant)"
     assert axis.split() == ["22.0", "%", "81.0", "%"]
     assert [row[:3] for row in rows] == ["c  ", "b  ", "a  "]
     assert (rows[0][3:].index("●"), rows[0][3:].index("○")) == (round(36 * 39 / 59), 36)

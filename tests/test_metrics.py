@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from cases import cases
 from commonweal import metrics
 from commonweal.base.errors import DataError
 from commonweal.metrics import (
@@ -114,7 +115,7 @@ def test_tails_are_means_of_the_ends(x: list[float], share: float) -> None:
     assert (worst(x), best(x), gap(x)) == (min(x), max(x), max(x) - min(x))
 
 
-@pytest.mark.parametrize("metric", WEIGHTED)
+@cases("metric", WEIGHTED)
 @quick
 @given(rows=counted)
 def test_an_integer_weight_is_that_many_equal_clients(
@@ -125,7 +126,7 @@ def test_an_integer_weight_is_that_many_equal_clients(
     assert metric(x, w) == near(metric(copies))
 
 
-@pytest.mark.parametrize("metric", ALL)
+@cases("metric", ALL)
 @quick
 @given(x=positive)
 def test_equal_weights_change_nothing(metric: Metric, x: list[float]) -> None:
@@ -166,7 +167,7 @@ def test_a_client_of_weight_0_is_left_out() -> None:
     assert kl([4, 2, 2], [0, 1, 2]) == 0.0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("share", "clients", "k"),
     [
         (0.1, 30, 3),
@@ -189,8 +190,8 @@ def test_every_hundredth_of_many_clients_is_counted_exactly() -> None:
     assert [worst(x, n / 100) for n in range(1, 101)] == [(10 * n - 1) / 2 for n in range(1, 101)]
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-100, 1e100, 0.7])
-@pytest.mark.parametrize("clients", [1, 3, 7, 1000])
+@cases("value", [0.1, 1 / 3, 1e-100, 1e100, 0.7])
+@cases("clients", [1, 3, 7, 1000])
 def test_equal_scores_are_exactly_even(value: float, clients: int) -> None:
     x = [value] * clients
     assert mean(x) == worst(x, 0.5) == best(x, 0.5) == value
@@ -199,14 +200,14 @@ def test_equal_scores_are_exactly_even(value: float, clients: int) -> None:
     assert std(x, range(1, clients + 1)) == angle(x, range(1, clients + 1)) == 0.0
 
 
-@pytest.mark.parametrize("metric", ALL)
-@pytest.mark.parametrize("x", [[0, 0, 0], [0], [-0.0, -0.0]])
+@cases("metric", ALL)
+@cases("x", [[0, 0, 0], [0], [-0.0, -0.0]])
 def test_all_zeros_give_a_positive_zero(metric: Metric, x: list[float]) -> None:
     assert metric(x) == 0.0
     assert math.copysign(1, metric(x)) == 1
 
 
-@pytest.mark.parametrize("power", [-300, 300])
+@cases("power", [-300, 300])
 def test_the_unit_of_the_scores_does_not_matter(power: int) -> None:
     x = [1.0, 2.0, 5.0, 0.0]
     scaled = [math.ldexp(v, power) for v in x]
@@ -233,7 +234,7 @@ def test_gini_and_kl_of_one_client_that_has_all() -> None:
     assert kl([0, 3], [3, 1]) == pytest.approx(math.log(4))
 
 
-@pytest.mark.parametrize("metric", ALL)
+@cases("metric", ALL)
 def test_tensors_arrays_and_lists_agree(metric: Metric) -> None:
     x, w = [0.5, 0.25, 1.0], [1, 2, 3]
     forms = [
@@ -278,7 +279,7 @@ def test_spread_is_the_population_form() -> None:
     assert spread([7]) == (7.0, 0.0)
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
+@cases("confidence", [0.5, 0.9, 0.95, 0.999])
 def test_paired_intervals_are_those_of_scipy(confidence: float) -> None:
     rng = np.random.default_rng(0)
     for size in range(3, 21):
@@ -301,7 +302,7 @@ def test_differences_in_steps_widen_the_interval_by_half_a_step() -> None:
     assert got.high == pytest.approx(interval.high + 1 / 33 / 2 / 4)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("a", "b"),
     [
         ([3.0], [1.0]),
@@ -325,7 +326,7 @@ def test_equal_differences_and_one_seed_are_never_significant(
         assert not got.distinguishable
 
 
-@pytest.mark.parametrize("accuracy", [0.5, 0.9, 0.99])
+@cases("accuracy", [0.5, 0.9, 0.99])
 def test_at_most_five_in_a_hundred_equal_methods_differ_significantly(accuracy: float) -> None:
     """Accuracies in steps of 1/33, as of clients with 33 test samples."""
     rng = np.random.default_rng(33)
@@ -335,7 +336,7 @@ def test_at_most_five_in_a_hundred_equal_methods_differ_significantly(accuracy: 
         assert stats.binomtest(found, 1000, 0.05, "greater").pvalue > 0.01, seeds
 
 
-@pytest.mark.parametrize(("effect", "seeds"), [(2.0, 5), (1.0, 10), (0.5, 34), (0.25, 128)])
+@cases(("effect", "seeds"), [(2.0, 5), (1.0, 10), (0.5, 34), (0.25, 128)])
 def test_seeds_needed_find_the_effect_in_four_of_five_cases(effect: float, seeds: int) -> None:
     pair = np.array([-1, 1]) / math.sqrt(2) + effect  # of standard deviation 1
     assert seeds_needed(pair, [0, 0]) == seeds
@@ -385,7 +386,7 @@ def test_a_summary_of_negative_scores_leaves_out_gini_and_kl() -> None:
     assert got["mean"] == 1
 
 
-@pytest.mark.parametrize("metric", [*ALL, summary])
+@cases("metric", [*ALL, summary])
 def test_bad_scores_are_refused_by_name(metric: Metric) -> None:
     with pytest.raises(DataError, match=r"^scores must be finite; got nan at client 1$"):
         metric([1, math.nan, 2])
@@ -403,7 +404,7 @@ def test_bad_scores_are_refused_by_name(metric: Metric) -> None:
         metric([1, 2], names=["Ann"])
 
 
-@pytest.mark.parametrize("metric", [*ALL, summary])
+@cases("metric", [*ALL, summary])
 def test_bad_weights_are_refused(metric: Metric) -> None:
     with pytest.raises(DataError, match=r"weights must be 2, one per client; got 3"):
         metric([1, 2], weights=[1, 1, 1])
@@ -420,7 +421,7 @@ def test_many_bad_clients_are_counted_not_listed() -> None:
         mean([math.nan] * 1000)
 
 
-@pytest.mark.parametrize("metric", [gini, kl])
+@cases("metric", [gini, kl])
 def test_negative_scores_are_refused_where_they_have_no_meaning(metric: Metric) -> None:
     with pytest.raises(DataError, match=r"needs scores of 0 or more; got -0.5 at client 1"):
         metric([1, -0.5])
@@ -428,8 +429,8 @@ def test_negative_scores_are_refused_where_they_have_no_meaning(metric: Metric) 
         metric([1, -0.5], names=["Ann", "Bo"])
 
 
-@pytest.mark.parametrize("metric", [worst, best, gap])
-@pytest.mark.parametrize("share", [0, -0.1, 1.01, math.nan, 5])
+@cases("metric", [worst, best, gap])
+@cases("share", [0, -0.1, 1.01, math.nan, 5])
 def test_a_share_outside_its_range_is_refused(metric: Metric, share: float) -> None:
     with pytest.raises(DataError, match=f"share must be above 0 and at most 1; got {share}"):
         metric([1, 2], share)
@@ -449,7 +450,7 @@ def test_pairs_must_match() -> None:
         spread([1, math.nan])
 
 
-@pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
+@cases("confidence", [0, 1, 95, math.nan])
 def test_a_confidence_outside_its_range_is_refused(confidence: float) -> None:
     with pytest.raises(
         DataError, match=f"confidence must lie between 0 and 1, both excluded; got {confidence}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from cases import cases
 from commonweal.analysis import interpolation
 from commonweal.analysis.interpolation import POINTS
 from commonweal.base.errors import CommonwealError, ConfigError, RunError
@@ -67,7 +68,7 @@ def mean_loss(job: Job, w: torch.Tensor, rows: Rows) -> float:
 PERSONAL = ["fedper", "fedrep", "lg-fedavg", "ditto", "apfl", "pfedme", "superfed-mm"]
 
 
-@pytest.mark.parametrize("name", PERSONAL)
+@cases("name", PERSONAL)
 def test_clients_are_evaluated_by_their_own_model_and_newcomers_by_the_servers(name: str) -> None:
     job, last = done(name)
     states = states_of(job.engine)
@@ -87,7 +88,7 @@ def test_clients_are_evaluated_by_their_own_model_and_newcomers_by_the_servers(n
     assert last.line()["personal"] == last.personal
 
 
-@pytest.mark.parametrize("name", ["sgd", "fedprox", "scaffold"])
+@cases("name", ["sgd", "fedprox", "scaffold"])
 def test_plain_methods_have_no_second_score(name: str) -> None:
     _, last = done(name)
     assert last.evaluation is not None
@@ -139,7 +140,7 @@ def test_the_curve_by_hand() -> None:
     assert (chosen["m by oracle"] >= others - 1e-12).all()
 
 
-@pytest.mark.parametrize("mode", ["vmap", "loop"])
+@cases("mode", ["vmap", "loop"])
 def test_every_personal_method_has_a_line_to_its_own_model(mode: str) -> None:
     job, last = done("ditto", cohort="all", vectorize=mode)
     curve = interpolation.curve(job, last.state)
@@ -211,7 +212,7 @@ def test_validation_where_a_half_has_one_class_only() -> None:
     assert curve.validated.tolist() == [0.5, 0.5]  # rows alike: every defined half scores a half
 
 
-@pytest.mark.parametrize("name", ["sgd", "scaffold"])
+@cases("name", ["sgd", "scaffold"])
 def test_a_method_without_personal_models_is_a_sentence(name: str) -> None:
     job, last = done(name)
     with pytest.raises(ConfigError, match=r"no personal models.*superfed-mm, apfl or ditto"):
@@ -316,7 +317,7 @@ def test_the_barrier_by_hand() -> None:
     assert curve.barriers().tolist() == pytest.approx([0, 1, 0, 0], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])
+@cases("name", ["superfed-mm", "superfed-lm"])
 def test_the_line_of_models_with_batchnorm(name: str) -> None:
     """Statistics of mixtures are those of the client's training rows."""
     job = job_from_parts(task(norm=True), federation(), client=client(name), rounds=4, seed=1)
@@ -336,7 +337,7 @@ def test_the_line_of_models_with_batchnorm(name: str) -> None:
 # Calibration
 
 
-@pytest.mark.parametrize("score", ["ece", "mce"])
+@cases("score", ["ece", "mce"])
 def test_calibration_of_values_is_refused(score: str) -> None:
     with pytest.raises(ConfigError, match=f"score = '{score}' does not fit .* 'squared'"):
         Task(torch.nn.Linear(3, 1), "squared", score)

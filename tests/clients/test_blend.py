@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.cli import app
 from commonweal.data.federation import Federation, Rows
@@ -129,7 +130,7 @@ def test_a_client_that_partners_mislead_gives_them_less_weight() -> None:
     assert weights.pop("b") < 0.2 < min(weights.values())
 
 
-@pytest.mark.parametrize("partner", ["both", "global", "tuned"])
+@cases("partner", ["both", "global", "tuned"])
 def test_a_client_is_scored_by_the_mixture_of_predictions(partner: str) -> None:
     f, t = federation(), task()
     done = last(t, f, client={"partner": partner})
@@ -233,7 +234,7 @@ def test_other_kinds_of_models_and_losses() -> None:
         assert torch.isfinite(done.evaluation.personal.losses).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameter", "value"),
     [("limit", 0.0), ("learn_at", 1.5), ("weight", -1.0), ("tune_epochs", 0)],
 )

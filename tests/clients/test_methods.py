@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.algorithms.algorithm import Group, Replies, Request
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
@@ -110,7 +111,7 @@ def test_fedprox() -> None:
     close(trained(method, T, F, sent(T))[0]["update"], T.initial - w)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@cases("momentum", [0.0, 0.5])
 def test_scaffold(momentum: float) -> None:
     method = client("scaffold", momentum=momentum)
     c, own = own_vector(1) / 10, own_vector(2) / 10
@@ -162,7 +163,7 @@ def test_scaffold_needs_sgd() -> None:
         client("scaffold", optimizer="adam")
 
 
-@pytest.mark.parametrize("factor", [float("nan"), 1e6])
+@cases("factor", [float("nan"), 1e6])
 def test_scaffolds_server_does_not_hear_replies_that_are_dropped(factor: float) -> None:
     algorithm = averaging(T, client("scaffold"), Guarded(FedAvg()))
     state = algorithm.init(F.population)
@@ -177,7 +178,7 @@ def test_scaffolds_server_does_not_hear_replies_that_are_dropped(factor: float) 
     close(outcome.state["shared"]["c"], heard.sum(0) / 5)
 
 
-@pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
+@cases("name", ["fedper", "lg-fedavg"])
 def test_private_layers(name: str) -> None:
     method, w, move = client(name), T.initial.clone(), Heavy()
     mine = torch.zeros(D, dtype=torch.bool)
@@ -246,7 +247,7 @@ def test_ditto() -> None:
     assert torch.equal(method.uses(T, sent(T), state).models[0], state["own"])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@cases("optimizer", ["sgd", "adam"])
 def test_apfl(optimizer: str) -> None:
     lr = 0.1 if optimizer == "sgd" else 0.01
     method = client("apfl", optimizer=optimizer, lr=lr)
@@ -282,7 +283,7 @@ def test_pfedme() -> None:
     close(state["own"], theta)
 
 
-@pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])
+@cases("name", ["superfed-mm", "superfed-lm"])
 def test_superfed(name: str) -> None:
     method, w, v = client(name, mu=0.3, nu=1.5), T.initial, own_vector()
     move, move_own = Heavy(), Heavy()
@@ -379,7 +380,7 @@ def test_nu_before_the_own_models_begin_is_a_choice() -> None:
     close(method.uses(T, sent(T), state).models[0], T.initial)
 
 
-@pytest.mark.parametrize("name", ["superfed-mm", "superfed-lm"])
+@cases("name", ["superfed-mm", "superfed-lm"])
 def test_superfed_starts_from_a_model_of_zeros(name: str) -> None:
     zeros = Task(nn.Linear(4, 3))
     for p in zeros.module.parameters():
@@ -398,9 +399,7 @@ def test_before_it_joins_the_own_model_is_neither_trained_nor_used() -> None:
     assert not torch.equal(joined["own"], after["own"])
 
 
-@pytest.mark.parametrize(
-    ("begin", "first"), [(0.0, 1), (0.4, 5), (0.95, 11), (1.0, 2), (7.0, 8), (2.5, 3)]
-)
+@cases(("begin", "first"), [(0.0, 1), (0.4, 5), (0.95, 11), (1.0, 2), (7.0, 8), (2.5, 3)])
 def test_own_models_join_after_a_fraction_or_a_number_of_rounds(begin: float, first: int) -> None:
     """A fraction of 11 rounds is rounded down."""
     method = SuPerFedMM(begin=begin)
@@ -418,7 +417,7 @@ def update(method: Client) -> Tensor:
     return trained(method, T, F, message)[0]["update"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "method",
     [
         client("fedprox", mu=0.0),
@@ -450,7 +449,7 @@ class Drawing(FedProx):
         return 1
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.4])
+@cases("mu", [0.0, 0.4])
 def test_superfed_at_m_0_without_nu_is_fedprox_or_fedavg(mu: float) -> None:
     common: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 0.1, "momentum": 0.5, "mu": mu}
     method = AtShared(**common, nu=0.0, begin=0.0)
@@ -469,7 +468,7 @@ def test_ditto_without_a_penalty_is_training_alone() -> None:
     assert torch.equal(own_vector() - state["own"], reply["update"])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "parameters", "state"),
     [
         ("ditto", {"lam": 0.0}, {}),
@@ -516,7 +515,7 @@ def test_pfedme_whose_step_reaches_theta_is_at_theta() -> None:
 # Joint losses
 
 
-@pytest.mark.parametrize("name", METHODS)
+@cases("name", METHODS)
 def test_gradients_against_finite_differences(name: str) -> None:
     method, generator = client(name), torch.Generator().manual_seed(0)
 
@@ -557,7 +556,7 @@ def test_gradients_against_finite_differences(name: str) -> None:
 # What is sent
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
+@cases("name", ["fedper", "fedrep", "lg-fedavg"])
 def test_private_coordinates_are_never_sent(name: str) -> None:
     method = client(name)
     algorithm = averaging(T, method)
@@ -605,7 +604,7 @@ def test_the_loss_after_training_is_that_of_the_clients_whole_model() -> None:
     assert float(replies["loss_after"][0]) == pytest.approx(float(f(w, rows.x, rows.y)), rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "parameters", "words"),
     [
         ("fedper", {"head": ["7"]}, r"head = '7' is not a layer of the model: .* '0', '2'"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client, FedBABU, FedBN, FineTune, PropFairClient, TERMClient
@@ -50,7 +51,7 @@ def by_torch(w: Tensor, batches: list[Tensor], objective: Any, lr: float = 0.1) 
 # Objectives
 
 
-@pytest.mark.parametrize(("baseline", "huber"), [(5.0, False), (1.0, False), (1.0, True)])
+@cases(("baseline", "huber"), [(5.0, False), (1.0, False), (1.0, True)])
 def test_propfair_on_the_client(baseline: float, huber: bool) -> None:
     """With M = 1 most batches are beyond M - 0.2, with M = 5 none is."""
     method = client("propfair", baseline=baseline, huber=huber)
@@ -74,7 +75,7 @@ def test_propfair_with_a_far_baseline_is_sgd_with_a_rate_over_m() -> None:
     torch.testing.assert_close(fair, plain, rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("t", [2.0, -1.5, 0.0])
+@cases("t", [2.0, -1.5, 0.0])
 def test_the_tilt_of_rows(t: float) -> None:
     method = client("term", t=t)
 
@@ -105,7 +106,7 @@ def test_losses_of_1000_are_finite_under_a_tilt() -> None:
     assert reply["update"].isfinite().all() and reply["update"].any()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "words"),
     [
         (
@@ -180,8 +181,8 @@ def tuning_batches(method: FineTune, who: int, number: int) -> list[Tensor]:
     return batches_of(schedule(method.tuner, T, F.train, torch.tensor([who]), [rng]))
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap"])
-@pytest.mark.parametrize("algorithm", ["averaging", "two-phase"])
+@cases("mode", ["loop", "vmap"])
+@cases("algorithm", ["averaging", "two-phase"])
 def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
     """After the last round everyone trains the final model, whether it took part or not."""
     method = FineTune(batch=5, momentum=0.5, lr=0.1, tune_epochs=3, tune_lr=0.03)
@@ -223,7 +224,7 @@ def test_the_shared_model_is_fedavgs() -> None:
     assert torch.equal(tuned.state["w"], tuned_job(Client(batch=5), 3)[0].state["w"])
 
 
-@pytest.mark.parametrize("tune", ["head", "all"])
+@cases("tune", ["head", "all"])
 def test_fedbabu_by_torch(tune: Any) -> None:
     method = FedBABU(batch=5, momentum=0.5, lr=0.1, weight_decay=0.0, tune_epochs=2, tune=tune)
     last, engine = tuned_job(method, 2)
@@ -258,7 +259,7 @@ def test_fedbabus_body_is_trained_under_the_first_head() -> None:
 # Parts of epochs
 
 
-@pytest.mark.parametrize(("epochs", "batches"), [(0.25, 2), (0.2, 1), (0.01, 1), (1, 5), (2.5, 13)])
+@cases(("epochs", "batches"), [(0.25, 2), (0.2, 1), (0.01, 1), (1, 5), (2.5, 13)])
 def test_a_part_of_an_epoch(epochs: float, batches: int) -> None:
     """24 rows by 5 are five batches per epoch; a part of one is rounded up."""
     part = batches_of(planned(Client(epochs=epochs, batch=5), T, F, [2]))

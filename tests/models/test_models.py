@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import commonweal
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
@@ -56,7 +57,7 @@ def small(name: str) -> tuple[Task, tuple[int, ...]]:
     return Task(build(name, shape, OUTPUTS)), shape
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_shape_and_gradients(name: str) -> None:
     task, shape = small(name)
     x = rows(shape, 4, name == "lstm")
@@ -72,7 +73,7 @@ def test_shape_and_gradients(name: str) -> None:
             assert float(piece.abs().sum()) > 0, tensor
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
+@cases("name", [name for name in NAMES if name != "lstm"])
 def test_two_clients_at_once_or_one_by_one(name: str) -> None:
     """In double precision, so that an operator that mixes clients cannot hide behind rounding."""
     task, shape = small(name)
@@ -98,7 +99,7 @@ def test_two_clients_at_once_or_one_by_one(name: str) -> None:
 
 
 # Published numbers of parameters, or sums over the papers' tables.
-@pytest.mark.parametrize(
+@cases(
     ("name", "shape", "outputs", "parameters"),
     [
         ("mlp", (1, 28, 28), 10, 199_210),
@@ -119,7 +120,7 @@ def test_the_architecture_is_the_published_one(
     assert sum(p.numel() for p in module.parameters()) == parameters
 
 
-@pytest.mark.parametrize("name", ["resnet18-gn", "mobilenet", "efficientnet-b0"])
+@cases("name", ["resnet18-gn", "mobilenet", "efficientnet-b0"])
 def test_large_images_are_downsampled_as_published(name: str) -> None:
     """Before the last pooling an image of 224 pixels is 7 x 7."""
     module = build(name, (3, 224, 224), 2).eval()
@@ -165,7 +166,7 @@ def test_lstm_answers_once_per_row_or_once_per_token() -> None:
         assert torch.allclose(words(x)[:, :10], words(later)[:, :10])  # it does not look ahead
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "shape", "words"),
     [
         ("cnn", (784,), r"images \(C, H, W\)"),
@@ -302,7 +303,7 @@ def test_labels_of_tokens_need_a_model_of_sequences() -> None:
         list(run(task, f, rounds=1))
 
 
-@pytest.mark.parametrize(("kind", "largest"), [(torch.uint8, 255), (torch.int16, 32768)])
+@cases(("kind", "largest"), [(torch.uint8, 255), (torch.int16, 32768)])
 def test_rows_are_stored_small(kind: torch.dtype, largest: int) -> None:
     task = Task(nn.Linear(2, 2))
     x = torch.tensor([[0, 100]], dtype=kind)

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 import commonweal
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.models._spectral import Spectral
 
-every = pytest.mark.parametrize("name", ["energy-cnn", "energy-resnet"])
+every = cases("name", ["energy-cnn", "energy-resnet"])
 
 
 def build(name: str, shape: tuple[int, ...] = (3, 9, 12), width: int = 4) -> nn.Module:

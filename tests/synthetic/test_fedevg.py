@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.algorithms.algorithm import Group, Replies, Request
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
@@ -164,7 +165,7 @@ def test_replies_that_never_come_are_left_out() -> None:
     assert torch.equal(nobody.state["x"], state["x"])
 
 
-@pytest.mark.parametrize("name", SMALL)
+@cases("name", SMALL)
 def test_a_run_records_why_replies_never_came(name: str) -> None:
     engine = Lossy(digits(), lambda request: {1: "timeout"})
     (done,) = run(job(task(), digits(), engine, algorithm=SMALL[name], rounds=1))
@@ -183,7 +184,7 @@ def test_energies_are_sent_by_their_sign_only() -> None:
     assert float(values["gradient"].abs().amax()) <= a.clip
 
 
-@pytest.mark.parametrize("name", ["fedevg", "fedevg-kept"])
+@cases("name", ["fedevg", "fedevg-kept"])
 def test_an_answer_needs_nothing_but_the_clients_own_rows(name: str) -> None:
     f = digits()
     model = task()
@@ -201,8 +202,8 @@ def test_an_answer_needs_nothing_but_the_clients_own_rows(name: str) -> None:
         assert all(torch.equal(own[n][0], whole[n][k]) for n in whole)
 
 
-@pytest.mark.parametrize("anchor", ["chain", "received"])
-@pytest.mark.parametrize("noise", [0.0, 0.05])
+@cases("anchor", ["chain", "received"])
+@cases("noise", [0.0, 0.05])
 def test_local_training_by_plain_torch(anchor: Any, noise: float) -> None:
     """Algorithm 4.2 with a module, torch's Adam and the same draws, on batches of 3, 2, 3 and 2."""
     torch.manual_seed(0)
@@ -309,7 +310,7 @@ def test_synthetic_rows_come_to_teach_a_classifier() -> None:
     assert list(rounds)[-1].metrics["mean"] > 0.3  # chance is 0.1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "message"),
     [
         ({"spc": 0}, "fedevg spc = 0: it must be at least 1"),
@@ -446,8 +447,8 @@ def test_a_client_of_weight_0_has_no_say_with_exact_energies() -> None:
     assert grad.tolist() == [1, 2] and posterior.tolist() == [[0, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "afl", "aaggff-d"])
-@pytest.mark.parametrize("name", ["fedevg", "fedevg-kept"])
+@cases("rule", ["fedavg", "afl", "aaggff-d"])
+@cases("name", ["fedevg", "fedevg-kept"])
 def test_rows_of_a_table(name: str, rule: str) -> None:
     """Standardised rows: synthetic ones stay within the bound, and some are below 0."""
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
+from cases import cases
 from commonweal.algorithms.algorithm import Request
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config import catalog
@@ -26,7 +27,7 @@ from commonweal.synthetic.fedcvae import _gaussian
 from commonweal.training.task import Batch, Task
 from synthetic_helpers import SMALL, built, digits, population, task
 
-every = pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])
+every = cases("name", ["fedcgan", "fedcvae"])
 
 
 def batch(rows: int = 6) -> Batch:
@@ -67,7 +68,7 @@ def test_generator_and_discriminator_each_follow_their_own_loss() -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("pixels", ["sum", "mean"])
+@cases("pixels", ["sum", "mean"])
 def test_the_evidence_lower_bound_by_hand(pixels: str) -> None:
     vae = built("fedcvae", pixels=pixels).client_task
     b = batch()
@@ -96,7 +97,7 @@ def test_uniform_numbers_become_normal_ones() -> None:
 
 
 @every
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 6), (1, 28, 28)])
+@cases("shape", [(1, 8, 8), (3, 9, 6), (1, 28, 28)])
 def test_rows_have_the_datas_shape_and_are_in_the_unit_interval(
     name: str, shape: tuple[int, ...]
 ) -> None:
@@ -141,7 +142,7 @@ def test_clients_are_grouped_by_the_generators_size_not_the_classifiers() -> Non
     assert simulator.decision(job(small, f).algorithm)[0] == "chunked"
 
 
-@pytest.mark.parametrize("size", [16, 19])
+@cases("size", [16, 19])
 def test_a_classifier_with_batchnorm_skips_a_remainder_of_one_row(size: int) -> None:
     layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
     model = Task(nn.Sequential(*layers))
@@ -205,7 +206,7 @@ def test_a_rule_learns_the_generators_learning_rate() -> None:
     assert float(state["rule"]["lipschitz"]) == pytest.approx(250)
 
 
-@pytest.mark.parametrize("kind", [FedCGAN, FedCVAE])
+@cases("kind", [FedCGAN, FedCVAE])
 def test_what_cannot_be_generated_is_refused(kind: type[Generating]) -> None:
     name = kind.__name__.lower()
     words = rf"{name} makes images \(channels, height, width\).*rows are \(10,\)"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.base.tensors import Tensors, merge, put, stack, take
 from commonweal.clients import Client
 from commonweal.clients.alone import Alone
@@ -86,9 +87,9 @@ def squared_mean(losses: Tensor, weight: Tensor) -> Tensor:
     return (losses * weight).sum(-1).square()
 
 
-@pytest.mark.parametrize("reduction", [MEAN, Reduction(squared_mean)])
-@pytest.mark.parametrize("loss", ["cross-entropy", "binary", "squared"])
-@pytest.mark.parametrize("name", STACKS)
+@cases("reduction", [MEAN, Reduction(squared_mean)])
+@cases("loss", ["cross-entropy", "binary", "squared"])
+@cases("name", STACKS)
 def test_gradients_are_those_of_autograd(name: str, loss: str, reduction: Reduction) -> None:
     task, batch = task_of(name, loss), batch_of(loss)
     stack = dense_stack(task)
@@ -148,7 +149,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@cases("name", OTHERS)
 def test_other_modules_are_left_to_autograd(name: str) -> None:
     assert dense_stack(Task(OTHERS[name]())) is None
 
@@ -178,7 +179,7 @@ def updates(task: Task, client: Client, f: Federation, at_once: int, models: boo
     return trained.replies["update"]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@cases("name", CLIENTS)
 def test_training_is_that_of_single_clients(name: str) -> None:
     """Which the loop trains by autograd; chunks of one, of some and of all clients."""
     f, client = federation(SIZES), CLIENTS[name]
@@ -214,7 +215,7 @@ def test_bytes_are_images_here_too() -> None:
     close(updates(task, client, as_bytes, 1, False), updates(task, client, as_floats, 1, False))
 
 
-@pytest.mark.parametrize("text", ["110", "0011", "101001", "111", "000"])
+@cases("text", ["110", "0011", "101001", "111", "000"])
 def test_parts_of_vectors_are_taken_and_merged_by_runs(text: str) -> None:
     mask = torch.tensor([letter == "1" for letter in text])
     values = torch.randn(2, len(mask))
@@ -353,7 +354,7 @@ METHODS: dict[str, Client] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@cases("name", METHODS)
 def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
     """Epochs begin at other steps for each client, as their sizes differ."""
     f, task, client = federation(SIZES), task_of("nested"), METHODS[name]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import cases
 from commonweal.algorithms.algorithm import Group, Request
 from commonweal.clients import Client
 from commonweal.data.federation import Federation
@@ -58,7 +59,7 @@ def test_own_models_are_evaluated_on_their_clients_rows(
         assert result.score[k] == alone.score[0] and result.sizes[k] == alone.sizes[0]
 
 
-@pytest.mark.parametrize("vectorize", [single, vmap_clients])
+@cases("vectorize", [single, vmap_clients])
 def test_several_scores_are_evaluated_in_one_pass(vectorize: Vectorize) -> None:
     f = federation(SIZES)
     task = Task(module("mlp"), also=("likelihood", "ece", "top-5"))
@@ -81,7 +82,7 @@ def test_a_client_without_rows_has_nan() -> None:
     assert result.scored.tolist() == [1]
 
 
-@pytest.mark.parametrize("score", sorted(SCORES.keys() - {"concordance"}))  # whose labels are pairs
+@cases("score", sorted(SCORES.keys() - {"concordance"}))  # whose labels are pairs
 def test_evaluation_without_any_rows_is_nan(score: str) -> None:
     f = Federation.from_arrays(np.zeros((4, 4)), [0, 1, 1, 0], ["a", "a", "b", "b"], test=0)
     if SCORES[score].losses == ("squared",):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import commonweal
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client
 from commonweal.servers import SGD, Adam, Optimistic, Polyak
@@ -27,7 +28,7 @@ FORMULAS: dict[str, Callable[[int], float]] = {
 }
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
+@cases("formula", FORMULAS)
 def test_a_formula_is_what_python_computes(formula: str) -> None:
     for t in (1, 2, 3, 10, 11, 99, 200):
         assert factor(formula, t) == pytest.approx(FORMULAS[formula](t), rel=1e-14)
@@ -51,7 +52,7 @@ WRONG += [
 ]
 
 
-@pytest.mark.parametrize("formula", WRONG)
+@cases("formula", WRONG)
 def test_what_is_no_formula_is_a_sentence(formula: str) -> None:
     with pytest.raises(ConfigError, match="schedule = "):
         factor(formula, 1)

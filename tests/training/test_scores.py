@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import r2_score, roc_auc_score, top_k_accuracy_score
 from torch import Tensor
 
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.training.scores import DIAGNOSTICS, SCORES, check, find, mean_by_client, undefined
 
@@ -197,8 +198,8 @@ def test_r2_of_values_far_from_zero() -> None:
     assert got == pytest.approx([r2_score(y.astype(float), guess.astype(float))], abs=1e-6)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
-@pytest.mark.parametrize("n", [1, 1000])
+@cases("value", [0.0, 0.1, 1e6])
+@cases("n", [1, 1000])
 def test_r2_of_a_constant_is_nan(value: float, n: int) -> None:
     assert math.isnan(score("r2", torch.zeros(n, 1), torch.full((n,), value), [0, n])[0])
 
@@ -216,7 +217,7 @@ def test_every_score_has_a_meaning() -> None:
     assert not SCORES.keys() & DIAGNOSTICS.keys()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "loss", "hint"),
     [("accuracy", "squared", "r2"), ("r2", "cross-entropy", "accuracy"), ("ece", "squared", "r2")],
 )
@@ -226,7 +227,7 @@ def test_a_score_that_does_not_fit_the_loss_is_refused(name: str, loss: str, hin
         check(name, loss)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "loss"),
     [
         ("accuracy", "binary"),
@@ -249,12 +250,12 @@ def test_r2_needs_two_values() -> None:
     assert undefined("r2-own", y, torch.tensor([0, 2, 4, 5, 5])) == [0, 2]
 
 
-@pytest.mark.parametrize("name", ["accuracy", "top-5"])
+@cases("name", ["accuracy", "top-5"])
 def test_shares_are_always_defined(name: str) -> None:
     assert undefined(name, torch.tensor([1, 1]), torch.tensor([0, 2, 2])) == []
 
 
-@pytest.mark.parametrize("name", ["auroc", "r2-own"])
+@cases("name", ["auroc", "r2-own"])
 def test_clients_without_rows_are_not_called_undefined(name: str) -> None:
     assert undefined(name, torch.tensor([0, 1]), torch.tensor([0, 0, 2, 2])) == []
     assert undefined(name, torch.empty(0), torch.tensor([0, 0, 0])) == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.training.task import LOSSES, Batch, Task
 from helpers import SHAPES, close, loaded, module, torch_loss, vector
@@ -80,7 +81,7 @@ def shape_of(name: str) -> str:
 # The vector
 
 
-@pytest.mark.parametrize("name", MODULES)
+@cases("name", MODULES)
 def test_the_vector_is_the_modules_values_in_order(name: str) -> None:
     task = Task(MODULES[name]())
     assert torch.equal(task.initial, vector(task.module))
@@ -89,7 +90,7 @@ def test_the_vector_is_the_modules_values_in_order(name: str) -> None:
     assert task.initial.dtype == torch.float32 and not task.initial.requires_grad
 
 
-@pytest.mark.parametrize("name", MODULES)
+@cases("name", MODULES)
 def test_a_vector_cut_into_tensors_and_joined_is_itself(name: str) -> None:
     task = Task(MODULES[name]())
     w = torch.randn(task.size)
@@ -144,7 +145,7 @@ def test_shared_weights_are_in_the_vector_once() -> None:
     assert task.names == ("a.weight", "a.bias", "b.bias")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "want"),
     [
         (lambda: module("mlp"), [0, 0, 1, 1]),
@@ -161,7 +162,7 @@ def test_layers_number_the_module_that_owns_a_piece(
 # Another initialisation
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_another_initialisation_is_the_same_for_the_same_seed(kind: str) -> None:
     task = Task(module(kind))
     before = task.initial.clone()
@@ -209,8 +210,8 @@ def labels(loss: str, n: int) -> Tensor:
     return torch.randint(3 if loss == "cross-entropy" else 2, (n,), generator=generator)
 
 
-@pytest.mark.parametrize("loss", TARGETS)
-@pytest.mark.parametrize("kind", ["mlp", "cnn-norm"])
+@cases("loss", TARGETS)
+@cases("kind", ["mlp", "cnn-norm"])
 def test_the_loss_is_torchs_own(loss: str, kind: str) -> None:
     task = task_of(kind, loss)
     x, _ = some_rows(kind)
@@ -218,7 +219,7 @@ def test_the_loss_is_torchs_own(loss: str, kind: str) -> None:
     close(task.batch_loss(w, even(x, y))[0], torch_loss(loss, loaded(task, w).train()(x), y))
 
 
-@pytest.mark.parametrize("loss", TARGETS)
+@cases("loss", TARGETS)
 def test_rows_count_by_their_weight(loss: str) -> None:
     task = task_of("mlp", loss)
     x, _ = some_rows("mlp")
@@ -230,7 +231,7 @@ def test_rows_count_by_their_weight(loss: str) -> None:
     close(task.batch_loss(w, Batch(x, y, weight))[0], weight @ each)
 
 
-@pytest.mark.parametrize("loss", TARGETS)
+@cases("loss", TARGETS)
 def test_padding_changes_nothing(loss: str) -> None:
     task = task_of("mlp", loss)
     x, _ = some_rows("mlp")
@@ -243,7 +244,7 @@ def test_padding_changes_nothing(loss: str) -> None:
     close(torch.autograd.grad(a, w)[0], torch.autograd.grad(b, w)[0])
 
 
-@pytest.mark.parametrize("loss", TARGETS)
+@cases("loss", TARGETS)
 def test_extreme_outputs_give_finite_losses_and_gradients(loss: str) -> None:
     outputs = torch.full((2, TARGETS[loss]), 1e4)
     outputs[1] = -1e4
@@ -255,7 +256,7 @@ def test_extreme_outputs_give_finite_losses_and_gradients(loss: str) -> None:
     assert torch.autograd.grad(losses.sum(), outputs)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", MODULES)
+@cases("name", MODULES)
 def test_the_gradient_is_that_of_the_plain_module(name: str) -> None:
     task = Task(MODULES[name]())
     x, y = some_rows(shape_of(name))
@@ -267,7 +268,7 @@ def test_the_gradient_is_that_of_the_plain_module(name: str) -> None:
     close(grad[: task.num_trainable], want)
 
 
-@pytest.mark.parametrize("name", ["norm", "cnn-norm", "half frozen", "twice"])
+@cases("name", ["norm", "cnn-norm", "half frozen", "twice"])
 def test_buffers_after_a_loss_are_those_of_the_plain_module(name: str) -> None:
     task = Task(MODULES[name]())
     x, y = some_rows(shape_of(name))
@@ -281,7 +282,7 @@ def test_buffers_after_a_loss_are_those_of_the_plain_module(name: str) -> None:
     assert torch.equal(w, before)  # the vector itself is as it was
 
 
-@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+@cases("momentum", [0.1, 0.7, None])
 def test_a_loss_does_not_depend_on_earlier_calls(momentum: float | None) -> None:
     m = module("norm")
     layer = m[1]
@@ -309,7 +310,7 @@ def test_the_users_module_is_not_touched() -> None:
     assert not m.training and all(p.grad is None for p in m.parameters())
 
 
-@pytest.mark.parametrize("name", MODULES)
+@cases("name", MODULES)
 def test_evaluation_is_the_module_in_eval_mode(name: str) -> None:
     task = Task(MODULES[name]())
     x, y = some_rows(shape_of(name))
@@ -382,7 +383,7 @@ def test_an_unknown_score_is_suggested() -> None:
         Task(nn.Linear(1, 1), score="auc")
 
 
-@pytest.mark.parametrize("m", [nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)])
+@cases("m", [nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)])
 def test_a_module_needs_something_to_train(m: nn.Module) -> None:
     with pytest.raises(ConfigError, match=f"{type(m).__name__} has no parameter to train"):
         Task(m)
@@ -394,7 +395,7 @@ def test_batchnorm_without_statistics_is_refused() -> None:
         Task(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "numbers"),
     [
         ("logistic", 4 + 3),
@@ -443,7 +444,7 @@ class Attention(nn.Module):
         return result
 
 
-@pytest.mark.parametrize(
+@cases(
     ("m", "draws"),
     [
         (module("mlp"), False),
@@ -457,7 +458,6 @@ class Attention(nn.Module):
         (nn.Sequential(nn.Linear(2, 2), nn.RReLU()), True),
         (Attention(), True),
     ],
-    ids=lambda value: "" if isinstance(value, bool) else type(value).__name__,
 )
 def test_has_dropout_says_whether_training_draws_inside_the_module(
     m: nn.Module, draws: bool

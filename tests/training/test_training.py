@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import cases
 from commonweal.base.errors import CommonwealError, ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
@@ -96,8 +97,8 @@ CLIENTS = {
 }
 
 
-@pytest.mark.parametrize("who", range(4))
-@pytest.mark.parametrize("name", CLIENTS)
+@cases("who", range(4))
+@cases("name", CLIENTS)
 def test_local_training_is_torch_optim(name: str, who: int) -> None:
     task, f = Task(module("mlp")), federation(SIZES)
     close(trained(CLIENTS[name], task, f, who), by_torch(CLIENTS[name], task, f, who))
@@ -109,7 +110,7 @@ CASES = [(kind, name) for kind in KINDS for name in ("plain", "steps", "full", "
 CASES += [(kind, "adam with all") for kind in KINDS] + [("logistic", "adamw"), ("cnn", "adamw")]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@cases(("kind", "name"), CASES)
 def test_local_training_is_torch_optim_for_every_kind_of_module(kind: str, name: str) -> None:
     task, f = Task(module(kind)), federation(SIZES, SHAPES[kind])
     for who in (0, 2, 3):
@@ -118,7 +119,7 @@ def test_local_training_is_torch_optim_for_every_kind_of_module(kind: str, name:
         assert not torch.equal(got, task.initial)
 
 
-@pytest.mark.parametrize(("loss", "score"), [("binary", "auroc"), ("squared", "r2")])
+@cases(("loss", "score"), [("binary", "auroc"), ("squared", "r2")])
 def test_local_training_with_another_loss(loss: str, score: str) -> None:
     f = federation(SIZES, classes=2)
     if loss == "squared":
@@ -128,8 +129,8 @@ def test_local_training_with_another_loss(loss: str, score: str) -> None:
     close(trained(CLIENTS["all"], task, f, 2), by_torch(CLIENTS["all"], task, f, 2))
 
 
-@pytest.mark.parametrize("round", [1, 2, 3, 7])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@cases("round", [1, 2, 3, 7])
+@cases("optimizer", ["sgd", "adam"])
 def test_the_rate_falls_with_the_rounds(optimizer: Any, round: int) -> None:
     task, f = Task(module("mlp")), federation(SIZES)
     client = Client(lr=0.2, decay=0.5, decay_every=2, optimizer=optimizer)
@@ -143,7 +144,7 @@ def test_the_rate_by_hand() -> None:
     assert learning_rate(Client(lr=2.0, decay=0.9), 3) == pytest.approx(2 * 0.81)
 
 
-@pytest.mark.parametrize("name", ["all", "adam with all"])
+@cases("name", ["all", "adam with all"])
 def test_training_changes_nothing_it_was_given(name: str) -> None:
     task, f = Task(module("norm")), federation(SIZES)
     before, x = task.initial.clone(), f.train.x.clone()
@@ -151,7 +152,7 @@ def test_training_changes_nothing_it_was_given(name: str) -> None:
     assert torch.equal(task.initial, before) and torch.equal(f.train.x, x)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@cases("momentum", [0.0, 0.9])
 def test_gradients_that_autograd_shares_are_not_written_over(momentum: float) -> None:
     """Two vectors may get the very same tensor, and a vector one number many times."""
     grad = torch.full((1, 1), 2.0).expand(1, 3)
@@ -216,7 +217,7 @@ def test_a_step_count_replaces_epochs() -> None:
     assert plan.steps.tolist() == [4, 4, 4, 4]
 
 
-@pytest.mark.parametrize(
+@cases(
     "client",
     [Client(batch=0, epochs=2), Client(batch=0, steps=2), Client(batch=1000, epochs=2)],
 )
@@ -225,7 +226,7 @@ def test_a_full_batch_is_every_row(client: Client) -> None:
     assert [len(b) for b in batches] == [57, 57]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("n", "batch", "sizes"),
     [
         (41, 20, [20, 20]),  # a remainder of one row is left out
@@ -257,7 +258,7 @@ def test_the_row_left_out_is_another_in_every_epoch() -> None:
     assert taken == {(0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)}
 
 
-@pytest.mark.parametrize(("n", "batch"), [(1, 20), (4, 1)])
+@cases(("n", "batch"), [(1, 20), (4, 1)])
 def test_batchnorm_of_single_rows_is_an_error_in_words(n: int, batch: int) -> None:
     with pytest.raises(CommonwealError, match="BatchNorm needs two samples per step"):
         trained(Client(batch=batch), Task(module("norm")), federation({"a": n}), 0)
@@ -384,7 +385,7 @@ def test_a_clients_state_is_its_own() -> None:
     assert after["own"].tolist() == [5] * 4
 
 
-@pytest.mark.parametrize("name", ["all", "adam with all", "adamw"])
+@cases("name", ["all", "adam with all", "adamw"])
 def test_together_and_one_by_one_give_the_same_numbers(name: str) -> None:
     task, f, client = Task(module("mlp")), federation(SIZES), CLIENTS[name]
 
@@ -424,7 +425,7 @@ class Counting(Client):
         return {"count": vectors["count"], "batches": vectors["batches"]}, state
 
 
-@pytest.mark.parametrize("vectorize", [single, vmap_clients])
+@cases("vectorize", [single, vmap_clients])
 def test_steps_follow_phases_and_are_followed_by_what_comes_after(vectorize: Vectorize) -> None:
     task, f = Task(module("logistic")), federation({"a": 8, "b": 12})
     client = Counting(batch=4, lr=0.1)
@@ -446,7 +447,7 @@ def test_memory_can_be_kept_for_reuse() -> None:
 # Parameters that cannot be right
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "value", "words"),
     [
         ("epochs", 0, "above 0"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import cases
 from commonweal.algorithms import Averaging, Outcome, Replies, Request, TwoPhase
 from commonweal.algorithms.algorithm import Group, Sample, keep_finite
 from commonweal.algorithms.averaging import buffer_weights
@@ -128,7 +129,7 @@ def test_buffers_are_averaged_with_normalised_weights() -> None:
     assert outcome.weights.tolist() == [2, 1, 0.5, 0.5]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("weights", "expected"),
     [
         ([1.0, 3.0], [0.25, 0.75]),
@@ -213,10 +214,8 @@ def changed(values: Tensors, name: str, position: int, value: float) -> Tensors:
     return values | {name: tensor}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    ("name", "why"), [("loss", "its loss is not a finite"), ("update", "training diverged")]
-)
+@cases("value", [math.nan, math.inf, -math.inf])
+@cases(("name", "why"), [("loss", "its loss is not a finite"), ("update", "training diverged")])
 def test_what_is_not_finite_is_dropped_and_named(name: str, why: str, value: float) -> None:
     task, values = a_round()
     algorithm = averaging(task)
@@ -273,7 +272,7 @@ def test_an_undefined_score_drops_nobody() -> None:
     assert outcome.dropped == {} and len(outcome.clients) == 4
 
 
-@pytest.mark.parametrize("number", [2e38, 3e38])
+@cases("number", [2e38, 3e38])
 def test_a_finite_update_whose_sum_overflows_is_kept(number: float) -> None:
     task, values = a_round()
     update = values["update"].clone()
@@ -283,7 +282,7 @@ def test_a_finite_update_whose_sum_overflows_is_kept(number: float) -> None:
     assert outcome.dropped == {} and outcome.state["w"].isfinite().all()
 
 
-@pytest.mark.parametrize("replies", ["not finite", "none", "lost"])
+@cases("replies", ["not finite", "none", "lost"])
 def test_with_nothing_left_the_model_stays_and_the_round_advances(replies: str) -> None:
     task, values = a_round("norm")
     algorithm = averaging(task, rule=Fixed((0.25,) * 4), server=SGD(momentum=0.5))
@@ -310,7 +309,7 @@ def wild_federation() -> Federation:
     return Federation(train, test, f.names, 1, "squared", "r2")
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@cases("mode", ["loop", "vmap"])
 def test_a_client_that_diverges_is_left_out_and_the_others_go_on(mode: str) -> None:
     f, task = wild_federation(), Task(module("logistic", 1), "squared", "r2")
     algorithm = averaging(task, Client(batch=4))
@@ -414,8 +413,8 @@ def final(kind: str, f: Federation | None = None, **parts: Any) -> Any:
     return last
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["logistic", "mlp", "norm", "cnn-norm"])
+@cases("rule", RULES)
+@cases("kind", ["logistic", "mlp", "norm", "cnn-norm"])
 def test_two_phase_equals_averaging(kind: str, rule: str) -> None:
     one = final(kind, rule=rule, algorithm="averaging")
     two = final(kind, rule=rule, algorithm="two-phase")
@@ -425,7 +424,7 @@ def test_two_phase_equals_averaging(kind: str, rule: str) -> None:
     assert two.metrics["mean"] == pytest.approx(one.metrics["mean"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
+@cases(
     "parts",
     [
         {"cohort": 3},
@@ -438,7 +437,6 @@ def test_two_phase_equals_averaging(kind: str, rule: str) -> None:
         {"channels": ["clip(norm=0.05)"]},
         {"channels": ["clip(norm=0.05)"], "client": "fedper(batch=8)"},
     ],
-    ids=lambda parts: "-".join(parts),
 )
 def test_two_phase_equals_averaging_with_other_parts(parts: dict[str, Any]) -> None:
     one = final("mlp", algorithm="averaging", **({"rule": "aaggff-s"} | parts))
@@ -449,7 +447,7 @@ def test_two_phase_equals_averaging_with_other_parts(parts: dict[str, Any]) -> N
         close(two.evaluation.personal.losses, one.evaluation.personal.losses)
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
+@cases("mode", ["loop", "vmap", "chunked"])
 def test_two_phase_computes_the_same_in_all_modes(mode: str) -> None:
     expected = final("norm", rule="aaggff-s", algorithm="averaging", vectorize="loop")
     got = final("norm", rule="aaggff-s", algorithm="two-phase", vectorize=mode)
@@ -470,14 +468,14 @@ def test_some_rules_need_updates_and_some_do_not() -> None:
     assert not set(RULES) & set(UPDATES)
 
 
-@pytest.mark.parametrize("name", UPDATES)
+@cases("name", UPDATES)
 def test_two_phase_refuses_rules_that_need_updates(name: str) -> None:
     rule = {"name": name, "rule": "fedavg"} if name in ("excess", "guarded", "grouped") else name
     with pytest.raises(ConfigError, match="two-phase decides before clients train, but the rule"):
         final("mlp", rule=rule, algorithm="two-phase")
 
 
-@pytest.mark.parametrize("name", sorted(set(catalog.entries("rules")) - set(UPDATES)))
+@cases("name", sorted(set(catalog.entries("rules")) - set(UPDATES)))
 def test_two_phase_takes_all_other_rules(name: str) -> None:
     rule: dict[str, object] = {"name": name}
     if name in ("excess", "grouped"):
@@ -624,8 +622,8 @@ def test_groups_are_what_an_engine_makes_of_them() -> None:
 # Losses of the first batch
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
-@pytest.mark.parametrize("method", ["sgd", "fedper", "superfed-mm"])
+@cases("mode", ["loop", "vmap", "chunked"])
+@cases("method", ["sgd", "fedper", "superfed-mm"])
 def test_the_loss_of_the_first_batch_by_torch(method: str, mode: str) -> None:
     """The received model on the rows of each client's first step, before that step."""
     f, t = federation(SIZES), Task(module("mlp"))
@@ -661,7 +659,7 @@ def test_the_loss_of_a_batch_is_unbiased() -> None:
     assert ((losses.mean(0) - full).abs() < 4 * error).all() and (error > 0).all()
 
 
-@pytest.mark.parametrize("algorithm", ["averaging", "two-phase"])
+@cases("algorithm", ["averaging", "two-phase"])
 def test_a_batch_of_all_rows_is_the_full_loss(algorithm: str) -> None:
     parts: dict[str, Any] = {"client": Client(batch=0), "rule": "afl"}
     full = final("mlp", algorithm=algorithm, **parts)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import commonweal
+from cases import cases
 from commonweal.algorithms import DRFA, Averaging, TwoPhase
 from commonweal.base.errors import CommonwealError, ConfigError
 from commonweal.channels import Clip
@@ -102,7 +103,7 @@ def modules(kind: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@cases("kind", catalog.KINDS)
 def test_whatever_a_file_registers_is_listed_and_nothing_else(kind: str) -> None:
     """The catalog reads the source; here the modules are imported."""
     others = {
@@ -116,7 +117,7 @@ def test_whatever_a_file_registers_is_listed_and_nothing_else(kind: str) -> None
     assert listed == registered != {}
 
 
-@pytest.mark.parametrize("kind", PACKAGES)
+@cases("kind", PACKAGES)
 def test_a_file_that_registers_one_thing_gives_it_its_name(kind: str) -> None:
     for name in modules(kind):
         registered = vars(importlib.import_module(name)).get("ENTRIES", {})
@@ -125,7 +126,7 @@ def test_a_file_that_registers_one_thing_gives_it_its_name(kind: str) -> None:
             assert list(registered) == [stem]
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@cases("kind", catalog.KINDS)
 def test_what_is_registered_is_public_in_its_module(kind: str) -> None:
     for entry in catalog.entries(kind).values():
         assert entry.attribute in importlib.import_module(entry.module).__all__
@@ -162,7 +163,7 @@ def test_private_files_are_not_listed() -> None:
     assert not [name for name in names if name.startswith(("_", "-"))]
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@cases("kind", catalog.KINDS)
 def test_entries_are_sorted_and_know_their_name_and_kind(kind: str) -> None:
     found = catalog.entries(kind)
     assert list(found) == sorted(found)
@@ -170,14 +171,14 @@ def test_entries_are_sorted_and_know_their_name_and_kind(kind: str) -> None:
     assert all(callable(entry.factory) for entry in found.values())
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@cases("kind", catalog.KINDS)
 def test_every_entry_says_what_it_is(kind: str) -> None:
     for entry in catalog.entries(kind).values():
         assert entry.about.strip(), entry.name
         assert entry.details.strip(), entry.name
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@cases("kind", catalog.KINDS)
 def test_about_is_the_docstring_of_the_file_or_of_the_thing(kind: str) -> None:
     """Of the file where it registers one thing, else of each thing."""
     for entry in catalog.entries(kind).values():
@@ -227,7 +228,7 @@ def test_whole_numbers_may_stand_for_floats() -> None:
     assert (lr, type(lr)) == (1.0, float)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "name", "message"),
     [
         ("rules", "fedagv", "no rule is called 'fedagv': did you mean 'fedavg'?"),
@@ -258,7 +259,7 @@ def test_an_unknown_kind_is_a_sentence() -> None:
         catalog.entries("rulez")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "part", "message"),
     [
         (
@@ -291,7 +292,7 @@ def test_unknown_parameters_suggest_the_nearest(
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "part", "start"),
     [
         ("clients", {"name": "sgd", "lr": "0.1"}, "client 'sgd': lr = '0.1': "),
@@ -320,9 +321,7 @@ def test_a_value_that_no_file_could_hold_is_a_sentence() -> None:
         catalog.complete("rules", {"name": "aaggff-s", "beta": torch.tensor(1.0)})
 
 
-@pytest.mark.parametrize(
-    "part", [5, None, 2.5, True, ["fedavg"], {}, {"cdf": "normal"}, {"name": 3}, {"name": None}]
-)
+@cases("part", [5, None, 2.5, True, ["fedavg"], {}, {"cdf": "normal"}, {"name": 3}, {"name": None}])
 def test_a_part_needs_a_name(part: object) -> None:
     sentence = r"^rule = .*: give a name, or a table with a name and parameters$"
     with pytest.raises(ConfigError, match=sentence):
@@ -345,9 +344,7 @@ def test_build_gives_a_dataset_and_a_model() -> None:
     assert [m.out_features for m in model if isinstance(m, nn.Linear)] == [7, 5, 11]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("averaging", Averaging), ("two-phase", TwoPhase), ("drfa", DRFA)]
-)
+@cases(("name", "kind"), [("averaging", Averaging), ("two-phase", TwoPhase), ("drfa", DRFA)])
 def test_build_gives_an_algorithm_of_given_parts(name: str, kind: type) -> None:
     task = Task(nn.Linear(2, 3))
     parts = {"rule": AAggFFS(), "client": Client(lr=0.3), "server": SGD(), "channels": (Clip(),)}
@@ -393,7 +390,7 @@ def test_a_part_may_be_given_as_the_thing_itself_within_a_part() -> None:
 # Names with parameters in brackets
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "part"),
     [
         ("fedavg", {"name": "fedavg"}),
@@ -409,7 +406,7 @@ def test_a_part_from_text(text: str, part: dict[str, object]) -> None:
     assert parse(text) == part
 
 
-@pytest.mark.parametrize("text", ["a(b=1", "a(b=1)c", "a(b)", "a(1)"])
+@cases("text", ["a(b=1", "a(b=1)c", "a(b)", "a(1)"])
 def test_a_wrong_text_is_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"close the bracket|write parameters as key=value"):
         parse(text)
@@ -423,7 +420,7 @@ def test_a_list_is_split_outside_of_brackets() -> None:
 # Things by their tables
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "part"),
     [
         ("rules", "fedavg"),
@@ -528,7 +525,7 @@ def test_a_sentence_names_the_parameter_whatever_it_is_called(
         catalog.complete("rules", {"name": f"{outside}:Half", parameter: value})
 
 
-@pytest.mark.parametrize(
+@cases(
     "name",
     [
         "no_such_module:x",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import commonweal
+from cases import cases
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.split import split_rows
@@ -62,7 +63,7 @@ def test_an_empty_clients_rows_are_empty() -> None:
     assert len(ROWS.client(1).x) == 0 and ROWS.client(1).offsets.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("ids", [[0], [3, 0], [2, 1, 3], [1], [0, 1, 2, 3], [3, 2]])
+@cases("ids", [[0], [3, 0], [2, 1, 3], [1], [0, 1, 2, 3], [3, 2]])
 def test_index_of_gives_the_rows_of_clients_in_their_order(ids: list[int]) -> None:
     index, offsets = ROWS.index_of(torch.tensor(ids))
     each = [list(range(int(ROWS.offsets[k]), int(ROWS.offsets[k + 1]))) for k in ids]
@@ -134,7 +135,7 @@ def test_two_clients_with_the_same_rows_are_split_differently() -> None:
     assert numbers(f.test, 0) != numbers(f.test, 1)
 
 
-@pytest.mark.parametrize("newcomer", ["aaa", "m", "zzz"])
+@cases("newcomer", ["aaa", "m", "zzz"])
 def test_a_new_client_changes_no_others_split(newcomer: str) -> None:
     x, y, client = tagged({"b": 50, "n": 23, "y": 7})
     before = Federation.from_arrays(x, y, client, seed=3)
@@ -182,7 +183,7 @@ def test_a_large_share_leaves_a_training_row() -> None:
     assert f.train.sizes.tolist() == [1] and f.test.sizes.tolist() == [4]
 
 
-@pytest.mark.parametrize(
+@cases(
     "client",
     [[10, 2, 10, 2], np.array([10, 2, 10, 2], dtype=np.int8), torch.tensor([10, 2, 10, 2])],
 )
@@ -213,7 +214,7 @@ def test_images_stay_bytes() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int16, np.bool_])
+@cases("dtype", [np.float16, np.float32, np.float64, np.int16, np.bool_])
 def test_other_features_become_single_floats(dtype: type) -> None:
     f = Federation.from_arrays(np.ones((4, 2), dtype), [0, 1, 0, 1], ["a"] * 4)
     assert f.train.x.dtype == torch.float32 and f.train.x.eq(1).all()
@@ -224,9 +225,7 @@ def test_tokens_stay_whole_numbers() -> None:
     assert f.train.x.dtype == torch.int64
 
 
-@pytest.mark.parametrize(
-    "y", [[0, 2, 1, 0], np.array([0, 2, 1, 0], np.int32), np.array([0, 2, 1, 0], np.uint8)]
-)
+@cases("y", [[0, 2, 1, 0], np.array([0, 2, 1, 0], np.int32), np.array([0, 2, 1, 0], np.uint8)])
 def test_whole_number_labels_are_classes(y: Any) -> None:
     f = Federation.from_arrays(np.zeros((4, 1)), y, ["a"] * 4)
     assert (f.outputs, f.loss, f.score) == (3, "cross-entropy", "accuracy")
@@ -262,7 +261,7 @@ def test_a_server_may_know_names_sizes_and_groups() -> None:
     assert (population.outputs, population.loss) == (2, "cross-entropy")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("outputs", "loss", "classes"),
     [(3, "cross-entropy", 3), (1, "binary", 2), (1, "squared", None), (9, "tokens", None)],
 )
@@ -322,8 +321,8 @@ def rows(x: Any, y: Any, offsets: list[int]) -> Rows:
 GOOD = rows(X, Y, [0, 2, 4])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize(("row", "name"), [(1, "ann"), (2, "bob")])
+@cases("bad", [float("nan"), float("inf"), -float("inf")])
+@cases(("row", "name"), [(1, "ann"), (2, "bob")])
 def test_features_must_be_numbers(bad: float, row: int, name: str) -> None:
     x = X.copy()
     x[row, 1] = bad
@@ -331,7 +330,7 @@ def test_features_must_be_numbers(bad: float, row: int, name: str) -> None:
         Federation.from_arrays(x, Y, OWNER, test=0)
 
 
-@pytest.mark.parametrize("test", [0, 0.5])
+@cases("test", [0, 0.5])
 def test_images_must_be_numbers_too(test: float) -> None:
     x = np.zeros((4, 1, 3, 3))
     x[2:, 0, 1, 2] = math.nan
@@ -359,7 +358,7 @@ def test_binary_labels_are_0_and_1() -> None:
         Federation.from_arrays(X, [0, 1, 2, 1], OWNER, test=0, outputs=1, loss="binary")
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@cases("bad", [math.nan, math.inf])
 def test_values_must_be_finite(bad: float) -> None:
     with pytest.raises(DataError, match=r"'bob' has the label (nan|inf)"):
         Federation.from_arrays(X, [0.0, 1.0, 2.0, bad], OWNER, test=0)
@@ -372,7 +371,7 @@ def test_classes_must_be_whole_numbers() -> None:
         )
 
 
-@pytest.mark.parametrize("y", [[[0], [1], [0], [1]], [[0.0], [1.0], [0.0], [1.0]]])
+@cases("y", [[[0], [1], [0], [1]], [[0.0], [1.0], [0.0], [1.0]]])
 def test_there_must_be_one_label_per_row(y: Any) -> None:
     # A column of values would be broadcast against the outputs: every row would be trained on
     # the values of all.
@@ -382,7 +381,7 @@ def test_there_must_be_one_label_per_row(y: Any) -> None:
         commonweal.run(Task(nn.Linear(2, 1)), Federation.from_arrays(X, y, OWNER))
 
 
-@pytest.mark.parametrize("y", [[0, 1, 0, 1], [False, True, False, True], [0.0, 1.0, 0.0, 1.0]])
+@cases("y", [[0, 1, 0, 1], [False, True, False, True], [0.0, 1.0, 0.0, 1.0]])
 def test_the_task_decides_how_labels_are_read(y: Any) -> None:
     federation = Federation.from_arrays(X, y, OWNER, test=0)
     binary = federation.with_loss("binary")
@@ -407,7 +406,7 @@ def test_labels_that_do_not_fit_the_tasks_loss_are_refused() -> None:
         commonweal.run(Task(nn.Linear(2, 3)), several)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("x", "y", "client"),
     [(X[:3], Y, OWNER), (X, Y[:3], OWNER), (X, Y, OWNER[:3]), (X, [], OWNER), (X[:0], Y, OWNER)],
 )
@@ -421,13 +420,13 @@ def test_there_must_be_rows() -> None:
         Federation.from_arrays(np.zeros((0, 2)), [], [])
 
 
-@pytest.mark.parametrize("share", [-0.1, 1, 1.5, math.nan])
+@cases("share", [-0.1, 1, 1.5, math.nan])
 def test_the_share_must_leave_training_rows(share: float) -> None:
     with pytest.raises(DataError, match=rf"test = {share}: .* at least 0 and below 1"):
         Federation.from_arrays(X, Y, OWNER, test=share)
 
 
-@pytest.mark.parametrize("y", [[None, "b", "a", "b"], [None, 1, 0, 1]])
+@cases("y", [[None, "b", "a", "b"], [None, 1, 0, 1]])
 def test_labels_must_be_texts_or_numbers(y: Any) -> None:
     with pytest.raises(DataError, match=r"\by\b|label"):
         Federation.from_arrays(X, y, OWNER)
@@ -446,13 +445,13 @@ def test_reprs_are_short() -> None:
     assert repr(federation.train) == "<Rows: 4x2 torch.float32 of 2 clients>"
 
 
-@pytest.mark.parametrize("x", [[[0.0], [1.0, 2.0], [0.0], [0.0]], [["a"], ["b"], ["c"], ["d"]]])
+@cases("x", [[[0.0], [1.0, 2.0], [0.0], [0.0]], [["a"], ["b"], ["c"], ["d"]]])
 def test_features_must_be_a_table_of_numbers(x: Any) -> None:
     with pytest.raises(DataError, match=r"\bx\b|features"):
         Federation.from_arrays(x, Y, OWNER)
 
 
-@pytest.mark.parametrize("client", [[None, "a", "a", "b"], [["a"], ["a"], ["b"], ["b"]]])
+@cases("client", [[None, "a", "a", "b"], [["a"], ["a"], ["b"], ["b"]]])
 def test_every_row_needs_one_client(client: Any) -> None:
     with pytest.raises(DataError, match="client"):
         Federation.from_arrays(X, Y, client)
@@ -486,9 +485,7 @@ def test_a_client_needs_no_test_rows() -> None:
     assert f.unscored == ["ann"]
 
 
-@pytest.mark.parametrize(
-    "bad", [rows(X, Y, [0, 4]), rows(X, Y, [0, 2, 3]), rows(X, Y, [0, 1, 2, 4])]
-)
+@cases("bad", [rows(X, Y, [0, 4]), rows(X, Y, [0, 2, 3]), rows(X, Y, [0, 1, 2, 4])])
 def test_offsets_must_fit_names_and_rows(bad: Rows) -> None:
     for train, test in ((bad, GOOD), (GOOD, bad)):
         with pytest.raises(DataError, match="2 names but offsets for"):
@@ -500,7 +497,7 @@ def test_every_row_needs_a_label() -> None:
         Federation(rows(X, Y[:3], [0, 2, 4]), GOOD, ("ann", "bob"), 2)
 
 
-@pytest.mark.parametrize("offsets", [[1, 2, 4], [0, 5, 4]])
+@cases("offsets", [[1, 2, 4], [0, 5, 4]])
 def test_offsets_must_start_at_zero_and_rise(offsets: list[int]) -> None:
     with pytest.raises(DataError, match="offsets"):
         Federation(rows(X, Y, offsets), GOOD, ("ann", "bob"), 2)
@@ -526,7 +523,7 @@ def test_the_owner_of_a_bad_row_is_found_past_empty_clients() -> None:
         Federation(three, rows(x, Y, [0, 2, 2, 4]), ("ann", "bob", "cem"), 2)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("client", "names", "message"),
     [
         ([0.0, np.nan, 1.0, 1.0], None, r"row 1 has no client \(NaN\)"),

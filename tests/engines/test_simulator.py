@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.algorithms.two_phase import TwoPhase
 from commonweal.base.errors import ConfigError, DataError
@@ -68,8 +69,8 @@ def cost(task: Task, f: Federation, rows: int) -> int:
 # The modes
 
 
-@pytest.mark.parametrize("sizes", [UNEQUAL, EQUAL, MIXED], ids=["unequal", "equal", "mixed"])
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@cases("sizes", [UNEQUAL, EQUAL, MIXED])
+@cases(("name", "kind"), PAIRS)
 def test_the_modes_agree(kind: str, name: str, sizes: dict[str, int]) -> None:
     task, f, client = Task(module(kind)), federation(sizes, SHAPES[kind]), CLIENTS[name]
     loop = collected(task, f, "loop", client)
@@ -84,10 +85,8 @@ def test_the_modes_agree(kind: str, name: str, sizes: dict[str, int]) -> None:
     same(collected(task, f, "chunked", client, budget=budget), loop)
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
-@pytest.mark.parametrize(
-    ("name", "kind"), [("all", "mlp"), ("all", "cnn-norm"), ("adam", "mlp"), ("adam", "cnn")]
-)
+@cases("mode", ["loop", "vmap", "chunked"])
+@cases(("name", "kind"), [("all", "mlp"), ("all", "cnn-norm"), ("adam", "mlp"), ("adam", "cnn")])
 def test_every_mode_is_torchs_optimizer(kind: str, mode: str, name: str) -> None:
     task, f, client = Task(module(kind)), federation(MIXED, SHAPES[kind]), CLIENTS[name]
     replies = collected(task, f, mode, client)
@@ -97,7 +96,7 @@ def test_every_mode_is_torchs_optimizer(kind: str, mode: str, name: str) -> None
         close(task.initial - replies["update"][k], want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
+@cases("mode", ["loop", "vmap", "chunked"])
 def test_images_of_bytes(mode: str) -> None:
     f = federation(UNEQUAL, (1, 6, 6))
     parts = [replace(p, inputs=(p.x * 40 + 100).clamp(0, 255).byte()) for p in (f.train, f.test)]
@@ -109,7 +108,7 @@ def test_images_of_bytes(mode: str) -> None:
     same(collected(task, as_bytes, mode, Client()), expected)
 
 
-@pytest.mark.parametrize(("loss", "score"), [("binary", "auroc"), ("squared", "r2")])
+@cases(("loss", "score"), [("binary", "auroc"), ("squared", "r2")])
 def test_the_modes_agree_for_other_losses(loss: str, score: str) -> None:
     f = federation({"p": 24, "q": 13}, classes=2)
     if loss == "squared":
@@ -131,8 +130,8 @@ def test_the_replies_of_a_repeated_round_are_the_same_numbers() -> None:
 # A client's numbers are its own
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
-@pytest.mark.parametrize("kind", ["mlp", "norm"])
+@cases("mode", ["loop", "vmap", "chunked"])
+@cases("kind", ["mlp", "norm"])
 def test_an_update_does_not_depend_on_the_cohort(kind: str, mode: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL)
     everyone = collected(task, f, mode, Client(batch=8))
@@ -150,7 +149,7 @@ def test_in_the_loop_an_update_does_not_depend_on_the_cohort_at_all() -> None:
         assert torch.equal(some["update"], everyone["update"][torch.tensor(ids)])
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
+@cases("mode", ["loop", "vmap", "chunked"])
 def test_an_update_does_not_depend_on_a_new_client(mode: str) -> None:
     task = Task(module("mlp"))
     before = collected(task, federation(UNEQUAL), mode, Client(batch=8))
@@ -200,7 +199,7 @@ def decision(m: nn.Module, mode: str = "auto") -> tuple[str, str]:
     return Simulator(federation(EQUAL), vectorize=mode).decision(averaging(Task(m)))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("m", "mode", "why"),
     [
         (module("mlp"), "chunked", "closed form"),
@@ -227,13 +226,13 @@ def test_auto_decides_by_the_module_and_says_why(m: nn.Module, mode: str, why: s
     assert decided == mode and why in reason
 
 
-@pytest.mark.parametrize("outputs", [2, 5])
+@cases("outputs", [2, 5])
 def test_a_model_with_other_outputs_than_classes_is_refused(outputs: int) -> None:
     with pytest.raises(ConfigError, match=f"Linear (gives {outputs} numbers|does not fit)"):
         decision(nn.Linear(4, outputs))
 
 
-@pytest.mark.parametrize("mode", ["vmap", "chunked", "loop"])
+@cases("mode", ["vmap", "chunked", "loop"])
 def test_a_requested_mode_is_used(mode: str) -> None:
     assert decision(module("mlp"), mode) == (mode, "requested")
 
@@ -243,7 +242,7 @@ def test_an_unknown_mode_is_a_sentence() -> None:
         Simulator(federation(EQUAL), vectorize="vmpa")
 
 
-@pytest.mark.parametrize("mode", ["vmap", "chunked"])
+@cases("mode", ["vmap", "chunked"])
 def test_dropout_cannot_be_run_for_several_clients_at_once(mode: str) -> None:
     sentence = f"vectorize = '{mode}' cannot run a model with dropout: use 'loop' or 'auto'"
     with pytest.raises(ConfigError, match=sentence):
@@ -312,20 +311,20 @@ def weight_norm() -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("make", [Branch, Drops, attention, weight_norm])
+@cases("make", [Branch, Drops, attention, weight_norm])
 def test_auto_runs_what_vmap_cannot(make: Callable[[], nn.Module]) -> None:
     task, f = Task(make()), federation(EQUAL)
     assert decision(task.module)[0] == "loop"
     same(collected(task, f, "auto", Client()), collected(task, f, "loop", Client()))
 
 
-@pytest.mark.parametrize("make", [Branch, Drops, attention, weight_norm])
+@cases("make", [Branch, Drops, attention, weight_norm])
 def test_a_users_module_is_repeatable_in_the_loop(make: Callable[[], nn.Module]) -> None:
     task, f = Task(make()), federation(EQUAL)
     assert torch.equal(*(collected(task, f, "loop", Client())["update"] for _ in range(2)))
 
 
-@pytest.mark.parametrize(
+@cases(
     "m",
     [
         nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(inplace=True), nn.Linear(8, 3)),
@@ -338,7 +337,6 @@ def test_a_users_module_is_repeatable_in_the_loop(make: Callable[[], nn.Module])
         ),
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, 3)),
     ],
-    ids=["layer norm", "group norm", "instance norm", "plain batch norm"],
 )
 def test_the_modes_agree_for_other_layers(m: nn.Module) -> None:
     task, f = Task(m), federation(EQUAL | {"t": 13})
@@ -397,7 +395,7 @@ class Watching(Simulator):
         return super()._group(algorithm, request, positions)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mode", "budget", "want"),
     [
         ("loop", 1 << 28, [[4], [0], [2]]),
@@ -425,7 +423,7 @@ def test_chunks_keep_to_their_numbers() -> None:
     assert [len(g) for g in groups(f, Client(), 1)] == [1] * 10
 
 
-@pytest.mark.parametrize("mode", ["vmap", "chunked"])
+@cases("mode", ["vmap", "chunked"])
 def test_a_small_client_beside_a_large_one_gives_the_same_update(mode: str) -> None:
     task, f = Task(module("mlp")), federation({"small": 20, "large": 20_000})
     for client in (Client(batch=0), Client(steps=3, batch=0)):
@@ -457,7 +455,7 @@ def test_what_is_sent_to_each_client_reaches_that_client() -> None:
 # Clients' states
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
+@cases("mode", ["loop", "vmap", "chunked"])
 def test_a_clients_state_lasts_and_is_its_own(mode: str) -> None:
     task, f = Task(module("mlp")), federation(UNEQUAL)
     algorithm = averaging(task, Visitor(batch=8))
@@ -522,7 +520,7 @@ def test_a_request_that_trains_nothing_leaves_states_as_they_are() -> None:
 # Evaluation
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_evaluation_is_a_loop_over_clients(kind: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL, SHAPES[kind])
     algorithm = averaging(task)
@@ -556,8 +554,8 @@ def test_a_federation_without_any_test_rows_is_refused() -> None:
         Simulator(f)
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
-@pytest.mark.parametrize("kind", ["mlp", "norm"])
+@cases("mode", ["loop", "vmap", "chunked"])
+@cases("kind", ["mlp", "norm"])
 def test_own_models_are_evaluated_client_by_client(kind: str, mode: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL)
     algorithm = averaging(task, Ditto(batch=8))
@@ -599,8 +597,8 @@ def test_a_model_that_does_not_fit_the_rows_is_a_sentence() -> None:
         decision(nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("mode", ["loop", "vmap", "chunked"])
-@pytest.mark.parametrize("kind", ["mlp", "norm"])
+@cases("mode", ["loop", "vmap", "chunked"])
+@cases("kind", ["mlp", "norm"])
 def test_replies_tell_of_the_received_model_before_training(kind: str, mode: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL)
     algorithm = averaging(task, Client(lr=0.5))

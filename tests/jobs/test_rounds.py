@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import cases
 from commonweal.algorithms import Averaging, Replies, Request
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
 from commonweal.base.tensors import State, Tensors
@@ -113,7 +114,7 @@ def test_the_users_module_is_left_as_it_was() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, t.module.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
+@cases(
     "parts",
     [
         {"rule": "aaggff-s", "client": "sgd", "server": "sgd"},
@@ -137,7 +138,7 @@ def test_an_algorithm_may_be_given_as_a_thing_with_its_own_parts() -> None:
     assert torch.equal(final(t, f, algorithm=own, rounds=3), expected)
 
 
-@pytest.mark.parametrize(
+@cases(
     "parts",
     [{"rule": "afl"}, {"client": Client(lr=0.3)}, {"channels": ["clip"]}, {"server": SGD(0.5)}],
 )
@@ -148,7 +149,7 @@ def test_parts_beside_an_algorithm_that_has_its_own_are_refused(parts: dict[str,
         rounds(t, federation(), algorithm=own, rounds=1, **parts)
 
 
-@pytest.mark.parametrize("parts", [{}, {"score": "top-5"}])
+@cases("parts", [{}, {"score": "top-5"}])
 def test_an_algorithm_with_another_task_is_refused(parts: dict[str, Any]) -> None:
     t = task()
     own = Averaging(t if parts else task(), AAggFFS(), Client(), SGD())
@@ -344,14 +345,14 @@ class Plain:
         raise AssertionError("never called")
 
 
-@pytest.mark.parametrize("part", ["rule", "client", "server", "sampler", "channels", "algorithm"])
-@pytest.mark.parametrize("thing", [Plain(), Equal, 3, None], ids=["plain", "class", "3", "none"])
+@cases("part", ["rule", "client", "server", "sampler", "channels", "algorithm"])
+@cases("thing", [Plain(), Equal, 3, None])
 def test_a_part_that_is_no_part_is_a_sentence(part: str, thing: object) -> None:
     with pytest.raises(ConfigError, match=rf"{part.removesuffix('s')}s? = .*: give a "):
         rounds(task(), federation(), rounds=1, **{part: thing})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parts", "message"),
     [
         ({"rouns": 3}, "rouns.*did you mean 'rounds'"),
@@ -395,7 +396,7 @@ def test_run_of_something_else_is_a_sentence() -> None:
         rounds("vowel.toml")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("cohort", "size"),
     [("all", 15), (1, 1), (4, 4), (15, 15), (0.2, 3), (0.5, 8), (0.01, 1), (1.0, 15)],
 )
@@ -431,9 +432,7 @@ def test_only_the_cohort_reports() -> None:
         assert r.evaluation.score.shape == (15,)
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3, 4]), (9, [4])]
-)
+@cases(("every", "expected"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3, 4]), (9, [4])])
 def test_evaluation_comes_every_few_rounds_and_at_the_end(every: int, expected: list[int]) -> None:
     done = rounds(Experiment(**VOWEL, evaluate_every=every))
     assert [r.number for r in done if r.evaluation is not None] == expected
@@ -445,7 +444,7 @@ def test_evaluation_does_not_change_training() -> None:
     assert torch.equal(often, seldom)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "chunked", "loop"])
+@cases("mode", ["vmap", "chunked", "loop"])
 def test_modes_agree(mode: str) -> None:
     expected = final(Experiment(**VOWEL))
     got = final(Experiment(**VOWEL, vectorize=mode))
@@ -554,7 +553,7 @@ def test_a_client_that_does_not_answer_is_as_if_it_had_not_been_asked() -> None:
     assert list(some.weights.values()) == alone.weights.tolist()
 
 
-@pytest.mark.parametrize("algorithm", ["averaging", "two-phase", "drfa"])
+@cases("algorithm", ["averaging", "two-phase", "drfa"])
 def test_a_round_without_any_reply_moves_nothing(algorithm: str) -> None:
     f, t = federation(), task()
     silent = Lossy(f, lambda _: dict.fromkeys(range(4), "the network is down"))
@@ -603,7 +602,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", catalog.entries("rules"))
+@cases("name", catalog.entries("rules"))
 def test_every_rule_takes_a_client_that_joins_late(name: str) -> None:
     f = federation(6)
     engine = Growing(f, joined=(3, 3, 4, 6))
@@ -623,9 +622,7 @@ def test_every_rule_takes_a_client_that_joins_late(name: str) -> None:
     assert sizes == [3, 3, 4, 6, 6, 6]
 
 
-@pytest.mark.parametrize(
-    "parts", [{"client": "scaffold"}, {"client": "ditto"}, {"algorithm": "drfa"}]
-)
+@cases("parts", [{"client": "scaffold"}, {"client": "ditto"}, {"algorithm": "drfa"}])
 def test_other_parts_take_a_client_that_joins_late(parts: dict[str, Any]) -> None:
     f = federation(5)
     engine = Growing(f, joined=(2, 2, 5))

@@ -195,7 +195,8 @@ def test_a_model_by_name_is_the_one_of_the_catalog() -> None:
 
 def texts() -> Federation:
     x = torch.randint(0, 6, (12, 5), generator=torch.Generator().manual_seed(0))
-    return Federation.from_arrays(x, x.roll(-1, 1), [i // 4 for i in range(12)], 0.25)
+    owner = [i // 4 for i in range(12)]
+    return Federation.from_arrays(x, x.roll(-1, 1), owner, 0.25, loss="tokens")
 
 
 def last_model(task: Task, f: Federation, mode: str) -> Tensor:
@@ -296,7 +297,7 @@ def test_the_negative_mean_absolute_error_by_hand() -> None:
 
 def test_labels_of_tokens_need_a_model_of_sequences() -> None:
     f = texts()
-    assert (f.loss, f.score, f.outputs) == ("tokens", "token-accuracy", 6)
+    assert (f.loss, f.outputs) == ("tokens", 6)
     module = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 6))
     task = Task(module, "tokens", "token-accuracy")
     with pytest.raises(ConfigError, match="take a model of sequences, such as 'lstm'"):

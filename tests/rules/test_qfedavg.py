@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.data.population import Setting
 from commonweal.jobs.job import job_from_experiment
@@ -26,8 +27,8 @@ def algorithm_2(losses: list[float], updates: Tensor, q: float, L: float) -> Ten
     return top / bottom
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
-@pytest.mark.parametrize("seed", range(3))
+@cases("q", [0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
+@cases("seed", range(3))
 def test_scaled_is_algorithm_2(q: float, seed: int) -> None:
     losses = (0.05 + 3 * uniforms(seed, 5)).tolist()
     updates = normals(seed, 5, 7)
@@ -54,8 +55,8 @@ def test_scaled_steps_shrink_with_the_updates_length() -> None:
     assert sums[0] == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("q", [0.5, 1.0, 3.0])
+@cases("seed", range(10))
+@cases("q", [0.5, 1.0, 3.0])
 def test_a_step_lowers_the_objective(seed: int, q: float) -> None:
     """Lemma 3 of Li et al.: h bounds the curvature, so a step of 1 / sum h lowers sum f^(q+1)."""
     centres = normals(seed, 4, 3)
@@ -87,8 +88,8 @@ def test_a_larger_q_ends_with_more_even_losses() -> None:
     assert spreads[2] < 0.5 * spreads[0]
 
 
-@pytest.mark.parametrize("prior", ["sizes", "uniform"])
-@pytest.mark.parametrize("q", [1, 2, 3])
+@cases("prior", ["sizes", "uniform"])
+@cases("q", [1, 2, 3])
 def test_normalised_is_exact_from_1e_30_to_1e4(prior: str, q: int) -> None:
     losses = [1e-30, 0.5, 1e4, 1e-5]
     sizes = [3, 1, 7, 10**9]
@@ -119,7 +120,7 @@ def test_normalised_with_zero_losses_only_is_the_prior() -> None:
     assert got.tolist() == pytest.approx([0.25, 0.75], rel=1e-15)
 
 
-@pytest.mark.parametrize("losses", [[1e-30, 1e4], [0.0, 3.0], [2.0, 2.0]])
+@cases("losses", [[1e-30, 1e4], [0.0, 3.0], [2.0, 2.0]])
 def test_q_zero_is_the_prior_exactly(losses: list[float]) -> None:
     told = reports(losses, sizes=[1, 3])
     assert torch.equal(
@@ -128,7 +129,7 @@ def test_q_zero_is_the_prior_exactly(losses: list[float]) -> None:
     assert torch.equal(weigh(QFedAvg(q=0.0, scaled=False), told), weigh(Uniform(), told))
 
 
-@pytest.mark.parametrize("losses", [[1e-30, 1e4], [0.0, 3.0], [2.0, 2.0]])
+@cases("losses", [[1e-30, 1e4], [0.0, 3.0], [2.0, 2.0]])
 def test_q_zero_scaled_is_plain_averaging(losses: list[float]) -> None:
     told = reports(losses, updates=5 * torch.eye(2))
     assert weigh(QFedAvg(q=0.0, scaled=True, lipschitz=3.0), told).tolist() == pytest.approx(
@@ -136,8 +137,8 @@ def test_q_zero_scaled_is_plain_averaging(losses: list[float]) -> None:
     )
 
 
-@pytest.mark.parametrize("q", [0.1, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("losses", [[0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e4, 1.0], [1e-30, 1e4]])
+@cases("q", [0.1, 0.5, 1.0, 2.0])
+@cases("losses", [[0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e4, 1.0], [1e-30, 1e4]])
 def test_scaled_is_finite_at_the_ends(q: float, losses: list[float]) -> None:
     got = weigh(QFedAvg(q=q, scaled=True, lipschitz=10.0), reports(losses, updates=torch.eye(2)))
     assert torch.isfinite(got).all()
@@ -155,9 +156,7 @@ def test_scaled_at_1e4_is_algorithm_2() -> None:
     torch.testing.assert_close(got, algorithm_2(losses, updates, 2.0, 10.0), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("q", "losses"), [(100.0, [1e4, 1e3]), (200.0, [0.01, 0.02]), (40.0, [0.0, 0.0])]
-)
+@cases(("q", "losses"), [(100.0, [1e4, 1e3]), (200.0, [0.01, 0.02]), (40.0, [0.0, 0.0])])
 def test_scaled_with_a_large_q_stays_finite(q: float, losses: list[float]) -> None:
     got = weigh(QFedAvg(q=q, scaled=True, lipschitz=10.0), reports(losses, updates=torch.eye(2)))
     assert torch.isfinite(got).all()
@@ -214,7 +213,7 @@ def test_inside_a_combinator_lipschitz_is_set_too() -> None:
     assert state["rule"]["lipschitz"].item() == 2.0
 
 
-@pytest.mark.parametrize("wrong", [{"q": -1.0}, {"lipschitz": 0.0}, {"lipschitz": -2.0}])
+@cases("wrong", [{"q": -1.0}, {"lipschitz": 0.0}, {"lipschitz": -2.0}])
 def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=str(next(iter(wrong.values())))):
         build("qfedavg", **wrong)

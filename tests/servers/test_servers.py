@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import commonweal
+from cases import cases
 from commonweal.algorithms.algorithm import Replies, Request
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors, flatten, unflatten
@@ -39,7 +40,7 @@ OPTIMIZERS: dict[str, ServerOptimizer] = {
     "adagrad": Adagrad(),
     "amsgrad": AMSGrad(),
 }
-every = pytest.mark.parametrize("name", OPTIMIZERS)
+every = cases("name", OPTIMIZERS)
 
 
 def path_of(optimizer: ServerOptimizer, directions: Tensor = DIRECTIONS) -> list[Tensor]:
@@ -76,8 +77,8 @@ ADAPTIVE: list[Any] = [Adam, Yogi, Adagrad, AMSGrad]
 VALUES = [(0.01, 0.9, 0.99, 1e-3), (0.3, 0.0, 0.5, 0.1), (1.0, 0.5, 0.0, 1)]
 
 
-@pytest.mark.parametrize("kind", ADAPTIVE)
-@pytest.mark.parametrize(("lr", "b1", "b2", "tau"), VALUES)
+@cases("kind", ADAPTIVE)
+@cases(("lr", "b1", "b2", "tau"), VALUES)
 def test_adaptive_steps_are_algorithm_2(
     kind: Any, lr: float, b1: float, b2: float, tau: float
 ) -> None:
@@ -112,7 +113,7 @@ def test_there_is_no_bias_correction() -> None:
     assert w.item() == pytest.approx(-1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@cases("momentum", [0.0, 0.9])
 def test_sgd_is_torch_sgd(momentum: float) -> None:
     w = torch.tensor(START, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.SGD([w], lr=0.3, momentum=momentum)
@@ -127,7 +128,7 @@ def test_sgd_with_lr_one_takes_the_direction_whole() -> None:
     assert SGD()(w, direction, SGD().init(w))[0].tolist() == [0.5, 2.25]
 
 
-@pytest.mark.parametrize(("growth", "every_rounds"), [(2.0, 1), (1.5, 3), (0.5, 4)])
+@cases(("growth", "every_rounds"), [(2.0, 1), (1.5, 3), (0.5, 4)])
 def test_growth_multiplies_the_lr_every_so_many_rounds(growth: float, every_rounds: int) -> None:
     optimizer = SGD(0.1, growth=growth, growth_every=every_rounds)
     path = [torch.tensor(START, dtype=torch.float64), *path_of(optimizer)]
@@ -193,7 +194,7 @@ def optimizer_of(name: str) -> ServerOptimizer:
     return Polyak(Adam()) if name == "polyak" else OPTIMIZERS[name]
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "polyak"])
+@cases("name", [*OPTIMIZERS, "polyak"])
 def test_state_survives_a_file(name: str) -> None:
     optimizer = optimizer_of(name)
     w = torch.tensor(START)
@@ -210,7 +211,7 @@ def test_state_survives_a_file(name: str) -> None:
         assert torch.equal(w, v)
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "polyak"])
+@cases("name", [*OPTIMIZERS, "polyak"])
 def test_neither_model_nor_state_is_changed(name: str) -> None:
     optimizer = optimizer_of(name)
     w = torch.tensor(START)
@@ -238,7 +239,7 @@ def test_float32_stays_float32(name: str) -> None:
     assert all(v.dtype == torch.float32 for n, v in state.items() if n != "t")
 
 
-@pytest.mark.parametrize("kind", ADAPTIVE)
+@cases("kind", ADAPTIVE)
 def test_adaptive_steps_do_not_depend_on_the_directions_unit(kind: Any) -> None:
     """With tau tiny, a rule's scale matters little."""
     small, large = (path_of(kind(tau=1e-12), scale * DIRECTIONS)[0] for scale in (1.0, 1000.0))
@@ -267,7 +268,7 @@ def test_fedadam_with_any_rule_from_a_file(rule: str, tmp_path: Path) -> None:
     assert set(rounds[-1].state["server"]) == {"m", "v"}
 
 
-@pytest.mark.parametrize("server", ["adam", "yogi", "adagrad", "amsgrad", "sgd"])
+@cases("server", ["adam", "yogi", "adagrad", "amsgrad", "sgd"])
 def test_an_experiments_optimizer_steps_along_the_weighted_updates(server: str) -> None:
     job = job_from_experiment(Experiment(dataset="vowel", server=server, cohort=4))
     start = job.initial_state()
@@ -306,7 +307,7 @@ def replies_of(task: Task, f: Federation) -> Replies:
     return Simulator(f).collect(algorithm, request)
 
 
-@pytest.mark.parametrize("server", ["adam", "yogi", "adagrad", "amsgrad", "polyak"])
+@cases("server", ["adam", "yogi", "adagrad", "amsgrad", "polyak"])
 def test_buffers_are_averaged_by_any_optimizer(server: str) -> None:
     """BatchNorm's means and variances are not gradients: Adam would move each by its lr."""
     task, f = Task(module("norm")), federation({"a": 20, "b": 12, "c": 28})
@@ -349,7 +350,7 @@ def test_a_variance_stays_positive_under_negative_weights() -> None:
     assert (outcome.state["w"][variances] > 0).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "wrong"),
     [
         (SGD, {"lr": 0.0}),

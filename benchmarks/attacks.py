@@ -11,7 +11,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +21,14 @@ from commonweal.algorithms.algorithm import Outcome, Replies
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import DivergedError
 from commonweal.base.tensors import State, Tensors
-from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.jobs.job import Job, job_from_experiment
 from commonweal.rules import Rule
 
 DATA = {"name": "synthetic", "clients": 20, "rows": 100, "quantity": 0.5, "test": 0.5}
 ROUNDS = 20
-MLP: Values = {"name": "mlp", "hidden": [32]}
-HONEST: dict[str, dict[str, Value]] = {
+MLP: dict[str, Any] = {"name": "mlp", "hidden": [32]}
+HONEST: dict[str, dict[str, Any]] = {
     "vowel": {"dataset": "vowel", "model": MLP, "client": {"name": "sgd", "epochs": 5}},
     "heart": {"dataset": "heart", "client": {"name": "sgd", "lr": 0.01}},
     "digits, Dirichlet 0.1": {
@@ -177,7 +176,7 @@ def mean_over(seeds: range, rule: str, attack: str | None, liars: tuple[int, ...
     return sum(values) / len(values)
 
 
-def honest_run(settings: dict[str, Value], rule: str) -> tuple[int, int, int, float]:
+def honest_run(settings: dict[str, Any], rule: str) -> tuple[int, int, int, float]:
     """How many reports, dropped and capped ones, and the mean score after 40 rounds."""
     experiment = commonweal.Experiment(rule=rule, rounds=40, evaluate_every=40, **settings)
     reports = dropped = capped = 0

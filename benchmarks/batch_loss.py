@@ -9,15 +9,15 @@ rows per domain and round. Processor time of a round, and what both reach.
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 
-from commonweal.base.values import Values
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import run
 
-SETS: dict[str, Values] = {
+SETS: dict[str, dict[str, Any]] = {
     "adult": {"dataset": "adult"},
     "fashion-mnist, 3 garments": {
         "dataset": {"name": "fashion-mnist", "classes": [0, 2, 6], "test": "official"},
@@ -26,7 +26,7 @@ SETS: dict[str, Values] = {
 }
 
 
-def measured(parts: Values, loss: str, rounds: int) -> tuple[float, float, float]:
+def measured(parts: dict[str, Any], loss: str, rounds: int) -> tuple[float, float, float]:
     """Processor time per round in milliseconds, and the mean and worst accuracy in per cent."""
     experiment = Experiment(
         **parts,

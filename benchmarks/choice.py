@@ -10,16 +10,16 @@ of the worst client (mnist-writers: worst tenth) in points, as a mean over seeds
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from commonweal.base.values import Values
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.rounds import run
 from defaults import SETS, Cell, tail
 
 FIRST_SEED = 100
-FEDERATIONS: dict[str, Values] = SETS | {
+FEDERATIONS: dict[str, dict[str, Any]] = SETS | {
     "synthetic": {
         "dataset": {"name": "synthetic", "clients": 20},
         "model": "logistic",

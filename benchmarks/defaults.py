@@ -16,13 +16,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import ttest_rel
 
-from commonweal.base.values import Values
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
@@ -45,7 +44,7 @@ Scores = dict[Cell, tuple[float, float, float]]
 
 COMBINATORS = ("excess", "grouped", "guarded")
 MLP = {"name": "mlp", "hidden": [32]}
-SETS: dict[str, Values] = {
+SETS: dict[str, dict[str, Any]] = {
     "vowel": {
         "dataset": {"name": "vowel", "test": 0.5},
         "model": MLP,

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from commonweal.base.values import Values
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
 from commonweal.training.task import Task
@@ -38,7 +38,7 @@ def make_runs(
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 task = Task(nn.Linear(2, 3))
-            settings: Values = {"seed": seed, "rounds": rounds, "evaluate_every": 2}
+            settings: dict[str, Any] = {"seed": seed, "rounds": rounds, "evaluate_every": 2}
             for _ in run(task, federation, out=folder, rule=rule, client=client, **settings):
                 pass
             folders.append(folder)

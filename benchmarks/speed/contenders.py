@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from commonweal import run
-from commonweal.base.values import Value, Values
 from commonweal.data.federation import Federation, Rows
 from commonweal.training.task import Task
 
@@ -19,9 +19,9 @@ FOREVER = 10**6
 EVALUATED = 4096  # rows per forward pass of a loss pass
 
 
-def ours(work: Work, task: Task, data: Federation, **parts: Value) -> Callable[[], object]:
+def ours(work: Work, task: Task, data: Federation, **parts: Any) -> Callable[[], object]:
     """A round as a user runs it, without evaluation on test rows."""
-    given: Values = {
+    given: dict[str, Any] = {
         "client": {"name": "sgd", "batch": work.batch, "lr": work.lr},
         "cohort": work.cohort,
     }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from commonweal import run
 from commonweal.analysis.compare import Cell, Step, cells, run_cells, run_cells_in_processes
 from commonweal.base.errors import CommonwealError, ConfigError
-from commonweal.base.values import Values
 from commonweal.config import catalog
 from commonweal.config.experiment import read, values
 from commonweal.data.federation import Rows
@@ -53,7 +53,7 @@ def personal(turns: int, work: Work = MLP) -> list[Target]:
     return targets + _methods(turns, thesis, momentum, "momentum, two hidden layers, batch 10")
 
 
-def _methods(turns: int, work: Work, sgd: Values, setting: str) -> list[Target]:
+def _methods(turns: int, work: Work, sgd: dict[str, Any], setting: str) -> list[Target]:
     data = work.federation()
     ways: list[Contender] = []
     for name, given in _clients().items():
@@ -82,9 +82,9 @@ def _methods(turns: int, work: Work, sgd: Values, setting: str) -> list[Target]:
     return targets
 
 
-def _clients() -> dict[str, Values]:
+def _clients() -> dict[str, dict[str, Any]]:
     """All client methods; SuPerFed also with the own models from the first round on."""
-    clients: dict[str, Values] = {}
+    clients: dict[str, dict[str, Any]] = {}
     for name in catalog.entries("clients"):
         clients[name] = {"name": name}
         if name.startswith("superfed"):
@@ -92,7 +92,7 @@ def _clients() -> dict[str, Values]:
     return clients
 
 
-def count_gradients(given: Values) -> int:
+def count_gradients(given: dict[str, Any]) -> int:
     """How many gradients of a batch a client's round takes: of the batch's loss, or of its own."""
     work = Work("", "mlp", clients=1, rows=20, cohort=1, batch=10, features=8, hidden=4)
     count = 0

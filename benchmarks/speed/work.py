@@ -1,11 +1,11 @@
 """The work that all contenders do: clients with random rows, a model, and one epoch of SGD."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from commonweal.base.values import Value, Values
 from commonweal.config import catalog
 from commonweal.data.federation import Federation, Rows
 from commonweal.training.task import Task
@@ -32,7 +32,7 @@ class Work:
     layers: int = 1  # hidden ones
     features: int = 784  # of a row; a sequence's length for the lstm
 
-    def spec(self) -> Values:
+    def spec(self) -> dict[str, Any]:
         """What an adapter of a peer is told."""
         return asdict(self) | {"sizes": self.sizes().tolist(), "shape": list(self.shape)}
 
@@ -72,7 +72,7 @@ class Work:
         return CHARACTERS if self.model == "lstm" else CLASSES
 
     def task(self) -> Task:
-        models: dict[str, Value] = {
+        models: dict[str, Any] = {
             "logistic": "logistic",
             "mlp": {"name": "mlp", "hidden": [self.hidden] * self.layers},
             "cnn": "cnn",

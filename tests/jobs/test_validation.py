@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from torch import nn
 
 from commonweal import metrics
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.base.values import Value
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
@@ -31,7 +31,7 @@ def task() -> Task:
     return Task(nn.Linear(3, 2))
 
 
-def rounds(folder: Path, **settings: Value) -> list[Round]:
+def rounds(folder: Path, **settings: Any) -> list[Round]:
     given = {"rounds": 12, "client": {"name": "sgd", "lr": 2.0}, **settings}
     return list(run(task(), federation(), out=folder, resume=True, **given))
 

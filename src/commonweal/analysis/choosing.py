@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import pydantic
@@ -27,7 +27,6 @@ from commonweal.base.errors import ConfigError, RunError, did_you_mean
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.frames import frame
 from commonweal.base.plain import to_json
-from commonweal.base.values import Value
 from commonweal.config import catalog
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
@@ -123,7 +122,7 @@ class Choice:
         candidate = self.candidates[name]
         return ChosenModel(name, candidate.runs[next(seeds)].folder, candidate.personal, client)
 
-    def frame(self) -> Value:
+    def frame(self) -> Any:
         """A line per seed and client: what it takes and why.
 
         A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.

@@ -6,14 +6,13 @@ each trains it on its own rows and keeps it.
 """
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.base.values import Values
 from commonweal.training.client import Client, Stage
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
@@ -55,9 +54,9 @@ class FineTune(Client):
         """How clients train the final model."""
         return Tuned(**self.tuning(), model="own", flag="tuned")
 
-    def tuning(self) -> Values:
+    def tuning(self) -> dict[str, Any]:
         """The parameters of plain SGD for fine-tuning."""
-        values = {each.name: vars(self)[each.name] for each in fields(Client)}
+        values = {field.name: vars(self)[field.name] for field in fields(Client)}
         values |= {"epochs": self.tune_epochs, "steps": None}
         if self.tune_lr is not None:
             values |= {"lr": self.tune_lr, "decay": 1.0}

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from commonweal.base.errors import DataError
-from commonweal.base.values import Values
 from commonweal.data.federation import Features, Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_text
@@ -37,11 +37,11 @@ class OwnTable:
     values: the parameters of the dataset `table`
     """
 
-    def __init__(self, name: str, values: Values) -> None:
+    def __init__(self, name: str, values: dict[str, Any]) -> None:
         bound = inspect.signature(table).bind(**values)
         bound.apply_defaults()
         self.name = name
-        self.values: Values = bound.arguments
+        self.values: dict[str, Any] = bound.arguments
 
     @cached_property
     def contents(self) -> Table:
@@ -84,7 +84,7 @@ class OwnTable:
         sizes = np.array([len(self.split.train.rows)])
         return int((sizes - quota(sizes, validation))[0])
 
-    def describe(self) -> Values:
+    def describe(self) -> dict[str, Any]:
         """What is told about the training rows: sums of numbers, counts of texts, classes."""
         rows = self.split.train.rows
         skipped = (self.contents.label, self.contents.client)
@@ -99,7 +99,7 @@ class OwnTable:
             "separator": separator,
         }
 
-    def _describe(self, name: str, rows: np.ndarray) -> Values:
+    def _describe(self, name: str, rows: np.ndarray) -> dict[str, Any]:
         columns = self.contents
         column = columns.column(name)
         described = asdict(column) | {"ambiguous": columns.profiles[name].ambiguous}
@@ -115,9 +115,13 @@ class OwnTable:
         kept = {text: count for text, count in frequent if count}
         return described | {"texts": kept, "gaps": int((own < 0).sum())}
 
-    def _describe_label(self, rows: np.ndarray) -> Values:
+    def _describe_label(self, rows: np.ndarray) -> dict[str, Any]:
         column = self.contents.column(self.contents.label)
-        described: Values = {"name": column.name, "becomes": column.becomes, "words": column.words}
+        described: dict[str, Any] = {
+            "name": column.name,
+            "becomes": column.becomes,
+            "words": column.words,
+        }
         if column.becomes != "number":
             return described | {"classes": list(self.labels[1])}
         values = self.contents.numbers(column.name)
@@ -210,7 +214,7 @@ class CommonSchema:
         return cls(preprocessing, 1, "squared", "r2", target)
 
 
-def common_schema(tables: Mapping[str, Values]) -> CommonSchema:
+def common_schema(tables: Mapping[str, dict[str, Any]]) -> CommonSchema:
     """The preprocessing that follows from all clients' descriptions, by name.
 
     Raises DataError where they do not fit, with the clients' names.
@@ -241,7 +245,9 @@ def common_schema(tables: Mapping[str, Values]) -> CommonSchema:
     return CommonSchema.of(preprocessing)
 
 
-def check_columns(first: str, expected: Values, name: str, described: Values) -> None:
+def check_columns(
+    first: str, expected: dict[str, Any], name: str, described: dict[str, Any]
+) -> None:
     """Raise DataError unless two clients' files have the same columns."""
     wanted, there = (
         {column["name"] for column in each["columns"]} for each in (expected, described)
@@ -254,7 +260,7 @@ def check_columns(first: str, expected: Values, name: str, described: Values) ->
         )
 
 
-def check_table(agreed: CommonSchema, described: Values) -> None:
+def check_table(agreed: CommonSchema, described: dict[str, Any]) -> None:
     """Raise DataError where the table of a client that joins late cannot be prepared as agreed."""
     for column in agreed.preprocessing.columns:
         found = [each for each in described["columns"] if each["name"] == column.name]
@@ -279,17 +285,19 @@ def check_table(agreed: CommonSchema, described: Values) -> None:
         )
 
 
-def _column(described: Values, name: str) -> Values:
-    found: Values = next(column for column in described["columns"] if column["name"] == name)
+def _column(described: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        column for column in described["columns"] if column["name"] == name
+    )
     return found
 
 
-def _is_empty(column: Values) -> bool:
+def _is_empty(column: dict[str, Any]) -> bool:
     """Whether no row has a value in it."""
     return column["becomes"] == "text" and not column["texts"]
 
 
-def _fitted(name: str, by_client: Mapping[str, Values], options: Values) -> Column:
+def _fitted(name: str, by_client: Mapping[str, dict[str, Any]], options: dict[str, Any]) -> Column:
     for client, described in by_client.items():
         if described["becomes"] == "nothing":
             why = f"at {client!r} {described['why']}"
@@ -318,7 +326,7 @@ def _fitted(name: str, by_client: Mapping[str, Values], options: Values) -> Colu
     return fit_sums(column, whole, middle, options["scale"])
 
 
-def _check_kinds(name: str, by_client: Mapping[str, Values]) -> None:
+def _check_kinds(name: str, by_client: Mapping[str, dict[str, Any]]) -> None:
     for key, said in (("becomes", KINDS), ("order", {})):
         clients: dict[str, str] = {}  # what it holds -> one of the clients
         for client, column in by_client.items():
@@ -332,13 +340,13 @@ def _check_kinds(name: str, by_client: Mapping[str, Values]) -> None:
             )
 
 
-def _names_of(label: Values) -> list[str]:
+def _names_of(label: dict[str, Any]) -> list[str]:
     if label["becomes"] != "number":
         return list(label["classes"])
     return [f"{value:.0f}" for value in label["classes"] or ()]
 
 
-def _class_names(labels: Mapping[str, Values], task: str) -> tuple[str, ...]:
+def _class_names(labels: Mapping[str, dict[str, Any]], task: str) -> tuple[str, ...]:
     """The names of all classes in the order of one table of all rows; empty: labels are values."""
     first = next(iter(labels.values()))
     _check_kinds(first["name"], {client: label | {"order": ""} for client, label in labels.items()})
@@ -356,7 +364,7 @@ def _class_names(labels: Mapping[str, Values], task: str) -> tuple[str, ...]:
     return tuple(sorted(every, key=int)) if few and task != "values" else ()
 
 
-def _target(labels: Mapping[str, Values]) -> dict[str, float]:
+def _target(labels: Mapping[str, dict[str, Any]]) -> dict[str, float]:
     sums = [Summary(*label["sums"]) for label in labels.values()]
     whole = sum(sums, Summary(0, 0, 0.0, 0.0))
     if whole.deviation <= 1e-12 * abs(whole.mean):

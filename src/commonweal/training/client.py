@@ -25,6 +25,9 @@ __all__ = ["Client", "Samples", "Stage", "at_least", "learning_rate"]
 class Client:
     """Local SGD from the received model, over the client's own samples.
 
+    The methods take the task that is trained, the message that the server sent ("w", "round",
+    "rounds" and what the method shares) and the client's state.
+
     epochs: passes over the samples, or a part of one (0.25: a quarter of its batches, rounded up)
     steps: a number of batches instead, the same for every client
     batch: samples per step (0: all of them); lr, momentum, weight_decay: as in torch.optim
@@ -71,45 +74,24 @@ class Client:
     # What the method is
 
     def check(self, task: Task, rounds: int) -> None:
-        """Raise ConfigError where the method cannot train this task in this many rounds.
-
-        Args:
-            task: What is trained.
-            rounds: The rounds of the run.
-        """
+        """Raise ConfigError where the method cannot train this task in this many rounds."""
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """The epochs of a round, and which coordinates they train.
-
-        Args:
-            task: What is trained.
-        """
+        """The epochs of a round, and which coordinates they train."""
         return (Phase(self.epochs),)
 
     def draws(self, task: Task) -> int:
-        """How many uniform random numbers a batch needs: the vector "noise" of an objective.
-
-        Args:
-            task: What is trained.
-        """
+        """How many uniform random numbers a batch needs: "noise" of an objective."""
         return 0
 
     def private(self, task: Task) -> Tensor | None:
-        """The mask (d,) of the coordinates that never leave the client; None: there are none.
-
-        Args:
-            task: What is trained.
-        """
+        """The mask (d,) of the coordinates that never leave the client; None: there are none."""
         return None
 
     # What the server keeps for the clients, and what a client keeps
 
     def init_shared(self, task: Task) -> Tensors:
-        """What the server sends along with the model in the first round.
-
-        Args:
-            task: What is trained.
-        """
+        """What the server sends along with the model in the first round."""
         return {}
 
     def update_shared(self, shared: Tensors, replies: Tensors, clients: int) -> Tensors:
@@ -126,7 +108,6 @@ class Client:
         """A client's state before its first round.
 
         Args:
-            task: What is trained.
             seed: The client's own, for random initialisations.
         """
         private = self.private(task)
@@ -135,12 +116,7 @@ class Client:
     # Training
 
     def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        """The further requests that go to all clients after a round, by their purposes.
-
-        Args:
-            round: The round, 1, 2, ...
-            rounds: The rounds of the run.
-        """
+        """The further requests that go to all clients after a round, by their purposes."""
         return ()
 
     def stages(
@@ -149,32 +125,19 @@ class Client:
         """What is trained for a request, one after another. The last stage's update is sent.
 
         Args:
-            task: What is trained.
             purpose: "train" in a round, or one of `exchanges`.
-            message: What the server sent.
             validates: Whether the client has validation samples.
         """
         return (Stage(self),)
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
-        """The vectors of a round by name. "w" is the received model with the private part.
-
-        Args:
-            task: What is trained.
-            message: What the server sent: "w", "round", "rounds" and what the method shares.
-            state: The client's state.
-        """
+        """The vectors of a round by name. "w" is the received model with the private part."""
         private = self.private(task)
         w = message["w"]
         return {"w": w if private is None else merge(w, state["private"], private)}
 
     def objective(self, task: Task, message: Tensors) -> Objective:
-        """What is minimised in this round, in terms of the names of the vectors of `start`.
-
-        Args:
-            task: What is trained.
-            message: What the server sent.
-        """
+        """What is minimised in this round, in terms of the names of the vectors of `start`."""
         return Objective()
 
     def reply(
@@ -185,10 +148,7 @@ class Client:
         The update, received model minus trained model, is added to every reply that has none.
 
         Args:
-            task: What is trained.
             vectors: The vectors after training, by name.
-            message: What the server sent.
-            state: The client's state before.
             steps: The number of batches that were taken, a scalar.
         """
         private = self.private(task)
@@ -199,23 +159,11 @@ class Client:
     # Using the models
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
-        """The models that the client predicts with: by default the one that training starts from.
-
-        Args:
-            task: What is trained.
-            message: What the server would send now.
-            state: The client's state.
-        """
+        """The models that the client predicts with: by default the one that training starts at."""
         return one_model(self.start(task, message, state)["w"])
 
     def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        """The global and the personal model (d,), for analyses of the line between them.
-
-        Args:
-            task: What is trained.
-            message: What the server would send now.
-            state: The client's state.
-        """
+        """The global and the personal model (d,), for analyses of the line between them."""
         return message["w"], self.uses(task, message, state).models[0]
 
 

@@ -14,10 +14,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from commonweal.config.experiment import Experiment
@@ -61,22 +62,56 @@ def fastest(contenders: dict[str, Callable[[], object]]) -> None:
         print(f"| {name} | {spent:.1f} | {min(values) / first:.2f} |", flush=True)
 
 
+class Replaying(LocalGrid):
+    """Clients whose replies are ready: what is measured is the strategy."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        super().__init__(mean_app(), configs(CLIENTS))
+        rng = np.random.default_rng(0)
+        arrays = [[rng.normal(size=s).astype(np.float32) for s in shapes] for _ in range(CLIENTS)]
+        self.trained = [ArrayRecord(model) for model in arrays]
+
+    def answer(self, message: Message) -> Message:
+        k = int(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": 10 + k, "loss-before": 1.0 + k, "accuracy": 0.5})
+        content = RecordDict({"metrics": metrics})
+        if message.metadata.message_type == "train":
+            content["arrays"] = self.trained[k]
+        return Message(content, reply_to=message)
+
+
+MODELS = {
+    "62 k": [(6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 400), (120,), (84, 120), (84,)],
+    "2 M": [(1000, 1000), (1000,), (990, 1000), (990,)],
+}
+
+
 def strategies(folder: Path) -> None:
-    """Flower's FedAvg against FairStrategy, on clients that do next to nothing."""
-    start = ArrayRecord([np.zeros(3, np.float32)])
+    """Flower's FedAvg against FairStrategy, on clients that do nothing."""
+    for model, shapes in MODELS.items():
+        grid = Replaying(shapes)
 
-    def run(strategy: FedAvg | FairStrategy) -> None:
-        grid = LocalGrid(mean_app(), configs(CLIENTS))
-        strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
+        def run(
+            strategy: FedAvg | FairStrategy,
+            grid: Replaying = grid,
+            shapes: list[tuple[int, ...]] = shapes,
+        ) -> None:
+            start = ArrayRecord([np.zeros(shape, np.float32) for shape in shapes])
+            strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
 
-    fastest(
-        {
-            "Flower's FedAvg": lambda: run(FedAvg()),
-            'FairStrategy("fedavg")': lambda: run(FairStrategy("fedavg", out=None)),
-            'FairStrategy("aaggff-s")': lambda: run(FairStrategy("aaggff-s", out=None)),
-            "... with its record": lambda: run(FairStrategy("aaggff-s", out=fresh(folder))),
-        }
-    )
+        fastest(
+            {
+                f"{model} parameters: FedAvg": partial(run, FedAvg()),
+                'FairStrategy("fedavg")': partial(run, FairStrategy("fedavg", out=None)),
+                'FairStrategy("aaggff-s")': partial(run, FairStrategy("aaggff-s", out=None)),
+                'FairStrategy("adafed")': partial(run, FairStrategy("adafed", out=None)),
+                "... aaggff-s with its record": partial(recorded, run, folder),
+            }
+        )
+
+
+def recorded(run: Callable[[FairStrategy], None], folder: Path) -> None:
+    run(FairStrategy("aaggff-s", out=fresh(folder)))
 
 
 def fresh(folder: Path) -> Path:

@@ -257,6 +257,22 @@ def test_a_loop_of_ones_own_leaves_a_whole_record(tmp_path: Any) -> None:
     assert (tmp_path / "run" / "clients.csv").exists()
 
 
+def test_a_resumed_run_continues_with_what_a_subclass_made_of_the_model(tmp_path: Any) -> None:
+    def run(rounds: int, out: str, resume: bool = False) -> Result:
+        strategy = changes_the_model(FairStrategy)
+        assert isinstance(strategy, FairStrategy)
+        strategy.out, strategy.resume = tmp_path / out, resume
+        strategy._begin()
+        return strategy.start(grid=NotingGrid(), initial_arrays=START, num_rounds=rounds)
+
+    whole = run(4, "whole")
+    run(2, "parts")
+    again = run(4, "parts", resume=True)
+    np.testing.assert_array_equal(again.arrays["0"].numpy(), whole.arrays["0"].numpy())
+    record = Record.read(tmp_path / "parts")
+    np.testing.assert_array_equal(record.model()["0"].numpy(), whole.arrays["0"].numpy())
+
+
 def test_what_cannot_work_in_flowers_loop_is_refused() -> None:
     with pytest.raises(ConfigError, match="'polyak' publishes another model"):
         FairStrategy("fedavg", "polyak(step=sgd)", out=None)

@@ -17,6 +17,7 @@ from commonweal.config import catalog
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
 from commonweal.flower.arrays import Layout
+from commonweal.flower.messages import values_of
 from commonweal.flower.reports import Report
 from commonweal.rules.fedavg import FedAvg
 from commonweal.training.local import vmap_clients
@@ -44,6 +45,7 @@ class Aggregation:
             )
         names = tuple(str(k) for k in range(clients))
         self.state: State = algorithm.init(Population(names, torch.ones(clients), (), 1))
+        self._updates = torch.empty(0, layout.size)
         self._data: dict[str, bytes] = {}  # of the arrays that `state["w"]` stands for
 
     def receive(self, arrays: ArrayRecord) -> None:
@@ -52,11 +54,11 @@ class Aggregation:
         known = self._data
         if data.keys() == known.keys() and all(data[name] is known[name] for name in data):
             return  # nobody has changed what `arrays` returned
-        w = self.layout.vector({name: array.numpy() for name, array in arrays.items()})
+        w = self.layout.vector(values_of(arrays))
         if not self._data:
             n = self.algorithm.task.num_trainable
-            self.state |= {"server": self.algorithm.server.init(w[:n])}
-        self.state |= {"w": w}
+            self.state = self.state | {"server": self.algorithm.server.init(w[:n])}
+        self.state = self.state | {"w": w}
         self._data = data
 
     def restore(self, saved: State) -> ArrayRecord:
@@ -69,14 +71,15 @@ class Aggregation:
         self.state = {"server": {}, "rule": {}, "shared": {}} | saved
         return self.arrays()
 
-    def empty_updates(self, clients: int) -> Tensor:
-        """A place (S, d) for the updates of so many clients."""
-        return torch.empty(clients, self.layout.size, dtype=self.layout.dtype)
+    def place_of_updates(self, clients: int) -> Tensor:
+        """A place (S, d) for the updates of so many clients, the same one in every round."""
+        if len(self._updates) < clients:
+            self._updates = torch.empty(clients, self.layout.size, dtype=self.layout.dtype)
+        return self._updates[:clients]
 
     def write_update(self, arrays: ArrayRecord, place: Tensor) -> None:
         """Write the received model minus a client's to a row of the updates."""
-        trained = {name: array.numpy() for name, array in arrays.items()}
-        self.layout.subtract(self.state["w"], trained, place)
+        self.layout.subtract(self.state["w"], values_of(arrays), place)
 
     def tell(
         self, reports: Sequence[Report], updates: Tensor, clients: int, fallback: bool

@@ -45,17 +45,14 @@ class Piece:
     start: int
     end: int
 
-    def read(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
-        """The array's values, flat. Raises DataError where the shape is another."""
+    def read(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The array's values, flat. Raises DataError where they do not fit."""
         array = arrays[self.name]
         if array.shape != self.shape:
             raise DataError(f"its array {self.name!r} has shape {array.shape}, not {self.shape}")
-        try:
-            return torch.from_numpy(array.reshape(-1))
-        except TypeError:
-            raise DataError(
-                f"its array {self.name!r} has type {array.dtype}: send numbers"
-            ) from None
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"its array {self.name!r} holds {array.dtype}, not numbers")
+        return array.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class Layout:
         w = torch.empty(self.size, dtype=self.dtype)
         self._check_names(arrays)
         for piece in self.pieces:
-            w[piece.start : piece.end] = piece.read(arrays)
+            w.numpy()[piece.start : piece.end] = piece.read(arrays)
         return w
 
     def subtract(self, w: Tensor, arrays: Mapping[str, np.ndarray], out: Tensor) -> None:
@@ -109,12 +106,10 @@ class Layout:
             DataError: The model has other arrays than this one.
         """
         self._check_names(arrays)
+        minuend, difference = w.numpy(), out.numpy()
         for piece in self.pieces:
-            values = piece.read(arrays)
-            if values.dtype == torch.bool:
-                values = values.to(out.dtype)
             place = slice(piece.start, piece.end)
-            torch.sub(w[place], values, out=out[place])
+            np.subtract(minuend[place], piece.read(arrays), out=difference[place], casting="unsafe")
 
     def _check_names(self, arrays: Mapping[str, np.ndarray]) -> None:
         if arrays.keys() != set(self.names):

@@ -1,5 +1,6 @@
 """Flower's nodes and messages: who is connected, who replied, and why others did not."""
 
+import io
 import logging
 import math
 import time
@@ -11,7 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from commonweal.base.errors import RunError
+from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import Tensors
 from commonweal.flower.reports import Problem, Settings
 
@@ -26,6 +27,7 @@ __all__ = [
     "settings_of",
     "to_record",
     "to_tensors",
+    "values_of",
     "wait_for_nodes",
     "weighted_mean",
 ]
@@ -170,6 +172,28 @@ def array_bytes(contents: Iterable[RecordDict]) -> int:
     return sum(
         record.count_bytes() for content in contents for record in content.array_records.values()
     )
+
+
+def values_of(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """The arrays of a record, as views of the bytes that arrived: they cannot be written to.
+
+    Raises:
+        DataError: The bytes are not those of arrays.
+    """
+    return {name: _view(name, array) for name, array in record.items()}
+
+
+def _view(name: str, array: Array) -> np.ndarray:
+    stream = io.BytesIO(array.data)
+    try:
+        if np.lib.format.read_magic(stream) == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        flat = np.frombuffer(array.data, dtype, offset=stream.tell())
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        raise DataError(f"its array {name!r} cannot be read ({error})") from None
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:

@@ -1,6 +1,7 @@
 """The record of a Flower app's run: a folder like that of any other run."""
 
 import itertools
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ __all__ = ["RECORDS", "Recorder", "Trained", "listed"]
 
 RECORDS = "runs/flower"  # where records are written by default
 SHOWN = 5  # clients that a warning names
+SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Recorder:
     score: str
     higher_is_better: bool
     history: list[RoundRecord] = field(default_factory=list)
+    unsaved: tuple[int, State] | None = None  # what the next checkpoint will hold
+    saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def at(
@@ -96,7 +100,7 @@ class Recorder:
         state: State,
         seconds: float,
     ) -> None:
-        """Write a round, with the evaluation after it, and a checkpoint.
+        """Write a round, with the evaluation after it, and now and then a checkpoint.
 
         Args:
             trained: What the round did.
@@ -117,7 +121,16 @@ class Recorder:
         timings = {"train": trained.seconds, "evaluate": seconds}
         test = ClientTable(names, evaluation) if evaluated else None
         self.store.append(record, timings, test=test)
-        self.store.checkpoint(trained.number, {"server": state, "nodes": directory.saved()})
+        self.unsaved = (trained.number, {"server": state, "nodes": directory.saved()})
+        if time.monotonic() - self.saved_at > SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the last round, if there is none yet."""
+        if self.store is not None and self.unsaved is not None:
+            self.store.checkpoint(*self.unsaved)
+            self.unsaved = None
+            self.saved_at = time.monotonic()
 
     def _round(
         self,

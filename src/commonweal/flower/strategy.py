@@ -37,6 +37,7 @@ from commonweal.flower.messages import (
     logger,
     metrics_of,
     settings_of,
+    values_of,
     wait_for_nodes,
     weighted_mean,
 )
@@ -302,21 +303,24 @@ class FairStrategy(Strategy):
             def shifted(number: int, record: ArrayRecord) -> MetricRecord | None:
                 return None if evaluate_fn is None else evaluate_fn(number + self._offset, record)
 
-            result = super().start(
-                grid,
-                arrays,
-                max(0, num_rounds - self._offset),
-                self._patience,
-                train_config,
-                evaluate_config,
-                None if evaluate_fn is None else shifted,
-            )
+            try:
+                result = super().start(
+                    grid,
+                    arrays,
+                    max(0, num_rounds - self._offset),
+                    self._patience,
+                    train_config,
+                    evaluate_config,
+                    None if evaluate_fn is None else shifted,
+                )
+                self._record({})
+            finally:
+                self._recorder.save()
             result.train_metrics_clientapp = self._shift(result.train_metrics_clientapp)
             result.evaluate_metrics_clientapp = self._shift(result.evaluate_metrics_clientapp)
             result.evaluate_metrics_serverapp = self._shift(result.evaluate_metrics_serverapp)
             if not result.arrays:
                 result.arrays = arrays
-            self._record({})
             self._recorder.write_model(result.arrays)
         if self._fallbacks:
             logger.warning(
@@ -336,7 +340,7 @@ class FairStrategy(Strategy):
 
     def _open(self, arrays: ArrayRecord) -> ArrayRecord:
         """Open the run's record. Returns the model to start from: a checkpoint's on resuming."""
-        layout = Layout.of({name: array.numpy() for name, array in arrays.items()})
+        layout = Layout.of(values_of(arrays))
         algorithm = Averaging(
             layout.task,
             self.rule,
@@ -375,6 +379,7 @@ class FairStrategy(Strategy):
             self._take_lr(config)
             arrays = self._open(arrays)
         self._opened().receive(arrays)
+        self._arrays = arrays
         return self._messages(nodes, server_round, arrays, config, MessageType.TRAIN)
 
     def aggregate_train(
@@ -440,7 +445,7 @@ class FairStrategy(Strategy):
     def _read_updates(self, reports: Sequence[Report], answers: Answers) -> torch.Tensor:
         """Read updates (S, d). Reports of arrays that do not fit get a problem."""
         aggregation = self._opened()
-        updates = aggregation.empty_updates(len(reports))
+        updates = aggregation.place_of_updates(len(reports))
         good = []
         for place, report in zip(updates, reports, strict=True):
             records = list(answers.contents[report.node].array_records.values())
@@ -654,10 +659,13 @@ class FairStrategy(Strategy):
         """Write the round that was trained, with the evaluation after it."""
         if self._trained is not None:
             seconds = time.perf_counter() - self._began
-            state = self._opened().state
+            aggregation = self._opened()
+            aggregation.receive(self._arrays)  # a subclass may have changed them
+            state = aggregation.state
             self._recorder.write(self._trained, evaluated, self._clients, state, seconds)
             self._trained = None
             if self._rounds == 0:  # nobody says when a loop of the user's own ends
+                self._recorder.save()
                 self._recorder.write_model(self._arrays)
 
 

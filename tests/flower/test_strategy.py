@@ -454,6 +454,17 @@ def test_the_record_counts_rounds_with_the_weights_of_fedavg(tmp_path: Path) -> 
     assert words in " ".join(shown.split()) and words in page.read_text()
 
 
+def test_a_client_with_nearly_all_of_the_weight_is_warned_of() -> None:
+    """As adafed's f^5 gives it, or an exponential of the losses here."""
+    losses = [1.0, 1.0, 10.0, 1.0]
+    app = mean_app(lambda k, w, mine: {"loss-before": losses[k], "client": k})
+    for rule, warned in (("term(t=20)", True), ("term(t=0.1)", False)):
+        strategy = FairStrategy(rule, out=None)
+        start(strategy, LocalGrid(app, configs(4)), 1)
+        warnings = strategy.history[0].warnings
+        assert any("of the weight is on client 2" in text for text in warnings) is warned
+
+
 def test_training_that_diverges_everywhere_ends_the_run() -> None:
     app = mean_app(before)
     grid = LocalGrid(app, configs(2))

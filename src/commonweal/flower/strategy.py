@@ -54,6 +54,7 @@ from commonweal.training.client import Client
 
 __all__ = ["FairStrategy"]
 
+DOMINANT = 0.8  # of the weight on one client: the others hardly count
 LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
 PRIVACY = (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -397,6 +398,7 @@ class FairStrategy(Strategy):
         fallback = self._lacks_losses(usable, answers)
         warnings = self._warnings(number, usable, fallback)
         outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
+        warnings += self._dominance(outcome, reports)
         self._fallbacks += fallback
         by_client = {report.client: report for report in reports}
         for client, reason in outcome.dropped.items():
@@ -518,6 +520,22 @@ class FairStrategy(Strategy):
         for warning in warnings:
             self._log_once(warning)
         return tuple(warnings)
+
+    def _dominance(self, outcome: Outcome, reports: Sequence[Report]) -> tuple[str, ...]:
+        """A warning where one client has nearly all of the weight, as f^5 of adafed may give it."""
+        weights = outcome.weights.clamp(min=0)
+        if len(weights) < 3 or float(weights.max()) <= DOMINANT * float(weights.sum()):
+            return ()
+        client = int(outcome.clients[int(weights.argmax())])
+        node = next(report.node for report in reports if report.client == client)
+        share = 100 * float(weights.max()) / float(weights.sum())
+        warning = (
+            f"{share:.0f} % of the weight is on client {self._clients[node].name}: the model "
+            "becomes this client's, and may get worse for the others; choose a milder parameter "
+            "of the rule (adafed: gamma = 1)"
+        )
+        self._log_once(warning)
+        return (warning,)
 
     def _loss_warnings(self, number: int, usable: Sequence[Report]) -> list[str]:
         if self.losses == "evaluate":

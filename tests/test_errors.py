@@ -91,6 +91,7 @@ INTERNAL = {
     "config/catalog.py": {"ImportError"},
     "data/plain_table.py": {"ValueError"},  # exports carry a copy: it cannot import the tree
     "datasets/_download.py": {"ConnectionError"},
+    "jobs/estimators.py": {"ValueError"},  # as scikit-learn's estimators raise it
     "jobs/job.py": {"kind"},  # a parameter: a class of the tree
     "record/checksums.py": {"ValueError"},  # as json raises it, caught by `unpack`
     "record/columns.py": {"OSError", "ValueError"},  # a damaged file, caught by its readers

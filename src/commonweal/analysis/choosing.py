@@ -248,7 +248,9 @@ def _candidates(records: Sequence[Record]) -> dict[str, Candidate]:
             "`commonweal compare` adds it unless you say --no-baselines"
         )
     if len(groups) < 2:
-        raise RunError("all runs are of client = 'alone': run other methods too, to choose among")
+        raise RunError(
+            f"all {len(records)} runs are of client = 'alone': run other methods too, to choose among"
+        )
     method = {label: _method(runs[0]) for label, runs in groups.items()}
     full = {label: f"{method[label]} ({runs[0].title})" for label, runs in groups.items()}
     candidates = {}

@@ -13,7 +13,7 @@ from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json
 from commonweal.data import plain_table
-from commonweal.export.card import write_card
+from commonweal.export.model_card import write_card
 from commonweal.export.prediction import Predictor, predictor
 from commonweal.record.record import Record
 

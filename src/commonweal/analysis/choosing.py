@@ -249,7 +249,7 @@ def _candidates(records: Sequence[Record]) -> dict[str, Candidate]:
         )
     if len(groups) < 2:
         raise RunError(
-            f"all {len(records)} runs are of client = 'alone': run other methods too, to choose among"
+            f"all {len(records)} runs are of client = 'alone': run other methods, too, to choose"
         )
     method = {label: _method(runs[0]) for label, runs in groups.items()}
     full = {label: f"{method[label]} ({runs[0].title})" for label, runs in groups.items()}

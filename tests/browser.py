@@ -94,6 +94,11 @@ class Browser:
         body = {"width": width, "height": height}
         self._call("POST", self.session + "/window/rect", body)
 
+    def media(self, kind: str) -> None:
+        """Show pages as on "screen" or in "print"."""
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": kind}}
+        self._call("POST", self.session + "/goog/cdp/execute", command)
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(b64decode(self._call("GET", self.session + "/screenshot")))
 

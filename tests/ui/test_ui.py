@@ -250,6 +250,26 @@ def test_a_report_is_readable_without_scripts_on_a_phone(
     assert window.errors() == []
 
 
+def test_a_report_prints_on_a4_without_a_cut_column(
+    page: Page, window: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(document.render(document.collect([page.root]), "r"), encoding="utf-8")
+    window.resize(680, 1000)  # the width of A4 at 96 dots per inch, without margins of 15 mm
+    window.media("print")
+    try:
+        window.open(file.as_uri())
+        edges = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right)"
+        assert max(window.run(f"return {edges}")) <= window.run("return innerWidth")
+        assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+        answer_and_picture = (
+            "return document.querySelector('header svg').getBoundingClientRect().bottom"
+        )
+        assert window.run(answer_and_picture) < 1010  # the height of the first page
+    finally:
+        window.media("screen")
+
+
 # Over HTTP
 
 

@@ -56,7 +56,8 @@ a { color: #00507d; }
   body { max-width: none; padding: 0; font-size: 9.5pt; }
   nav, summary { display: none; }
   .scroll { overflow: visible; }
-  th, td { white-space: normal; padding: .15rem .35rem; font-size: 8.5pt; }
+  th, td { white-space: normal; padding: .15rem .3rem; font-size: 8.5pt; }
+  thead th { min-width: 0; }
   pre { white-space: pre-wrap; }
   figure, table, .cards > div { break-inside: avoid; }
   header { break-after: page; }

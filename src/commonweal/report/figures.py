@@ -232,11 +232,11 @@ def _client_figure(plot: ClientLines) -> "Figure":
                 color=COLOURS[i % len(COLOURS)],
                 markersize=6,
                 label=shown(label),
-                zorder=3 if label == plot.compared else 2,
+                zorder=4 if label == plot.compared else 3,
             )
         if plot.has_local:
             values = [factor * line.local for line in plot.lines]
-            axes.plot(values, y, "o", mfc="white", mec="black", ms=7, zorder=4, label=LOCAL)
+            axes.plot(values, y, "o", mfc="white", mec="black", ms=7, zorder=2, label=LOCAL)
         names = [f"{shortened(line.client)}  {line.samples}".rstrip() for line in plot.lines]
         axes.set_yticks(y, names, fontsize=9)
         axes.set_ylim(-0.7, len(plot.lines) - 0.3)
@@ -247,7 +247,7 @@ def _client_figure(plot: ClientLines) -> "Figure":
             notes.append(f"bar: {plot.base} to {shown(plot.compared)}, faint if not significant")
         if any(line.samples for line in plot.lines):
             notes.append("next to names: test samples")
-        axes.set_xlabel(";  ".join(notes), fontsize=9)
+        axes.set_xlabel("\n".join(notes), fontsize=9)
         _legend(figure, axes)
     return figure
 

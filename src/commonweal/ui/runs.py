@@ -35,6 +35,8 @@ class Run:
     mean: float | None = None
     worst: float | None = None  # the mean over the worst 10 % of clients
     problem: str = ""  # of a broken one
+    federation: str = ""  # the same for runs on the same data
+    method: str = ""  # the same for runs that differ in nothing but their seeds
     outline: Outline | None = None
 
     @property
@@ -91,6 +93,8 @@ def _read(folder: Path, name: str) -> Run:
             changed=changed,
             mean=_finite(last.metrics.get("mean")),
             worst=_finite(last.metrics.get("worst_10", last.metrics.get("worst"))),
+            federation=_key(outline),
+            method=identity(outline),
             outline=outline,
         )
     except Exception as error:  # a folder may hold anything; it must not hide the others
@@ -164,7 +168,7 @@ def federations(runs: Sequence[Run]) -> list[Federation]:
     groups: dict[str, list[tuple[Run, Outline]]] = {}
     for run in runs:
         if run.outline is not None:
-            groups.setdefault(_key(run.outline), []).append((run, run.outline))
+            groups.setdefault(run.federation, []).append((run, run.outline))
     found = [_federation(key, group) for key, group in groups.items()]
     return sorted(found, key=lambda federation: -federation.changed)
 
@@ -181,7 +185,7 @@ def _federation(key: str, group: Sequence[tuple[Run, Outline]]) -> Federation:
     first = group[0][1]
     methods: dict[str, list[tuple[Run, Outline]]] = {}
     for pair in group:
-        methods.setdefault(identity(pair[1]), []).append(pair)
+        methods.setdefault(pair[0].method, []).append(pair)
     titles = labels(pairs[0][1] for pairs in methods.values())
     named = dict(zip(titles, methods.values(), strict=True))
     fedavg = named.get("fedavg", [])

@@ -1,5 +1,6 @@
 """A report of runs: one HTML file that a person can mail, without scripts and other files."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ a { color: #00507d; }
   nav, summary { display: none; }
   .scroll { overflow: visible; }
   th, td { white-space: normal; padding: .15rem .3rem; font-size: 8.5pt; }
-  thead th { min-width: 0; }
+  thead th { min-width: 0; overflow-wrap: normal; }
   pre { white-space: pre-wrap; }
   figure, table, .cards > div { break-inside: avoid; }
   header { break-after: page; }
@@ -164,7 +165,13 @@ def _first_page(report: Report, summary: Overview, title: str) -> list[Html]:
         samples_of(comparison.records),
     )
     cards = [
-        tag("div", tag("h2", card.title), tag("strong", card.value), card.more, tag("p", card.note))
+        tag(
+            "div",
+            tag("h2", card.title),
+            tag("strong", _minus(card.value)),
+            card.more,
+            tag("p", _minus(card.note)),
+        )
         for card in summary.cards
     ]
     advice = [tag("li", text) for text in summary.advice]
@@ -180,11 +187,16 @@ def _first_page(report: Report, summary: Overview, title: str) -> list[Html]:
     ]
 
 
+def _minus(text: str) -> str:
+    """A text whose negative numbers have a minus sign instead of a hyphen."""
+    return re.sub(r"(^|[\s\[(])-(?=\d)", "\\1\N{MINUS SIGN}", text)
+
+
 def _table(caption: str, table: Table) -> Html:
     """A table in which the significantly best cells are bold."""
     rows: list[list[str]] = []
     for k, row in enumerate(table.rows):
-        marked = zip(row, table.best, strict=True)
+        marked = zip(map(_minus, row), table.best, strict=True)
         rows.append([tag("strong", cell) if best == k else cell for cell, best in marked])
     return html.table(caption, table.header, rows)
 
@@ -213,10 +225,10 @@ def _details(report: Report, summary: Overview) -> Section:
     """Who gained and who lost, all columns, and notes."""
     content = []
     for named in summary.named:
-        clients = ", ".join(f"{name} {gain}" for name, gain in named.clients)
+        clients = ", ".join(f"{name} {_minus(gain)}" for name, gain in named.clients)
         more = f" and {named.more} more" if named.more else ""
         content.append(tag("p", f"{named.title}: {clients}{more}."))
-    content += [tag("p", f"{note[0].upper()}{note[1:]}") for note in summary.notes]
+    content += [tag("p", _minus(note)) for note in summary.notes]
     content.append(_wide_table(summary.more))
     return _section("details", "Who gained, who lost, and all numbers", *content)
 
@@ -228,7 +240,8 @@ def _wide_table(table: Table) -> Html:
     for column in range(1, len(table.header)):
         cells: list[str] = [table.header[column]]
         for k, row in enumerate(table.rows):
-            cells.append(tag("strong", row[column]) if table.best[column] == k else row[column])
+            cell = _minus(row[column])
+            cells.append(tag("strong", cell) if table.best[column] == k else cell)
         rows.append(cells)
     return html.table("All numbers", header, rows)
 

@@ -20,6 +20,6 @@ for rule in ("fedavg", "term"):
     out = f"runs/{rule}"
     for _ in cw.run(task, federation, rule=rule, client=client, rounds=20, out=out):
         pass
-    table = cw.load(out).clients()
+    table = cw.Record.read(out).clients()
     errors = dict(zip(table.names, table.evaluation.score.tolist(), strict=True))
     print(rule, "mean absolute error in days:", {name: round(e, 2) for name, e in errors.items()})

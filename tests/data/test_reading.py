@@ -13,6 +13,7 @@ import commonweal
 from commonweal import Federation, Task
 from commonweal.base.errors import DataError
 from commonweal.data.samples import Lazy, Stacked
+from commonweal.data.transforms import crop_and_flip, random_crop, random_flip
 from commonweal.jobs.rounds import Round
 
 RNG = np.random.default_rng(0)
@@ -257,3 +258,20 @@ def test_partition_gives_every_sample_to_one_client() -> None:
     assert sorted(np.concatenate(parts).tolist()) == list(range(90))
     again = commonweal.partition(Y.tolist(), "dirichlet", clients=5, alpha=0.5, seed=1)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_crops_and_flips_move_whole_images() -> None:
+    image = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
+    batch = image.expand(200, 3, 8, 8)
+    generator = torch.Generator().manual_seed(0)
+    flipped = random_flip(batch, generator)
+    straight = torch.tensor([torch.equal(each, batch[0]) for each in flipped])
+    assert 70 < int(straight.sum()) < 130
+    assert torch.equal(flipped[~straight][0], batch[0].flip(-1))
+    padded = nn.functional.pad(batch[0], (2, 2, 2, 2))
+    windows = {
+        padded[:, a : a + 8, b : b + 8].numpy().tobytes() for a in range(5) for b in range(5)
+    }
+    crops = {each.numpy().tobytes() for each in random_crop(batch, generator, padding=2)}
+    assert crops == windows  # 200 draws of 25 places
+    assert crop_and_flip(batch, generator).shape == batch.shape

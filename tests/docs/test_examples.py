@@ -1,5 +1,6 @@
 """The examples: an experiment for each dataset that ships or downloads, a script per task."""
 
+import ast
 import runpy
 from pathlib import Path
 
@@ -71,8 +72,12 @@ def test_a_script_runs(
 
 PRINTED = {
     "classify": "worst hospital",
+    "compare_rules": "aaggff-s [",
+    "own_data": "10 0.",
     "own_loop": "[0.",
-    "personal": "Sue",
+    "own_rule": "worst speaker: 0.",
+    "personal_models": "Sue",
+    "read_run": "left behind: ['",
     "regress": "mean absolute error in days: {'north'",
     "survive": "20 concordance: mean 0.",
 }
@@ -80,3 +85,15 @@ PRINTED = {
 
 def test_every_script_is_explained() -> None:
     assert {path.stem for path in SCRIPTS} == set(PRINTED)
+
+
+EVERYDAY = ("own_data", "compare_rules", "own_rule", "own_loop", "read_run")
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_everyday_programs_are_short(name: str) -> None:
+    """At most 12 statements besides imports and the docstring."""
+    tree = ast.parse((EXAMPLES / "python" / f"{name}.py").read_text(encoding="utf-8"))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    kinds = (ast.Import, ast.ImportFrom)
+    assert len([node for node in statements if not isinstance(node, kinds)]) - 1 <= 12

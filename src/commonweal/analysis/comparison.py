@@ -26,7 +26,8 @@ from commonweal.base.errors import ConfigError, DataError, DivergedError, RunErr
 from commonweal.base.frames import frame
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.samples import joined, subset
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
@@ -250,8 +251,9 @@ def resplit(federation: Federation, seed: int) -> Federation:
     order = owner.argsort(stable=True)
     sizes = train.sizes + test.sizes
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    everything = Rows(
-        torch.cat([train.x, test.x])[order], torch.cat([train.y, test.y])[order], offsets
+    inputs = subset(joined([train.inputs, test.inputs]), order)
+    everything = replace(
+        train, inputs=inputs, y=torch.cat([train.y, test.y])[order], offsets=offsets
     )
     share = len(test.y) / len(everything.y)
     split = replace(federation, train=everything).with_validation(share, seed)

@@ -1,6 +1,6 @@
 """Personal models: one shared model, and one of its own for every client.
 
-python examples/python/personal.py
+python examples/python/personal_models.py
 """
 
 import commonweal as cw
@@ -14,9 +14,10 @@ experiment = cw.Experiment(
 )
 for last in cw.run(experiment, out="runs/personal"):  # noqa: B007
     pass
-record = cw.load("runs/personal")
+record = cw.Record.read("runs/personal")
 table = record.clients()
 own = table.evaluation.personal
+assert own is not None
 print("speaker    shared model    own model")
 for k, name in enumerate(table.names):
     shared, personal = float(table.evaluation.score[k]), float(own.score[k])

@@ -23,6 +23,7 @@ from commonweal.commands.data import data
 from commonweal.commands.demo import demo
 from commonweal.commands.doctor import doctor
 from commonweal.commands.export import export
+from commonweal.commands.fit import fit
 from commonweal.commands.flower import flower
 from commonweal.commands.init import init
 from commonweal.commands.list import list_
@@ -48,7 +49,7 @@ app = typer.Typer(
 )
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this order
-    "Start": (run, demo, init, list_, doctor),
+    "Start": (fit, run, demo, init, list_, doctor),
     "Run": (compare, choose, tune),
     "Inspect": (show, report, ui, predict, export, card, verify),
     "Extend": (check, reproduce),

@@ -10,14 +10,24 @@ from rich.table import Table
 from commonweal.analysis.choice import ALONE
 from commonweal.analysis.choosing import HOWS, Choice, ClientChoice
 from commonweal.analysis.compare import Result
+from commonweal.analysis.gains import gains
 from commonweal.analysis.worth import worth
 from commonweal.report.formats import decimals_of, markup, plain_table, points, scale, unit
 from commonweal.report.run_table import add_column
 
-__all__ = ["choice_table", "client_table", "evidence", "method_name", "sentence"]
+__all__ = ["choice_table", "client_table", "evidence", "method_name", "paragraph", "sentence"]
 
 MANY = 20  # with this many clients, the worst 10 % are shown instead of the worst client
 NAMES = {ALONE: "local training", "fedavg": "FedAvg"}
+
+
+WORDS = {  # the methods of `fit`, for those who have not heard of them
+    ALONE: "local training",
+    "fedavg": "the global model (fedavg)",
+    "aaggff-s": "the global model of a fair rule (aaggff-s)",
+    "fine-tune": "the global model, fine-tuned at each client (fine-tune)",
+    "blend": "local and global predictions mixed (blend)",
+}
 
 
 def method_name(candidate: str) -> str:
@@ -153,4 +163,82 @@ def sentence(choice: Choice) -> str:
     return (
         f"{text}; {len(losers)} {verb} worse off than with local training, at most {worst} "
         f"({change})."
+    )
+
+
+# The paragraph of `fit`
+
+
+def paragraph(choice: Choice) -> str:
+    """Whether joining helps, which method is for whom, who gains, and how certain that is."""
+    return " ".join((_verdict(choice), _methods(choice), _gainers(choice), _certainty(choice)))
+
+
+def _verdict(choice: Choice) -> str:
+    taken = [choice.model_of(client).candidate for client in choice.names]
+    if set(taken) == {ALONE}:
+        return (
+            "Joining does not help here: on its own validation samples no client finds a model "
+            "that is clearly better than its local one."
+        )
+    mean = choice.worth.mean
+    gain = f"{points(mean.difference, choice.score)}{' points' if unit(choice.score) else ''}"
+    low, high = points(mean.low, choice.score), points(mean.high, choice.score)
+    interval = f"95 % confidence interval {low} to {high} over {_seeds(choice)}"
+    if not mean.significant:
+        return (
+            f"Whether joining helps is open: the mean gain in {choice.score} over local training "
+            f"is {gain}, which is not significant ({interval})."
+        )
+    verb = "helps" if mean.difference > 0 else "does not help"
+    return (
+        f"Joining {verb}: the mean gain in {choice.score} over local training is {gain} "
+        f"({interval})."
+    )
+
+
+def _methods(choice: Choice) -> str:
+    takers: dict[str, list[str]] = {}
+    for client in choice.names:
+        takers.setdefault(choice.model_of(client).candidate, []).append(client)
+    parts = []
+    for name in sorted(takers, key=lambda name: (name == ALONE, -len(takers[name]))):
+        verb = "keep" if name == ALONE else "take"
+        verb += "s" if len(takers[name]) == 1 else ""
+        parts.append(f"{_names(takers[name])} {verb} {WORDS.get(name, name)}")
+    return "; ".join(parts) + "."
+
+
+def _names(clients: Sequence[str], most: int = 5) -> str:
+    """Some names in a sentence, with how many there are more."""
+    if len(clients) > most:
+        return f"{', '.join(clients[:most])} and {len(clients) - most} more"
+    return " and ".join([", ".join(clients[:-1]), clients[-1]] if clients[1:] else clients)
+
+
+def _gainers(choice: Choice) -> str:
+    """Who gains and who loses, on test samples."""
+    found = gains(choice.results[ALONE], choice.by_how[choice.how])
+    where = "on test samples, which had no part in training or choosing"
+    if not found.better and not found.worse:
+        return f"No client's difference {where}, is significant."
+    parts = []
+    for clients, word in ((found.better, "better"), (found.worse, "worse")):
+        verb = "are" if len(clients) > 1 else "is"
+        who = _names([each.client for each in clients]) if clients else "nobody"
+        parts.append(f"{who} {verb} significantly {word} off")
+    text = f"{where}, {' and '.join(parts)}; {found.unclear} of {len(found.clients)} show no clear"
+    return f"{text[0].upper()}{text[1:]} difference."
+
+
+def _certainty(choice: Choice) -> str:
+    """What a client's decision rests on, and how often seeds agree on it."""
+    samples = _range([line.samples for line in choice.clients])
+    agreed = [max(choice.votes(client).values()) for client in choice.names]
+    share = 100 * sum(agreed) / (len(agreed) * len(choice.seeds))
+    return (
+        f"A client leaves local training only if the loss on its {samples} validation samples "
+        f"falls by more than one standard error. Everything was repeated for {_seeds(choice)}, "
+        f"with other splits of the samples: {share:.0f} % of the decisions agree with the model "
+        "taken."
     )

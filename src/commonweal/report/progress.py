@@ -19,7 +19,7 @@ from commonweal.jobs.rounds import Round
 from commonweal.report.formats import markup, show_score
 from commonweal.training.scores import find
 
-__all__ = ["Download", "comparison_bar", "download_bar", "run_bar"]
+__all__ = ["Download", "comparison_bar", "download_bar", "run_bar", "work_bar"]
 
 
 @contextmanager
@@ -77,6 +77,27 @@ def comparison_bar(
             bar.update(job, completed=completed, description=markup(title), visible=True)
             if done is not None and done.evaluation is not None:
                 bar.update(job, worst=_worst(done))
+
+        yield advance
+
+
+@contextmanager
+def work_bar(console: Console, quiet: bool) -> Iterator[Callable[[str, float, float], None]]:
+    """One bar, with the time left for all of the work. Call it with a title, done and total."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    # Methods differ in speed: the estimate is over all that was done, not over the last seconds.
+    with Progress(*columns, console=console, disable=quiet, speed_estimate_period=1e9) as bar:
+        job = bar.add_task("", total=None, visible=False)
+
+        def advance(title: str, done: float, total: float) -> None:
+            description = markup(title)
+            bar.update(job, completed=done, total=total, description=description, visible=True)
 
         yield advance
 

@@ -1,0 +1,127 @@
+"""`commonweal fit`: from a table to a model for each of its clients."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commonweal.base.errors import ConfigError
+from commonweal.commands import console
+from commonweal.commands.options import Changes, Quiet
+
+if TYPE_CHECKING:
+    from commonweal.analysis.compare import Cell
+
+__all__ = ["fit"]
+
+VALIDATION = 0.2
+
+
+def fit(
+    path: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False)
+    ],
+    changes: Changes = None,
+    client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds.", min=2)] = 5,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Use fewer seeds, but at least 2, to end in about this time.", min=0),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder; by default runs/TABLE-fit.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model for every client of a table, and say who is better off than on its own.
+
+    For example: commonweal fit patients.csv --client hospital --label died
+
+    Compares local training, FedAvg, a fair rule, fine-tuning and blend over several seeds; then
+    each client takes the best on samples that no model was trained on. After Ctrl-C the same
+    command continues.
+    """
+    from commonweal.analysis.choosing import choose
+    from commonweal.analysis.fitting import fit_plan
+    from commonweal.base.files import write_file
+    from commonweal.config.experiment import change
+    from commonweal.report import document
+    from commonweal.report.choice import choice_table, client_table, paragraph
+
+    stem = path.name.partition(".")[0]
+    folder = to or Path("runs") / f"{stem}-fit"
+    base = _experiment(path, folder / f"{stem}.toml", {"label": label, "client": client}, quiet)
+    plan = fit_plan(change(base, changes or []), seeds, folder)
+    for line in _run(plan, minutes, quiet):
+        console.say(line)
+    chosen = choose(folder)
+    chosen.write(folder)
+    report = folder / "report.html"
+    page = document.render(document.collect([folder]), f"Models for the clients of {path.name}")
+    write_file(report, page.encode(), durable=False)
+    if quiet:
+        return
+    console.out.print(choice_table(chosen))
+    console.out.print(client_table(chosen))
+    for note in chosen.notes:
+        console.show(note)
+    console.show(paragraph(chosen))
+    console.show(f"\nThe models and their choice are in {folder}, the report is {report}.")
+    console.show("To predict new rows, each by the model that its client chose:")
+    console.show(f"  commonweal predict {folder} NEW.csv --choice -o predictions.csv")
+
+
+def _experiment(
+    path: Path, toml: Path, given: Mapping[str, str | None], quiet: bool
+) -> dict[str, object]:
+    """The experiment of a table: the one of an earlier call, or a new one."""
+    from commonweal.analysis.compare import part_table
+    from commonweal.analysis.guess import guess
+    from commonweal.base.files import write_file
+    from commonweal.config.experiment import values
+
+    if not toml.exists():
+        guessed = guess(path, given["label"], given["client"], toml)
+        lines = [(name, text) for name, text in guessed.lines if text.startswith("the ")]
+        if len(lines) < 2:
+            raise ConfigError("no column looks like the clients': name it with --client COLUMN")
+        write_file(toml, guessed.experiment.encode(), durable=False)
+        if not quiet:
+            for name, text in lines:
+                console.show(f"{name}: {text}")
+            for remark in guessed.remarks:
+                console.show(remark)
+    if not quiet:
+        console.show(f"What each column becomes is in {toml}: you can correct it and start again.")
+    base = values(toml)
+    dataset = part_table(base.get("dataset"))
+    for key, name in given.items():
+        if name not in (None, dataset.get(key)):
+            raise ConfigError(
+                f"--{key} {name}: {str(toml)!r} of an earlier call says {dataset.get(key)!r}; "
+                "delete its folder, or name another with --out"
+            )
+    rounds = base.get("rounds")
+    few = max(1, rounds // 5) if isinstance(rounds, int) else 20
+    return {"validation": VALIDATION, "evaluate_every": few} | base
+
+
+def _run(plan: Sequence[Sequence["Cell"]], minutes: float | None, quiet: bool) -> list[str]:
+    """Run what is not finished under one bar. Returns a line for every method without a result."""
+    from commonweal.analysis.compare import failed_lines
+    from commonweal.analysis.fitting import run_plan
+    from commonweal.report.progress import work_bar
+
+    failures: dict[Path, str] = {}
+    try:
+        with work_bar(console.err, quiet) as advance:
+            for step, done, total in run_plan(plan, minutes):
+                advance(f"{step.cell.label}, seed {step.cell.experiment.seed}", done, total)
+                if step.failure:
+                    failures[step.cell.folder] = step.failure
+    except KeyboardInterrupt:
+        console.say("stopped; every finished round is saved: the same command continues from there")
+        raise typer.Exit(console.STOPPED) from None
+    return failed_lines([cell for cells in plan for cell in cells], failures)

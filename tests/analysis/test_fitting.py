@@ -1,0 +1,80 @@
+"""What `fit` runs, and how it keeps within its time."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from commonweal.analysis import fitting
+from commonweal.analysis.compare import Cell, Step
+from commonweal.analysis.fitting import Work, fit_plan, run_plan
+
+ROUNDS = 10
+BASE = {"dataset": "vowel", "rounds": ROUNDS, "validation": 0.2}
+
+
+class Machine:
+    """Runs cells without training: a round of FedAvg takes `speed` seconds, of blend 2.5 times."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed
+        self.now = 100.0
+        self.ran: list[tuple[str, int]] = []
+
+    def run_cells(self, cells: Sequence[Cell]) -> Iterator[Step]:
+        (cell,) = cells
+        self.ran.append((cell.label, cell.experiment.seed))
+        for number in range(1, ROUNDS + 1):
+            self.now += self.speed * (2.5 if cell.label == "blend" else 1.0)
+            yield Step(cell, (), SimpleNamespace(number=number))  # type: ignore[arg-type]
+
+
+def run_on(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None
+) -> list[Work]:
+    monkeypatch.setattr(fitting, "run_cells", machine.run_cells)
+    return list(run_plan(fit_plan(BASE, 5, folder), minutes, lambda: machine.now))
+
+
+def test_every_seed_has_the_five_methods_on_the_same_samples(tmp_path: Path) -> None:
+    plan = fit_plan(BASE, 3, tmp_path)
+    assert [{cell.experiment.seed for cell in cells} for cells in plan] == [{0}, {1}, {2}]
+    methods = {cell.label: cell.experiment for cell in plan[0]}
+    assert list(methods) == ["alone", "fedavg", "aaggff-s", "fine-tune", "blend"]
+    rules = [each.rule.name for each in methods.values()]
+    assert rules == ["fedavg", "fedavg", "aaggff-s", "fedavg", "fedavg"]
+    clients = [each.client.name for each in methods.values()]
+    assert clients == ["alone", "sgd", "sgd", "fine-tune", "blend"]
+    assert methods["blend"].client["rejoin"] is False
+    assert {each.validation for each in methods.values()} == {0.2}
+
+
+# A seed is 4 x 10 + 25 = 65 rounds of FedAvg: at a second each, 65 s.
+@pytest.mark.parametrize(
+    ("minutes", "seeds"),
+    [(None, 5), (65 * 5 / 60, 5), (65 * 4.9 / 60, 4), (3.3, 3), (0.1, 2), (0, 2)],
+)
+def test_the_time_bounds_the_seeds_but_never_below_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None, seeds: int
+) -> None:
+    machine = Machine(1.0)
+    work = run_on(machine, tmp_path, monkeypatch, minutes)
+    assert len(machine.ran) == 5 * seeds
+    assert {seed for _, seed in machine.ran} == set(range(seeds))
+    assert work[-1].done == work[-1].total == 65 * seeds
+    if minutes:
+        assert machine.now - 100 <= max(60 * minutes, 2 * 65) + 1e-6
+
+
+def test_the_work_left_predicts_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of blend, whose rounds take longer."""
+    machine = Machine(2.0)
+    monkeypatch.setattr(fitting, "run_cells", machine.run_cells)
+    times = []
+    for work in run_plan(fit_plan(BASE, 5, tmp_path), None, lambda: machine.now):
+        elapsed = machine.now - 100
+        times.append(elapsed / work.done * (work.total - work.done) + elapsed)
+    assert times == pytest.approx([2.0 * 65 * 5] * len(times))

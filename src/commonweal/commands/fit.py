@@ -97,10 +97,10 @@ def _experiment(
         console.show(f"What each column becomes is in {toml}: you can correct it and start again.")
     base = values(toml)
     dataset = part_table(base.get("dataset"))
-    for key, name in given.items():
-        if name not in (None, dataset.get(key)):
+    for key, column in given.items():
+        if column not in (None, dataset.get(key)):
             raise ConfigError(
-                f"--{key} {name}: {str(toml)!r} of an earlier call says {dataset.get(key)!r}; "
+                f"--{key} {column}: {str(toml)!r} of an earlier call says {dataset.get(key)!r}; "
                 "delete its folder, or name another with --out"
             )
     rounds = base.get("rounds")

@@ -86,7 +86,7 @@ def seed_list(text: str) -> list[int]:
 def baseline_cells(
     base: Mapping[str, object], seeds: int | Sequence[int], folder: Path
 ) -> list[Cell]:
-    """The runs that a federation is measured against: every client alone, and all rows pooled.
+    """The runs that a federation is measured against: every client alone, and all samples pooled.
 
     Both train by plain SGD with the experiment's learning rate, epochs and batches.
     """
@@ -276,7 +276,7 @@ class Result:
     clients: tuple[str, ...]  # those with a score in every seed
     scores: Array  # (seeds, K)
     metrics: list[dict[str, float]]  # per seed, of all clients that have a score in it
-    personal: bool = False  # of the clients' own models
+    personal: bool = False  # of the clients' personal models
     lower_is_better: bool = False
 
     @property
@@ -332,7 +332,7 @@ def read_comparison(folder: Path) -> tuple[dict[str, list[Record]], list[str]]:
 def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     """The results of runs by label, whose runs differ in their seeds.
 
-    A label with personal models gives two results, the second of the clients' own models.
+    A label with personal models gives two results, the second of the clients' personal models.
     """
     counts = {label: len(runs) for label, runs in records.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
@@ -340,7 +340,7 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     found = []
     for label, runs in records.items():
         tables = [_scores_of(record) for record in _by_seed(runs)]
-        if label == ALONE:  # where the server's model means nothing
+        if label == ALONE:  # where the global model means nothing
             tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
         lower = find(runs[0].facts.score).lower_is_better
         rows = [table.rows for table in tables]
@@ -361,11 +361,11 @@ Scores: TypeAlias = dict[str, float]  # by client, of those that have one
 class _Scores(NamedTuple):
     shared: Scores
     personal: Scores | None
-    rows: dict[str, float]  # test rows by client
+    rows: dict[str, float]  # test samples by client
 
 
 def _scores_of(record: Record) -> _Scores:
-    """The last scores of a run, by the server's model and by the clients' own."""
+    """The last scores of a run, by the global model and by the clients' own."""
     table = record.clients()
     evaluation = table.evaluation
     rows = dict(zip(table.names, evaluation.sizes.tolist(), strict=True))
@@ -387,7 +387,7 @@ def result_of(
     lower_is_better: bool,
     personal: bool = False,
 ) -> Result:
-    """A result from every client's score, seed by seed, and its number of test rows."""
+    """A result from every client's score, seed by seed, and its number of test samples."""
     everywhere = set.intersection(*(set(scores) for scores in seeds))
     clients = tuple(name for name in seeds[0] if name in everywhere)
     table = np.array([[scores[name] for name in clients] for scores in seeds])

@@ -10,7 +10,7 @@ SHOWN = 5  # names or classes in a sentence
 
 
 def facts(federation: Federation) -> dict[str, int | str]:
-    """Clients, rows, classes and how unequal they are."""
+    """Clients, samples, classes and how unequal they are."""
     sizes = (federation.train.sizes + federation.test.sizes).numpy()
     spread = f"mean {sizes.mean():.2f}, std {sizes.std():.2f}"
     known: dict[str, int | str] = {
@@ -28,7 +28,7 @@ def facts(federation: Federation) -> dict[str, int | str]:
 
 
 def skewness(federation: Federation) -> float:
-    """max over mixtures lam of 1 + chi^2(lam || m / sum m): how far one can be from all rows.
+    """max over mixtures lam of 1 + chi^2(lam || m / sum m): how far one can be from all samples.
 
     Mohri, Sivek and Suresh, ICML 2019, section 4: bounds for the worst mixture grow with its root.
     The largest is that of the smallest client alone, sum m / min m_k (the paper prints 1 / m_k).
@@ -38,11 +38,11 @@ def skewness(federation: Federation) -> float:
 
 
 def _class_facts(counts: np.ndarray) -> dict[str, int | str]:
-    """What is known of rows per client and class (K, classes)."""
+    """What is known of samples per client and class (K, classes)."""
     total = counts.sum(0)
     present = (counts > 0).sum(1)
     share = counts / counts.sum(1, keepdims=True)
-    # The total variation distance from the distribution of all rows, 0 to 1.
+    # The total variation distance from the distribution of all samples, 0 to 1.
     skew = 0.5 * np.abs(share - total / total.sum()).sum(1)
     scale = "(0: all clients alike, 1: nothing in common)"
     return {

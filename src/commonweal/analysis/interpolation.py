@@ -1,7 +1,7 @@
 """Models after a run: on the line from global to personal ones, around them, and their calibration.
 
-Functions take a job and the server's state, as `reopen(folder)` gives them. They need the rows of
-all clients in this process.
+Functions take a job and the server's state, as `reopen(folder)` gives them. They need all
+clients' samples in this process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,16 +56,16 @@ OwnModels = Callable[[Tensors], Uses]  # a client's state -> what it predicts wi
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Test scores and losses of K' scored clients on the line from the global to the own model."""
+    """Test scores and losses of K' scored clients between the global and the personal model."""
 
     names: tuple[str, ...]
     scores: Tensor  # (K', 11)
     losses: Tensor  # (K', 11)
-    validated: Tensor  # (K',) at the best m of validation rows, or of the other half of test rows
+    validated: Tensor  # (K',) at the best m of validation samples, or of the other test half
     lower_is_better: bool = False
 
     def chosen(self) -> dict[str, Tensor]:
-        """The clients' scores (K',) by how m is chosen. An oracle uses the rows it is scored on."""
+        """The clients' scores (K',) by how m is chosen. An oracle uses its test samples."""
         fixed = {f"m = {POINTS[k]:g}": self.scores[:, k] for k in (0, MIDDLE, LAST)}
         return (
             fixed
@@ -131,7 +131,7 @@ def curve(job: Job, state: State) -> Curve:
 
 
 def _by_halves(job: Job, client: Client, state: State, test: Rows, lower: bool) -> Tensor:
-    """Scores (K,) of one half of the test rows at the best m of the other, both ways."""
+    """Scores (K,) of one half of the test samples at the best m of the other, both ways."""
     halves = [_half(test, k) for k in (0, 1)]
     first, second = (_along(job, client, state, half) for half in halves)
     picked = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
@@ -172,7 +172,7 @@ def _half(rows: Rows, which: int) -> Rows:
 def _best(along: _Along, lower_is_better: bool = False) -> Tensor:
     """Each client's point (K,) of the best score.
 
-    The loss decides between equal scores and where there is no score. Without rows: the middle.
+    The loss decides between equal scores and where there is no score. Without samples: the middle.
     """
     sign = -1 if lower_is_better else 1
     scores = (sign * along.scores).nan_to_num(-torch.inf)
@@ -182,7 +182,7 @@ def _best(along: _Along, lower_is_better: bool = False) -> Tensor:
 
 
 def _mean_of_halves(scores: Tensor, sizes: Tensor) -> Tensor:
-    """The mean (K,) of two halves' scores (2, K), by rows. A half may have no score (AUROC)."""
+    """The mean (K,) of two halves' scores (2, K), by samples. A half may have no score (AUROC)."""
     weight = sizes.double() * scores.isfinite()
     return (weight * scores.nan_to_num()).sum(0) / weight.sum(0)
 
@@ -193,7 +193,7 @@ def _mean_of_halves(scores: Tensor, sizes: Tensor) -> Tensor:
 def evaluate_score(
     job: Job, state: State, score: str, own: bool, rows: Rows | None = None
 ) -> Evaluation:
-    """Evaluate the server's model, or the clients' own, by another score (`ece`, for example).
+    """Evaluate the global model, or the clients' own, by another score (`ece`, for example).
 
     rows: one client after the other; by default the test rows
     """
@@ -207,7 +207,7 @@ def evaluate_score(
 
 
 def reliability(job: Job, state: State) -> dict[str, Tensor]:
-    """The bins by confidence of the server's model and, if there are any, of the clients' own."""
+    """The bins by confidence of the global model and, if there are any, of the clients' own."""
     tables = {"server's model": confidence_bins(job, state, own=False)}
     if job.algorithm.personalizes:
         tables["own models"] = confidence_bins(job, state, own=True)
@@ -215,9 +215,9 @@ def reliability(job: Job, state: State) -> dict[str, Tensor]:
 
 
 def confidence_bins(job: Job, state: State, own: bool) -> Tensor:
-    """All clients' test rows in 20 bins by confidence, (20, 3).
+    """All clients' test samples in 20 bins by confidence, (20, 3).
 
-    The columns are the number of rows, their mean confidence and accuracy; NaN without rows.
+    The columns are the number of samples, their mean confidence and accuracy; NaN without samples.
     """
     test = _federation(job).test
     task = replace(job.task, score="ece", also=())
@@ -238,7 +238,7 @@ def confidence_bins(job: Job, state: State, own: bool) -> Tensor:
 
 
 def _mean_by_bin(stats: Tensor) -> Tensor:
-    """The bins (20, 3) of rows with a confidence and whether they are right, (N, 2)."""
+    """The bins (20, 3) of samples with a confidence and whether they are right, (N, 2)."""
     everyone = torch.tensor([0, len(stats)])
     count, confidence, right = calibration.bins(stats, everyone)[0].unbind(-1)
     return torch.stack([count, confidence / count, right / count], 1)
@@ -298,11 +298,11 @@ def _mean_loss(task: Task, w: Tensor, rows: Rows) -> Tensor:
 
 
 def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
-    """The test loss on the plane of the server's model and two clients' own, with their names.
+    """The test loss on the plane of the global model and two clients' own, with their names.
 
-    The clients are the first and the last whose own model differs from the server's. Where clients
-    have no models of their own: those that the first and the last client make of the server's model
-    in a round, as for the thesis' Figure 2.4.
+    The clients are the first and the last whose personal model differs from the global one. Where
+    clients have no personal models: those that the first and the last client make of the global
+    model in a round, as for the thesis' Figure 2.4.
     """
     federation = _federation(job)
     message = job.algorithm.message(state)
@@ -323,7 +323,7 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
 
 
 def _landscape_of_updates(job: Job, message: Tensors) -> tuple[tuple[str, ...], Landscape]:
-    """The plane of the server's model and those after a round at the first and last client."""
+    """The plane of the global model and those after a round at the first and last client."""
     federation = _federation(job)
     chosen = job.algorithm
     if not isinstance(chosen, Averaging) or federation.clients < 2:
@@ -346,7 +346,7 @@ class _Own(NamedTuple):
 
 
 def _first_own_model(job: Job, message: Tensors, order: Sequence[int]) -> _Own | None:
-    """The first client whose own model differs from the server's."""
+    """The first client whose personal model differs from the global one."""
     client = job.algorithm.client
     if client is None or not client.personalizes:
         return None
@@ -391,7 +391,7 @@ def _vectorize(job: Job) -> Vectorize:
 
 
 def _models(job: Job, own: OwnModels, rows: Rows) -> Iterator[tuple[Tensor, Uses]]:
-    """Yield (ids, what they use) for the clients that have taken part and have rows."""
+    """Yield (ids, what they use) for the clients that have taken part and have samples."""
     for ids, uses in _local(job).models(job.algorithm, own):
         has_rows = rows.sizes[ids] > 0
         if has_rows.any():
@@ -401,9 +401,9 @@ def _models(job: Job, own: OwnModels, rows: Rows) -> Iterator[tuple[Tensor, Uses
 def _evaluate_own(
     job: Job, task: Task, own: OwnModels, rows: Rows, shared: Evaluation, mixed: bool = False
 ) -> Evaluation:
-    """An evaluation of the server's model, updated for the clients that have their own.
+    """An evaluation of the global model, updated for the clients that have their own.
 
-    mixed: points of a line, whose BatchNorm statistics are estimated on the training rows
+    mixed: points of a line, whose BatchNorm statistics are estimated on the training samples
     """
     vectorize = _vectorize(job)
     evaluation = shared
@@ -416,6 +416,6 @@ def _evaluate_own(
 
 
 def _with_statistics(task: Task, models: Tensor, train: Rows, ids: Tensor) -> Tensor:
-    """Each client's model (S, d) with the statistics of its training rows."""
+    """Each client's model (S, d) with the statistics of its training samples."""
     each = zip(models, ids.tolist(), strict=True)
     return torch.stack([task.with_statistics(w, train.client(i).x) for w, i in each])

@@ -1,7 +1,7 @@
 """Is it worth it, for whom: every client's score in the federation beside its score alone.
 
 `alone` is what a client gets by training on its own rows with the same budget, `pooled` what all
-rows in one place would give: the ceiling.
+samples in one place would give: the ceiling.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def _worth(result: Result, alone: Result, pooled: Result | None) -> Worth:
 def _share(sign: float, result: Result, alone: Result, pooled: Result) -> float | None:
     """The part of the way from alone to pooled, by the means over clients and seeds.
 
-    None where pooled rows are no better than alone, or the result is below alone.
+    None where pooled samples are no better than alone, or the result is below alone.
     """
     mean, low, high = (float(each.scores.mean()) for each in (result, alone, pooled))
     way = sign * (high - low)

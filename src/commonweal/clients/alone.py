@@ -1,8 +1,8 @@
-"""alone: every client trains its own model on its own rows, and shares nothing.
+"""alone: every client trains its personal model on its own samples, and shares nothing.
 
 The baseline that every client has without a federation, with the same budget of rounds, epochs
 and batches: Yu et al., Salvaging Federated Learning by Local Adaptation, 2020, ask who gains
-against it. The server's model stays the initial one: what counts is the clients' own models.
+against it. The global model stays the initial one: what counts is the clients' personal models.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = ["Alone"]
 
 @dataclass(frozen=True)
 class Alone(Client):
-    """loss(w_i) on the client's own rows; all coordinates of w_i are private
+    """loss(w_i) on the client's own samples; all coordinates of w_i are private
 
     The parameters are those of sgd
     """

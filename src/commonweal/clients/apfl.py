@@ -1,4 +1,4 @@
-"""apfl: the shared model and the client's own, mixed in a proportion that each client learns.
+"""apfl: the global model and the client's own, mixed in a proportion that each client learns.
 
 Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, 2020.
 """

@@ -21,7 +21,7 @@ __all__ = ["Ditto"]
 class Ditto(OwnModel):
     """loss(w_i) as in sgd, and loss(v) + lam/2 |v - w|^2 with w as received; the client keeps v
 
-    lam: the penalty; 0 trains v on the client's rows alone, a large lam gives the shared model
+    lam: the penalty; 0 trains v on the client's samples alone, a large lam gives the global model
     v starts as the initial model. The others are those of sgd, for both models
     """
 

@@ -1,7 +1,7 @@
 """fedbn: the normalisation layers stay with the client, everything else is shared.
 
 Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021:
-for clients whose inputs differ in scale or style. The server's model keeps the initial
+for clients whose inputs differ in scale or style. The global model keeps the initial
 normalisation, which only clients that never took part use.
 """
 

@@ -2,7 +2,7 @@
 
 Wang et al., Federated Evaluation of On-device Personalization, 2019; Cheng et al., Fine-tuning is
 Fine in Federated Learning, 2021. After the last round the server sends its model to all clients,
-each trains it on its own rows and keeps it.
+each trains it on its own samples and keeps it.
 """
 
 from dataclasses import dataclass, fields
@@ -26,7 +26,7 @@ class FineTune(Client):
 
     tune_epochs: epochs of fine-tuning, or a part of one
     tune_lr: their learning rate (none: that of the last round)
-    Before the last round, and after an early stop, clients use the shared model. The others are
+    Before the last round, and after an early stop, clients use the global model. The others are
     those of sgd
     """
 

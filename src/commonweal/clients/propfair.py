@@ -1,7 +1,7 @@
 """propfair: proportional fairness by the objective of each client, -log(1 - loss / M).
 
 Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, as its authors run it: every
-batch's loss is transformed on the client, and the server averages by rows. The rule of the same
+batch's loss is transformed on the client, and the server averages by samples. The rule of the same
 name is the server's form of AAggFF's Table 1.
 """
 

@@ -77,7 +77,7 @@ class SuPerFedMM(Client):
         return {"own": task.reinitialised(seed), "joined": torch.zeros(1)}
 
     def begun(self, message: Tensors) -> bool:
-        """Whether the clients' own models are trained in this round."""
+        """Whether the clients' personal models are trained in this round."""
         begin = self.begin if self.begin >= 1 else int(self.begin * int(message["rounds"]))
         return int(message["round"]) > begin
 

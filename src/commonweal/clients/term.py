@@ -1,4 +1,4 @@
-"""term: a tilt of the rows of a batch, so that the client's hardest rows count more.
+"""term: a tilt of the samples of a batch, so that the client's hardest samples count more.
 
 Li et al., Tilted Empirical Risk Minimization, ICLR 2021: the sample-level tilt of its hierarchical
 objective. The rule of the same name is the tilt of clients; together they are both levels.
@@ -18,9 +18,9 @@ __all__ = ["TERMClient"]
 
 @dataclass(frozen=True)
 class TERMClient(Client):
-    """1/t log mean_j exp(t loss_j(w_i)) over the rows j of a batch
+    """1/t log mean_j exp(t loss_j(w_i)) over the samples j of a batch
 
-    t: the tilt; above 0 hard rows count more, below 0 less (outliers, wrong labels), 0 is sgd
+    t: the tilt; above 0 hard samples count more, below 0 less (outliers, wrong labels), 0 is sgd
     The others are those of sgd
     """
 

@@ -1,4 +1,4 @@
-"""Protocols that give the server labelled synthetic rows, and the quality of such rows."""
+"""Protocols that give the server labelled synthetic samples, and the quality of such samples."""
 
 from commonweal.synthetic._quality import Quality, assess, frechet, nearest
 from commonweal.synthetic.fedcgan import FedCGAN

@@ -1,4 +1,4 @@
-"""The energy-based model of a classifier: rows have low energy where their label's logit is high.
+"""A classifier's energy-based model: samples have low energy where their label's logit is high.
 
 Hahn, dissertation 2024, chapter IV; logits are read as energies by Grathwohl et al., ICLR 2020
 (JEM).
@@ -29,7 +29,7 @@ __all__ = [
     "mixture",
 ]
 
-AT_ONCE = 256  # rows per forward pass; all are independent
+AT_ONCE = 256  # samples per forward pass; all are independent
 
 
 def logit(outputs: Tensor, y: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def logit(outputs: Tensor, y: Tensor) -> Tensor:
 def energy_gradient(
     task: Task, w: Tensor, x: Tensor, y: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """The energies of rows (N,), and their gradients with respect to the rows, clipped by entry."""
+    """The energies of samples (N,), and their gradients by the samples, clipped by entry."""
     energies = []
     grads = []
     parts = zip(torch.split(x, AT_ONCE), torch.split(y, AT_ONCE), strict=True)
@@ -67,14 +67,14 @@ def langevin(
 ) -> Tensor:
     """x - step grad E + noise epsilon (eqs. 4.9, 4.14), clipped to [0, 1] as in the authors' code.
 
-    epsilon: standard normal numbers; limits: others than 0 and 1, for rows of tables
+    epsilon: standard normal numbers; limits: others than 0 and 1, for samples of tables
     """
     moved = x - step * grad + noise * epsilon
     return moved.clamp(*limits)
 
 
 def contrast(real: Tensor, negative: Tensor) -> Tensor:
-    """A loss that falls as the likelihood of real rows rises, from the logits f(x)[y] of both.
+    """A loss that falls as the likelihood of real samples rises, from the logits f(x)[y] of both.
 
     Eq. 4.4: its gradient is that of E(real) - E(sampled). Algorithm 4.2, line 13, prints the
     opposite sign.
@@ -83,7 +83,7 @@ def contrast(real: Tensor, negative: Tensor) -> Tensor:
 
 
 class Synthetic(NamedTuple):
-    """Synthetic rows in a client's batch."""
+    """Synthetic samples in a client's batch."""
 
     anchor: Tensor  # for the cross-entropy
     negative: Tensor  # for the contrastive term: after a step of their Langevin chains
@@ -98,9 +98,9 @@ class EnergyTraining:
     batch: int
     epochs: int
     steps: int | None
-    lam: float  # weight of the cross-entropy on synthetic rows
+    lam: float  # weight of the cross-entropy on synthetic samples
     clip: float  # largest entry of an energy gradient
-    anchor: str  # cross-entropy on the chain's rows ("chain") or on those received
+    anchor: str  # cross-entropy on the chain's samples ("chain") or on those received
     chain_steps: int
     chain_step: float
     chain_noise: float
@@ -115,9 +115,9 @@ class EnergyTraining:
         y: Tensor,
         rng: np.random.Generator,
     ) -> tuple[Tensor, Tensors]:
-        """Train on one client's rows: its classifier, and the mean loss and score during training.
+        """Train on a client's samples: its classifier, and the mean loss and score during training.
 
-        message: the synthetic rows "x" and their labels "y"
+        message: the synthetic samples "x" and their labels "y"
         """
         chains = message["x"].clone()
         optimizer = adam(self.lr)
@@ -141,7 +141,7 @@ class EnergyTraining:
         count: int,
         rng: np.random.Generator,
     ) -> Synthetic:
-        """Continue the chains of `count` random rows (all, if there are fewer), in place."""
+        """Continue the chains of `count` random samples (all, if there are fewer), in place."""
         labels = message["y"]
         drawn = rng.choice(len(labels), min(count, len(labels)), replace=False)
         pick = torch.from_numpy(drawn)
@@ -153,7 +153,7 @@ class EnergyTraining:
     def sample(
         self, task: Task, w: Tensor, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """Continue the Langevin chains of these rows."""
+        """Continue the Langevin chains of these samples."""
         for _ in range(self.chain_steps):
             _, grad = energy_gradient(task, w, x, y, self.clip)
             epsilon = normal(x.shape, rng)
@@ -163,7 +163,7 @@ class EnergyTraining:
     def gradient(
         self, task: Task, w: Tensor, x: Tensor, y: Tensor, synthetic: Synthetic
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of a batch's loss, and the outputs for its real rows."""
+        """The gradient of a batch's loss, and the outputs for its real samples."""
         leaf = w.detach().requires_grad_()
         rows = torch.cat([x, synthetic.anchor, synthetic.negative])
         count = len(synthetic.y)

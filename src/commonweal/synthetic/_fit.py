@@ -1,4 +1,4 @@
-"""Training on rows in memory, as the authors' code for synthetic data does it."""
+"""Training on samples in memory, as the authors' code for synthetic data does it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ def fit(
     lr: float,
     rng: np.random.Generator,
 ) -> Tensor:
-    """Train the task's model on these rows from a new random initialisation."""
+    """Train the task's model on these samples from a new random initialisation."""
     w = task.reinitialised(draw_seed(rng))
     optimizer = adam(lr)
     memory = optimizer.memory(w)
@@ -102,7 +102,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 def check_unit(x: Tensor) -> Tensor:
-    """The rows, if they are bytes or in [0, 1], as synthetic rows are; else raise DataError."""
+    """The samples, if they are bytes or in [0, 1], as synthetic ones are; else raise DataError."""
     if x.dtype == torch.uint8:
         return x
     low = float(x.amin())

@@ -37,7 +37,7 @@ __all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up", "with
 
 
 class GeneratorTask(Task):
-    """A task that generates rows from `latent` uniform numbers each."""
+    """A task that generates samples from `latent` uniform numbers each."""
 
     latent: int
 
@@ -88,9 +88,9 @@ def _generator_loss(task: Task, vectors: Tensors, batch: Batch) -> Tensor:
 class Generating(Algorithm):
     """What FedCGAN and FedCVAE share; a subclass builds the generator.
 
-    spc: synthetic rows per class; latent: random numbers per row; width: of the first layer
+    spc: synthetic samples per class; latent: random numbers per row; width: of the first layer
     epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
-    classifier_epochs: epochs of the server's classifier on the synthetic rows
+    classifier_epochs: epochs of the server's classifier on the synthetic samples
     """
 
     task: Task
@@ -185,7 +185,7 @@ class Generating(Algorithm):
         return self.averaging.answer(request, group)
 
     def samples(self, state: State) -> tuple[Tensor, Tensor]:
-        """Synthetic rows and their labels, from the same random numbers in every round."""
+        """Synthetic samples and their labels, from the same random numbers in every round."""
         y = torch.arange(self.population.outputs).repeat_interleave(self.spc)
         rng = stream(self.seed, 0, 0, SAMPLE)
         noise = rng.random((len(y), self.latent), dtype=np.float32)
@@ -195,7 +195,7 @@ class Generating(Algorithm):
         return x, y
 
     def before_evaluation(self, state: State) -> State:
-        """Train the server's classifier on the synthetic rows alone."""
+        """Train the server's classifier on the synthetic samples alone."""
         rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
         x, y = self.samples(state)
         w = fit(self.task, x, y, self.classifier_epochs, self.batch, self.lr, rng)

@@ -2,7 +2,7 @@
 
 Rasouli, Sun and Rajagopal, FedGAN, 2020, with the auxiliary classifier of Odena et al., ICML 2017:
 the baseline of Hahn, dissertation 2024, chapter IV. GroupNorm instead of the authors' BatchNorm,
-whose statistics are those of a client's few classes; generated rows are classified by the labels
+whose statistics are those of a client's few classes; generated samples are classified by the labels
 they were made for (the authors' code draws others at random).
 """
 
@@ -24,9 +24,9 @@ class FedCGAN(Generating):
     """D: softplus(-D(x)) + softplus(D(G(z, y))) + class losses; G: softplus(-D(G)) + class loss
 
     Both take a step on every batch, at once. Class losses are cross-entropies of D's second head.
-    spc: synthetic rows per class; latent: random numbers per row; width: of the first layer
+    spc: synthetic samples per class; latent: random numbers per row; width: of the first layer
     epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
-    classifier_epochs: epochs of the server's classifier on the synthetic rows
+    classifier_epochs: epochs of the server's classifier on the synthetic samples
     """
 
     def build(self) -> GeneratorTask:
@@ -50,7 +50,7 @@ class _GAN(nn.Module):
         self.discriminator = down(shape, 1 + classes, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The class head: clients report its loss and score on their real rows."""
+        """The class head: clients report its loss and score on their real samples."""
         outputs: Tensor = self.discriminator(x)
         return outputs[:, 1:]
 

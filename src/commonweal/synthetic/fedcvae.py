@@ -1,4 +1,4 @@
-"""FedCVAE: clients average an encoder, and a decoder that makes rows of a class from noise.
+"""FedCVAE: clients average an encoder, and a decoder that makes samples of a class from noise.
 
 Sohn, Lee and Yan, NeurIPS 2015, averaged as the baseline of Hahn, dissertation 2024, chapter IV; as
 in their code only the decoder is given the label. GroupNorm instead of the authors' BatchNorm, as
@@ -29,9 +29,9 @@ class FedCVAE(Generating):
     pixels: the sum of squared errors over pixels, which is the evidence lower bound of a Gaussian
     of variance 1 / 2, or their mean as in the authors' code, where the KL term dominates and
     samples blur
-    spc: synthetic rows per class; latent: random numbers per row; width: of the first layer
+    spc: synthetic samples per class; latent: random numbers per row; width: of the first layer
     epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
-    classifier_epochs: epochs of the server's classifier on the synthetic rows
+    classifier_epochs: epochs of the server's classifier on the synthetic samples
     """
 
     pixels: Literal["sum", "mean"] = "sum"
@@ -84,7 +84,7 @@ class _VAETask(GeneratorTask):
     def _row_losses(
         self, w: Tensor, x: Tensor, y: Tensor, epsilon: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Losses and mean squared errors of the rows (N,). epsilon None: the code is its mean."""
+        """Losses and mean squared errors of samples (N,). epsilon None: the code is its mean."""
         x = scaled(x)
         tensors = self.tensors(w)
         mean, raw_spread = self.call("encoder", tensors, x).chunk(2, -1)

@@ -1,8 +1,8 @@
 """FedEvg: the server refines labelled noise into data by energy gradients that clients compute.
 
 Hahn, dissertation 2024, chapter IV, Algorithms 4.1 and 4.2. No weights are sent: the server sends
-M synthetic rows with labels, clients return their energies and energy gradients under classifiers
-of their own, and the server takes a Langevin step on the mixture of all clients' densities. Any
+M synthetic samples with labels, clients return their energies and energy gradients under their own
+classifiers, and the server takes a Langevin step on the mixture of all clients' densities. Any
 rule with mixing weights gives the w_i of that mixture, from the losses of the clients' classifiers.
 The contrastive term has the sign of eq. 4.4 (Algorithm 4.2 prints the opposite).
 """
@@ -81,7 +81,7 @@ class FedEvg(Algorithm):
     """x <- clip(x - step grad E(x; all clients) + noise epsilon), E the mixture's energy (eq. 4.14)
 
     preset: whose values unset parameters take where the thesis and its code differ
-    spc: synthetic rows per class; lam: weight of the cross-entropy on synthetic rows
+    spc: synthetic samples per class; lam: weight of the cross-entropy on synthetic samples
     clip: largest entry of an energy gradient
     epochs, steps, batch, lr, decay, decay_every: of a client's training by Adam
     restart: clients start every round with a new classifier (Algorithm 4.2, line 3), or keep theirs
@@ -89,12 +89,12 @@ class FedEvg(Algorithm):
     first, last: the server's step size in the first and the last round (last: 0.01, reference 1)
     noise: of the server's step (0.01, reference 0.0001)
     schedule: of the step size, from first to last (cosine, reference betas)
-    anchor: cross-entropy is taken on the chain's rows (chain) or as received (reference: received)
-    classifier_epochs: epochs of the server's classifier on the synthetic rows (100, reference 1)
+    anchor: cross-entropy is taken on samples of the chain (chain) or received (reference: received)
+    classifier_epochs: epochs of the server's classifier on the synthetic samples (100, reference 1)
     energies: what weighs the clients at a row beside w_i: exp(sgn(-E)) ("signed", section 4.3.3) or
         exp(-E) itself ("exact", eq. 4.13)
-    bound: for standardised rows of a table: synthetic rows are kept in [-bound, bound] (none: rows
-        are in [0, 1], as images)
+    bound: for standardised rows of a table: synthetic samples are kept in [-bound, bound] (none:
+        samples are in [0, 1], as images)
     keep: whether clients keep their classifiers and are scored by them, also where they restart
     """
 
@@ -165,7 +165,7 @@ class FedEvg(Algorithm):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Where synthetic rows are."""
+        """Where synthetic samples are."""
         return UNIT if self.bound is None else (-self.bound, self.bound)
 
     @property
@@ -227,7 +227,7 @@ class FedEvg(Algorithm):
         )
 
     def reports(self, replies: Replies, clients: int) -> Reports:
-        """What the rule sees: clients' classifiers on their rows, and energy gradients."""
+        """What the rule sees: clients' classifiers on their samples, and energy gradients."""
         values = replies.values
         return Reports(
             ids=replies.clients,
@@ -240,7 +240,7 @@ class FedEvg(Algorithm):
         )
 
     def move(self, state: State, values: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The synthetic rows after a Langevin step, and the clients' weights per row (R, M).
+        """The synthetic samples after a Langevin step, and the clients' weights per row (R, M).
 
         weights: (R,), the w_i of eq. 4.13
         """
@@ -264,7 +264,7 @@ class FedEvg(Algorithm):
         return state["x"], state["y"]
 
     def before_evaluation(self, state: State) -> State:
-        """Train the server's classifier on the synthetic rows alone."""
+        """Train the server's classifier on the synthetic samples alone."""
         rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
         x, y = self.samples(state)
         epochs = self.chosen.classifier_epochs
@@ -328,7 +328,7 @@ class FedEvg(Algorithm):
     def answer_one(
         self, message: Tensors, rows: Rows, w: Tensor, rng: np.random.Generator
     ) -> tuple[Tensors, Tensor]:
-        """Train a client's classifier: energies and gradients of the received rows, and w."""
+        """Train a client's classifier: energies and gradients of the received samples, and w."""
         training = self.training(int(message["round"]))
         x = check_unit(rows.x) if self.bound is None else rows.x
         w, reported = training.train(self.task, w, message, x, rows.y, rng)

@@ -161,10 +161,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     refused(
         tmp_path / "2",
         changed("age", "old"),
-        "'age' holds texts at 'c', but numbers at 'clinic a': correct the file",
+        "'age' holds words at 'c', but numbers at 'clinic a': correct the file",
     )
     refused(tmp_path / "3", changed("admitted", "12/31/2024"), "dates as 2026-11-16")
-    refused(tmp_path / "4", changed("state", "1"), "'state' holds numbers at 'c', but texts at")
+    refused(tmp_path / "4", changed("state", "1"), "'state' holds numbers at 'c', but words at")
     refused(tmp_path / "5", changed("state", ""), "no row has a label in column 'state'")
 
 

@@ -21,7 +21,13 @@ from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
-from commonweal.flower.own_table import CommonSchema, OwnTable, check_table, common_schema
+from commonweal.flower.own_table import (
+    CommonSchema,
+    OwnTable,
+    TableSchema,
+    check_table,
+    common_schema,
+)
 from commonweal.flower.reports import Settings
 from commonweal.record.client_states import StateFiles
 from commonweal.training.evaluation import evaluate, evaluate_models
@@ -104,14 +110,14 @@ def agreed(clients: Sequence[Schema]) -> CommonSchema | None:
             f"{with_table[0].name!r} has its own file, but {without!r} has none: give each node "
             "data= in its --node-config, or none of them"
         )
-    return common_schema({client.name: json.loads(client.table) for client in clients})
+    return common_schema({client.name: TableSchema.read(client.table) for client in clients})
 
 
 def fits(client: Schema, common: CommonSchema | None) -> Schema:
     """A client with what follows from the common schema. Raises DataError where it does not fit."""
     if common is None or not client.table:
         return client
-    check_table(common, json.loads(client.table))
+    check_table(common, TableSchema.read(client.table))
     return replace(
         client,
         shape=common.shape,
@@ -262,7 +268,7 @@ def described(own: OwnTable, samples: int) -> Schema:
         own: The file.
         samples: How many samples the client trains on.
     """
-    return Schema(own.name, samples, (), (), 0, "", "", table=json.dumps(own.describe()))
+    return Schema(own.name, samples, (), (), 0, "", "", table=own.describe().text())
 
 
 @dataclass(frozen=True, eq=False)

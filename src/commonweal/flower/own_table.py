@@ -8,12 +8,13 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 import torch
 
 from commonweal.base.errors import DataError
@@ -25,16 +26,74 @@ from commonweal.datasets._fit import Table
 from commonweal.datasets._tables import separator_in
 from commonweal.datasets.table import CLASSES, open_table, read_labels, table
 
-__all__ = ["CommonSchema", "OwnTable", "check_table", "common_schema"]
+__all__ = ["CommonSchema", "OwnTable", "TableSchema", "check_table", "common_schema"]
 
-SENT = 1000  # of a column's texts, the most frequent ones
-KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "texts"}
+SENT = 1000  # categories of a column, the most frequent ones
+KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}
+REMEDIES = ("correct the file", "write dates as 2026-11-16")
+Sums = tuple[int, int, float, float]  # of numbers: count, gaps, total, total of squares
+
+
+@dataclass(frozen=True)
+class ColumnSchema:
+    """What a client says about a column: sums of its numbers, or counts of its categories."""
+
+    column: Column
+    ambiguous: bool
+    sums: Sums | None = None
+    categories: dict[str, int] = field(default_factory=dict)
+    gaps: int = 0  # of a column of categories
+
+    @property
+    def empty(self) -> bool:
+        """Whether no training row has a value in it."""
+        return self.column.becomes == "text" and not self.categories
+
+
+@dataclass(frozen=True)
+class LabelSchema:
+    """What a client says about its labels."""
+
+    name: str
+    becomes: str
+    words: tuple[str, str]
+    classes: tuple[str, ...] | None  # by name; None: too many for classes
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """What a client says about its table, once."""
+
+    columns: dict[str, ColumnSchema]
+    label: LabelSchema
+    scale: bool
+    levels: int
+    task: str
+    encoding: str
+    separator: str
+
+    def text(self) -> str:
+        """As JSON, for messages."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "TableSchema":
+        """Invert `text`. Raises DataError where it is not a schema."""
+        try:
+            return pydantic.TypeAdapter(cls).validate_json(text)
+        except pydantic.ValidationError as error:
+            raise DataError(
+                f"it does not describe its table as Commonweal does ({error.errors()[0]['msg']})"
+            ) from None
 
 
 class OwnTable:
     """The file of one client.
 
-    values: the parameters of the dataset `table`
+    Args:
+        name: The client's name.
+        values: The parameters of the dataset `table`.
     """
 
     def __init__(self, name: str, values: dict[str, Any]) -> None:
@@ -84,52 +143,50 @@ class OwnTable:
         sizes = np.array([len(self.split.train.rows)])
         return int((sizes - quota(sizes, validation))[0])
 
-    def describe(self) -> dict[str, Any]:
-        """What is told about the training rows: sums of numbers, counts of texts, classes."""
+    def describe(self) -> TableSchema:
+        """Describe the training rows: sums of numbers, counts of categories, classes."""
         rows = self.split.train.rows
         skipped = (self.contents.label, self.contents.client)
         names = [name for name in self.contents.profiles if name not in skipped]
         separator = self.values["separator"]
         if separator == "auto":
             separator = separator_in(self.path, self.values["encoding"])
-        return {
-            "columns": [self._describe(name, rows) for name in names],
-            "label": self._describe_label(rows),
-            "options": {key: self.values[key] for key in ("scale", "levels", "task", "encoding")},
-            "separator": separator,
-        }
+        return TableSchema(
+            columns={name: self._describe(name, rows) for name in names},
+            label=self._describe_label(rows),
+            scale=self.values["scale"],
+            levels=self.values["levels"],
+            task=self.values["task"],
+            encoding=self.values["encoding"],
+            separator=separator,
+        )
 
-    def _describe(self, name: str, rows: np.ndarray) -> dict[str, Any]:
-        columns = self.contents
-        column = columns.column(name)
-        described = asdict(column) | {"ambiguous": columns.profiles[name].ambiguous}
+    def _describe(self, name: str, rows: np.ndarray) -> ColumnSchema:
+        column = self.contents.column(name)
+        schema = ColumnSchema(column, self.contents.profiles[name].ambiguous)
         if column.becomes == "nothing":
-            return described
+            return schema
         if column.becomes != "text":
-            return described | {"sums": _sums(columns.numbers(name)[rows])}
-        texts, codes = columns.texts(name)
+            return replace(schema, sums=_sums(self.contents.numbers(name)[rows]))
+        categories, codes = self.contents.texts(name)
         own = codes[rows]
-        counts = np.bincount(own[own >= 0], minlength=len(texts)).tolist()
-        pairs = zip(texts.tolist(), counts, strict=True)
-        frequent = sorted(pairs, key=lambda each: (-each[1], each[0]))[:SENT]
-        kept = {text: count for text, count in frequent if count}
-        return described | {"texts": kept, "gaps": int((own < 0).sum())}
+        counts = np.bincount(own[own >= 0], minlength=len(categories)).tolist()
+        pairs = zip(categories.tolist(), counts, strict=True)
+        frequent = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:SENT]
+        known = {category: count for category, count in frequent if count}
+        return replace(schema, categories=known, gaps=int((own < 0).sum()))
 
-    def _describe_label(self, rows: np.ndarray) -> dict[str, Any]:
+    def _describe_label(self, rows: np.ndarray) -> LabelSchema:
         column = self.contents.column(self.contents.label)
-        described: dict[str, Any] = {
-            "name": column.name,
-            "becomes": column.becomes,
-            "words": column.words,
-        }
+        schema = LabelSchema(column.name, column.becomes, column.words, None)
         if column.becomes != "number":
-            return described | {"classes": list(self.labels[1])}
+            return replace(schema, classes=tuple(self.labels[1]))
         values = self.contents.numbers(column.name)
         different = np.unique(values[self.rows])
         whole = bool((different == np.round(different)).all())
         few = whole and (len(different) <= CLASSES or self.values["task"] == "classes")
-        classes = different.tolist() if few else None
-        return described | {"classes": classes, "sums": _sums(values[rows])}
+        names = tuple(f"{value:.0f}" for value in different.tolist()) if few else None
+        return replace(schema, classes=names, sums=_sums(values[rows]))
 
     def prepared(self, agreed: "CommonSchema") -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
@@ -172,9 +229,9 @@ class OwnTable:
         return classes
 
 
-def _sums(values: np.ndarray) -> list[float]:
+def _sums(values: np.ndarray) -> Sums:
     summary = Summary.of(values)
-    return [summary.count, summary.gaps, float(summary.total), summary.squares]
+    return summary.count, summary.gaps, float(summary.total), summary.squares
 
 
 # What all clients share
@@ -188,7 +245,7 @@ class CommonSchema:
     outputs: int
     loss: str
     score: str
-    target: tuple[float, float] | None  # mean and deviation of labels that are values
+    target: tuple[float, float] | None  # mean and deviation of a regression's labels
 
     @property
     def shape(self) -> tuple[int]:
@@ -214,70 +271,62 @@ class CommonSchema:
         return cls(preprocessing, 1, "squared", "r2", target)
 
 
-def common_schema(tables: Mapping[str, dict[str, Any]]) -> CommonSchema:
-    """The preprocessing that follows from all clients' descriptions, by name.
+def common_schema(tables: Mapping[str, TableSchema]) -> CommonSchema:
+    """The preprocessing that follows from all clients' tables, by name.
 
     Raises DataError where they do not fit, with the clients' names.
     """
-    first, *_ = sorted(tables)
-    for name, described in tables.items():
-        check_columns(first, tables[first], name, described)
-    names = [column["name"] for column in tables[first]["columns"]]
-    options = tables[first]["options"]
+    clients = sorted(tables)
+    first = tables[clients[0]]
+    for client in tables:
+        check_columns(clients[0], first, client, tables[client])
     columns = []
-    for name in names:
-        by_client = {client: _column(tables[client], name) for client in sorted(tables)}
-        columns.append(_fitted(name, by_client, options))
+    for name in first.columns:
+        by_client = {client: tables[client].columns[name] for client in clients}
+        columns.append(_fitted(name, by_client, first))
     if not any(column.becomes != "nothing" for column in columns):
         left_out = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
         raise DataError(f"no column is left to learn from ({left_out})")
-    labels = {client: tables[client]["label"] for client in sorted(tables)}
-    classes = _class_names(labels, options["task"])
+    labels = {client: tables[client].label for client in clients}
+    classes = _class_names(labels, first.task)
     preprocessing = Preprocessing(
         columns=tuple(columns),
-        label=tables[first]["label"]["name"],
+        label=first.label.name,
         class_names=classes,
-        separator=tables[first]["separator"],
-        encoding=options["encoding"],
+        separator=first.separator,
+        encoding=first.encoding,
         statistics="federated",
         target={} if classes else _target(labels),
     )
     return CommonSchema.of(preprocessing)
 
 
-def check_columns(
-    first: str, expected: dict[str, Any], name: str, described: dict[str, Any]
-) -> None:
+def check_columns(first: str, expected: TableSchema, name: str, given: TableSchema) -> None:
     """Raise DataError unless two clients' files have the same columns."""
-    wanted, there = (
-        {column["name"] for column in each["columns"]} for each in (expected, described)
-    )
-    for column in sorted(wanted ^ there):
-        without, other = (name, first) if column in wanted else (first, name)
+    for column in sorted(expected.columns.keys() ^ given.columns.keys()):
+        without, other = (name, first) if column in expected.columns else (first, name)
         raise DataError(
             f"the file of {without!r} has no column {column!r}, but that of {other!r} has: give "
             "all files the same columns"
         )
 
 
-def check_table(agreed: CommonSchema, described: dict[str, Any]) -> None:
-    """Raise DataError where the table of a client that joins late cannot be prepared as agreed."""
-    for column in agreed.preprocessing.columns:
-        found = [each for each in described["columns"] if each["name"] == column.name]
+def check_table(common: CommonSchema, given: TableSchema) -> None:
+    """Raise DataError where the table of a client that joins late cannot be prepared as others."""
+    for column in common.preprocessing.columns:
         if column.becomes == "nothing":
             continue
-        if not found:
+        if column.name not in given.columns:
             raise DataError(f"its file has no column {column.name!r}")
-        becomes = found[0]["becomes"]
-        if becomes != column.becomes and not _is_empty(found[0]):
+        own = given.columns[column.name]
+        becomes = own.column.becomes
+        if becomes != column.becomes and not own.empty:
             raise DataError(
                 f"its column {column.name!r} holds {KINDS.get(becomes, 'ids')}, but "
                 f"{KINDS[column.becomes]} at the others"
             )
-    known = set(agreed.preprocessing.class_names)
-    label = described["label"]
-    names = _names_of(label) if known else []
-    unknown = [each for each in names if each not in known]
+    known = common.preprocessing.class_names
+    unknown = [name for name in given.label.classes or () if known and name not in known]
     if unknown:
         raise DataError(
             f"its label {unknown[0]!r} is not among the classes that were agreed on: start again "
@@ -285,88 +334,75 @@ def check_table(agreed: CommonSchema, described: dict[str, Any]) -> None:
         )
 
 
-def _column(described: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(
-        column for column in described["columns"] if column["name"] == name
-    )
-    return found
-
-
-def _is_empty(column: dict[str, Any]) -> bool:
-    """Whether no row has a value in it."""
-    return column["becomes"] == "text" and not column["texts"]
-
-
-def _fitted(name: str, by_client: Mapping[str, dict[str, Any]], options: dict[str, Any]) -> Column:
-    for client, described in by_client.items():
-        if described["becomes"] == "nothing":
-            why = f"at {client!r} {described['why']}"
-            return Column(name, "nothing", why, is_id=described["is_id"])
-    filled = {client: c for client, c in by_client.items() if not _is_empty(c)}
+def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSchema) -> Column:
+    for client, schema in by_client.items():
+        if schema.column.becomes == "nothing":
+            why = f"at {client!r} {schema.column.why}"
+            return Column(name, "nothing", why, is_id=schema.column.is_id)
+    filled = {client: schema for client, schema in by_client.items() if not schema.empty}
     if not filled:
         return Column(name, "nothing", why="no training row has a value")
-    _check_kinds(name, filled)
-    first = next(iter(filled.values()))
-    column = Column(**{key: first[key] for key in ("name", "becomes", "decimal", "words", "order")})
+    _check_same(name, {client: schema.column.becomes for client, schema in filled.items()})
+    _check_same(name, {client: schema.column.order for client, schema in filled.items()}, 1)
+    first = next(iter(filled.values())).column
+    column = Column(
+        name, first.becomes, decimal=first.decimal, words=first.words, order=first.order
+    )
     if column.becomes == "text":
         total: Counter[str] = Counter()
-        for each in filled.values():
-            total.update(each["texts"])
-        gaps = sum(each["gaps"] for each in by_client.values() if "gaps" in each)
-        texts = sorted(total)
-        counts = np.array([*(total[text] for text in texts), gaps])
-        return fit_text(column, counts, texts, options["levels"])
-    whole = sum((Summary(*each["sums"]) for each in filled.values()), Summary(0, 0, 0.0, 0.0))
-    empty = sum(each["gaps"] for each in by_client.values() if _is_empty(each))
+        for schema in filled.values():
+            total.update(schema.categories)
+        gaps = sum(schema.gaps for schema in by_client.values())
+        categories = sorted(total)
+        counts = np.array([*(total[category] for category in categories), gaps])
+        return fit_text(column, counts, categories, options.levels)
+    whole = _sum_of([schema.sums for schema in filled.values()])
+    empty = sum(schema.gaps for schema in by_client.values() if schema.empty)
     whole = replace(whole, gaps=whole.gaps + empty)
     # The median would take further queries: the mean follows from the sums.
     middle = whole.mean
     if column.becomes == "boolean":
         middle = float(2 * whole.total > whole.count)
-    return fit_sums(column, whole, middle, options["scale"])
+    return fit_sums(column, whole, middle, options.scale)
 
 
-def _check_kinds(name: str, by_client: Mapping[str, dict[str, Any]]) -> None:
-    for key, said in (("becomes", KINDS), ("order", {})):
-        clients: dict[str, str] = {}  # what it holds -> one of the clients
-        for client, column in by_client.items():
-            clients.setdefault(column[key], client)
-        if len(clients) > 1:
-            (one, here), (other, there) = list(clients.items())[:2]
-            remedy = "correct the file" if key == "becomes" else "write dates as 2026-11-16"
-            raise DataError(
-                f"column {name!r} holds {said.get(one, one)} at {here!r}, but "
-                f"{said.get(other, other)} at {there!r}: {remedy}, or leave it out with drop"
-            )
+def _sum_of(sums: Sequence[Sums | None]) -> Summary:
+    return sum((Summary(*known) for known in sums if known), Summary(0, 0, 0.0, 0.0))
 
 
-def _names_of(label: dict[str, Any]) -> list[str]:
-    if label["becomes"] != "number":
-        return list(label["classes"])
-    return [f"{value:.0f}" for value in label["classes"] or ()]
+def _check_same(name: str, by_client: Mapping[str, str], remedy: int = 0) -> None:
+    """Raise DataError where a column holds one thing at a client and another at the next."""
+    clients: dict[str, str] = {}  # what it holds -> one of the clients
+    for client, kind in by_client.items():
+        clients.setdefault(kind, client)
+    if len(clients) > 1:
+        (one, here), (other, there) = list(clients.items())[:2]
+        raise DataError(
+            f"column {name!r} holds {KINDS.get(one, one)} at {here!r}, but "
+            f"{KINDS.get(other, other)} at {there!r}: {REMEDIES[remedy]}, or leave it out with drop"
+        )
 
 
-def _class_names(labels: Mapping[str, dict[str, Any]], task: str) -> tuple[str, ...]:
-    """The names of all classes in the order of one table of all rows; empty: labels are values."""
+def _class_names(labels: Mapping[str, LabelSchema], task: str) -> tuple[str, ...]:
+    """The names of all classes in the order of one table of all rows; empty: regression."""
     first = next(iter(labels.values()))
-    _check_kinds(first["name"], {client: label | {"order": ""} for client, label in labels.items()})
-    every = dict.fromkeys(name for label in labels.values() for name in _names_of(label))
-    if first["becomes"] == "text":
+    _check_same(first.name, {client: label.becomes for client, label in labels.items()})
+    every = dict.fromkeys(name for label in labels.values() for name in label.classes or ())
+    if first.becomes == "text":
         return tuple(sorted(every))
-    if first["becomes"] == "boolean":
-        words = {tuple(label["words"]) for label in labels.values()}
+    if first.becomes == "boolean":
+        words = {label.words for label in labels.values()}
         if len(words) > 1:
             raise DataError(f"the label holds different words: {sorted(words)}: use the same")
-        return tuple(word for word in first["words"] if word in every)
-    few = all(label["classes"] is not None for label in labels.values()) and (
+        return tuple(word for word in first.words if word in every)
+    few = all(label.classes is not None for label in labels.values()) and (
         len(every) <= CLASSES or task == "classes"
     )
     return tuple(sorted(every, key=int)) if few and task != "values" else ()
 
 
-def _target(labels: Mapping[str, dict[str, Any]]) -> dict[str, float]:
-    sums = [Summary(*label["sums"]) for label in labels.values()]
-    whole = sum(sums, Summary(0, 0, 0.0, 0.0))
+def _target(labels: Mapping[str, LabelSchema]) -> dict[str, float]:
+    whole = _sum_of([label.sums for label in labels.values()])
     if whole.deviation <= 1e-12 * abs(whole.mean):
         return {}
     return {"mean": whole.mean, "deviation": whole.deviation}

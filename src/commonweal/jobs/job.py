@@ -404,10 +404,12 @@ def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, objec
             raise ConfigError(
                 f"{key} = {parts[key]!r} beside an algorithm that has its own parts: leave it out"
             )
-    if algorithm.task is not task:
-        name = type(algorithm.task.module).__name__
+    own = algorithm.task
+    facts = [(t.module, t.loss, t.scores, t.target) for t in (own, task)]
+    if facts[0] != facts[1]:
         raise ConfigError(
-            f"the algorithm has another task ({name}) than the run: give both the same Task"
+            f"the algorithm has another task ({own!r}) than the run ({task!r}): give both the same "
+            "Task, with its loss and scores"
         )
 
 

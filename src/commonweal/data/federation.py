@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from commonweal.base import randomness
+from commonweal.base.arguments import expect, expect_callable, expect_int, expect_names
 from commonweal.base.errors import DataError
+from commonweal.data.arrays import as_array, as_features, as_labels, mapped, named_classes
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.reading import MEMORY, MapDataset, Table, of_table, read_parts
@@ -28,10 +30,10 @@ from commonweal.data.rows import (
     select_rows,
     with_labels,
 )
-from commonweal.data.samples import Collate, Inputs, Lazy, Transform, joined, leaves, subset
+from commonweal.data.samples import Collate, Inputs, Transform, joined, leaves, subset
 from commonweal.data.split import Part, Split, check_names, held_out_rows, some, split_rows
 
-__all__ = ["Features", "Federation", "HeldOut", "Rows", "as_features", "as_labels"]
+__all__ = ["Features", "Federation", "HeldOut", "Rows"]
 
 VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
 HOLD_OUT = 0x756E7365656E
@@ -317,12 +319,12 @@ class Federation:
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
         (('a', 'b'), [1, 1], [1, 1])
         """
-        features = _mapped(x) if isinstance(x, np.memmap) else as_features(x)
-        texts = None if isinstance(y, Tensor) else np.asarray(y)
+        features = mapped(x) if isinstance(x, np.memmap) else as_features(x)
+        texts = None if isinstance(y, Tensor) else as_array(y, "labels (y)")
         if texts is not None and texts.dtype.kind in "UO" and texts.ndim == 1:
-            class_names, y = _named_classes(texts)
+            class_names, y = named_classes(texts)
         labels = as_labels(y)
-        owner = np.asarray(client)
+        owner = as_array(client, "client")
         _check_lengths(features, labels, owner)
         split = split_rows(owner, labels.numpy(), test, seed, names)
         return cls.from_split(
@@ -379,7 +381,8 @@ class Federation:
         >>> Federation.from_datasets(data)
         <Federation: 2 clients, 14 training and 4 test rows of 2 numbers, 3 classes>
         """
-        unknown = sorted(set(test) - set(datasets)) if isinstance(test, Mapping) else []
+        expect("datasets", datasets, Mapping, "a dict of datasets by the client's name")
+        unknown = sorted(set(map(str, test)) - set(datasets)) if isinstance(test, Mapping) else []
         if unknown:
             raise DataError(f"test names {some(unknown)}, which datasets does not: use its names")
 
@@ -439,7 +442,17 @@ class Federation:
             groups: Each client's group.
             class_names: The names of classes 0, 1, ...
         """
+        expect_callable("make_dataset", make_dataset, "a function of a client's name")
+        expect("names", names, Sequence, "a list of names")
+        expect_int("memory", memory, most=2**63)
+        expect_int("workers", workers, least=1)
+        if outputs is not None:
+            expect_int("outputs", outputs, least=1)
+        if groups is not None:
+            expect_names("groups", groups)
         names = [str(name) for name in names]
+        if not names:
+            raise DataError("names is empty: there are no clients")
         parts = [partial(make_dataset, name) for name in names]
         if callable(test):
             parts += [partial(test, name) for name in names]
@@ -542,54 +555,6 @@ class Federation:
         )
 
 
-# Arrays to tensors
-
-# Images are bytes and tokens are whole numbers until a batch is taken.
-STORED = (torch.uint8, torch.int32, torch.int64, torch.float32)
-
-
-def _tensor(values: ArrayLike | Tensor, what: str) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    try:
-        return torch.as_tensor(np.asarray(values))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{what} must be a table of numbers: {error}") from None
-
-
-def as_features(x: ArrayLike | Tensor) -> Tensor:
-    """Features as a tensor of a type that is stored."""
-    tensor = _tensor(x, "features (x)")
-    is_audio = tensor.dtype == torch.int16 and tensor.ndim == 3  # (N, channels, samples)
-    return tensor if tensor.dtype in STORED or is_audio else tensor.to(torch.float32)
-
-
-def _mapped(x: np.memmap) -> Lazy:
-    """Features in a file that is mapped to memory: they stay there until they are needed."""
-
-    def take(numbers: np.ndarray) -> Tensor:
-        return as_features(np.array(x[numbers]))
-
-    return Lazy(take, np.arange(len(x)), take(np.arange(min(1, len(x)))))
-
-
-def as_labels(y: ArrayLike | Tensor) -> Tensor:
-    """Labels as whole numbers (int64), or as float32."""
-    tensor = _tensor(y, "labels (y)")
-    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
-
-
-def _named_classes(texts: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """The classes that strings name, in alphabetical order, and each row's class."""
-    others = [label for label in texts.tolist() if not isinstance(label, str)]
-    if others:
-        raise DataError(
-            f"labels (y) hold strings and {others[0]!r}: give strings only, or numbers only"
-        )
-    names, classes = np.unique(texts.astype(str), return_inverse=True)
-    return tuple(names.tolist()), classes
-
-
 class _Task(NamedTuple):
     loss: str
     score: str
@@ -622,6 +587,9 @@ def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:
 
 
 def _check_lengths(x: Inputs, y: Tensor, client: np.ndarray) -> None:
+    for name, values in (("x", x), ("y", y)):
+        if len(values.shape) == 0:
+            raise DataError(f"{name} is one number, not one per row: give arrays")
     rows = len(x)
     clients = len(np.atleast_1d(client))
     if not rows == len(y) == clients:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from commonweal.base import randomness
+from commonweal.base.arguments import expect_int, expect_names
 from commonweal.base.errors import DataError
 
 __all__ = ["Part", "Split", "check_names", "held_out_rows"]
@@ -55,9 +56,11 @@ def split_rows(
         seed: Which rows are held out depends on it and on the client's name only.
         names: The clients' names; by default those in `client`, sorted.
     """
+    expect_int("seed", seed, most=2**64 - 1)
     if names is None:
         names, client = number_clients(client)
     else:
+        expect_names("names", names)
         _check_positions(client, names)
     check_names(names)
     is_test = _mask(test, client, y, names, seed)
@@ -138,9 +141,13 @@ def _mask(
     seed: int,
 ) -> np.ndarray:
     """The test rows, where they are given by a share or by a mask."""
-    mask = np.asarray(test)
+    try:
+        mask = np.asarray(test)
+        share = float(mask) if mask.ndim == 0 else 0.0
+    except (TypeError, ValueError):
+        kind = type(test).__name__
+        raise DataError(f"test is a {kind}: give a share, or true or false per row") from None
     if mask.ndim == 0:
-        share = float(mask)
         if not 0 <= share < 1:
             raise DataError(
                 f"test = {test!r}: the share of test rows must be at least 0 and below 1"

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.federation import Features, Federation, as_labels
+from commonweal.data.arrays import as_labels
+from commonweal.data.federation import Features, Federation
 from commonweal.data.split import Split, split_rows
 from commonweal.datasets._shared import Pool, take_features
 from commonweal.datasets.noise import Noise

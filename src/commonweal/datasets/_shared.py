@@ -11,7 +11,8 @@ from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.federation import Features, Federation, as_features, as_labels
+from commonweal.data.arrays import as_features, as_labels
+from commonweal.data.federation import Features, Federation
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import Split, number_clients, split_rows
 from commonweal.datasets._bounds import check_bounds

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from commonweal.base import randomness
+from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config import catalog
 from commonweal.datasets._bounds import check_bounds
@@ -269,7 +270,14 @@ def partition(
     >>> [len(part) for part in partition([0, 1] * 50, "iid", clients=4)]
     [25, 25, 25, 25]
     """
-    y = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    expect_int("seed", seed, most=2**64 - 1)
+    expect("name", name, str, "the name of a partition")
+    try:
+        y = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"labels cannot be an array ({error}): give one per sample") from None
+    if y.ndim == 0 or len(y) == 0:
+        raise DataError(f"labels have shape {y.shape}: give one per sample")
     chosen = catalog.build("partitions", {"name": name, **parameters})
     owner = assign(chosen, y, seed)
     return [np.flatnonzero(owner == client) for client in range(int(owner.max()) + 1)]

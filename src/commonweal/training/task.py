@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from commonweal.base.arguments import expect, expect_callable, expect_names
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
@@ -152,7 +153,15 @@ class Task:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module = {module!r}: give a torch.nn.Module")
-        implied = implied or loss == ""
+        expect_names("also", also)
+        if target is not None:
+            expect("target", target, tuple, "(mean, deviation)")
+            numbers = [item for item in target if isinstance(item, int | float)]
+            if len(target) != 2 or len(numbers) != 2:
+                raise ConfigError(f"target = {target!r}: give (mean, deviation)")
+        if output is not None:
+            expect_callable("output", output, "a function that picks the outputs")
+        implied = implied or (isinstance(loss, str) and loss == "")
         if callable(loss):
             own_loss = None if known_loss(loss) else unreduced(loss)
             loss = known_loss(loss) or loss_name(loss)

@@ -3,9 +3,12 @@
 In a process of its own, since Ray starts others, which end with it.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
+from commonweal.config.experiment import read
+from commonweal.flower.export import export
 from commonweal.record.record import Record
 from flower_helpers import LocalGrid, configs
 
@@ -25,6 +30,7 @@ pytestmark = [
     ),
 ]
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 import numpy as np
@@ -81,3 +87,44 @@ def test_ray_gives_the_numbers_of_the_grid_in_this_process(tmp_path: Path) -> No
     assert models[0] == models[1] == models[2]
     facts = json.loads((one.folder / "run.json").read_text())
     assert facts["engine"] == "flower" and facts["clients"] == 4
+
+
+def flwr_run(app: Path, nodes: int, home: Path) -> None:
+    """Run an app by the command of the docs, and end the SuperLink that it leaves behind."""
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    command = ["flwr", "run", str(app), "local", "--stream"]
+    try:
+        done = subprocess.run(
+            [*command, "--federation-config", f"num-supernodes={nodes}"],
+            env=environment,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=540,
+        )
+    finally:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGTERM)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
+def test_flwr_run_works_from_a_checkout(tmp_path: Path) -> None:
+    """The example and an exported experiment, without an index that has Commonweal."""
+    shutil.copytree(ROOT / "examples" / "flower", tmp_path / "example")
+    flwr_run(tmp_path / "example", 5, tmp_path)
+    record = Record.read(tmp_path / "runs" / "flower")
+    assert record.finished and set(record.rounds[-1].weights) == set("01234")
+    export(read(ROOT / "examples" / "vowel.toml", ["rounds=2"]), tmp_path / "vowel-app", 3)
+    flwr_run(tmp_path / "vowel-app", 3, tmp_path)
+    (folder,) = (tmp_path / "runs").glob("flower-*-0")
+    assert Record.read(folder).finished

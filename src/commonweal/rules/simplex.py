@@ -35,7 +35,6 @@ TWINS = 1e-13  # relative squared distance of two updates that are equal up to r
 # PIQP's tolerance and step length: shorter steps the second time, since updates of very different
 # sizes can stall the first.
 TRIES = ((1e-12, 0.99), (1e-11, 0.9))
-BISECTIONS = 200
 NEWTON_STEPS = 100
 
 
@@ -69,17 +68,19 @@ def project_inside(v: Tensor, pull: float | Tensor) -> Tensor:
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     x = v.double() - v.max()
-    # The threshold is x - p + pull / p of the largest entry, which lies between 1/K and 1.
     pulls = torch.as_tensor(pull, dtype=torch.float64).expand(len(v))
-    low = -1.0
-    high = float(pulls.max()) * len(v)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if _inside(x, middle, pulls).sum() > 1:
-            low = middle
-        else:
-            high = middle
-    p = _inside(x, (low + high) / 2, pulls)
+    # The sum of the entries is convex and falls with the threshold. At -1 the largest entry is
+    # above 1, so Newton's steps approach the threshold from below.
+    threshold = -1.0
+    p = _inside(x, threshold, pulls)
+    for _ in range(NEWTON_STEPS):
+        excess = float(p.sum()) - 1
+        fall = (p.square() / (p.square() + pulls)).nan_to_num(nan=0.0).sum()
+        following = threshold + excess / float(fall)
+        if not following > threshold:
+            break
+        threshold = following
+        p = _inside(x, threshold, pulls)
     return p / p.sum()
 
 
@@ -109,7 +110,7 @@ def project_ball(v: Tensor, centre: Tensor, radius: float) -> Tensor:
     while (_pulled(v, centre, high).square() / centre).sum() - 1 > radius:
         low = high
         high *= 2
-    for _ in range(BISECTIONS // 2):
+    while low < (low + high) / 2 < high:
         middle = (low + high) / 2
         if (_pulled(v, centre, middle).square() / centre).sum() - 1 > radius:
             low = middle

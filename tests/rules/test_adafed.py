@@ -5,6 +5,8 @@ from statistics import fmean
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import commonweal
@@ -400,3 +402,46 @@ def test_gradient_descent_with_the_default_ends_near_the_pareto_set() -> None:
 def test_a_ridge_below_zero_is_an_error() -> None:
     with pytest.raises(ConfigError, match="ridge = -1"):
         AdaFed(ridge=-1.0)
+
+
+@st.composite
+def federations(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Quadratic losses (w - c_k)' A_k (w - c_k) / 2 with A_k <= 1, and where training begins.
+
+    Curvatures may be equal or of low rank, and there may be more clients than parameters: the
+    gradients then depend on each other, with all signs.
+    """
+    clients = draw(st.integers(2, 5))
+    width = draw(st.integers(1, 6))
+    seed = draw(st.integers(0, 10**6))
+    factors = normals(seed, clients, width, draw(st.integers(1, width)))
+    if draw(st.booleans()):
+        factors = factors[:1].expand_as(factors)
+    curvatures = factors @ factors.mT
+    largest = float(torch.linalg.eigvalsh(curvatures).max())
+    return curvatures / largest, 3 * normals(seed + 1, clients, width), normals(seed + 2, width)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("scale", ["theorem", "none"])
+@settings(max_examples=40, deadline=None)
+@given(federations())
+def test_no_loss_rises_with_full_gradients(
+    scale: str, gamma: float, federation: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Theorem 5.1, with L = 1 and step 1, whatever the dependence among updates."""
+    curvatures, centres, w = federation
+    lowest = 1.0 if scale == "none" else 0.05  # as printed, the step is short enough above 1/2
+    rule = build("adafed", gamma=gamma, scale=scale)
+
+    def losses(w: Tensor) -> Tensor:
+        away = w - centres
+        return lowest + torch.einsum("ki,kij,kj->k", away, curvatures, away) / 2
+
+    for _ in range(25):
+        updates = torch.einsum("kij,kj->ki", curvatures, w - centres)
+        before = losses(w)
+        w = w - weigh(rule, reports(before, updates=updates)) @ updates
+        # One that is at its optimum is left out, so that the others can descend.
+        moving = updates.norm(dim=1) > 1e-9 * updates.norm(dim=1).max()
+        assert (losses(w) <= before * (1 + 1e-8))[moving].all()

@@ -5,6 +5,9 @@ Client k's loss decreases at the rate <u_k, D>, which is made proportional to f_
 finds D by Gram-Schmidt (eqs. 5, 6, 14); since the rates determine it, one linear solve gives the
 same D in any order of clients. At a Pareto-stationary point no direction serves everyone: the
 linear system is singular because the answer is 0, and the rule returns a direction of length 0.
+Where updates depend on each other with both signs (always, with more clients than parameters), no
+direction has the rates, and the paper's may raise a loss. The rule then takes the shortest point
+of the convex hull of the updates in unit length: along it every loss falls.
 
 Where the updates of many clients conflict, exact rates need large weights of both signs: what is
 left of the updates is mostly noise, or too short to move the model (docs/results.md). The default
@@ -28,10 +31,11 @@ from commonweal.rules.simplex import quadratic, solve
 __all__ = ["AdaFed"]
 
 STATIONARY = 1e-8  # squared length of the shortest mean of unit updates that counts as 0
+TINY = 1e-9  # a shorter update, relative to the longest one, is what rounding leaves of none
 MOST = 3.0  # the largest sum of absolute weights of the scale "bounded"
 SINGULAR = (
     "adafed: the updates' Gram matrix is singular (equal or zero updates, or more clients than "
-    "parameters): the rates hold in least squares only"
+    "parameters): losses need not fall at the rates that gamma asks for"
 )
 
 
@@ -47,9 +51,11 @@ class AdaFed(Rule):
         scale: "bounded" takes the norm of the mean update, as far as the absolute weights
             sum to at most 3 (those of an average sum to 1); "mean" takes it always (and
             amplifies noise when gamma is below 1); "theorem" multiplies by min f^gamma (as
-            Theorem 5.1 bounds the step), "largest" by max f^gamma (both vanish with the
-            direction, and hardly move where the updates of many clients conflict); "none"
-            is as printed (a step that grows as 1 / f^gamma).
+            Theorem 5.1 bounds the step: with full gradients and step 1 / L no loss rises),
+            "largest" by max f^gamma (both vanish with the direction, and hardly move where
+            the updates of many clients conflict; the steps of "largest" are longer than the
+            theorem allows, so that losses may rise); "none" is as printed (a step that
+            grows as 1 / f^gamma: no loss rises while all f^gamma are at least 1/2).
         loss: "before" local training, as for all rules, or "after" it, as in the paper's
             Algorithm 1.
     """
@@ -80,9 +86,23 @@ class AdaFed(Rule):
         return super().needs | {"update"}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        stationary = _stationary(reports)
-        if stationary is not None:
-            return Decision(stationary, state)
+        # A client at its optimum, or one that did not train, has nothing to gain: the others can
+        # still descend.
+        moving = reports.norms > TINY * reports.norms.max()
+        if moving.all() or not moving.any():
+            weights, singular = self._weigh(reports)
+        else:
+            singular = True
+            weights = torch.zeros_like(reports.norms)
+            weights[moving] = self._weigh(reports.subset(moving))[0]
+        return Decision(weights, state, (SINGULAR,) if singular else ())
+
+    def _weigh(self, reports: Reports) -> tuple[Tensor, bool]:
+        """The weights (S,), and whether the rates do not determine them."""
+        if _dependent(reports):
+            shortest, length = _shortest(reports)
+            if length <= STATIONARY:
+                return shortest, False
         losses = reports.losses
         if self.loss == "after":
             losses = required(reports.losses_after, "losses after local training")
@@ -90,10 +110,16 @@ class AdaFed(Rule):
         ridge = (1.0 if self.scale == "bounded" else 0.0) if self.ridge is None else self.ridge
         v, singular = solve(reports.gram + ridge * reports.gram.diagonal().diag(), rate)
         total = rate @ v
-        # If all updates or all losses are zero, any weights give the same step.
-        weights = v / total if total > 0 else torch.full_like(v, 1 / len(v))
-        warnings = (SINGULAR,) if singular else ()
-        return Decision(self._scaled(weights, rate, reports.gram), state, warnings)
+        if not total > 0:  # all updates or all losses are zero: any weights give the same step
+            weights = torch.full_like(v, 1 / len(v))
+            return self._scaled(weights, rate, reports.gram), singular
+        weights = self._scaled(v / total, rate, reports.gram)
+        promised = ridge == 0 and (singular or self.scale == "theorem")
+        if promised and not _descends(weights, reports.gram):
+            weights = _shortest(reports)[0]
+            if self.scale == "mean":
+                weights = as_long_as_the_mean(weights, reports.gram)
+        return weights, singular
 
     def _scaled(self, weights: Tensor, rate: Tensor, gram: Tensor) -> Tensor:
         if self.scale == "none":
@@ -109,24 +135,38 @@ class AdaFed(Rule):
         return weights / max(1.0, float(weights.abs().sum()) / MOST)
 
 
-def _stationary(reports: Reports) -> Tensor | None:
-    """Return the weights (S,) of a convex combination of unit updates of length 0, if there is one.
+def _descends(weights: Tensor, gram: Tensor) -> bool:
+    """Whether no loss rises by the step, for updates that are gradients / L of L-smooth losses.
 
-    A client with an update of 0 is no part of it: the others can still descend. Weights are in
-    units of the shortest update, so that what rounding leaves of the direction is short as well.
+    Such a loss falls by at least L (<u_k, D> - |D|^2 / 2).
     """
-    moving = reports.norms > 0
-    norms = reports.norms[moving]
-    cosines = reports.gram[moving][:, moving] / torch.outer(norms, norms)
+    rates = gram @ weights
+    return bool((rates >= weights @ rates / 2).all())
+
+
+def _cosines(reports: Reports) -> Tensor:
+    return reports.gram / torch.outer(reports.norms, reports.norms)
+
+
+def _dependent(reports: Reports) -> bool:
+    """Whether a combination of updates may have the length 0, so that a convex one may."""
+    if len(reports.ids) < 2 or not reports.norms.all():
+        return False
     # |lam|^2 >= 1 / S: a short combination has a small eigenvalue.
-    if len(norms) < 2 or torch.linalg.eigvalsh(cosines)[0] > STATIONARY * len(norms):
-        return None
-    lam = quadratic(cosines, torch.zeros_like(norms))
-    if lam @ cosines @ lam > STATIONARY:
-        return None
-    weights = torch.zeros_like(reports.norms)
-    weights[moving] = lam * norms.min() / norms
-    return weights
+    smallest = torch.linalg.eigvalsh(_cosines(reports))[0]
+    return bool(smallest <= STATIONARY * len(reports.ids))
+
+
+def _shortest(reports: Reports) -> tuple[Tensor, float]:
+    """Find the shortest point of the convex hull of the updates in unit length.
+
+    Returns:
+        The weights (S,) of that point times the shortest update's length, so that what rounding
+        leaves of it is short as well; and its squared length before that.
+    """
+    cosines = _cosines(reports)
+    lam = quadratic(cosines, torch.zeros_like(reports.norms))
+    return lam * reports.norms.min() / reports.norms, float(lam @ cosines @ lam)
 
 
 ENTRIES = {"adafed": AdaFed}

@@ -75,7 +75,7 @@ def lying(told: Reports, liars: list[int], factor: float = 1e6) -> Reports:
 def test_dropped_liars_count_nothing_and_the_others_as_if_alone(
     name: str, liars: list[int]
 ) -> None:
-    rule = Guarded(inner(name))
+    rule = Guarded(inner(name), most=10.0)
     plain = inner(name)
     state = rule.init(10)
     other = plain.init(10)
@@ -96,7 +96,7 @@ def test_capped_liars_count_as_the_worst_plausible_client_and_stay_a_minority(
 ) -> None:
     told = honest(0)
     false = lying(told, liars)
-    weights = weigh(Guarded(inner(name), limit=2.0, action="cap"), false)
+    weights = weigh(Guarded(inner(name), limit=2.0, action="cap", most=10.0), false)
     plausible = false.losses <= 2 * false.losses.median()
     as_worst = torch.where(plausible, told.losses, told.losses[plausible].max())
     expected = weigh(inner(name), replace(told, losses=as_worst))
@@ -139,7 +139,8 @@ def test_honest_reports_are_untouched(name: str, action: str) -> None:
         assert rejected(rule, told) == {}
         weights, state = play(rule, told, state)
         expected, other = play(inside, told, other)
-        assert torch.equal(weights, expected)
+        if (expected.abs() / expected.abs().sum()).max() <= 3 / 10:  # the limit of weights
+            assert torch.equal(weights, expected)
         inner_state = flatten(state["rule"])
         assert all(torch.equal(inner_state[n], value) for n, value in flatten(other).items())
 
@@ -287,27 +288,85 @@ def test_after_implausible_reports_a_client_is_not_believed_at_once() -> None:
     assert believed == [False] * 4 + [True] * 4  # suspicion 3 falls by a half each time, below 1
 
 
-@pytest.mark.parametrize("most", [0.5, 0.3])
-def test_no_client_has_more_than_most_of_the_weight_in_the_long_run(most: float) -> None:
-    rule = Guarded(TERM(20.0), most=most)
-    plain = weigh(TERM(20.0), reports([2.0] + [1.0] * 9))
-    assert plain[0] > 0.99
+@pytest.mark.parametrize("most", [1.5, 3.0])
+def test_no_client_has_more_than_most_fair_shares_in_any_round(most: float) -> None:
+    told = reports([2.0] + [1.0] * 9)
+    assert weigh(TERM(20.0), told)[0] > 0.99
+    weights = weigh(Guarded(TERM(20.0), most=most), told)
+    assert weights[0].item() == pytest.approx(most / 10)
+    assert weights[1:].tolist() == pytest.approx([(1 - most / 10) / 9] * 9)
+    assert rejected(Guarded(TERM(20.0), most=most), told) == {}  # it says nothing of the client
+
+
+def test_clients_at_the_limit_have_a_third_together() -> None:
+    told = reports([2.0] * 4 + [1.0] * 16)
+    weights = weigh(Guarded(TERM(20.0)), told)
+    assert weights[:4].tolist() == pytest.approx([1 / 12] * 4)
+    assert weights.sum().item() == pytest.approx(1)
+
+
+def test_the_fair_share_of_a_large_client_is_its_part_of_the_samples() -> None:
+    told = reports([1.0] * 10, [150.0] + [10.0] * 9, normals(0, 10, 40))
+    assert torch.equal(weigh(Guarded(FedAvg()), told), weigh(FedAvg(), told))
+
+
+def test_an_update_of_nearly_zero_is_dropped_unless_the_loss_is_small_too() -> None:
+    U = normals(0, 10, 40) + 1
+    U[3] *= 0.001
+    decision = decide(Guarded(FedAvg()), reports([1.0] * 10, updates=U))
+    assert list(decision.dropped) == [3]
+    assert "too short for its loss" in decision.dropped[3]
+    fitting = reports([1.0] * 3 + [0.001] + [1.0] * 6, updates=U)
+    assert decide(Guarded(FedAvg()), fitting).dropped == {}
+
+
+def test_noise_is_recognised_by_what_it_shares_with_its_own_past() -> None:
+    rule = Guarded(FedAvg())
     state = rule.init(10)
-    weights = []
-    for _ in range(400):
-        decision = rule(reports([2.0] + [1.0] * 9), state)
-        assert decision.weights.sum().item() == pytest.approx(1)
-        weights.append(decision.weights[0].item())
+    own = normals(1, 10, 500)  # every client has a direction of its own, and no two agree
+    for t in range(8):
+        U = own + 0.5 * normals(50 + t, 10, 500)
+        U[4] = 1.1 * normals(90 + t, 1, 500)[0]
+        decision = rule(reports([1.0] * 10, updates=U), state)
         state = decision.state
-    assert weights[0] == pytest.approx(plain[0].item())  # not at once: rules may have reasons
-    assert sum(weights) / 400 == pytest.approx(most, abs=0.02)
-    assert list(decision.capped) == [0]
+    assert list(decision.dropped) == [4]
+    assert "like noise" in decision.dropped[4]
 
 
-@pytest.mark.parametrize("most", [0.0, 1.5, -1.0])
-def test_most_is_a_part_of_one(most: float) -> None:
+def test_honest_rounds_buy_no_credit() -> None:
+    """Twenty honest rounds, then the honest mean backwards: dropped after few rounds."""
+    rule = Guarded(FedAvg())
+    state = rule.init(10)
+    dropped = []
+    for t in range(30):
+        U = normals(t, 10, 400) + 1
+        if t >= 20:
+            U[3] *= -1
+        decision = rule(reports([1.0] * 10, updates=U), state)
+        state = decision.state
+        dropped.append(list(decision.dropped))
+    assert dropped[:20] == [[]] * 20
+    assert dropped[-1] == [3]
+
+
+@pytest.mark.parametrize("most", [0.5, 0.0, -1.0])
+def test_most_is_at_least_a_fair_share(most: float) -> None:
     with pytest.raises(ConfigError, match=f"most = {most}"):
         Guarded(FedAvg(), most=most)
+
+
+@pytest.mark.parametrize("factor", [5.0, 20.0])
+def test_a_false_loss_is_not_believed_when_the_others_have_fallen(factor: float) -> None:
+    """Losses fall as 0.97^t; a client that always reports so many times its own."""
+    rule = Guarded(AFL())
+    state = rule.init(7)
+    for t in range(120):
+        told = honest(t, 7)
+        told = replace(told, losses=told.losses * 0.97**t)
+        decision = rule(lying(told, [2], factor), state)
+        assert decision.weights[2] <= 3 / 7 * (1 + 1e-9)
+        state = decision.state
+    assert decision.weights[2] == 0
 
 
 @pytest.mark.parametrize("factor", [5.0, 20.0, 99.0])
@@ -412,7 +471,7 @@ def test_the_setting_and_the_needs_reach_the_inner_rule() -> None:
 
 def test_after_goes_with_the_report() -> None:
     told = lying(honest(3), [0])
-    rule = Guarded(AdaFed(loss="after"))
+    rule = Guarded(AdaFed(loss="after"), most=10.0)
     rest = list(range(1, 10))
     expected = weigh(AdaFed(loss="after"), told.subset(torch.tensor(rest)))
     torch.testing.assert_close(weigh(rule, told)[rest], expected, rtol=1e-10, atol=1e-12)
@@ -423,7 +482,8 @@ def test_it_never_fires_on_honest_vowel_runs(name: str) -> None:
     rounds = vowel({"name": "guarded", "rule": {"name": name}}, rounds=8)
     plain = vowel(name, rounds=8)
     assert all(done.dropped == {} for done in rounds)
-    assert [done.weights for done in rounds] == [done.weights for done in plain]
+    if name != "fedmgda":  # it gives single clients more than the limit of weights
+        assert [done.weights for done in rounds] == [done.weights for done in plain]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "term", "aaggff-s"])

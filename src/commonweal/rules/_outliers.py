@@ -1,7 +1,7 @@
-"""Robust tests of what a cohort reports: medians and median deviations, which liars cannot move.
+"""Robust tests of what a cohort reports, by medians and median deviations.
 
-They hold as long as more than half of the reporters are honest. With fewer than FEW reporters there
-is no spread to speak of, and only gross differences count.
+A minority cannot move them: they hold as long as more than half of the reporters are honest. With
+fewer than FEW reporters there is no spread to speak of, and only gross differences count.
 """
 
 import math
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from commonweal.rules.rule import Reports, in_double, required
 
-__all__ = ["CLEAR", "FEW", "excess", "median", "norms_for_sizes", "opposition", "size_excess"]
+__all__ = ["CLEAR", "FEW", "LEAST", "cosines_to_others", "excess", "median", "norms_for_sizes"]
+__all__ += ["opposition", "size_excess"]
 
 FEW = 5
 FEW_FACTOR = 5.0  # with few reporters, the limit is this many times as high
@@ -46,8 +47,11 @@ def excess(values: Tensor, limit: float) -> Tensor:
 
 
 def size_excess(sizes: Tensor, limit: float) -> Tensor:
-    """The same for sizes, which differ more: all up to the limit are plausible, and more if most
-    clients differ much."""
+    """How far sizes (S,) are above what is plausible: 1 is just at it.
+
+    They differ more than losses: all up to the limit are plausible, and more if most clients
+    differ much.
+    """
     return _excess(sizes, limit, lambda spread: max(math.exp(min(CLEAR_SIZE * spread, 700)), limit))
 
 

@@ -1,10 +1,10 @@
 """guarded: a rule that excludes implausible reports, and limits what one client can take.
 
 Fair rules give more weight to larger losses, so one client with a false report can take over a
-model. A report is implausible beside those of the cohort: its loss or the norm of its update is far
-above the median, its update points against the others', or its size is impossible. Medians are
-reliable as long as most reporters are honest. docs/reliability.md shows what it withstands and what
-it cannot.
+model. A report is implausible next to those of the cohort, or next to what the same client reported
+before: `_detectors` has the tests. Medians are reliable as long as most reporters are honest.
+Whatever looks like an honest client that is badly served is believed, so weights are limited in
+every round as well. docs/reliability.md shows what it withstands and what it cannot.
 """
 
 from dataclasses import dataclass, replace
@@ -16,121 +16,54 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules._outliers import (
-    CLEAR,
-    FEW,
-    excess,
-    median,
-    norms_for_sizes,
-    opposition,
-    size_excess,
-)
+from commonweal.rules._detectors import DETECTORS, Last, Round
+from commonweal.rules._outliers import FEW, excess, median, norms_for_sizes, size_excess
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports, required
 
 __all__ = ["Guarded"]
 
-UNTRAINED = 1.5  # a loss below this many times that of the first model is always plausible
 GROWTH = 10.0  # a client's size is at most this many times the one that it first reported
-ABSURD = 50.0  # a size so many times the largest plausible one is a lie, not a large client
-FADING = 0.9  # the weight of older evidence on whether a client's losses follow its updates
-CONTRADICTION = 4.5  # so much evidence to the contrary, net and after fading, is implausible
-CONTRARY = 0.8  # and so large a part of all evidence
-# The least cosine with the direction taken that says how a loss should change, and the least
-# relative change that says something. For clients whose losses never followed their updates so far
-# small ones count too: honest ones show soon that they do.
-STRONG = (0.1, 0.005)
-WEAK = (0.02, 0.0005)
-DOUBT = 6  # so many small ones to the contrary since a client's first report are implausible
-TRUSTED = -1.0
-PATIENCE = 10  # the average weight of a client begins with so many rounds of equal weights
+ABSURD = 50.0  # a size so many times the largest plausible one is false, not that of a large client
 RECOVERY = 0.5  # by how much a plausible report reduces the suspicion, which an implausible one
 SUSPICION = 5.0  # raises by 1, up to this
+TOGETHER = 1 / 3  # the most that all clients at the limit of their weights have together
 
 
 class _Findings(NamedTuple):
     """What is implausible in a round's reports."""
 
-    loss: Tensor  # (S,) above 1: implausible
-    norm: Tensor  # (S,)
-    norms: Tensor  # (S,) of the updates, for the clients' sizes
     reasons: dict[int, str]  # implausible reports
+    useless: set[int]  # those of which nothing can be used
+    plausible_loss: Tensor  # (S,) bool
+    shrink: Tensor  # (S,) the factor that limits an update to the largest plausible norm
     long: dict[int, str]  # updates that are used, but shortened
-    useless: Tensor  # (S,) bool: nothing of the report can be used
     suspicion: Tensor  # (S,) after this round: 1 or more excludes
-    against: Tensor  # (S,) the sum of `opposition` over the client's reports
-    doubt: (
-        Tensor  # (S,) weak evidence to the contrary since the first report; TRUSTED: there is other
-    )
-    trend: Tensor  # (S,) faded sum of +1 where a loss followed the client's update, else -1
-    evidence: Tensor  # (S,) faded number of the reports that count in `trend`
-
-
-class _Last(NamedTuple):
-    """The reporters of the last round."""
-
-    ids: Tensor  # (S,) sorted
-    losses: Tensor  # (S,)
-    cosines: Tensor  # (S,) of their updates with the direction taken: above 0, losses should fall
-
-    @classmethod
-    def empty(cls) -> "_Last":
-        nothing = torch.empty(0, dtype=torch.float64)
-        return cls(torch.empty(0, dtype=torch.int64), nothing, nothing)
-
-    @classmethod
-    def of(cls, reports: Reports, weights: Tensor) -> "_Last":
-        """The reporters, and what the direction that is taken promises each by its own update."""
-        updates = required(reports.updates, "updates")
-        used = weights != 0
-        direction = weights[used].to(updates.dtype) @ updates[used]
-        cosines = (updates @ direction).double() / (reports.norms * direction.norm())
-        cosines = cosines.nan_to_num(nan=0.0)
-        order = reports.ids.argsort()
-        losses = reports.losses.double().nan_to_num(nan=0.0, posinf=0.0)
-        return cls(reports.ids[order], losses[order], cosines[order])
-
-    def kept(self, reports: Reports, least: tuple[float, float]) -> Tensor:
-        """1 for reporters (S,) whose loss moved as promised, -1 for the contrary, else 0.
-
-        least: the cosine and the relative change of the loss below which nothing is told
-        """
-        moved, changed = least
-        losses = reports.losses.double()
-        if len(self.ids) == 0:
-            return torch.zeros_like(losses)
-        place = torch.searchsorted(self.ids, reports.ids).clamp(max=len(self.ids) - 1)
-        before = self.losses[place]
-        change = before - losses
-        told = (change.abs() > changed * before) & (self.cosines[place].abs() > moved)
-        known = (self.ids[place] == reports.ids) & told
-        agrees = self.cosines[place].sign() * change.sign()
-        return torch.where(known, agrees, 0.0).nan_to_num(nan=0.0)
+    states: State  # of the detectors
 
 
 @dataclass(frozen=True)
 class Guarded(Combinator):
-    """the rule's weights over the reports whose loss, size, norm and direction are plausible beside
-    the cohort's medians; no weight above `most` on average over a client's rounds
-
-    rule: any rule
+    """the rule's weights over the reports whose loss, size, norm and direction are plausible next
+    to the cohort's medians; no weight above `most` fair shares
 
     Any client id is accepted. A client that joins late begins without suspicion.
 
     Args:
-        limit: how many times the median is implausible however wide the reports spread (5
-            times that with fewer than 5 reporters); less is implausible if they are close
-            together, down to 4 times.
-        action: "drop" an implausible report, or "cap" its loss and the norm of its update
-            at the largest plausible ones; an update against the others' is dropped in any
-            case.
-        most: the largest weight of a client, on average over its rounds, with 5 or more
-            reporters.
+        rule: any rule.
+        limit: how many times the median is implausible however wide the reports spread (5 times
+            that with fewer than 5 reporters); less is implausible if they are close together, down
+            to 4 times.
+        action: "drop" an implausible report, or "cap" its loss and the norm of its update at the
+            largest plausible ones; reports of which nothing can be used are dropped in any case.
+        most: the largest weight of a client in a round, in fair shares (1 / S, or its part of the
+            samples if that is more), with 5 or more reporters. Clients at this limit have at most
+            a third of the weight together.
     """
 
     limit: float = 20.0
     action: Literal["drop", "cap"] = "drop"
-    most: float = 0.5
+    most: float = 3.0
 
     kind: ClassVar[Kind] = Kind(
         "combinator", "the rule's own, of plausible losses", "the rule's own"
@@ -139,8 +72,8 @@ class Guarded(Combinator):
     def __post_init__(self) -> None:
         if self.limit <= 1:
             raise ConfigError(f"guarded limit = {self.limit}: it must be above 1")
-        if not 0 < self.most <= 1:
-            raise ConfigError(f"guarded most = {self.most}: it must lie between 0 and 1")
+        if self.most < 1:
+            raise ConfigError(f"guarded most = {self.most}: it must be at least 1, in fair shares")
 
     @property
     def mixing(self) -> bool:
@@ -151,161 +84,145 @@ class Guarded(Combinator):
         return super().needs | {"update"}
 
     def init(self, setting: Setting | int) -> State:
-        start = torch.zeros((), dtype=torch.float64)
-        tables = ("sizes", "suspicion", "against", "doubt", "trend", "evidence", "total", "reports")
         return {
-            "rule": self.rule.init(setting),
-            "start": start,
-            "last": _Last.empty()._asdict(),
-            **{name: empty_table("settled", "recent") for name in tables},
+            **super().init(setting),
+            "sizes": empty_table("settled", "recent"),
+            "suspicion": empty_table("settled", "recent"),
+            "last": Last.empty()._asdict(),
+            **{name: detector.init() for name, detector in DETECTORS.items()},
         }
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        start = torch.maximum(state["start"], _typical(reports.losses))
-        lies, shrunk, sizes = self._check_sizes(reports, state["sizes"])
+        false, shrunk, sizes = self._check_sizes(reports, state["sizes"])
         checked = replace(reports, sizes=sizes)
-        findings = self._findings(checked, float(start), lies, state)
+        findings = self._findings(checked, false, state)
         decision = self._decide(checked, findings, self.inner(state))
         smaller = {i: why for i, why in shrunk.items() if i not in decision.dropped}
-        decision = replace(decision, capped=smaller | decision.capped)
-        decision = self._limit_weights(reports.ids, decision, state)
+        weights = self._limited(decision, checked)
         following = {
             "rule": decision.state,
-            "start": start,
             "sizes": _first_sizes(reports.ids, sizes, state["sizes"]),
             "suspicion": put(state["suspicion"], reports.ids, findings.suspicion),
-            "against": put(state["against"], reports.ids, findings.against),
-            "doubt": put(state["doubt"], reports.ids, findings.doubt),
-            "trend": put(state["trend"], reports.ids, findings.trend),
-            "evidence": put(state["evidence"], reports.ids, findings.evidence),
-            "last": _Last.of(reports, decision.weights)._asdict(),
-            **_add_weights(reports.ids, decision.weights, state),
+            "last": Last.of(reports, weights)._asdict(),
+            **findings.states,
         }
-        return replace(decision, state=following)
+        return replace(decision, weights=weights, state=following, capped=smaller | decision.capped)
 
     def _check_sizes(
         self, reports: Reports, known: State
     ) -> tuple[dict[int, str], dict[int, str], Tensor]:
-        """Whose size is a lie, whose is only too large to be used, and the sizes (S,) to use."""
+        """Whose size is false, whose is only too large to be used, and the sizes (S,) to use."""
         ids = reports.ids
         sizes = reports.sizes.double()
         first = lookup(known, ids)
         above = size_excess(sizes, self.limit)
         grown = (first > 0) & (sizes > GROWTH * first)
-        impossible = ~(sizes >= 1) | sizes.isinf()
-        large = (above > 1) & ~impossible
-        if not (grown | impossible | large).any():
+        large = above > 1
+        if not (grown | large).any():
             return {}, {}, reports.sizes
-        middle = median(torch.where(impossible, 1.0, sizes))
-        lies = _why(ids, impossible, "its size is {:g}", sizes)
-        lies |= _why(ids, above > ABSURD, TIMES.format("size"), sizes / middle)
+        middle = median(sizes)
+        times = "its size is {:.3g} times the cohort's median"
+        false = _why(ids, above > ABSURD, times, sizes / middle)
         shrunk = _why(
             ids, grown, "its size is {:.3g} times the one that it first sent", sizes / first
         )
-        shrunk |= _why(ids, large, TIMES.format("size"), sizes / middle)
-        usable = torch.where(grown, first, sizes)
-        return lies, shrunk, torch.where(large | impossible, middle, usable)
+        shrunk |= _why(ids, large, times, sizes / middle)
+        return false, shrunk, torch.where(large, middle, torch.where(grown, first, sizes))
 
-    def _findings(
-        self, reports: Reports, start: float, lies: dict[int, str], state: State
-    ) -> _Findings:
+    def _findings(self, reports: Reports, false: dict[int, str], state: State) -> _Findings:
         ids = reports.ids
-        loss = self._loss_excess(reports, start)
         norms = norms_for_sizes(reports)
-        norm = excess(norms, self.limit)
-        times = _ratio(norms)
-        absurd = (norm > 1) & ((times > self.limit) | norm.isinf())
-        # A client that is badly served pulls away from the others in the end; one that points
-        # against them from its first report on does not train their model.
-        against = lookup(state["against"], ids) + opposition(reports, norm.isfinite())
-        opposed = against > CLEAR * (lookup(state["reports"], ids) + 1)
-        last = _Last(**state["last"])
-        doubt = _doubt(lookup(state["doubt"], ids), last.kept(reports, WEAK))
-        kept = last.kept(reports, STRONG)
-        fading = torch.where(kept == 0, 1.0, FADING)
-        trend = fading * lookup(state["trend"], ids) + kept
-        evidence = fading * lookup(state["evidence"], ids) + kept.abs()
-        contrary = (trend < -CONTRADICTION) & (trend < -CONTRARY * evidence)
-        contrary = contrary | (doubt >= DOUBT)
-        reasons = dict(lies)
-        reasons |= _why(ids, contrary, "its losses rise where its updates promise a fall", norm)
-        reasons |= _why(ids, opposed, "its updates point against the others'", norm)
-        reasons |= _why(ids, absurd, TIMES.format("update"), times)
-        long = _why(ids, norm > 1, TIMES.format("update"), times)
-        reasons |= _why(ids, loss > 1, TIMES.format("loss"), _ratio(reports.losses))
-        implausible = torch.tensor([i in reasons for i in ids.tolist()])
+        seen = Round(reports, norms, Last(**state["last"]), self.limit)
+        reasons = dict(false)
+        useless: set[int] = set()
+        states: State = {}
+        plausible_loss = torch.ones(len(ids), dtype=torch.bool)
+        for name, detector in DETECTORS.items():
+            verdict = detector(seen, state.get(name, {}))
+            states[name] = verdict.state
+            reasons = _why(ids, verdict.implausible, detector.reason, verdict.values) | reasons
+            if detector.useless:
+                useless |= set(ids[verdict.implausible].tolist())
+            if name == "loss":
+                plausible_loss = ~verdict.implausible
+        long = excess(norms, self.limit) > 1
+        text = "its update is {:.3g} times the cohort's median"
+        implausible = torch.tensor([client in reasons for client in ids.tolist()])
         before = lookup(state["suspicion"], ids)
         suspicion = torch.where(implausible, before + 1, before - RECOVERY).clamp(0, SUSPICION)
-        earlier = (suspicion >= 1) & ~implausible
         if self.action == "drop":
-            reasons |= _why(ids, earlier, "earlier reports of this client were implausible", norm)
-        useless = opposed | contrary | norm.isinf()
+            earlier = (suspicion >= 1) & ~implausible
+            reasons |= _why(
+                ids, earlier, "earlier reports of this client were implausible", suspicion
+            )
         return _Findings(
-            loss, norm, norms, reasons, long, useless, suspicion, against, doubt, trend, evidence
+            reasons,
+            useless,
+            plausible_loss,
+            _shrink(norms, ~long),
+            _why(ids, long, text, norms / median(norms)),
+            suspicion,
+            states,
         )
-
-    def _loss_excess(self, reports: Reports, start: float) -> Tensor:
-        """How far losses, also those after training, are above what is plausible."""
-        above = torch.zeros(len(reports.ids), dtype=torch.float64)
-        for losses in (reports.losses, reports.losses_after):
-            if losses is not None:
-                # A client may always say that the model serves it as badly as an untrained one.
-                hopeless = losses.double().nan_to_num(nan=torch.inf) > UNTRAINED * start
-                above = above.maximum(torch.where(hopeless, excess(losses, self.limit), 0.0))
-        return above
 
     def _decide(self, reports: Reports, findings: _Findings, state: State) -> Decision:
         """The rule's decision on what can be used of the reports."""
-        dropped = findings.reasons
-        if self.action == "cap":
-            dropped = {i: findings.reasons[i] for i in reports.ids[findings.useless].tolist()}
         reduced = findings.long | findings.reasons
-        capped = {i: why for i, why in reduced.items() if i not in dropped}
         if not reduced:
             return self.rule(reports, state)
-        shrink = _shrink(findings.norms, findings.norm <= 1)
-        reports = _capped(reports, findings.loss <= 1, shrink)
+        dropped = findings.reasons
+        if self.action == "cap":
+            dropped = {i: why for i, why in dropped.items() if i in findings.useless}
+        capped = {i: why for i, why in reduced.items() if i not in dropped}
         used = torch.tensor([i not in dropped for i in reports.ids.tolist()])
         if not used.any():
             return Decision(torch.zeros(len(used), dtype=torch.float64), state, dropped=dropped)
+        reports = _capped(reports, findings.plausible_loss, findings.shrink)
         decision = self.rule(reports.subset(used), state)
         weights = torch.zeros(len(used), dtype=decision.weights.dtype)
-        weights = weights.masked_scatter(used, decision.weights) * shrink.to(weights.dtype)
+        weights = weights.masked_scatter(used, decision.weights)
         return replace(
             decision,
-            weights=weights,
+            weights=weights * findings.shrink.to(weights.dtype),
             dropped=dropped | decision.dropped,
             capped=capped | decision.capped,
         )
 
-    def _limit_weights(self, ids: Tensor, decision: Decision, state: State) -> Decision:
-        """Reduce the weights of clients that would exceed `most` on average over their rounds."""
+    def _limited(self, decision: Decision, reports: Reports) -> Tensor:
+        """Limit what each client moves to `most` fair shares, and give the others what is left.
+
+        A client's fair share is 1 / S, or its part of the samples if that is more. A weight counts
+        more if the update is longer than the cohort's median.
+        """
         weights = decision.weights
-        size = len(ids)
-        share = _shares(weights)
-        if size < FEW:
-            return decision
-        rounds = lookup(state["reports"], ids) + 1 + PATIENCE
-        before = lookup(state["total"], ids) + PATIENCE / size
-        allowed = (self.most * rounds - before).clamp(min=1 / size)
-        over = share > allowed
+        size = len(weights)
+        if size < FEW or not weights.any():
+            return weights
+        total = float(weights.abs().sum())
+        lengths = _relative_lengths(reports.norms)
+        moved = weights.double().abs() * lengths / total
+        fair = (reports.sizes.double() / reports.sizes.double().sum()).clamp(min=1 / size)
+        limit = (self.most * fair).clamp(max=1)
+        over = moved > limit * moved.sum()
         if not over.any():
-            return decision
-        reduced = weights * torch.where(over, allowed / share, 1.0).to(weights.dtype)
-        if self.rule.mixing:
-            reduced = _fill(reduced, over, weights.sum())
-        text = "its weight would be {:.2g} on average over its rounds"
-        capped = _why(ids, over, text, (before + share) / rounds)
-        return replace(decision, weights=reduced, capped=decision.capped | capped)
+            return weights
+        # Together they have at most TOGETHER, or what is fair; the others get the rest by size.
+        allowed = max(TOGETHER, float(fair[over].sum()))
+        limit = limit * min(1.0, allowed / float(limit[over].sum()))
+        shares = torch.where(over, limit / lengths, weights.double().abs() / total)
+        missing = max(0.0, 1 - float(shares.sum()))
+        dropped = torch.tensor([i in decision.dropped for i in reports.ids.tolist()])
+        extra = torch.where(over | dropped, 0.0, fair)
+        signed = torch.where(weights < 0, -shares, shares)
+        if extra.any():
+            signed = signed + missing * extra / extra.sum()
+        return (total * signed).to(weights.dtype)
 
 
-TIMES = "its {} is {{:.3g}} times the cohort's median"
-
-
-def _doubt(before: Tensor, kept: Tensor) -> Tensor:
-    """Count evidence to the contrary (S,), until there is some for the client."""
-    trusted = (before == TRUSTED) | (kept > 0)
-    return torch.where(trusted, TRUSTED, before - kept.clamp(max=0))
+def _relative_lengths(norms: Tensor) -> Tensor:
+    """The norms (S,) in units of the median, those below it as 1."""
+    middle = median(norms)
+    return (norms / middle).clamp(min=1) if middle > 0 else torch.ones_like(norms)
 
 
 def _why(ids: Tensor, which: Tensor, text: str, values: Tensor) -> dict[int, str]:
@@ -314,60 +231,25 @@ def _why(ids: Tensor, which: Tensor, text: str, values: Tensor) -> dict[int, str
     return {client: text.format(value) for client, value in chosen}
 
 
-def _ratio(values: Tensor) -> Tensor:
-    values = values.double().nan_to_num(nan=torch.inf)
-    return values / median(values)
-
-
-def _typical(losses: Tensor) -> Tensor:
-    """The median loss, 0 if it is not finite."""
-    return median(losses.double().nan_to_num(nan=torch.inf)).nan_to_num(posinf=0.0)
-
-
 def _first_sizes(ids: Tensor, sizes: Tensor, known: State) -> State:
     new = lookup(known, ids) == 0
     return put(known, ids[new], sizes[new].double()) if new.any() else known
-
-
-def _add_weights(ids: Tensor, weights: Tensor, state: State) -> State:
-    """What clients had of the weights, and in how many rounds."""
-    total = lookup(state["total"], ids) + _shares(weights)
-    count = lookup(state["reports"], ids) + 1
-    return {"total": put(state["total"], ids, total), "reports": put(state["reports"], ids, count)}
-
-
-def _shares(weights: Tensor) -> Tensor:
-    """Each client's part (S,) of the weights, whatever their signs and scale."""
-    size = weights.double().abs()
-    return size / size.sum().clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _fill(weights: Tensor, over: Tensor, total: Tensor) -> Tensor:
-    """Give the others what those over their limit lost, in proportion."""
-    others = torch.where(over, 0.0, weights)
-    if not (others > 0).any():
-        others = (~over).to(weights.dtype)
-    missing = total - weights.sum()
-    return weights + missing * others / others.sum()
 
 
 def _shrink(norms: Tensor, plausible: Tensor) -> Tensor:
     """The factor (S,) that limits each update to the largest plausible norm."""
     if not plausible.any():
         return torch.zeros_like(norms)
-    factor = (norms[plausible].max() / norms).nan_to_num(nan=0.0)
-    return torch.where(plausible, 1.0, factor)
+    return torch.where(plausible, 1.0, norms[plausible].max() / norms)
 
 
 def _capped(reports: Reports, plausible: Tensor, shrink: Tensor) -> Reports:
+    """The reports with plausible losses, and updates of plausible lengths."""
     losses = reports.losses.double()
     if plausible.any():
         losses = torch.where(plausible, losses, losses[plausible].max())
     updates = required(reports.updates, "updates")
-    factor = shrink[:, None]
-    # Zero where the factor is zero: such an update may hold infinities.
-    updates = torch.where(factor > 0, updates * factor.to(updates.dtype), 0)
-    return replace(reports, losses=losses, updates=updates)
+    return replace(reports, losses=losses, updates=updates * shrink[:, None].to(updates.dtype))
 
 
 ENTRIES = {"guarded": Guarded}

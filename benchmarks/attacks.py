@@ -71,7 +71,8 @@ class Lie:
     @property
     def norm(self) -> Tensor:
         """The honest clients' median norm."""
-        return self.update[self.honest].norm(dim=1).median()
+        norm: Tensor = self.update[self.honest].norm(dim=1).median()
+        return norm
 
     def send(self, update: Tensor, norm: float | None = None) -> None:
         """All malicious clients send this update, at so many times the usual norm."""

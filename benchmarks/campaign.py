@@ -1,11 +1,11 @@
-"""A campaign against runs: kills at file operations, flips, full disks, two processes, liars.
+"""A campaign against runs: kills at file operations, flips, full disks, two processes, attacks.
 
     make campaign                 a few minutes
     python benchmarks/campaign.py --short
 
 Prints a Markdown table of what was tried and what survived. A case survives if it ends with the
 bytes of a run that was left alone, or with a sentence and exit code 2. A guarded rule survives
-liars if it loses at most 10 points of the honest clients' mean accuracy.
+an attack if it loses at most 10 points of the honest clients' mean accuracy.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from attacks import ATTACKS, LIARS, honest_mean, scores
+from attacks import ATTACKS, MALICIOUS, honest_mean
 from commonweal import cli
 from commonweal.config.experiment import read
 from commonweal.jobs import rounds
@@ -45,7 +45,7 @@ KINDS = {
     ),
 }
 DRAW = random.Random(0)
-LOST = 10.0  # points that liars may cost
+LOST = 10.0  # points that an attack may cost
 
 Step = Callable[[str], None]  # called with a name before a file operation
 
@@ -246,14 +246,15 @@ def comparisons(work: Path, count: int, draw: random.Random) -> tuple[int, int]:
     return count, survived
 
 
-def liars(rules: list[str], attacks: Sequence[str], count: int) -> tuple[int, int]:
-    """Guarded rules with so many liars of 20 clients: how often little is lost."""
-    who = LIARS[count]
+def malicious(rules: list[str], attacks: Sequence[str], count: int) -> tuple[int, int]:
+    """Guarded rules with so many malicious clients of 20: how often little is lost."""
+    who = MALICIOUS[count]
     good = 0
     for rule in rules:
-        truth = honest_mean(scores(rule, 0, None, who), who)
+        truth = honest_mean("synthetic", rule, None, who, rounds=20)
         for attack in attacks:
-            safe = honest_mean(scores(f"guarded(rule={rule})", 0, attack, who), who)
+            guarded = f"guarded(rule={rule})"
+            safe = honest_mean("synthetic", guarded, ATTACKS[attack], who, rounds=20)
             good += truth - safe <= LOST
     return len(rules) * len(attacks), good
 
@@ -298,8 +299,11 @@ def main() -> None:
             for name in names:
                 add(f"a bit of {name} flipped", campaign.flips(name, 20 if short else 100))
     rules = ["aaggff-s"] if short else ["fedavg", "afl", "aaggff-s", "term"]
-    for number in LIARS:
-        add(f"{number} of 20 clients lie, guarded rules", liars(rules, list(ATTACKS), number))
+    for number in MALICIOUS:
+        add(
+            f"{number} of 20 clients malicious, guarded rules",
+            malicious(rules, list(ATTACKS), number),
+        )
     print("| what | tried | survived or noticed |\n|---|--:|--:|")
     for what, tried, good in rows:
         print(f"| {what} | {tried} | {good} |")

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup browser demo test lint bench campaign docs clean
+.PHONY: setup browser demo test coverage lint bench campaign docs clean
 
 setup: .venv/.done
 
@@ -37,6 +37,10 @@ endif
 # Two processes of one thread each: the models in the tests are too small to gain from more threads.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# Which lines no test enters. Apart from `make test`, because tracing costs time.
+coverage: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov=commonweal --cov-report=term-missing:skip-covered
 
 # Minutes; with --peers the other libraries are installed first, each into an environment of its own.
 bench: setup

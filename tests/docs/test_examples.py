@@ -14,7 +14,7 @@ from commonweal.jobs.job import job_from_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.toml"))
-SHIPPED = ("vowel", "digits", "synthetic")
+SHIPPED = ("vowel", "digits", "students", "synthetic")
 SCRIPTS = sorted((EXAMPLES / "python").glob("*.py"))
 # The shape of a row and the number of outputs, where the files are not here.
 SHAPES = {

@@ -13,7 +13,7 @@ from site_notebooks import NOTEBOOKS, execute, read
 
 PATHS = sorted(NOTEBOOKS.glob("*.py"))
 SHOWN = {
-    "compare_for_a_paper": ("\\begin{tabular}", "against fedavg"),
+    "compare_for_a_paper": ("\\begin{tabular}", "over fedavg"),
     "flower_in_one_line": ("aaggff-s  weights", "accuracy"),
     "who_is_left_behind": ("Sue", "better off than alone"),
     "write_a_rule": ("[0.0000, 0.3333, 0.3333, 0.3333]", "ok  order", "worst"),

@@ -167,12 +167,15 @@ class Features:
         """Store the outputs of samples (S, B) of the clients from position `start` on."""
         if self.values is None:
             self.values = outputs.new_empty(self.samples, outputs.shape[-1])
-        self.values[index + self.shift[start : start + len(index)]] = outputs
+        self.values[self._places(index, start)] = outputs
 
     def read(self, index: Tensor, start: int) -> Tensor:
         """What was written for these samples."""
         assert self.values is not None  # the first epoch writes them
-        return self.values[index + self.shift[start : start + len(index)]]
+        return self.values[self._places(index, start)]
+
+    def _places(self, index: Tensor, start: int) -> Tensor:
+        return index + self.shift[start : start + len(index)].to(index.device)
 
 
 @dataclass(frozen=True, eq=False)

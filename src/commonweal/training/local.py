@@ -119,6 +119,17 @@ def _adjacent(positions: np.ndarray) -> slice | Tensor:
     return torch.from_numpy(positions)
 
 
+def _storage(value: Tensor) -> int:
+    """The identity of a tensor's storage, which views share. Some have no address."""
+    identity: int = value.untyped_storage()._cdata
+    return identity
+
+
+def _place(value: Tensor) -> tuple[int, int]:
+    """Where a tensor begins."""
+    return _storage(value), int(value.storage_offset())
+
+
 class _Gathered:
     """The results of groups, written to the places of their clients as they come."""
 
@@ -148,7 +159,7 @@ class _Gathered:
             for name, value in new.items():
                 if name not in mine:
                     mine[name] = value.new_empty(self.clients, *value.shape[1:])
-                if mine[name][where].data_ptr() != value.data_ptr():
+                if _place(mine[name][where]) != _place(value):
                     mine[name][where] = value
 
     def trained(self) -> Trained:
@@ -195,7 +206,7 @@ class _Group:
         vectors = self._start(len(steps))
         taken = 0
         first = trainers[0]
-        at_received = vectors["w"].data_ptr() == received.data_ptr()
+        at_received = _place(vectors["w"]) == _place(received)
         if at_received and isinstance(first, DenseTrainer) and first.first_is_shared:
             batch = self._batch(0, len(steps))[0]
             update = first.first_updates(received, batch, place)
@@ -251,9 +262,9 @@ class _Group:
         place: where w is copied to, if it is
         """
         given = (*self.message.values(), *self.states.values())
-        taken = {value.untyped_storage().data_ptr() for value in given}
+        taken = {_storage(value) for value in given}
         for name, value in vectors.items():
-            storage = value.untyped_storage().data_ptr()
+            storage = _storage(value)
             if name not in objective.constants and (storage in taken or not value.is_contiguous()):
                 if name == "w" and place is not None:
                     vectors[name] = place.copy_(value)
@@ -392,10 +403,10 @@ def _reset(memory: dict[str, Tensors], clients: np.ndarray) -> None:
 
 def _apart(values: Tensors, target: Tensor) -> Tensors:
     """Values that stay as they are when another tensor is written to."""
-    storage = target.untyped_storage().data_ptr()
+    storage = _storage(target)
     apart = {}
     for name, value in values.items():
-        shares = value.untyped_storage().data_ptr() == storage
+        shares = _storage(value) == storage
         apart[name] = value.clone() if shares else value
     return apart
 

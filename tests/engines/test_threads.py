@@ -121,7 +121,7 @@ def test_clients_keep_their_states_in_threads_as_without() -> None:
 def test_what_a_thread_raises_is_raised_and_no_thread_is_left() -> None:
     torch.set_num_threads(2)
     before = threading.active_count()
-    fails = mock.patch.object(Client, "loss", side_effect=ZeroDivisionError("on purpose"))
+    fails = mock.patch.object(Client, "objective", side_effect=ZeroDivisionError("on purpose"))
     with fails, pytest.raises(ZeroDivisionError, match="on purpose"):
         collected(Task(pooled()), federation(SIZES, (1, 8, 8)), "auto", Client())
     assert threading.active_count() == before

@@ -40,7 +40,8 @@ class Lying(LocalGrid):
     """Changes what liars send, knowing what the honest ones send."""
 
     attack: Any = None
-    size = 0  # what liars say already in the first query; 0: the truth, -1: the largest
+    round = 0
+    size = 0  # what liars say already in the first query; 0: the truth
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
@@ -48,21 +49,20 @@ class Lying(LocalGrid):
         replies = [self.replies[key] for key in keys]
         kind = sent[0].metadata.message_type
         if kind == "query" and self.size:
-            abouts = [reply.content.config_records["schema"] for reply in replies]
-            honest = [int(str(each["samples"])) for k, each in enumerate(abouts) if k not in LIARS]
-            size = max(honest) if self.size < 0 else self.size
             for k in LIARS:
-                about = dict(replies[k].content.config_records["schema"])
-                replies[k].content["schema"] = ConfigRecord(about | {"samples": size})
+                schema = dict(replies[k].content.config_records["schema"])
+                replies[k].content["schema"] = ConfigRecord(schema | {"samples": self.size})
         if kind == "train":
             records = [reply.content.array_records["reply"] for reply in replies]
             stacked = {
                 name: torch.cat([torch.tensor(record[name].numpy()) for record in records])
                 for name in records[0]
             }
-            false = self.attack(stacked, torch.tensor(LIARS))
+            self.round += 1
+            lie = suite().Lie(stacked, torch.tensor(LIARS), self.round)
+            self.attack(lie)
             for k, reply in enumerate(replies):
-                own = {name: Array(value[k : k + 1].numpy()) for name, value in false.items()}
+                own = {name: Array(value[k : k + 1].numpy()) for name, value in lie.values.items()}
                 reply.content["reply"] = ArrayRecord(own)
         return keys
 
@@ -77,7 +77,7 @@ def on_flower(rule: str, attack: str, change: Any, folder: Path) -> list[Round]:
     configs = [{"partition-id": k, "state-dir": str(folder)} for k in range(CLIENTS)]
     grid = Lying(make_client_app(given), configs)
     grid.attack = change
-    grid.size = {"size 1e12, -update": HUGE, "colluding": -1}.get(attack, 0)
+    grid.size = HUGE if attack == "size 1e12, -update" else 0
     return list(rounds.run(job_of(given, FlowerEngine(grid, nodes=CLIENTS, timeout=1))))
 
 
@@ -89,7 +89,7 @@ ATTACKS = [
     "-update",
     "update x 1e4",
     "NaN",
-    "colluding",
+    "backwards",
 ]
 
 
@@ -100,14 +100,15 @@ def test_liars_do_on_flower_what_they_do_in_the_simulator(
 ) -> None:
     attacks = suite()
     flower = on_flower(rule, attack, attacks.ATTACKS[attack], tmp_path)
-    job = attacks.attacked(job_from_experiment(experiment(rule)), attack, LIARS)
+    change = attacks.ATTACKS[attack]
+    job = attacks.attacked(job_from_experiment(experiment(rule)), change, LIARS)
     simulator = list(rounds.run(job))
     for one, other in zip(flower, simulator, strict=True):
         assert one.dropped.keys() == other.dropped.keys()
         assert one.capped.keys() == other.capped.keys()
         assert one.weights == pytest.approx(other.weights, rel=1e-3, abs=1e-6)
     close(flower[-1].state["w"], simulator[-1].state["w"], rtol=1e-3, atol=1e-4)
-    if rule.startswith("guarded") and attack not in ("-update", "colluding"):
+    if rule.startswith("guarded") and attack not in ("-update", "backwards"):
         names = {job.population.names[k] for k in LIARS}
         assert names <= flower[-1].dropped.keys() | flower[-1].capped.keys()
 

@@ -300,5 +300,5 @@ def test_options_of_models_and_trackers_are_told_apart(
         command(monkeypatch, "export", folder, "--to", "tensorbord")
     with pytest.raises(ConfigError, match="--follow is for trackers"):
         command(monkeypatch, "export", folder, "--to", "card", "--follow")
-    with pytest.raises(ConfigError, match="--client is for models"):
+    with pytest.raises(ConfigError, match="--client and --choice are for models"):
         command(monkeypatch, "export", folder, "--to", "mlflow", "--client", "c0")

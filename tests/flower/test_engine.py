@@ -243,10 +243,10 @@ def test_too_few_nodes_are_waited_for_and_named(tmp_path: Path) -> None:
     given = experiment()
     grid = grid_of(given, tmp_path)
     with pytest.raises(RunError, match="5 nodes are connected, but 6 are needed"):
-        FlowerEngine(grid, nodes=6, wait=0.2)
+        FlowerEngine(grid, nodes=6, wait=0.2, timeout=2)
     twins = LocalGrid(make_client_app(given), [{"partition-id": 0}, {"partition-id": 0}])
     with pytest.raises(RunError, match="is already at node"):
-        FlowerEngine(twins, nodes=2, wait=0.2)
+        FlowerEngine(twins, nodes=2, wait=0.2, timeout=2)
 
 
 def test_a_stopped_run_is_resumed_with_the_same_result(

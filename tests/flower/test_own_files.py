@@ -145,7 +145,7 @@ def test_gaps_in_numbers_become_the_mean_of_all_clients(tmp_path: Path) -> None:
 def refused(tmp_path: Path, tables: dict[str, Rows], words: str) -> None:
     given = experiment("nowhere.csv")
     with pytest.raises((DataError, RunError), match=words):
-        FlowerEngine(grid_of(given, tmp_path, tables), nodes=len(tables), wait=0.2)
+        FlowerEngine(grid_of(given, tmp_path, tables), nodes=len(tables), wait=0.2, timeout=2)
 
 
 def changed(column: str, value: str, name: str = "c") -> dict[str, Rows]:

@@ -256,3 +256,10 @@ def test_the_weight_of_the_partners_is_in_the_record_and_the_tables(tmp_path: Pa
     for text in (CliRunner().invoke(app, ["show", str(tmp_path / "r")]).output, card(record)):
         assert "weight of" in text
         assert all(f"{weight:.2f}" in text for weight in learned)
+
+
+def test_two_phase_says_so_too() -> None:
+    f, t = federation(), task()
+    method = {"name": "blend"} | SETTINGS
+    rounds = run(t, f, client=method, algorithm="two-phase", rounds=5, seed=3)
+    assert [r.number for r in rounds if any("validation = 0.2" in w for w in r.warnings)] == [3]

@@ -3,7 +3,7 @@
 McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and channels.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -120,25 +120,23 @@ class Averaging(Algorithm):
     def round(self, state: State, sample: Sample) -> Conversation:
         replies = yield Request(self.cohort(state, sample), self.ask(state))
         outcome = self.tell(state, replies, sample.population.clients)
-        warnings = yield from self.after_round(outcome.state, sample)
-        return replace(outcome, warnings=(*outcome.warnings, *warnings)) if warnings else outcome
+        return (yield from self.after_round(outcome, sample))
 
-    def after_round(
-        self, state: State, sample: Sample
-    ) -> Generator[Request, Replies, tuple[str, ...]]:
-        """After a round: the further requests of the client method, to all clients."""
+    def after_round(self, outcome: Outcome, sample: Sample) -> Conversation:
+        """Make the further requests of the client method to all clients, and add warnings."""
+        state = outcome.state
         everyone = torch.arange(sample.population.clients)
-        warnings: tuple[str, ...] = ()
         for purpose in self.client.exchanges(int(state["round"]) - 1, self.rounds):
             message = self.message(state) | {"round": state["round"] - 1}  # still this round
             replies = yield Request(everyone, message, purpose)
             if purpose == "mix":
                 learned = blending.everyone(replies, self.task)
                 if learned is None:
-                    warnings = (blending.NO_VALIDATION,)
+                    warnings = (*outcome.warnings, blending.NO_VALIDATION)
+                    outcome = replace(outcome, warnings=warnings)
                 else:
                     yield Request(everyone, message | learned, "weigh")
-        return warnings
+        return outcome
 
     def cohort(self, state: State, sample: Sample) -> Tensor:
         """The clients to ask. One that is drawn twice is asked once."""

@@ -41,8 +41,7 @@ class TwoPhase(Averaging):
 
     def round(self, state: State, sample: Sample) -> Conversation:
         outcome = yield from self.exchange(state, sample)
-        yield from self.after_round(outcome.state, sample)
-        return outcome
+        return (yield from self.after_round(outcome, sample))
 
     def exchange(self, state: State, sample: Sample) -> Conversation:
         """Losses first, then weighted updates."""

@@ -15,6 +15,7 @@ from PIL import Image
 
 import commonweal
 from commonweal.base.errors import ConfigError, DataError
+from commonweal.datasets._images import resize
 from commonweal.datasets._shared import choose_clients
 
 ONE = {"name": "iid", "clients": 1}
@@ -364,6 +365,26 @@ def test_isic(tmp_path: Path) -> None:
     centre_square = torch.from_numpy(pixels[:, 12:212, 30:230].copy())
     assert torch.equal(federation.train.x[2], centre_square)
     assert commonweal.dataset("isic", dir=str(tmp_path), clients=1, test=0).clients == 1
+    # Image 1 has no lesion, image 2 no age: AAggFF leaves both out.
+    known = ["image,age_approx,anatom_site_general,lesion_id,sex", "ISIC_0,55,torso,L0,male"]
+    known += ["ISIC_1,55,torso,,male", "ISIC_2,,torso,L2,male", "ISIC_3,5,head,L3,female"]
+    (tmp_path / "ISIC_2019_Training_Metadata.csv").write_text("\n".join(known))
+    complete = commonweal.dataset("isic", dir=str(tmp_path), complete=True)
+    assert complete.train.y.tolist() == [1, 0] and not len(complete.test.y)
+
+
+def test_images_are_resized_as_pillow_does() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 28, 28)).astype(np.uint8)
+    for size in (14, 32):
+        resized = resize(pixels, size)
+        assert resized.shape == (3, 1, size, size)
+        for before, after in zip(pixels, resized, strict=True):
+            picture = Image.fromarray(before[0]).resize((size, size), Image.Resampling.BILINEAR)
+            difference = np.asarray(picture).astype(int) - after[0]
+            assert abs(difference).max() <= 1
+    assert resize(pixels, 28) is pixels
+    with pytest.raises(ConfigError, match="size"):
+        resize(pixels, 0)
 
 
 # CelebA

@@ -25,8 +25,9 @@ __all__ = ["SuPerFedLM", "SuPerFedMM"]
 
 @dataclass(frozen=True)
 class SuPerFedMM(Client):
-    """loss((1-m) w_i + m v) + mu/2 |w_i - w|^2 + nu cos^2(w_i, v), m ~ U(0, 1) per batch
+    """superfed-mm: a personal model, joined to the global one by a line of low loss.
 
+    loss((1-m) w_i + m v) + mu/2 |w_i - w|^2 + nu cos^2(w_i, v), m ~ U(0, 1) per batch
     Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
     begin: the rounds in which only w_i is trained (m = 0), as a fraction below 1 or as a number
     mu: the penalty on the distance to the received model; nu: that on the angle of the two models
@@ -118,7 +119,7 @@ class SuPerFedMM(Client):
 
 @dataclass(frozen=True)
 class SuPerFedLM(SuPerFedMM):
-    """As superfed-mm, but with a random m per layer and batch
+    """superfed-lm: as superfed-mm, with a random m per layer and batch.
 
     Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022.
     Its parameters are those of superfed-mm: mu, nu, begin, early, m

@@ -72,11 +72,9 @@ def data_show(
 def _of_dataset(change: str) -> str:
     """A change of a dataset's parameter as one of an experiment's key."""
     head = change.partition("=")[0].partition(".")[0].strip()
-    return (
-        change
-        if head in ("partition", "label_noise", "noise", "seed", "score")
-        else f"dataset.{change}"
-    )
+    if head in ("dataset", "partition", "label_noise", "noise", "seed", "score"):
+        return change
+    return f"dataset.{change}"
 
 
 def _print_facts(facts: Mapping[str, object]) -> None:

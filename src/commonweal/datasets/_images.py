@@ -6,15 +6,32 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
+from torch.nn.functional import interpolate
 
 from commonweal.base.errors import DataError
+from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New
 from commonweal.datasets._files import list_members, read_members
 
-__all__ = ["SUFFIXES", "fill_images", "match_images"]
+__all__ = ["SUFFIXES", "fill_images", "match_images", "resize"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
+BLOCK = 10_000  # images that are resized at once
 T = TypeVar("T")
+
+
+def resize(x: np.ndarray, size: int) -> np.ndarray:
+    """Square images (N, C, H, W) of bytes at another size, bilinear and antialiased."""
+    check_bounds("dataset size", size, least=1, most=1024)
+    if x.shape[-1] == size:
+        return x
+    resized = np.empty((*x.shape[:2], size, size), np.uint8)
+    for start in range(0, len(x), BLOCK):
+        block = torch.from_numpy(np.array(x[start : start + BLOCK])).float()
+        block = interpolate(block, (size, size), mode="bilinear", antialias=True)
+        resized[start : start + BLOCK] = block.round().clamp(0, 255).byte().numpy()
+    return resized
 
 
 def match_images(path: Path, describe: Callable[[str], T | None]) -> dict[str, T]:

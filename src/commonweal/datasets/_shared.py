@@ -17,6 +17,7 @@ from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import Split, number_clients, split_rows
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
+from commonweal.datasets._images import resize
 from commonweal.datasets.partition import DirichletByClass, Partition
 
 __all__ = [
@@ -74,10 +75,11 @@ def pool_of(
     seed: int,
     outputs: int | None = None,
     classes: Sequence[int] = (),
+    size: int | None = None,
 ) -> Pool:
     """A pool of the arrays x, y and official: one part of the publisher's split, or some classes.
 
-    Classes are renumbered from 0 in the order given.
+    Classes are renumbered from 0 in the order given; images are resized to `size`.
     """
     if test == "official" and part != "all":
         raise ConfigError(
@@ -98,6 +100,8 @@ def pool_of(
         x = x[chosen]
         y = y[chosen]
         official = official[chosen]
+    if size is not None:
+        x = resize(x, size)
     return Pool(x, y, official, test, seed, outputs=outputs)
 
 

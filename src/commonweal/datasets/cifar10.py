@@ -21,15 +21,16 @@ TRAIN = [f"data_batch_{i}.bin" for i in range(1, 6)]
 def cifar10(
     classes: tuple[int, ...] = (),
     sample: bool = False,
+    size: int = 32,
     part: Part = "all",
     test: Test = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Pool:
-    """60,000 rows (3, 32, 32), 10 classes; score: accuracy
+    """60,000 rows (3, size, size), 10 classes; score: accuracy
 
-    classes: only these; sample: the subset; part: the 50,000 training rows or the 10,000 test rows
-    alone
+    classes: only these; sample: the subset; size: to which images are resized
+    part: the 50,000 training rows or the 10,000 test rows alone
     test: the share of each client's rows that is held out, or "official"; seed: of all draws
     dir: the files' folder
     """
@@ -38,7 +39,7 @@ def cifar10(
         arrays = read_sheets(sheets)
     else:
         arrays = read_binary("cifar10", ARCHIVE, TRAIN, "test_batch.bin", 1, sample, dir)
-    return pool_of(arrays, part, test, seed, outputs=10, classes=classes)
+    return pool_of(arrays, part, test, seed, outputs=10, classes=classes, size=size)
 
 
 ENTRIES = {"cifar10": cifar10}

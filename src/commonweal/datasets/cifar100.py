@@ -19,20 +19,21 @@ ARCHIVE = "cifar-100-binary.tar.gz"
 def cifar100(
     classes: tuple[int, ...] = (),
     sample: bool = False,
+    size: int = 32,
     part: Part = "all",
     test: Test = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Pool:
-    """60,000 rows (3, 32, 32), 100 classes; score: accuracy
+    """60,000 rows (3, size, size), 100 classes; score: accuracy
 
-    classes: only these; sample: the subset; part: the 50,000 training rows or the 10,000 test rows
-    alone
+    classes: only these; sample: the subset; size: to which images are resized
+    part: the 50,000 training rows or the 10,000 test rows alone
     test: the share of each client's rows that is held out, or "official"; seed: of all draws
     dir: the files' folder
     """
     arrays = read_binary("cifar100", ARCHIVE, ["train.bin"], "test.bin", 2, sample, dir)
-    return pool_of(arrays, part, test, seed, outputs=100, classes=classes)
+    return pool_of(arrays, part, test, seed, outputs=100, classes=classes, size=size)
 
 
 ENTRIES = {"cifar100": cifar100}

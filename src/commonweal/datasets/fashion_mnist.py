@@ -21,19 +21,21 @@ a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845 train-labels-id
 
 def fashion_mnist(
     classes: tuple[int, ...] = (),
+    size: int = 28,
     part: Part = "all",
     test: Test = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Pool:
-    """70,000 rows (1, 28, 28), 10 classes; score: accuracy
+    """70,000 rows (1, size, size), 10 classes; score: accuracy
 
-    classes: only these garments; part: the 60,000 training rows or the 10,000 test rows alone
+    classes: only these garments; size: to which images are resized
+    part: the 60,000 training rows or the 10,000 test rows alone
     test: the share of each client's rows that is held out, or "official"; seed: of all draws
     dir: the files' folder
     """
     arrays = read_images("fashion-mnist", "fashion_mnist", dir)
-    return pool_of(arrays, part, test, seed, outputs=10, classes=classes)
+    return pool_of(arrays, part, test, seed, outputs=10, classes=classes, size=size)
 
 
 ENTRIES = {"fashion-mnist": fashion_mnist}

@@ -1,7 +1,8 @@
 """Skin lesions from six centres, with 12,413 images in the largest and 439 in the smallest.
 
 Ogier du Terrail et al., NeurIPS 2022 (FLamby: Fed-ISIC2019), CC BY-NC 4.0; `train_test_split.csv`
-in `isic2019_meta` and FLamby's preprocessed images in `isic2019`. A client is a centre.
+in `isic2019_meta` and FLamby's preprocessed images in `isic2019`. A client is a centre. AAggFF
+(Hahn et al., ICML 2024) uses 21,310 of the images: `complete` with the challenge's metadata.
 """
 
 import csv
@@ -25,6 +26,7 @@ MANUAL = (
 )
 FOLDER = "ISIC_2019_Training_Input_preprocessed"
 SPLIT = "train_test_split.csv"
+METADATA = "ISIC_2019_Training_Metadata.csv"
 CENTRES = (
     "BCN",
     "HAM vidir molemax",
@@ -44,6 +46,7 @@ class Lesion(NamedTuple):
 def isic(
     size: int = 200,
     clients: int | None = None,
+    complete: bool = False,
     test: Test = "official",
     seed: int = 0,
     dir: str | None = None,
@@ -51,6 +54,7 @@ def isic(
     """23,247 rows (3, size, size), 6 centres, 8 classes; score: top-5
 
     size: to which the central square of 200 pixels is resized
+    complete: only the images whose lesion, age, sex and site are known
     clients: how many of the centres to use
     test: FLamby's own split ("official"), or a share of each centre's rows
     seed: which rows and clients; dir: the folder of the table and of the images' folder
@@ -58,9 +62,15 @@ def isic(
     split = find("isic2019", SPLIT, dir) or find("isic2019_meta", SPLIT, dir)
     split = split or locate("isic", "isic2019", [SPLIT], dir)[0]
     images = locate("isic", "isic2019", [FOLDER], dir)[0]
+    sources = [split, images]
+    if complete:
+        sources += locate("isic", "isic2019", [METADATA], dir)
 
     def parse(new: New) -> None:
         lesions = read_split(split)
+        if complete:
+            described = _described(sources[-1])
+            lesions = {image: lesions[image] for image in lesions if image in described}
         wanted = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
         rows = fill_images(new, images, wanted, size, crop=200)
         write(
@@ -70,7 +80,7 @@ def isic(
             official=[row.is_test for row in rows],
         )
 
-    arrays = cached("isic", [split, images], parse, str(size))
+    arrays = cached("isic", sources, parse, str(size))
     centres, owner = np.unique(arrays["centre"], return_inverse=True)
     return natural_federation(
         arrays["x"],
@@ -86,6 +96,17 @@ def isic(
 
 
 ENTRIES = {"isic": isic}
+
+
+def _described(path: Path) -> set[str]:
+    """The images of the challenge's metadata in whose line nothing is missing."""
+    known = set()
+    for row in csv.DictReader(read_text(path).splitlines()):
+        if "image" not in row:
+            raise DataError(f"{str(path)!r} is not the challenge's metadata: it has no image")
+        if all(row.values()):
+            known.add(row["image"])
+    return known
 
 
 def read_split(path: Path) -> dict[str, Lesion]:

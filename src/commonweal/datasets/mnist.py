@@ -19,19 +19,21 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6 t10k-labels-idx
 
 def mnist(
     classes: tuple[int, ...] = (),
+    size: int = 28,
     part: Part = "all",
     test: Test = 0.2,
     seed: int = 0,
     dir: str | None = None,
 ) -> Pool:
-    """70,000 rows (1, 28, 28), 10 classes; score: accuracy
+    """70,000 rows (1, size, size), 10 classes; score: accuracy
 
-    classes: only these digits; part: the 60,000 training rows or the 10,000 test rows alone
+    classes: only these digits; size: to which images are resized
+    part: the 60,000 training rows or the 10,000 test rows alone
     test: the share of each client's rows that is held out, or "official"; seed: of all draws
     dir: the files' folder
     """
     arrays = read_images("mnist", "mnist", dir)
-    return pool_of(arrays, part, test, seed, outputs=10, classes=classes)
+    return pool_of(arrays, part, test, seed, outputs=10, classes=classes, size=size)
 
 
 ENTRIES = {"mnist": mnist}

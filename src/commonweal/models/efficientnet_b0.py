@@ -20,10 +20,11 @@ STAGES = [
 ]
 
 
-def efficientnet_b0(shape: Shape, outputs: int, dropout: float = 0.0) -> nn.Module:
+def efficientnet_b0(shape: Shape, outputs: int, dropout: float = 0.0, pool: int = 1) -> nn.Module:
     """Seven stages of inverted bottlenecks with BatchNorm and SiLU, image mean, a linear layer.
 
     dropout: before the last layer (0.2 in the paper; such a model runs client by client)
+    pool: the side of the grid of means before the last layer (AAggFF: 7)
     """
     colours, height, width = image("efficientnet-b0", shape)
     inputs = 32
@@ -34,10 +35,10 @@ def efficientnet_b0(shape: Shape, outputs: int, dropout: float = 0.0) -> nn.Modu
             layers.append(_Bottleneck(inputs, channels, expansion, step, size))
             inputs = channels
     layers += _unit(inputs, 1280, 1, 1)
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [nn.AdaptiveAvgPool2d(pool), nn.Flatten()]
     if dropout:
         layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers, nn.Linear(1280, outputs))
+    return nn.Sequential(*layers, nn.Linear(1280 * pool**2, outputs))
 
 
 def _unit(

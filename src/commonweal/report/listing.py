@@ -10,6 +10,7 @@ __all__ = ["FAMILIES", "LISTS", "families", "summaries"]
 
 ROOT = Path(__file__).parents[1]
 LISTS = (*KINDS, "scores", "metrics")
+TABLES = ("SCORES", "DIAGNOSTICS")  # of commonweal.training.scores
 FAMILIES = ("mixture", "online", "direction", "reweighting", "combinator")  # as in docs/rules.md
 
 
@@ -61,10 +62,10 @@ def _metrics() -> dict[str, str]:
 
 
 def _scores() -> dict[str, str]:
-    """The entries of SCORES in commonweal.training.scores, and what they mean."""
+    """The scores of commonweal.training.scores, and what they mean."""
     found = {}
     for node in _parse("commonweal.training.scores").body:
-        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "SCORES":
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) not in TABLES:
             continue
         assert isinstance(node.value, ast.Dict)
         for key, value in zip(node.value.keys, node.value.values, strict=True):

@@ -178,7 +178,7 @@ class Campaign:
             going = rounds.run(job, out=half)
             next(going)
             next(going)
-            going.close()  # type: ignore[attr-defined]
+            going.close()
         paths = sorted(half.rglob(name))
         noticed = 0
         for _ in range(count):

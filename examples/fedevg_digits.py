@@ -86,7 +86,7 @@ def main(folder: Path) -> None:
     assert samples is not None
     x, y = samples
     (folder / "rows.png").write_bytes(picture(x, y))
-    w = task.vector(record.model())
+    w = task.vector(record.state_dict())
     show_quality(assess(task, digits, w, x, y, epochs=10))
     show_files(record)
 

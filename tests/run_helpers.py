@@ -1,7 +1,7 @@
 """What the tests of runs share: small data, engines that lose replies, the bytes of a folder."""
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from commonweal.data.federation import Federation, Rows
 from commonweal.engines.engine import Engine, LocalEngine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, job_from_parts
-from commonweal.jobs.rounds import Round
+from commonweal.jobs.rounds import Run
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
 from commonweal.training.task import Task
@@ -62,13 +62,12 @@ def weights_of(line: dict[str, Any]) -> dict[str, float]:
     return dict(zip(line.get("weighted", line["client"]), line["weight"], strict=True))
 
 
-def stop(rounds: Iterator[Round]) -> None:
+def stop(rounds: Run) -> None:
     """Stop a run, as a caller does who leaves the loop."""
-    assert isinstance(rounds, Generator)
     rounds.close()
 
 
-def stop_after(number: int, rounds: Iterator[Round]) -> None:
+def stop_after(number: int, rounds: Run) -> None:
     for done in rounds:
         if done.number == number:
             break

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
 from cases import cases
@@ -295,7 +296,7 @@ def test_paired_intervals_are_those_of_scipy(confidence: float) -> None:
 
 def test_differences_in_steps_widen_the_interval_by_half_a_step() -> None:
     base = np.array([0.1, 0.2, 0.3, 0.4])
-    other = base + np.array([2, 3, 5, 2]) / 33
+    other = base + np.array([2, 4, 7, 2]) / 33  # the smallest gap is not the step
     interval = stats.ttest_rel(other, base).confidence_interval(0.95)
     got = paired(other, base)
     assert got.low == pytest.approx(interval.low - 1 / 33 / 2 / 4)
@@ -327,13 +328,18 @@ def test_equal_differences_and_one_seed_are_never_significant(
 
 
 @cases("accuracy", [0.5, 0.9, 0.99])
-def test_at_most_five_in_a_hundred_equal_methods_differ_significantly(accuracy: float) -> None:
+@cases("over_clients", [np.mean, np.min])
+@cases("clients", [1, 15])
+def test_at_most_five_in_a_hundred_equal_methods_differ_significantly(
+    clients: int, over_clients: Callable[..., NDArray[np.float64]], accuracy: float
+) -> None:
     """Accuracies in steps of 1/33, as of clients with 33 test samples."""
     rng = np.random.default_rng(33)
     for seeds in (2, 3, 5, 8, 20):
-        scores = rng.binomial(33, accuracy, (2, 1000, seeds)) / 33
-        found = sum(paired(a, b).significant for a, b in zip(*scores, strict=True))
-        assert stats.binomtest(found, 1000, 0.05, "greater").pvalue > 0.01, seeds
+        scores = rng.binomial(33, accuracy, (2, 1000, seeds, clients)) / 33
+        methods = over_clients(scores, axis=-1)
+        found = sum(paired(a, b).significant for a, b in zip(*methods, strict=True))
+        assert stats.binomtest(found, 1000, 0.05, "greater").pvalue > 0.002, seeds
 
 
 @cases(("effect", "seeds"), [(2.0, 5), (1.0, 10), (0.5, 34), (0.25, 128)])

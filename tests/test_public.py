@@ -25,6 +25,7 @@ PURE = [
 ]
 PUBLIC = [
     "CommonwealError",
+    "CommonwealWarning",
     "Decision",
     "Experiment",
     "FederatedClassifier",
@@ -34,19 +35,26 @@ PUBLIC = [
     "Reports",
     "Round",
     "Rule",
+    "Run",
+    "Stateless",
     "Task",
+    "channel",
     "choose",
     "client",
     "compare",
     "dataset",
     "load",
+    "load_experiment",
+    "load_run",
     "metrics",
     "model",
     "partition",
     "reopen",
     "rule",
     "run",
+    "sampler",
     "server",
+    "slots",
 ]
 
 

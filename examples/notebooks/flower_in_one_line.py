@@ -130,7 +130,7 @@ for rule in ("fedavg", "aaggff-s"):
 
 # %%
 for rule in ("fedavg", "aaggff-s"):
-    record = cw.load(f"runs/{rule}")
+    record = cw.load_run(f"runs/{rule}")
     last = record.rounds[-1]
     scores = record.clients().evaluation.score.tolist()
     print(rule.ljust(9), "weights", [round(value, 3) for value in last.weights.values()])

@@ -41,7 +41,7 @@ for round in cw.run(experiment, out="runs/patients"):
 print({name: f"{last.metrics[name]:.3f}" for name in ("mean", "worst")})
 
 # %%
-record = cw.load("runs/patients")
+record = cw.load_run("runs/patients")
 for column in record.preprocessing().columns:
     print(f"{column.name:12} {column.becomes}")
 

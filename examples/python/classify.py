@@ -24,4 +24,4 @@ for rule in ("fedavg", "aaggff-s"):
     print(f"{rule:9} mean {mean:.1f} %   worst hospital {worst:.1f} %")
 
 new = torch.tensor([[1.0, 0.5, 0.0, 0.0, 0.0, 0.0]])
-print(dict(zip(federation.class_names, last.model()(new).softmax(1)[0].tolist(), strict=True)))
+print(dict(zip(federation.class_names, last.module()(new).softmax(1)[0].tolist(), strict=True)))

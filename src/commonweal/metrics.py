@@ -51,7 +51,7 @@ Names: TypeAlias = Sequence[str] | None  # (K,)
 
 SHOWN = 5  # bad values that an error message lists
 TOLERANCE = 1e-9  # differences below this part of the scores are rounding errors
-WHOLE = 1e-6  # by which a multiple of a step may differ from a whole number
+FINE = 1e-3  # steps below this part of the largest difference change nothing
 
 
 class Against(NamedTuple):
@@ -394,12 +394,17 @@ def _standard_error(a: Array, b: Array) -> float:
 
 
 def _step(values: Array) -> float:
-    """The step in which values come, such as 1/33; 0 if they are no multiples of one."""
-    gaps = np.diff(np.sort(values))
-    tolerance = TOLERANCE * np.ptp(values)
-    step = gaps[gaps > tolerance].min()
-    multiples = (values - values[0]) / step
-    return float(step) if np.abs(multiples - multiples.round()).max() < WHOLE else 0.0
+    """The step in which values come, such as 1/33; 0 if they come in none, or in a fine one.
+
+    It is the greatest common divisor of their differences, by Euclid's algorithm.
+    """
+    gaps = np.abs(values - values[0])
+    largest = float(gaps.max())
+    step = 0.0
+    for gap in gaps.tolist():
+        while gap > TOLERANCE * largest:
+            step, gap = gap, abs(step - round(step / gap) * gap)
+    return step if step > FINE * largest else 0.0
 
 
 def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> list[Paired]:

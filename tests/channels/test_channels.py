@@ -297,7 +297,12 @@ def test_memory_survives_a_resume(tmp_path: Path, client: str) -> None:
             return {"residual": torch.zeros(size), "times": torch.tensor(0)}
 
     def rounds(folder: str) -> Any:
-        parts = {"client": client, "channels": [Fitting(0.2), Clip(1.0)], "cohort": 2, "rounds": 6}
+        parts: Any = {
+            "client": client,
+            "channels": [Fitting(0.2), Clip(1.0)],
+            "cohort": 2,
+            "rounds": 6,
+        }
         return run(t, f, out=tmp_path / folder, resume=True, **parts)
 
     *_, last = rounds("whole")

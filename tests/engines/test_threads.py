@@ -1,7 +1,8 @@
 """Clients that are computed one by one: in threads, with images' channels last in memory."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from unittest import mock
 
 import pytest
@@ -14,6 +15,8 @@ from commonweal.clients.superfed import SuPerFedMM
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
+from commonweal.jobs.rounds import run
+from commonweal.rules.rule import Reports, Stateless
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate
 from commonweal.training.memory_format import ChannelsLast, channels_last
@@ -231,3 +234,32 @@ def test_a_module_that_needs_channels_first_gets_them() -> None:
 def test_other_models_are_left_as_they_are(module: nn.Module, shape: tuple[int, ...]) -> None:
     task = Task(module)
     assert channels_last(task, torch.zeros(2, *shape)) is task
+
+
+@dataclass(frozen=True)
+class Counting(Stateless):
+    """Equal weights; notes how many threads torch has while a round runs."""
+
+    seen: list[int] = field(default_factory=list)
+
+    def weigh(self, reports: Reports) -> Tensor:
+        self.seen.append(torch.get_num_threads())
+        return torch.full((len(reports.ids),), 1 / len(reports.ids), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("module", "expected"), [(nn.Flatten, 1), (pooled, 2)])
+def test_only_models_with_large_operations_share_them_among_threads(
+    module: Callable[[], nn.Module], expected: int
+) -> None:
+    models = {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        model = nn.Sequential(module(), nn.LazyLinear(3))
+        model(torch.zeros(2, 1, 8, 8))
+        rule = Counting()
+        *_, last = run(Task(model), federation(SIZES, (1, 8, 8)), rule=rule, rounds=2)
+        assert rule.seen == [min(threads, expected)] * 2
+        assert torch.get_num_threads() == threads
+        models[threads] = last.state["w"]
+    assert torch.equal(models[1], models[2])

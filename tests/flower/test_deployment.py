@@ -184,5 +184,5 @@ def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
     for a, b in zip(flower.rounds, simulator.rounds, strict=True):
         assert a.weights == pytest.approx(b.weights, rel=1e-3) and a.dropped == {}
         assert a.personal == pytest.approx(b.personal, rel=1e-3, abs=1e-5)
-    for name, value in simulator.model().items():
-        close(flower.model()[name], value, rtol=1e-3, atol=1e-5)
+    for name, value in simulator.state_dict().items():
+        close(flower.state_dict()[name], value, rtol=1e-3, atol=1e-5)

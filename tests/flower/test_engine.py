@@ -71,8 +71,8 @@ def same_record(a: Record, b: Record) -> None:
         assert one.personal == pytest.approx(other.personal, rel=1e-3, abs=1e-5)
         assert one.bytes == other.bytes
     assert a.clients().names == b.clients().names
-    for name, value in a.model().items():
-        close(value, b.model()[name], rtol=1e-3, atol=1e-5)
+    for name, value in a.state_dict().items():
+        close(value, b.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)

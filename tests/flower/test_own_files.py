@@ -50,9 +50,9 @@ def same(a: Record, b: Record) -> None:
         assert one.dropped == {} and one.weights == pytest.approx(other.weights, rel=1e-3)
         assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5, nan_ok=True)
         assert one.personal == pytest.approx(other.personal, rel=1e-3, abs=1e-5)
-    assert a.model().keys() == b.model().keys()
-    for name, value in a.model().items():
-        close(value, b.model()[name], rtol=1e-3, atol=1e-5)
+    assert a.state_dict().keys() == b.state_dict().keys()
+    for name, value in a.state_dict().items():
+        close(value, b.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [True, False])

@@ -588,7 +588,7 @@ def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
         expected = value + (1 if value.is_floating_point() else 4)
         torch.testing.assert_close(state[name], expected)
     assert state["1.num_batches_tracked"].dtype == torch.int64
-    saved = Record.read(tmp_path / "run").model()
+    saved = Record.read(tmp_path / "run").state_dict()
     assert saved.keys() == net.state_dict().keys()
 
 

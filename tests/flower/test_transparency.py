@@ -253,7 +253,7 @@ def test_a_loop_of_ones_own_leaves_a_whole_record(tmp_path: Any) -> None:
     record = Record.read(tmp_path / "run")
     assert [line.number for line in record.rounds] == [1, 2] and record.finished
     assert [bool(line.metrics) for line in record.rounds] == [False, True]
-    np.testing.assert_array_equal(record.model()["0"].numpy(), arrays["0"].numpy())
+    np.testing.assert_array_equal(record.state_dict()["0"].numpy(), arrays["0"].numpy())
     assert (tmp_path / "run" / "clients.csv").exists()
 
 
@@ -270,7 +270,7 @@ def test_a_resumed_run_continues_with_what_a_subclass_made_of_the_model(tmp_path
     again = run(4, "parts", resume=True)
     np.testing.assert_array_equal(again.arrays["0"].numpy(), whole.arrays["0"].numpy())
     record = Record.read(tmp_path / "parts")
-    np.testing.assert_array_equal(record.model()["0"].numpy(), whole.arrays["0"].numpy())
+    np.testing.assert_array_equal(record.state_dict()["0"].numpy(), whole.arrays["0"].numpy())
 
 
 def test_what_cannot_work_in_flowers_loop_is_refused() -> None:

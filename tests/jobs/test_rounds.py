@@ -74,7 +74,7 @@ def test_each_round_starts_from_the_last() -> None:
     t, f = task(), federation()
     before, after = rounds(t, f, rounds=2)
     own = f.train.client(0)
-    outputs = before.model()(own.x)
+    outputs = before.module()(own.x)
     expected = nn.functional.cross_entropy(outputs, own.y).item()
     assert after.losses[0] == pytest.approx(expected, rel=1e-5)
     assert torch.equal(outputs, t.outputs(before.state["w"], own.x))
@@ -197,7 +197,7 @@ def test_the_folder_of_ones_own_task_reads_back(tmp_path: Path) -> None:
     assert e["channels"] == [{"name": "clip", "norm": 1.0}]
     assert e["dataset"]["name"] == e["model"]["name"] == "given"
     assert record.title == "aaggff-s"
-    assert set(record.model()) == {"weight", "bias"}
+    assert set(record.state_dict()) == {"weight", "bias"}
 
 
 def test_the_folder_says_how_many_rounds_also_where_none_were_given(tmp_path: Path) -> None:

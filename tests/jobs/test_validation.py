@@ -86,7 +86,7 @@ def test_held_out_clients_never_train_and_are_scored(tmp_path: Path) -> None:
     assert not seen & set(held.names) and len(seen) == 7
     table = Record.read(tmp_path / "r").unseen()
     assert table is not None and table.names == held.names
-    module = done[-1].model()
+    module = done[-1].module()
     with torch.no_grad():
         right = (module(held.rows.x).argmax(1) == held.rows.y).double().view(3, 30).mean(1)
     assert table.evaluation.score.tolist() == pytest.approx(right.tolist())

@@ -205,7 +205,7 @@ def test_a_table_reads_back_as_the_evaluation_that_was_written(finished: Record)
 
 def test_the_model_has_the_modules_names_and_can_be_loaded_into_it(finished: Record) -> None:
     model = commonweal.model("logistic", shape=(10,), outputs=11)
-    model.load_state_dict(finished.model())
+    model.load_state_dict(finished.state_dict())
     federation = commonweal.dataset("vowel")
     right = (model(federation.test.x).argmax(1) == federation.test.y).double().mean().item()
     assert right == pytest.approx(finished.rounds[-1].metrics["weighted_mean"], abs=1e-12)
@@ -355,7 +355,7 @@ def test_an_unfinished_run_has_no_model(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match="is not finished: its model is written after the last round"
     ):
-        record.model()
+        record.state_dict()
     with pytest.raises(RunError, match="has no evaluated round yet"):
         record.clients()
 
@@ -453,7 +453,7 @@ def test_a_bad_model_is_a_sentence_and_never_unpickled(
     marker = tmp_path / "marker"
     (folder / "model.safetensors").write_bytes(bad_checkpoints(marker)[kind])
     with pytest.raises(RunError, match=r"model\.safetensors"):
-        Record.read(folder).model()
+        Record.read(folder).state_dict()
     assert not marker.exists()
 
 

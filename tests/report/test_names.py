@@ -148,7 +148,7 @@ def test_names_that_are_not_unicode_are_refused() -> None:
 
 def stranger(folder: Path, marker: Path) -> None:
     """A run whose experiment was changed to name a program."""
-    list(run(commonweal.load(write(folder)), out=folder / "run"))  # type: ignore[arg-type]
+    list(run(commonweal.load_experiment(write(folder)), out=folder / "run"))
     path = folder / "run" / "experiment.toml"
     bomb = f'name = "os:mkdir"\npath = {json.dumps(str(marker))}\n'
     text = path.read_text()

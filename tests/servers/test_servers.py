@@ -288,7 +288,7 @@ def test_polyak_in_a_run_publishes_the_mean(inner: str, tmp_path: Path) -> None:
     experiment = Experiment(dataset="vowel", rounds=4, server=server, rule="afl")
     rounds = list(run(experiment, out=tmp_path / "run"))
     mean = torch.stack([done.state["w"] for done in rounds]).mean(0)
-    model = Record.read(tmp_path / "run").model()
+    model = Record.read(tmp_path / "run").state_dict()
     published = torch.cat([tensor.flatten() for tensor in model.values()])
     assert sorted(published.tolist()) == pytest.approx(sorted(mean.tolist()), rel=1e-5, abs=1e-6)
 

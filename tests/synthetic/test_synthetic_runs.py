@@ -85,11 +85,11 @@ def test_a_run_trains_a_classifier_per_evaluation(
     at_round = {}
     for done in run(parts, out=tmp_path / "a"):
         at_round[done.number] = len(trained)
-        done.model()
+        done.module()
         if trained:
             assert torch.equal(parts.algorithm.model(done.state), trained[-1])
     assert at_round == {1: 0, 2: 1, 3: 1, 4: 2, 5: 3}
-    saved = parts.task.vector(Record.read(tmp_path / "a").model())
+    saved = parts.task.vector(Record.read(tmp_path / "a").state_dict())
     assert torch.equal(saved, trained[-1])
     assert len(trained) == 3
 
@@ -200,7 +200,7 @@ def test_a_run_leaves_its_rows_scores_and_a_model(name: str, tmp_path: Path) -> 
     assert [each.number for each in record.evaluated] == [2, 4, 5]
     assert {"mean", "worst", "gini"} <= set(record.evaluated[-1].metrics)
     assert len(record.clients().names) == 3
-    assert set(record.model()) == {name for name, _ in task().module.named_parameters()}
+    assert set(record.state_dict()) == {name for name, _ in task().module.named_parameters()}
     with np.load(tmp_path / "synthetic.npz") as data:
         assert data["images"].shape == (20, 1, 8, 8)
         assert data["labels"].tolist() == sorted([*range(10)] * 2)

@@ -108,7 +108,7 @@ def test_own_scores_per_sample_and_per_client() -> None:
     for function, lower in ((cost, True), (recall, False)):
         task = Task(module, score=function, lower_is_better=lower)
         (done,) = commonweal.run(task, federation, rounds=1)
-        model = done.model()
+        model = done.module()
         scores = []
         for k in range(3):
             rows = federation.test.client(k)

@@ -164,7 +164,7 @@ def test_saved_and_returned_models_give_units(tmp_path: Path) -> None:
     federation = raw()
     task = Task(mlp(), "squared", "mae")
     *_, last = run(task, federation, rounds=5, out=tmp_path / "r")
-    module = last.model()
+    module = last.module()
     x, y = federation.test.x, federation.test.y
     with torch.no_grad():
         predicted = module(x)[:, 0]

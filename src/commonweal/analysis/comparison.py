@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 
@@ -28,6 +28,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
 from commonweal.data.federation import Federation
 from commonweal.data.samples import joined, subset
+from commonweal.jobs.job import Parts, job_from_parts
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
@@ -136,7 +137,7 @@ def compare(
     baselines: bool = True,
     out: str | Path | None = None,
     fixed: bool = False,
-    **parts: object,
+    **parts: Unpack[Parts],
 ) -> Comparison:
     """Run an experiment (or its file), or a Task and a Federation, under several rules and seeds.
 
@@ -285,9 +286,9 @@ def _compare_own(
         for label, given in kinds.items():
             to = run_folder(folder, label, seed)
             try:
-                for _ in run(task, federation, out=to, resume=True, **{**given, "seed": seed}):
-                    pass
-                records.setdefault(label, []).append(Record.read(to))
+                job = job_from_parts(task, federation, **{**given, "seed": seed})
+                record = run(job, out=to, resume=True).result()
+                records.setdefault(label, []).append(record)
             except (ConfigError, DataError, DivergedError) as error:
                 failures.setdefault(label, f"{label}: no result; seed {seed}: {error}")
     complete = {label: runs for label, runs in records.items() if label not in failures}

@@ -11,11 +11,13 @@ CommonwealError
 Each message says what is wrong, what was got, and what to do.
 """
 
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 __all__ = [
     "CommonwealError",
+    "CommonwealWarning",
     "ConfigError",
     "DataError",
     "DivergedError",
@@ -23,7 +25,9 @@ __all__ = [
     "LockedError",
     "ResumeWarning",
     "RunError",
+    "UnusedRunWarning",
     "did_you_mean",
+    "renamed_method",
 ]
 
 
@@ -55,8 +59,21 @@ class LockedError(RunError):
     """Another process writes to a folder."""
 
 
-class ResumeWarning(UserWarning):
+class CommonwealWarning(UserWarning):
+    """The base of warnings about what a user may not have meant."""
+
+
+class ResumeWarning(CommonwealWarning):
     """A resumed run continues with another version or on another processor than it began with."""
+
+
+class UnusedRunWarning(CommonwealWarning):
+    """A run was prepared, but never started."""
+
+
+def renamed_method(old: str, new: str) -> None:
+    """Warn that a function or method is called by its old name, which works for one release."""
+    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

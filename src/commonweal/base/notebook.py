@@ -6,7 +6,7 @@ nothing but IPython.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
@@ -37,7 +37,7 @@ def in_notebook() -> bool:
     return shell is not None and type(shell.get_ipython()).__name__ == KERNEL
 
 
-def with_bar(rounds: Iterator[Each], total: int, title: str) -> Iterator[Each]:
+def with_bar(rounds: Iterator[Each], total: int, title: str) -> Generator[Each, None, None]:
     """The rounds, with a bar that shows how many are done, the speed, and the last scores."""
     python: Any = import_module("IPython.display")
     html = python.HTML

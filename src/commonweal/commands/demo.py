@@ -44,7 +44,6 @@ def demo(
 
     Takes one to two minutes.
     """
-    import torch
 
     from commonweal.analysis.compare import OWN, Cell, baseline_cells, cells, run_folder
     from commonweal.analysis.comparison import Comparison
@@ -63,8 +62,6 @@ def demo(
     for seed in range(seeds):
         blend = Experiment(**change(base, BLEND) | {"seed": seed})
         plan.append(Cell("blend", blend, run_folder(folder, "blend", seed)))
-    # Threads that share products this small wait for each other, above all on a busy machine.
-    torch.set_num_threads(1)
     comparison = Comparison.of_plan(plan, run_cells(plan, quiet))
     # Of blend, what counts is what clients use: the mixed predictions.
     results = [result for result in comparison.results if result.label != "blend"]

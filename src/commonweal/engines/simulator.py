@@ -31,7 +31,7 @@ from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap
 from commonweal.training.task import Batch, Task
 from commonweal.training.uses import Uses
 
-__all__ = ["MODES", "Simulator"]
+__all__ = ["MODES", "Simulator", "gains_from_threads"]
 
 MODES = ("auto", "vmap", "chunked", "loop")
 BUDGET = 1 << 28  # numbers that a group of clients may hold at once: 1 GB
@@ -111,8 +111,7 @@ class Simulator(LocalEngine):
             return self.vectorize, "requested"
         if draws:
             return "loop", "the model draws random numbers (dropout)"
-        slow = nn.modules.conv._ConvNd | nn.RNNBase
-        if any(isinstance(layer, slow) for layer in task.module.modules()):
+        if _has_large_layers(task):
             return "loop", "convolutions and recurrent layers are faster client by client"
         if dense_stack(task) is not None:
             return "chunked", "stacks of linear layers are trained together in closed form"
@@ -307,6 +306,20 @@ class Simulator(LocalEngine):
             for tensor in (*sampled(part.inputs), part.y, part.offsets):
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _has_large_layers(task: Task) -> bool:
+    """Whether a model has convolutions or recurrent layers, which keep a core busy."""
+    kinds = nn.modules.conv._ConvNd | nn.RNNBase
+    return any(isinstance(layer, kinds) for layer in task.module.modules())
+
+
+def gains_from_threads(task: Task) -> bool:
+    """Whether the operations of a model are large enough to be shared by threads.
+
+    Threads that share small products wait for each other, above all on a busy machine.
+    """
+    return task.size >= LARGE or _has_large_layers(task)
 
 
 def check_fit(task: Task, federation: Federation) -> None:

@@ -4,16 +4,20 @@ from pathlib import Path
 
 from torch import nn
 
+from commonweal.base.errors import renamed_method
+from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import build_dataset
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
+from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
-__all__ = ["client", "dataset", "load", "model", "rule", "server"]
+__all__ = ["channel", "client", "dataset", "load", "load_experiment", "load_run", "model"]
+__all__ += ["rule", "sampler", "server"]
 
 
 def rule(name: str, **parameters: object) -> Rule:
@@ -53,6 +57,30 @@ def model(
     return module
 
 
+def sampler(name: str, **parameters: object) -> Sampler:
+    """A sampler of cohorts by name: `sampler("size")`."""
+    built: Sampler = catalog.build("samplers", {**catalog.parse(name), **parameters})
+    return built
+
+
+def channel(name: str, **parameters: object) -> Channel:
+    """A channel, which changes replies on their way, by name: `channel("clip", norm=1.0)`."""
+    built: Channel = catalog.build("channels", {**catalog.parse(name), **parameters})
+    return built
+
+
+def load_run(folder: str | Path) -> Record:
+    """The record of a run in a folder, finished or not."""
+    return Record.read(folder)
+
+
+def load_experiment(path: str | Path, *changes: str) -> Experiment:
+    """The experiment in a TOML file, changed by `key=value` (`rule=term`, `client.lr=0.01`)."""
+    return read(path, changes)
+
+
 def load(path: str | Path, *changes: str) -> Experiment | Record:
-    """The experiment in a TOML file, changed by `key=value`, or the record of a run's folder."""
+    """Deprecated: use `load_run` for a folder, `load_experiment` for a TOML file."""
+    new = "load_run" if Path(path).is_dir() else "load_experiment"
+    renamed_method("commonweal.load", f"commonweal.{new}")
     return Record.read(path) if Path(path).is_dir() else read(path, changes)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 
-__all__ = ["Job", "build_algorithm", "build_dataset", "build_task"]
+__all__ = ["Job", "Parts", "build_algorithm", "build_dataset", "build_task"]
 __all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losses"]
 __all__ += ["with_validation"]
 
@@ -40,6 +40,34 @@ T = TypeVar("T")
 
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
+Named = str | Mapping[str, object]  # a part by name, or a table with its name and parameters
+
+
+class Parts(TypedDict, total=False):
+    """The parts and settings of a run of one's own Task and Federation: `run` explains them."""
+
+    algorithm: Named | Algorithm
+    rule: Named | Rule
+    client: Named | Client
+    server: Named | ServerOptimizer
+    sampler: Named | Sampler
+    channels: Sequence[Named | Channel]
+    rounds: int
+    cohort: int | float | Literal["all"]
+    seed: int
+    score: str | Sequence[str] | None
+    evaluate_every: int
+    validation: float
+    patience: int | None
+    monitor: Literal["mean", "worst"]
+    holdout_clients: float
+    synthetic_from: str
+    device: str
+    vectorize: str
+    deterministic: bool
+    engine: str
+
+
 TRAINING_COPIES = 3  # of the weights: the model, its update and its gradient
 INTERFACES: dict[str, type] = {
     "rules": Rule,

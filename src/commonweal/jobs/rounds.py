@@ -2,14 +2,17 @@
 
 import math
 import platform
+import shutil
+import tempfile
 import time
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +20,32 @@ from torch import Tensor, nn
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.base import notebook
-from commonweal.base.errors import ConfigError, DivergedError, ResumeWarning
-from commonweal.base.tensors import State, num_bytes
+from commonweal.base.arguments import expect
+from commonweal.base.errors import (
+    ConfigError,
+    DivergedError,
+    ResumeWarning,
+    RunError,
+    UnusedRunWarning,
+    renamed_method,
+)
+from commonweal.base.tensors import State, Tensors, num_bytes
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.engines import Engine
-from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
+from commonweal.engines.simulator import gains_from_threads
+from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore
+from commonweal.record.artifacts import read_model
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
-from commonweal.record.record import title_of
+from commonweal.record.record import Record, title_of
 from commonweal.record.rounds import ClientTable, RoundRecord, best_round, read_rounds
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 from commonweal.training.task import Task
 
-__all__ = ["Round", "converse", "run"]
+__all__ = ["Round", "Run", "converse", "run"]
 
 LOST_ROUNDS = 5  # in a row in which all replies are not finite: the run has diverged
 HOPELESS = 1e6  # a loss: guessing gives 1 of a scaled target, and log(classes)
@@ -56,9 +69,107 @@ class Round(RoundRecord):
         shown = {name: round(value, 4) for name, value in list(self.metrics.items())[:3]}
         return f"<Round {self.number}: {len(self.clients)} clients, {shown}>"
 
-    def model(self) -> nn.Module:
-        """The server's model after the round, as a module."""
+    def state_dict(self) -> Tensors:
+        """The global model's tensors after the round, by the module's own names."""
+        return self.job.task.tensors(self.job.algorithm.model(self.state))
+
+    def module(self) -> nn.Module:
+        """The global model after the round, as a module in evaluation mode.
+
+        Its outputs are in the labels' units.
+        """
         return self.job.task.module_of(self.job.algorithm.model(self.state))
+
+    def model(self) -> nn.Module:
+        """Deprecated: use `module`."""
+        renamed_method("Round.model()", "Round.module()")
+        return self.module()
+
+
+class Run(Iterator[Round]):
+    """A run that `run` prepared. It begins when you iterate over it or ask for its result.
+
+    It is iterated over once; `result` runs what is left.
+    """
+
+    def __init__(self, job: Job, out: Path | None = None, resume: bool = False) -> None:
+        self.job = job
+        self.folder = out
+        self.last: Round | None = None  # the last round that was run
+        self._resume = resume
+        self._rounds: Generator[Round, None, None] | None = None
+        self._record: Record | None = None
+
+    def __repr__(self) -> str:
+        done = 0 if self.last is None else self.last.number
+        title = title_of(tomllib.loads(self.job.text))
+        return f"<Run: {title}, {done} of {self.job.rounds} rounds>"
+
+    def __next__(self) -> Round:
+        self.last = next(self._started())
+        return self.last
+
+    def _started(self) -> Generator[Round, None, None]:
+        if self._rounds is None:
+            store = None if self.folder is None else Store(self.folder)
+            self._rounds = _rounds(self.job, store, self._resume)
+            if notebook.in_notebook():
+                title = title_of(tomllib.loads(self.job.text))
+                self._rounds = notebook.with_bar(self._rounds, self.job.rounds, title)
+        return self._rounds
+
+    def close(self) -> None:
+        """Stop here: every complete round is saved, and the folder is free for others."""
+        self._started().close()
+
+    def __del__(self) -> None:
+        if self._rounds is None:
+            warnings.warn(
+                f"{self!r} was never started: iterate over it, or call its result()",
+                UnusedRunWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def result(self) -> Record:
+        """Run the rounds that are left, and return the run's record.
+
+        Without `out` the record is in a temporary folder, which is deleted with it.
+        """
+        if self._record is not None:
+            return self._record
+        temporary = self.folder is None
+        if self.folder is None:
+            if self._rounds is not None:
+                raise RunError(
+                    "the first rounds of this run were not saved: call result() before iterating "
+                    "over it, or give a folder, run(..., out='runs/mine')"
+                )
+            self.folder = Path(tempfile.mkdtemp(prefix="commonweal-"))
+        try:
+            for _ in self:
+                pass
+            self._record = Record.read(self.folder)
+        except BaseException:
+            if temporary:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        if temporary:
+            weakref.finalize(self._record, shutil.rmtree, self.folder, ignore_errors=True)
+        return self._record
+
+    def state_dict(self) -> Tensors:
+        """The global model's tensors after the last round that was run."""
+        if self.last is not None:
+            return self.last.state_dict()
+        if self.folder is None:
+            raise RunError("the run has no round yet: iterate over it, or call its result()")
+        return read_model(self.folder)
+
+    def module(self) -> nn.Module:
+        """The global model after the last round that was run, in evaluation mode."""
+        task = self.job.task
+        return task.module_of(task.vector(self.state_dict()))
 
 
 def run(
@@ -67,34 +178,63 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    **parts: object,
-) -> Iterator[Round]:
-    """Run an experiment round by round; with `out`, write it to a folder.
-
-    resume: continue the run that is in the folder
-
-    With your own model and rows, pass a Task and a Federation, and any of algorithm, rule, client,
-    server, sampler, channels, rounds, cohort, seed, score, vectorize, device and evaluate_every.
+    **parts: Unpack[Parts],
+) -> Run:
+    """Prepare a run. Iterate over it round by round, or call its `result()`.
 
     In a notebook the rounds have a progress bar.
+
+    Args:
+        what: An Experiment; or, with a federation, a Task of your own.
+        federation: The clients' samples, with a Task.
+        out: The folder that the run is written to. Without it nothing is saved.
+        resume: Continue the run that is in the folder.
+        algorithm: With a Task: the protocol between server and clients ("averaging"). This part
+            and those that follow are a name, a table with `name` and parameters, or an object.
+        rule: How much each client's reply counts ("fedavg").
+        client: How clients train ("sgd").
+        server: The server's optimizer ("sgd").
+        sampler: Who takes part in a round ("uniform").
+        channels: What happens to replies on their way, in this order.
+        rounds: How many rounds (100).
+        cohort: How many clients a round asks: a number, a share, or "all".
+        seed: Determines everything random (0).
+        score: The score, or several, the main one first. By default that of the task.
+        evaluate_every: Rounds between evaluations (1).
+        validation: The share of each client's training samples to choose the best round by.
+        patience: Rounds without a better one, on validation samples, before the run stops.
+        monitor: What "better" refers to: the "mean" over clients, or the "worst".
+        holdout_clients: The share of clients that are held out of training.
+        synthetic_from: The folder of a run whose synthetic samples every client also trains on.
+        device: Where clients compute: "cpu", "cuda", "cuda:1" or "mps".
+        vectorize: How clients are computed: "auto", "vmap", "chunked" or "loop".
+        deterministic: Use one thread: the same bytes on any number of cores.
+        engine: Who carries the messages; here only "simulator".
+
+    Raises:
+        ConfigError: A part or a setting cannot be right.
 
     >>> x, y, client = [[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"]
     >>> federation = Federation.from_arrays(x, y, client, test=0.5)
     >>> task = Task(torch.nn.Linear(1, 2))
     >>> [r.number for r in run(task, federation, rule="aaggff-s", rounds=2)]
     [1, 2]
+    >>> run(task, federation, rounds=2).result().finished
+    True
     """
-    job = _job(what, federation, parts)
-    rounds = _rounds(job, None if out is None else Store(Path(out)), resume)
-    if not notebook.in_notebook():
-        return rounds
-    return notebook.with_bar(rounds, job.rounds, title_of(tomllib.loads(job.text)))
+    if out is not None:
+        expect("out", out, (str, Path), "the path of a folder")
+    expect("resume", resume, bool, "True or False")
+    return Run(_job(what, federation, parts), None if out is None else Path(out), resume)
 
 
 def _job(what: object, federation: Federation | None, parts: Mapping[str, object]) -> Job:
     if isinstance(what, Task):
-        if federation is None:
-            raise ConfigError("run(task) needs a Federation as its second argument")
+        if not isinstance(federation, Federation):
+            raise ConfigError(
+                f"federation = {federation!r:.80}: run(task) needs a Federation as its second "
+                "argument"
+            )
         return job_from_parts(what, federation, **parts)
     if federation is not None or parts:
         raise ConfigError(
@@ -106,11 +246,12 @@ def _job(what: object, federation: Federation | None, parts: Mapping[str, object
     if isinstance(what, Job):
         return what
     raise ConfigError(
-        f"run({what!r}): give an Experiment (load(path) reads one), or a Task and a Federation"
+        f"run({what!r:.80}): give an Experiment (load_experiment(path) reads one), or a Task and "
+        "a Federation"
     )
 
 
-def _rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
+def _rounds(job: Job, store: Store | None, resume: bool) -> Generator[Round, None, None]:
     job.engine.states.reset()  # states of an earlier run of the same job
     if store is None:
         yield from _from_round(job, None, _Best(job, None), 0, {})
@@ -255,14 +396,23 @@ def converse(
 
 @contextmanager
 def _threads(job: Job) -> Iterator[None]:
-    """One thread in a deterministic run: the order in which sums are added depends on threads."""
     before = torch.get_num_threads()
-    if job.settings.deterministic:
-        torch.set_num_threads(1)
+    torch.set_num_threads(_thread_count(job))
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _thread_count(job: Job) -> int:
+    """How many threads torch gets in a round.
+
+    One for small models, and in a deterministic run: the order in which sums are added depends on
+    the number of threads.
+    """
+    if job.settings.deterministic or not gains_from_threads(job.algorithm.client_task):
+        return 1
+    return torch.get_num_threads()
 
 
 def _round(job: Job, state: State, number: int) -> Round:
@@ -463,7 +613,7 @@ def facts(job: Job) -> RunFacts:
         commonweal=commonweal.__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        threads=1 if job.settings.deterministic else torch.get_num_threads(),
+        threads=_thread_count(job),
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         data="" if job.local is None else job.local.digest(),
         parameters=job.task.size,

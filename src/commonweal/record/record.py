@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from commonweal.base.errors import RunError
+from commonweal.base.errors import RunError, renamed_method
 from commonweal.base.files import read_plain
 from commonweal.base.frames import frame
 from commonweal.base.tensors import Tensors
@@ -316,9 +316,14 @@ class Record(Outline):
         """How a table's rows become features, where the run was trained on a table."""
         return read_preprocessing(self.folder)
 
-    def model(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """The final model's tensors, by the module's own names."""
         return read_model(self.folder)
+
+    def model(self) -> Tensors:
+        """Deprecated: use `state_dict`."""
+        renamed_method("Record.model()", "Record.state_dict()")
+        return self.state_dict()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -351,7 +356,7 @@ class Record(Outline):
         if part["name"] == "given":
             raise RunError(
                 f"{str(self.folder)!r} is a run of your own module: load the tensors into it, "
-                "module.load_state_dict(record.model(), strict=False)"
+                "module.load_state_dict(record.state_dict(), strict=False)"
             )
         task = self._task
         with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
@@ -359,7 +364,7 @@ class Record(Outline):
             module: nn.Module = catalog.build(
                 "models", part, outputs=task.outputs, labels=task.labels, shape=task.shape
             )
-        module.load_state_dict(self.model(), strict=False)
+        module.load_state_dict(self.state_dict(), strict=False)
         return module.eval()
 
 

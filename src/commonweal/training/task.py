@@ -327,7 +327,7 @@ class Task:
         return deepcopy(self.module).eval()
 
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The vector of tensors by name, such as those of `Record.model()`: inverts `tensors`."""
+        """The vector of tensors by name, as `Record.state_dict()` gives them."""
         return torch.cat([tensors[name].flatten() for name in self.names])
 
     def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import commonweal
 from commonweal.base.tensors import State
-from commonweal.rules import FedAvg, Reports, Rule
+from commonweal.rules import Decision, FedAvg, Reports, Rule
 
 Numbers = Sequence[float] | Tensor
 Table = Sequence[Sequence[float]] | Tensor
@@ -53,6 +53,11 @@ def reports(
 def weigh(rule: Rule, told: Reports, state: State | None = None) -> Tensor:
     """The weights of one round, from the initial state if none is given."""
     return rule(told, rule.init(told.clients) if state is None else state).weights
+
+
+def decide(rule: Rule, told: Reports) -> Decision:
+    """The decision on a first round."""
+    return rule(told, rule.init(told.clients))
 
 
 def play(rule: Rule, told: Reports, state: State) -> tuple[Tensor, State]:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from commonweal import metrics
 from commonweal.analysis.compare import Result
+from commonweal.analysis.curves import CURVES
 from commonweal.base.errors import ConfigError
 from commonweal.report import FORMATS
 from commonweal.report.comparison import (
@@ -90,7 +91,7 @@ def test_the_best_cell_is_marked_only_where_it_is_significantly_better(pair: lis
 
 
 def test_every_metric_of_a_summary_has_a_title() -> None:
-    assert {*metrics.summary([0.5, 0.6], [1, 2]), "variance"} == set(METRICS)
+    assert {*metrics.summary([0.5, 0.6], [1, 2]), "variance", *CURVES} == set(METRICS)
 
 
 def test_metrics_that_are_undefined_are_not_marked() -> None:

@@ -1,6 +1,7 @@
 """AdaFed against Gram-Schmidt in several orders, the rates of Theorem 4.1, the descent of 5.1."""
 
 from itertools import permutations
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -12,14 +13,30 @@ from torch import Tensor
 import commonweal
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
+from commonweal.analysis.comparison import Comparison
+from commonweal.analysis.curves import improved_by_round
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
-from commonweal.rules import AdaFed
+from commonweal.record.record import Record
+from commonweal.report.run_table import run_summary
+from commonweal.rules import AdaFed, Directions, FedAvg, FedMGDA
 from commonweal.servers import SGD
 from commonweal.training.task import Task
+from commonweal.ui.views import run_view
 from helpers import close, federation, loaded, module, torch_loss
-from rule_helpers import build, normals, reports, uniforms, updates_of, vowel, warnings, weigh
+from rule_helpers import (
+    build,
+    decide,
+    normals,
+    reports,
+    uniforms,
+    updates_of,
+    vowel,
+    vowel_experiment,
+    warnings,
+    weigh,
+)
 
 
 def gram_schmidt(U: Tensor, losses: Tensor, gamma: float, order: tuple[int, ...]) -> Tensor:
@@ -445,3 +462,48 @@ def test_no_loss_rises_with_full_gradients(
         # One that is at its optimum is left out, so that the others can descend.
         moving = updates.norm(dim=1) > 1e-9 * updates.norm(dim=1).max()
         assert (losses(w) <= before * (1 + 1e-8))[moving].all()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.5])
+def test_with_q_ffl_the_rates_are_those_of_its_objectives(gamma: float) -> None:
+    """f^(q+1) falls at the rate f^q <u, D>, proportional to its own power gamma."""
+    U = normals(3, 4, 10) + 0.3
+    losses = 0.3 + 2 * uniforms(3, 4)
+    decision = decide(AdaFed(gamma, scale="none", q=2.0), reports(losses, updates=U))
+    rates = losses**2 * (U @ (decision.weights @ U))
+    expected = losses ** (3 * gamma)
+    torch.testing.assert_close(rates / rates[0], expected / expected[0], rtol=1e-8, atol=0)
+
+
+def test_the_descent_is_that_of_the_direction() -> None:
+    U = normals(4, 5, 8)
+    for rule in (AdaFed(), FedMGDA(), Directions()):
+        decision = decide(rule, reports(0.5 + uniforms(4, 5), updates=U))
+        direction = decision.weights @ U
+        assert decision.descent is not None
+        assert decision.descent.length == pytest.approx(float(direction.norm()))
+        torch.testing.assert_close(decision.descent.rates, U @ direction)
+    assert decide(FedAvg(), reports([1.0, 2.0])).descent is None
+
+
+def test_a_run_records_its_descent(tmp_path: Path) -> None:
+    """Length and rates are read back; rho counts the losses of the next round by hand."""
+    rounds = list(commonweal.run(vowel_experiment("adafed", rounds=4), out=tmp_path / "run"))
+    record = Record.read(tmp_path / "run")
+    for done, stored in zip(rounds, record.rounds, strict=True):
+        assert stored.length == done.length
+        assert stored.length is not None
+        assert stored.length > 0
+        assert stored.rates == done.rates
+        assert list(stored.rates) == list(stored.weights)
+    pairs = zip(rounds[1].losses, rounds[2].losses, strict=True)
+    fell = [after <= before for before, after in pairs]
+    assert improved_by_round(record.rounds)[2] == fmean(fell)
+    name = record.rounds[0].clients[3]
+    assert record.history(name)["rate"] == [done.rates[name] for done in rounds]
+    shown = run_summary(record)["descent"]
+    assert isinstance(shown, dict)
+    assert shown["length"] == rounds[-1].length
+    assert run_view(record, running=False).rates == rounds[-1].rates
+    compared = Comparison.of({"adafed": [record]}).with_curves(["improved", "length"])
+    assert compared.results[0].metrics[0]["length"] == rounds[-1].length

@@ -31,6 +31,7 @@ from commonweal.rules import (
 from helpers import data
 from rule_helpers import (
     build,
+    decide,
     normals,
     play,
     reports,
@@ -115,10 +116,6 @@ def test_without_the_guard_a_liar_takes_over() -> None:
 @pytest.mark.parametrize("rule", [TERM(), AFL(), QFedAvg(scaled=False), PropFair()])
 def test_a_capped_liar_cannot_take_over_at_the_default_limit(rule: Rule) -> None:
     assert weigh(Guarded(rule, action="cap"), lying(honest(0), [3]))[3] < 0.5
-
-
-def decide(rule: Rule, told: Reports) -> Decision:
-    return rule(told, rule.init(told.clients))
 
 
 def rejected(rule: Rule, told: Reports) -> dict[int, str]:

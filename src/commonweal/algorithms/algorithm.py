@@ -16,7 +16,7 @@ from torch import Tensor
 from commonweal.base.tensors import State, Tensors, is_finite
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
-from commonweal.rules.rule import Need
+from commonweal.rules.rule import Descent, Need
 from commonweal.samplers.sampler import Sampler
 from commonweal.training.client import Client
 from commonweal.training.local import Vectorize
@@ -90,6 +90,13 @@ class Outcome:
     capped: dict[int, str] = field(default_factory=dict)  # client id -> why it was reduced
     warnings: tuple[str, ...] = ()
     diverged: frozenset[int] = frozenset()  # those of the dropped whose numbers are not finite
+    descent: Descent | None = None  # along the direction taken, of the clients whose replies count
+
+    def rates(self) -> dict[int, float]:
+        """The rates of descent by client id; empty where the rule chooses no direction."""
+        if self.descent is None:
+            return {}
+        return dict(zip(self.clients.tolist(), self.descent.rates.tolist(), strict=True))
 
 
 class Group(NamedTuple):

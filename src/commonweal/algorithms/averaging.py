@@ -29,7 +29,7 @@ from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population, Setting
-from commonweal.rules.rule import Need, Reports, Rule
+from commonweal.rules.rule import Decision, Descent, Need, Reports, Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training import schedules, scores
 from commonweal.training.client import Client, Stage
@@ -168,6 +168,7 @@ class Averaging(Algorithm):
             decision.capped,
             decision.warnings,
             replies.diverged,
+            _descent(decision, used),
         )
 
     def unchanged(self, state: State, replies: Replies) -> Outcome:
@@ -381,6 +382,12 @@ def _repeated(client: Client, times: int) -> Client:
         return client
     steps = None if client.steps is None else client.steps * times
     return replace(client, epochs=client.epochs * times, steps=steps)
+
+
+def _descent(decision: Decision, used: Tensor) -> Descent | None:
+    """The descent of the clients whose replies were used."""
+    descent = decision.descent
+    return None if descent is None else descent._replace(rates=descent.rates[used])
 
 
 def buffer_weights(weights: Tensor) -> Tensor:

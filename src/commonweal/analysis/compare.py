@@ -339,7 +339,7 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
         raise RunError(f"every label needs the same number of runs, one per seed; got {counts}")
     found = []
     for label, runs in records.items():
-        tables = [_scores_of(record) for record in _by_seed(runs)]
+        tables = [_scores_of(record) for record in by_seed(runs)]
         if label == ALONE:  # where the global model means nothing
             tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
         lower = find(runs[0].facts.score).lower_is_better
@@ -351,7 +351,8 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     return found
 
 
-def _by_seed(records: Sequence[Record]) -> list[Record]:
+def by_seed(records: Sequence[Record]) -> list[Record]:
+    """The runs in the order of their seeds."""
     return sorted(records, key=lambda record: record.experiment.get("seed", 0))
 
 

@@ -1,6 +1,6 @@
 """`commonweal.compare`: several rules and seeds in Python, with what they give to every client."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +10,11 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 import torch
 
 from commonweal.analysis.compare import (
+    OWN,
     Cell,
     Result,
     baseline_cells,
+    by_seed,
     cells,
     failed_lines,
     finished_runs,
@@ -20,6 +22,7 @@ from commonweal.analysis.compare import (
     run_cells,
     run_folder,
 )
+from commonweal.analysis.curves import CURVES
 from commonweal.analysis.labels import seed_of
 from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
 from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
@@ -112,6 +115,24 @@ class Comparison:
     def worth(self) -> list[Worth]:
         """Every result next to local training."""
         return worth(self.results, self.baselines)
+
+    def with_curves(self, names: Collection[str]) -> "Comparison":
+        """Add the metrics of whole runs among these (`CURVES`), which take reading all rounds."""
+        wanted = [name for name in CURVES if name in names]
+        if not wanted:
+            return self
+
+        def extended(result: Result) -> Result:
+            records = self.records[result.label.removesuffix(OWN)]
+            pairs = zip(result.metrics, by_seed(records), strict=True)
+            more = [m | {name: CURVES[name](r.rounds) for name in wanted} for m, r in pairs]
+            return replace(result, metrics=more)
+
+        return replace(
+            self,
+            results=[extended(result) for result in self.results],
+            baselines=[extended(result) for result in self.baselines],
+        )
 
     def frame(self) -> Any:
         """A line per label, seed and client: label, seed (by position), client, score.

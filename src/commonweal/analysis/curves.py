@@ -1,12 +1,13 @@
 """What papers draw over the rounds of a run, as single numbers."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from commonweal.base.errors import RunError
 from commonweal.record.rounds import RoundRecord
 
-__all__ = ["cumulative_objective", "improved"]
+__all__ = ["CURVES", "cumulative_objective", "improved", "improved_by_round", "length"]
 
 
 def cumulative_objective(rounds: Sequence[RoundRecord]) -> float:
@@ -21,18 +22,46 @@ def cumulative_objective(rounds: Sequence[RoundRecord]) -> float:
     return total
 
 
-def improved(rounds: Sequence[RoundRecord]) -> float:
-    """The mean over rounds of rho_t, the fraction of a cohort whose training loss did not rise.
+def improved_by_round(rounds: Sequence[RoundRecord]) -> dict[int, float]:
+    """rho_t by round: the fraction of a cohort whose training loss did not rise in it.
 
     (Hamidi and Yang, TMLR 2024, eq. 31.) The loss after a round is known of those clients who
-    report in the next round as well. Where cohorts are drawn uniformly, they are a random part of
-    the cohort, so that the mean over many rounds is unbiased.
+    report in the next round as well; rounds without any are left out.
     """
-    fell = []
-    for before, after in pairwise(rounds):
-        then = dict(zip(after.clients, after.losses, strict=True))
-        now = zip(before.clients, before.losses, strict=True)
-        fell += [then[name] <= loss for name, loss in now if name in then]
+    return {number: sum(fell) / len(fell) for number, fell in _fallen(rounds).items()}
+
+
+def improved(rounds: Sequence[RoundRecord]) -> float:
+    """The mean of rho_t over rounds, in which every report counts alike.
+
+    Where cohorts are drawn uniformly, those who report twice in a row are a random part of the
+    cohort, so that the mean over many rounds is unbiased.
+    """
+    fell = [value for values in _fallen(rounds).values() for value in values]
     if not fell:
         raise RunError("no client reports in two rounds in a row: take larger cohorts, or more")
     return sum(fell) / len(fell)
+
+
+def length(rounds: Sequence[RoundRecord]) -> float:
+    """|d_t| of the last round, NaN for rules that choose no direction."""
+    last = rounds[-1].length if rounds else None
+    return math.nan if last is None else last
+
+
+def _fallen(rounds: Sequence[RoundRecord]) -> dict[int, list[bool]]:
+    """By round, whether the losses of clients that report in the next one, too, did not rise."""
+    fallen = {}
+    for before, after in pairwise(rounds):
+        then = dict(zip(after.clients, after.losses, strict=True))
+        now = zip(before.clients, before.losses, strict=True)
+        known = [then[name] <= loss for name, loss in now if name in then]
+        if known:
+            fallen[before.number] = known
+    return fallen
+
+
+CURVES: Mapping[str, Callable[[Sequence[RoundRecord]], float]] = {
+    "improved": lambda rounds: 100 * improved(rounds),
+    "length": length,
+}  # metrics of whole runs

@@ -81,7 +81,8 @@ def compare(
         typer.Option(
             metavar="A,B,...",
             help="The metrics of the table, such as mean,weighted_mean,worst_10; or those of a "
-            "paper's: aaggff, adafed, qffl, vred.",
+            "paper's: aaggff, adafed, qffl, vred; improved: how often losses do not rise in a "
+            "round; length: of the last direction.",
         ),
     ] = None,
     decimals: Annotated[
@@ -224,6 +225,7 @@ def print_comparison(
         worth_sentences,
     )
 
+    comparison = comparison.with_curves(columns or ())
     results, baselines, score = comparison.results, comparison.baselines, comparison.score
     chosen = FORMATS[FORMATS.index(form)]
     summary = summarize(results, score, columns, baselines)

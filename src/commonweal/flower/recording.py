@@ -159,6 +159,8 @@ class Recorder:
             bytes=trained.bytes,
             metrics=summary,
             fallback=trained.fallback,
+            length=None if outcome.descent is None else outcome.descent.length,
+            rates={cohort[client]: rate for client, rate in outcome.rates().items()},
         )
 
     def _evaluation(self, clients: Sequence[Evaluated]) -> Evaluation:

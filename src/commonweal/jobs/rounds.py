@@ -446,6 +446,8 @@ def _round(job: Job, state: State, number: int) -> Round:
         validation=scores.validation,
         unseen=scores.unseen,
         mixture=scores.mixture,
+        length=None if outcome.descent is None else outcome.descent.length,
+        rates={names[client]: rate for client, rate in outcome.rates().items()},
         evaluation=scores.evaluation,
         held_out=scores.held_out,
         diverged=bool(dropped) and not len(outcome.clients) and outcome.diverged >= dropped.keys(),

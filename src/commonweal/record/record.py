@@ -269,8 +269,9 @@ class Record(Outline):
     def history(self, client: str) -> dict[str, list[float]]:
         """A client's values by round: NaN where it took no part, or was not evaluated.
 
-        `loss`, `score` and `weight` are what it reported and how much its reply counted; those
-        of the evaluation on test samples are called `test.score`, `test.loss` and so on.
+        `loss`, `score` and `weight` are what it reported and how much its reply counted; `rate` is
+        its rate of descent, for rules that choose a direction; those of the evaluation on test
+        samples are called `test.score`, `test.loss` and so on.
         """
         columns: dict[str, list[float]] = {"round": [each.number for each in self.rounds]}
         if not self.rounds or client not in self.rounds[0].names:
@@ -287,6 +288,8 @@ class Record(Outline):
     def _keys(self) -> dict[str, tuple[str, ...]]:
         """Columns of clients.chunks, with those that hold their clients' numbers, if they exist."""
         keys = {"loss": ("client",), "score": ("client",), "weight": ("weighted", "client")}
+        if self.rounds[0].length is not None:
+            keys["rate"] = ("weighted", "client")
         tables = (each.table("test") for each in self.evaluated)
         _, columns = next((table for table in tables if table is not None), ((), {}))
         return keys | {f"test.{name}": ("test.client",) for name in columns}

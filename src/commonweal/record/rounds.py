@@ -6,6 +6,7 @@ digest; a safetensors file, see columns.py) and the names of clients that were n
 
     client, loss, score     (S,) the cohort, and what it reported
     weighted, weight        (W,) whose replies were used; `weighted` only if it is not `client`
+    rate                    (W,) their rates of descent, of rules that choose a direction
     mixed, mixture          (K,) the mixture that was learnt, in evaluated rounds of some algorithms
     test.client, test.rows, test.score, test.loss, test.NAME, test.personal_score, ...  (K,)
     unseen.client, ...      the same of clients that are held out
@@ -50,7 +51,7 @@ VALUES = "clients.chunks"
 PERSONAL = "personal_"  # begins the names of columns of the clients' personal models
 TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation is looked for
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
-OPTIONAL = ("capped", "personal", "more", "validation", "unseen", "mixture", "fallback")
+OPTIONAL = ("capped", "personal", "more", "validation", "unseen", "mixture", "fallback", "length")
 Metrics: TypeAlias = dict[str, float | None]
 Part: TypeAlias = Literal["test", "unseen"]
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a line
@@ -72,6 +73,7 @@ class Line(TypedDict, total=False):
     validation: Metrics
     unseen: Metrics
     fallback: str
+    length: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,6 +96,8 @@ class RoundRecord:
     unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
     fallback: str = ""  # the rule that decided instead of the run's, which had no losses
+    length: float | None = None  # |d|, of the direction taken, where the rule chooses one
+    rates: dict[str, float] = field(default_factory=dict)  # of descent along it: <u_k, d>
 
     def line(self) -> dict[str, object]:
         """The round as a JSON object. Empty optional fields are left out."""
@@ -114,8 +118,10 @@ class RoundRecord:
             "unseen": self.unseen,
             "mixture": self.mixture,
             "fallback": self.fallback,
+            "length": self.length,
         }
-        return {name: value for name, value in values.items() if value or name not in OPTIONAL}
+        empty = (None, "", dict[str, object]())
+        return {n: value for n, value in values.items() if n not in OPTIONAL or value not in empty}
 
 
 def round_columns(record: RoundRecord, numbers: Mapping[str, int]) -> Columns:
@@ -133,6 +139,8 @@ def round_columns(record: RoundRecord, numbers: Mapping[str, int]) -> Columns:
     }
     if tuple(record.weights) != tuple(record.clients):
         columns["weighted"] = numbered(record.weights, numbers)
+    if record.rates:
+        columns["rate"] = np.array([record.rates[name] for name in record.weights])
     if record.mixture:
         columns["mixed"] = numbered(record.mixture, numbers)
         columns["mixture"] = np.array(list(record.mixture.values()), dtype=np.float64)
@@ -236,6 +244,7 @@ class StoredRound(RoundRecord):
             "validation": _metrics(line.get("validation")),
             "unseen": _metrics(line.get("unseen")),
             "fallback": str(line.get("fallback", "")),
+            "length": line.get("length"),
             "place": Place.parse(line["chunk"]),
             "names": names,
             "_chunks": chunks,
@@ -260,9 +269,17 @@ class StoredRound(RoundRecord):
 
     @property
     def weights(self) -> dict[str, float]:
+        return self._of_used("weight")
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return self._of_used("rate") if "rate" in self.columns() else {}
+
+    def _of_used(self, column: str) -> dict[str, float]:
+        """The values of the clients whose replies were used."""
         columns = self.columns()
         names = self._named(columns.get("weighted", columns["client"]))
-        return dict(zip(names, columns["weight"].tolist(), strict=True))
+        return dict(zip(names, columns[column].tolist(), strict=True))
 
     @property
     def mixture(self) -> dict[str, float]:

@@ -246,10 +246,13 @@ def _figure_column(summary: Summary, key: str, decimals: int | None) -> Column:
     if key == "variance":
         factor = scale(summary.score) ** 2
     values = factor * summary.values[key]
-    digits = decimals_of(summary.score, values) if metric.in_score_units else 1
+    digits = decimals_of(summary.score, values) if metric.in_score_units else metric.digits
     digits = digits if decimals is None else decimals
     cells = []
     for row in values:
+        if np.isnan(row).all():
+            cells.append("-")
+            continue
         deviation = f"±{row.std():.{digits}f}" if len(row) > 1 else ""
         cells.append(f"{row.mean():.{digits}f}{deviation}")
     lower = metric.lower_is_better

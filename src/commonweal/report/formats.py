@@ -50,6 +50,7 @@ class Metric(NamedTuple):
     title: str
     in_score_units: bool = True
     lower_is_better: bool = False
+    digits: int = 1  # after the point, where it is not in units of the score
 
 
 METRICS = {
@@ -69,6 +70,8 @@ METRICS = {
     "gap_10": Metric("gap 10 %", lower_is_better=True),
     "angle": Metric("angle (degrees)", in_score_units=False, lower_is_better=True),
     "kl": Metric("KL (nats)", in_score_units=False, lower_is_better=True),
+    "improved": Metric("losses not risen (%)", in_score_units=False),
+    "length": Metric("|d|", in_score_units=False, lower_is_better=True, digits=3),
 }
 
 

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.table import Table
 
 from commonweal import metrics
+from commonweal.analysis import curves
 from commonweal.analysis.interpolation import Curve
 from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord
@@ -38,6 +39,12 @@ def run_summary(record: Record) -> dict[str, object]:
         summary["more"] = last.more
     if last.mixture:
         summary["mixture"] = last.mixture
+    if last.length is not None:
+        summary["descent"] = {
+            "length": last.length,
+            "rates": last.rates,
+            "improved": curves.improved_by_round(record.rounds),
+        }
     table = record.clients()
     columns = {name: values.tolist() for name, values in table.columns().items() if name != "rows"}
     clients = [
@@ -68,6 +75,8 @@ def result(record: Record) -> Group:
         add_column(table, model.title, right=True)
     if last.mixture:
         add_column(table, "mixture", right=True)
+    if last.rates:
+        add_column(table, "rate of descent", right=True)
     personal = evaluation.personal
     partners = None if personal is None else personal.partners
     if partners is not None:
@@ -81,6 +90,8 @@ def result(record: Record) -> Group:
         cells = [_show_client(model, k, samples) for model in models]
         if last.mixture:
             cells.append(f"{last.mixture.get(clients.names[k], math.nan):.3f}")
+        if last.rates:
+            cells.append(f"{last.rates.get(clients.names[k], math.nan):.2g}")
         if partners is not None:
             cells.append(f"{float(partners[k]):.2f}")
         table.add_row(markup(clients.names[k]), *cells)
@@ -158,9 +169,30 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
         notes.append(f"without a score (not evaluated, no samples, or undefined for them): {some}")
     if record.evaluated[-1].mixture:
         notes.append("mixture: the clients' weights that the rule learnt, a mean over all rounds")
+    notes += _descent_notes(record)
     notes += _chosen_notes(record, model.score)
     few = small_test_sets(clients, model.score)
     return [*notes, few] if few else notes
+
+
+def _descent_notes(record: Record) -> list[str]:
+    """How a rule that chooses a direction descended: |d_t| and rho_t (AdaFed, eq. 31)."""
+    first, last = record.rounds[0].length, record.evaluated[-1].length
+    if first is None or last is None:
+        return []
+    notes = [
+        "rate of descent: <u_k, d> in this round, above 0 where the client's loss should fall",
+        f"length of the direction |d|: {first:.2g} in the first round, {last:.2g} in this one",
+    ]
+    by_round = curves.improved_by_round(record.rounds)
+    if by_round:
+        mean = 100 * curves.improved(record.rounds)
+        lowest = 100 * min(by_round.values())
+        notes.append(
+            f"training losses that did not rise (rho): {mean:.0f} % of the reports, {lowest:.0f} % "
+            "in the worst round"
+        )
+    return notes
 
 
 def fallback_notes(record: Record) -> list[str]:

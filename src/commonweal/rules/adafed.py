@@ -25,7 +25,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
+from commonweal.rules.rule import Decision, Descent, Kind, Need, Reports, Rule, required
 from commonweal.rules.simplex import quadratic, solve
 
 __all__ = ["AdaFed"]
@@ -58,12 +58,15 @@ class AdaFed(Rule):
             grows as 1 / f^gamma: no loss rises while all f^gamma are at least 1/2).
         loss: "before" local training, as for all rules, or "after" it, as in the paper's
             Algorithm 1.
+        q: combine with q-FFL (section 6.1): the objectives are f^(q+1) / (q+1), divided by the
+            largest f^q, and their updates are f^q times as long.
     """
 
     gamma: float = 5.0
     scale: Literal["bounded", "mean", "largest", "theorem", "none"] = "bounded"
     loss: Literal["before", "after"] = "before"
     ridge: float | None = None
+    q: float = 0.0
 
     kind: ClassVar[Kind] = Kind(
         "direction", "f^gamma, the rate of descent", "minimum norm for given rates"
@@ -78,6 +81,8 @@ class AdaFed(Rule):
             raise ConfigError(f"adafed gamma = {self.gamma}: it must be at least 0")
         if self.ridge is not None and self.ridge < 0:
             raise ConfigError(f"adafed ridge = {self.ridge}: it must be at least 0")
+        if self.q < 0:
+            raise ConfigError(f"adafed q = {self.q}: it must be at least 0")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -88,37 +93,50 @@ class AdaFed(Rule):
     def __call__(self, reports: Reports, state: State) -> Decision:
         # A client at its optimum, or one that did not train, has nothing to gain: the others can
         # still descend.
-        moving = reports.norms > TINY * reports.norms.max()
+        losses = self._losses(reports)
+        largest = losses.max()
+        factor = torch.ones_like(losses)
+        if self.q > 0 and largest > 0:
+            factor = (losses / largest) ** self.q
+            losses = losses * factor / (self.q + 1)
+        gram = reports.gram * torch.outer(factor, factor)
+        norms = gram.diagonal().sqrt()
+        moving = norms > TINY * norms.max()
         if moving.all() or not moving.any():
-            weights, singular = self._weigh(reports)
+            weights, singular = self._weigh(gram, losses)
         else:
             singular = True
-            weights = torch.zeros_like(reports.norms)
-            weights[moving] = self._weigh(reports.subset(moving))[0]
-        return Decision(weights, state, (SINGULAR,) if singular else ())
+            weights = torch.zeros_like(norms)
+            weights[moving] = self._weigh(gram[moving][:, moving], losses[moving])[0]
+        weights = factor * weights
+        descent = Descent.along(weights, reports.gram)
+        return Decision(weights, state, (SINGULAR,) if singular else (), descent=descent)
 
-    def _weigh(self, reports: Reports) -> tuple[Tensor, bool]:
-        """The weights (S,), and whether the rates do not determine them."""
-        if _dependent(reports):
-            shortest, length = _shortest(reports)
-            if length <= STATIONARY:
-                return shortest, False
+    def _losses(self, reports: Reports) -> Tensor:
         losses = reports.losses
         if self.loss == "after":
             losses = required(reports.losses_after, "losses after local training")
-        rate = losses.double().clamp(min=0) ** self.gamma
+        return losses.double().clamp(min=0)
+
+    def _weigh(self, gram: Tensor, losses: Tensor) -> tuple[Tensor, bool]:
+        """The weights (S,), and whether the rates do not determine them."""
+        if _dependent(gram):
+            shortest, length = _shortest(gram)
+            if length <= STATIONARY:
+                return shortest, False
+        rate = losses**self.gamma
         ridge = (1.0 if self.scale == "bounded" else 0.0) if self.ridge is None else self.ridge
-        v, singular = solve(reports.gram + ridge * reports.gram.diagonal().diag(), rate)
+        v, singular = solve(gram + ridge * gram.diagonal().diag(), rate)
         total = rate @ v
         if not total > 0:  # all updates or all losses are zero: any weights give the same step
             weights = torch.full_like(v, 1 / len(v))
-            return self._scaled(weights, rate, reports.gram), singular
-        weights = self._scaled(v / total, rate, reports.gram)
+            return self._scaled(weights, rate, gram), singular
+        weights = self._scaled(v / total, rate, gram)
         promised = ridge == 0 and (singular or self.scale == "theorem")
-        if promised and not _descends(weights, reports.gram):
-            weights = _shortest(reports)[0]
+        if promised and not _descends(weights, gram):
+            weights = _shortest(gram)[0]
             if self.scale == "mean":
-                weights = as_long_as_the_mean(weights, reports.gram)
+                weights = as_long_as_the_mean(weights, gram)
         return weights, singular
 
     def _scaled(self, weights: Tensor, rate: Tensor, gram: Tensor) -> Tensor:
@@ -144,29 +162,31 @@ def _descends(weights: Tensor, gram: Tensor) -> bool:
     return bool((rates >= weights @ rates / 2).all())
 
 
-def _cosines(reports: Reports) -> Tensor:
-    return reports.gram / torch.outer(reports.norms, reports.norms)
+def _cosines(gram: Tensor) -> Tensor:
+    norms = gram.diagonal().sqrt()
+    return gram / torch.outer(norms, norms)
 
 
-def _dependent(reports: Reports) -> bool:
+def _dependent(gram: Tensor) -> bool:
     """Whether a combination of updates may have the length 0, so that a convex one may."""
-    if len(reports.ids) < 2 or not reports.norms.all():
+    if len(gram) < 2 or not gram.diagonal().all():
         return False
     # |lam|^2 >= 1 / S: a short combination has a small eigenvalue.
-    smallest = torch.linalg.eigvalsh(_cosines(reports))[0]
-    return bool(smallest <= STATIONARY * len(reports.ids))
+    smallest = torch.linalg.eigvalsh(_cosines(gram))[0]
+    return bool(smallest <= STATIONARY * len(gram))
 
 
-def _shortest(reports: Reports) -> tuple[Tensor, float]:
+def _shortest(gram: Tensor) -> tuple[Tensor, float]:
     """Find the shortest point of the convex hull of the updates in unit length.
 
     Returns:
         The weights (S,) of that point times the shortest update's length, so that what rounding
         leaves of it is short as well; and its squared length before that.
     """
-    cosines = _cosines(reports)
-    lam = quadratic(cosines, torch.zeros_like(reports.norms))
-    return lam * reports.norms.min() / reports.norms, float(lam @ cosines @ lam)
+    cosines = _cosines(gram)
+    norms = gram.diagonal().sqrt()
+    lam = quadratic(cosines, torch.zeros_like(norms))
+    return lam * norms.min() / norms, float(lam @ cosines @ lam)
 
 
 ENTRIES = {"adafed": AdaFed}

@@ -19,7 +19,7 @@ from commonweal.data.population import Setting
 from commonweal.rules._detectors import DETECTORS, Last, Round
 from commonweal.rules._outliers import FEW, excess, median, norms_for_sizes, size_excess
 from commonweal.rules._table import empty_table, lookup, put
-from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports, required
+from commonweal.rules.rule import Combinator, Decision, Descent, Kind, Need, Reports, required
 
 __all__ = ["Guarded"]
 
@@ -106,7 +106,11 @@ class Guarded(Combinator):
             "last": Last.of(reports, weights)._asdict(),
             **findings.states,
         }
-        return replace(decision, weights=weights, state=following, capped=smaller | decision.capped)
+        descent = decision.descent
+        if descent is not None:
+            descent = Descent.along(weights, reports.gram)
+        capped = smaller | decision.capped
+        return replace(decision, weights=weights, state=following, capped=capped, descent=descent)
 
     def _check_sizes(
         self, reports: Reports, known: State

@@ -28,8 +28,8 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
 
-__all__ = ["Combinator", "Decision", "Kind", "Need", "Prior", "Reports", "Rule", "Stateless"]
-__all__ += ["in_double", "prior_weights", "required"]
+__all__ = ["Combinator", "Decision", "Descent", "Kind", "Need", "Prior", "Reports", "Rule"]
+__all__ += ["Stateless", "in_double", "prior_weights", "required"]
 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
@@ -239,6 +239,20 @@ def required(value: Tensor | None, what: str) -> Tensor:
     return value
 
 
+class Descent(NamedTuple):
+    """What a direction promises: to first order, a client's loss falls by its rate."""
+
+    length: float  # |d|, of the direction
+    rates: Tensor  # (S,) <u_k, d>
+
+    @classmethod
+    def along(cls, weights: Tensor, gram: Tensor) -> "Descent":
+        """The descent along weights @ updates, for the updates' inner products (S, S)."""
+        weights = weights.double()
+        rates = gram @ weights
+        return cls(float((weights @ rates).clamp(min=0).sqrt()), rates)
+
+
 @dataclass(frozen=True, eq=False)
 class Decision:
     """How much each report counts, and why some do not count as they were sent.
@@ -249,6 +263,8 @@ class Decision:
         warnings: about this round, shown to the user.
         dropped: reports that are not used, by client id, with the reason.
         capped: reports that are used but reduced, by client id, with the reason.
+        descent: the direction's length and each client's rate of descent, from rules that choose
+            a direction.
     """
 
     weights: Tensor
@@ -256,6 +272,7 @@ class Decision:
     warnings: tuple[str, ...] = ()
     dropped: dict[int, str] = field(default_factory=dict)
     capped: dict[int, str] = field(default_factory=dict)
+    descent: Descent | None = None
 
 
 class Kind(NamedTuple):
@@ -329,7 +346,11 @@ class Stateless(Rule):
     """A rule without state: a subclass defines `weigh`."""
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        return Decision(self.weigh(reports), state, self.warnings(reports))
+        weights = self.weigh(reports)
+        descent = None
+        if self.kind.family == "direction":
+            descent = Descent.along(weights, reports.gram)
+        return Decision(weights, state, self.warnings(reports), descent=descent)
 
     def weigh(self, reports: Reports) -> Tensor:
         """Return the weights (S,)."""

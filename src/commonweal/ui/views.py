@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal.analysis.comparison import Comparison
+from commonweal.analysis.curves import improved_by_round
 from commonweal.analysis.gains import ClientGain, gains
 from commonweal.analysis.labels import by_label, method_of
 from commonweal.analysis.worth import ALONE, POOLED
@@ -200,6 +201,8 @@ class RunView:
     seconds_left: float | None
     resume: str  # the command that continues it, where it was stopped
     curves: dict[str, Curve]
+    descent: dict[str, tuple[list[int], list[float | None]]]  # rounds and values
+    rates: dict[str, float]  # of descent in the last round, by client
     metrics: dict[str, str]
     clients: list[tuple[str, str, str]]  # name, score, test samples; the worst first
     experiment: str
@@ -231,11 +234,31 @@ def run_view(record: Record, running: bool) -> RunView:
         seconds_left=_seconds_left(record, last) if running else None,
         resume="" if record.finished or running else _resume(record),
         curves=curves,
+        descent=_descent(record),
+        rates=record.rounds[-1].rates if record.rounds else {},
         metrics=METRICS,
         clients=clients,
         experiment=(record.folder / "experiment.toml").read_text(encoding="utf-8"),
         facts=record.facts.table(),
     )
+
+
+def _descent(record: Record) -> dict[str, tuple[list[int], list[float | None]]]:
+    """How a rule that chooses a direction descends: |d_t| and rho_t in %, by round."""
+    lengths = {r.number: r.length for r in record.rounds if r.length is not None}
+    if not lengths:
+        return {}
+    thin = [record.rounds[k] for k in _thin(len(record.rounds), most=MOST_POINTS // 2)]
+    near = {k.number for k in thin} | {k.number + 1 for k in thin}  # rho takes two rounds in a row
+    improved = improved_by_round([r for r in record.rounds if r.number in near])
+    shown = [r.number for r in thin]
+    return {
+        "length of the direction": (shown, [lengths.get(number) for number in shown]),
+        "losses that do not rise (%)": (
+            shown,
+            [100 * improved[n] if n in improved else None for n in shown],
+        ),
+    }
 
 
 def _clients(record: Record) -> list[tuple[str, str, str]]:

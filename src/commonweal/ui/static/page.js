@@ -388,12 +388,16 @@ async function showRun(query) {
   };
   tell(view.state, view.round, view.seconds_left);
   const curve = element("div", []);
+  const descent = element("div", []);
   const clients = element("div", []);
   const worst = element("span", "");
   const list = (rows) => {
     worst.textContent = rows.length ? `Served worst now: ${rows[0][0]}, ${rows[0][1]}` : "";
-    clients.replaceChildren(sortable(["client", view.score, "test samples"], rows.map(([name, score, samples]) => ({ cells: [
-      [link("client", [["id", id], ["name", name]], name), name], [score, parseFloat(score)], [samples, parseFloat(samples)]] })), "Clients"));
+    const rated = Object.keys(view.rates).length > 0;
+    const rate = (name) => (view.rates[name] === undefined ? ["–", NaN] : [view.rates[name].toPrecision(2), view.rates[name]]);
+    clients.replaceChildren(sortable(["client", view.score, "test samples", ...(rated ? ["rate of descent"] : [])],
+      rows.map(([name, score, samples]) => ({ cells: [[link("client", [["id", id], ["name", name]], name), name],
+        [score, parseFloat(score)], [samples, parseFloat(samples)], ...(rated ? [rate(name)] : [])] })), "Clients"));
   };
   list(view.clients);
   show(
@@ -401,6 +405,7 @@ async function showRun(query) {
     element("div", [progress, words, worst], { class: "bar" }),
     view.resume ? element("p", ["It was stopped. To continue: ", element("code", view.resume)]) : null,
     card(element("h2", `${view.score} over rounds`), curve),
+    Object.keys(view.descent).length ? card(element("h2", "Descent: the direction of each round"), descent) : null,
     card(element("h2", "Clients, the worst first"), clients),
     card(figure("Weights over rounds: whom the rule favoured", "weights", id), figure("Regret", "regret", id),
       unfold("The rule", element("p", view.rule.about), element("pre", view.rule.details)),
@@ -419,6 +424,8 @@ async function showRun(query) {
     if (!columns.round.length) { curve.append(element("p", "No round has been evaluated yet.", { class: "note" })); return; }
     plots.push(chart(curve, columns.round, [{ label: "mean", values: columns.mean },
       { label: "worst 10 % of clients", values: columns.worst_10 }], view.score));
+    descent.replaceChildren();
+    for (const [label, [rounds, values]] of Object.entries(view.descent)) plots.push(chart(descent, rounds, [{ label, values }], label));
   };
   drawCurve();
   let source = null;

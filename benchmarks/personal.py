@@ -27,7 +27,6 @@ from torch import Tensor
 from commonweal.algorithms.averaging import Averaging
 from commonweal.analysis.interpolation import Curve, curve, evaluate_score
 from commonweal.base import randomness
-from commonweal.base.tensors import num_bytes
 from commonweal.clients import Client
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
@@ -267,7 +266,7 @@ def memory(a: argparse.Namespace) -> None:
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     assert job.local is not None
-    states = sum(num_bytes(state) for state in job.local.states.values()) / 1e9
+    states = sum(state.num_bytes for state in job.local.states.values()) / 1e9
     print(f"{a.model}, {t.size} parameters, {a.clients} clients with states of {states:.2f} GB")
     print(f"peak resident memory {peak:.2f} GB")
     print(f"{seconds:.0f} s, evaluation of all {last.seconds['evaluate']:.0f} s of it", flush=True)

@@ -25,6 +25,7 @@ from commonweal.rules import AAggFFS, Decision, FedAvg, Reports, Rule
 from commonweal.samplers.uniform import Uniform
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client
+from commonweal.training.client_state import NO_STATE
 from commonweal.training.local import single
 from commonweal.training.task import Task
 from helpers import (
@@ -613,10 +614,10 @@ def test_groups_are_what_an_engine_makes_of_them() -> None:
     algorithm: Averaging = TwoPhase(task, FedAvg(), Client(batch=8), SGD())
     message = algorithm.ask(algorithm.init(f.population))
     request = Request(torch.tensor([1]), message, "loss")
-    group = Group(torch.tensor([0]), f.train.client(1), {}, [], single)
+    group = Group(torch.tensor([0]), f.train.client(1), NO_STATE, [], single)
     replies, states = algorithm.answer(request, group)
     whole = Simulator(f).collect(algorithm, request).values
-    assert states == {} and all(torch.equal(replies[n], whole[n]) for n in whole)
+    assert not states and all(torch.equal(replies[n], whole[n]) for n in whole)
 
 
 # Losses of the first batch

@@ -201,7 +201,7 @@ def wrong_labels(engine: Simulator, truth: Tensor) -> float:
     f = engine.federation
     for k in range(f.clients):
         a, b = f.train.offsets[k : k + 2].tolist()
-        labels[a:b] = engine.states[k]["labels"]
+        labels[a:b] = engine.states[k].protocol["labels"]
     return float((labels != truth).double().mean())
 
 

@@ -159,7 +159,7 @@ def test_clipping_does_not_reach_a_clients_private_layers() -> None:
         algorithm = averaging(t, *channels, client=FedPer(batch=5))
         message = algorithm.ask(algorithm.init(f.population))
         engine.collect(algorithm, Request(torch.arange(4), message))
-        heads.append([state["private"] for state in dict(engine.states).values()])
+        heads.append([state["private"] for state in states_of(engine).values()])
     assert all(torch.equal(a, b) for a, b in zip(*heads, strict=True))
 
 
@@ -267,10 +267,10 @@ def test_memory_is_each_clients_own_and_lasts() -> None:
         torch.testing.assert_close(got, 0.05 * torch.round(wanted / 0.05))
         residual[asked] = wanted - got
     states = dict(engine.states)
-    times = {client: int(state["channel-0-times"]) for client, state in states.items()}
+    times = {client: int(state.channels[0]["times"]) for client, state in states.items()}
     assert times == {0: 2, 1: 1, 2: 3, 3: 1}
     for client, state in states.items():
-        torch.testing.assert_close(state["channel-0-residual"], residual[client])
+        torch.testing.assert_close(state.channels[0]["residual"], residual[client])
 
 
 @pytest.mark.parametrize("client", ["sgd", "ditto", "scaffold"])
@@ -306,9 +306,10 @@ def test_memory_survives_a_resume(tmp_path: Path, client: str) -> None:
         return run(t, f, out=tmp_path / folder, resume=True, **parts)
 
     *_, last = rounds("whole")
-    states = states_of(last.job.engine)
-    key = "channel-1-residual" if client == "fedper" else "channel-0-residual"
-    assert states and all(state[key].abs().max() > 0.001 for state in states.values())
+    states = last.job.local.states
+    k = 1 if client == "fedper" else 0  # after the mask of private layers
+    memories = [state.channels[k]["residual"] for state in states.values()]
+    assert memories and all(memory.abs().max() > 0.001 for memory in memories)
     for _ in range(6):
         part = rounds("part")
         next(part)
@@ -329,8 +330,8 @@ def test_a_client_that_diverges_keeps_its_memory() -> None:
         assert list(outcome.dropped) == [2]
         state = outcome.state
     for client, kept in dict(engine.states).items():
-        assert kept["channel-0-residual"].isfinite().all()
-        assert int(kept["channel-0-times"]) == (0 if client == 2 else 2)
+        assert kept.channels[0]["residual"].isfinite().all()
+        assert int(kept.channels[0]["times"]) == (0 if client == 2 else 2)
 
 
 def test_a_clients_noise_depends_on_seed_round_and_name_only() -> None:

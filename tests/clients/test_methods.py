@@ -19,12 +19,14 @@ from commonweal.jobs.rounds import Round, run
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Need
+from commonweal.training.client_state import ClientState
 from commonweal.training.local import single
 from commonweal.training.masks import head_layer, layer_mask
 from commonweal.training.objective import Between, Objective, objective_value
 from commonweal.training.task import Batch, Task
 from helpers import averaging, planned, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task, trained
+from run_helpers import states_of
 
 F, T = federation(), task()
 D, HEAD = 51, slice(30, 51)  # 4 x 6 + 6 of the body, then 6 x 3 + 3 of the head
@@ -571,7 +573,7 @@ def test_private_coordinates_are_never_sent(name: str) -> None:
         state = algorithm.tell(state, replies, 5).state
     assert torch.equal(state["w"][private], T.initial[private])
     assert not (state["w"][~private] == T.initial[~private]).all()
-    heads = {tuple(own["private"].tolist()) for own in dict(simulator.states).values()}
+    heads = {tuple(own["private"].tolist()) for own in states_of(simulator).values()}
     assert len(heads) == 5
 
 
@@ -595,10 +597,10 @@ def test_the_loss_after_training_is_that_of_the_clients_whole_model() -> None:
     method = client("fedper")
     algorithm = averaging(T, method, After())
     states = {n: v[None] for n, v in method.init_client(T, 0).items()}
-    group = Group(torch.tensor([2]), F.train, states, [stream("c")], single)
+    group = Group(torch.tensor([2]), F.train, ClientState(states), [stream("c")], single)
     replies, after = algorithm.answer(Request(group.ids, sent(T)), group)
     w = T.initial.clone()
-    w[HEAD] = after["private"][0]
+    w[HEAD] = after.method["private"][0]
     w[BODY] -= replies["update"][0]
     rows = F.train.client(2)
     assert float(replies["loss_after"][0]) == pytest.approx(float(f(w, rows.x, rows.y)), rel=1e-5)

@@ -25,6 +25,7 @@ from commonweal.training.local import schedule
 from commonweal.training.task import Task
 from helpers import batches_of, close, planned
 from personal_helpers import client, federation, sent, task, trained
+from run_helpers import states_of
 
 F, T = federation(), task()
 HEAD = torch.arange(51) >= 30  # 4 x 6 + 6 of the body, then 6 x 3 + 3 of the head
@@ -189,7 +190,7 @@ def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
     last, engine = tuned_job(method, 2, cohort=2, algorithm=algorithm, vectorize=mode)
     w = last.state["w"]
     assert sorted(dict(engine.states)) == [0, 1, 2, 3, 4]
-    for who, state in dict(engine.states).items():
+    for who, state in states_of(engine).items():
         batches = tuning_batches(method, who, 2)
         per_epoch = -(-int(F.train.sizes[who]) // 5)
         assert len(batches) == 3 * per_epoch
@@ -230,7 +231,7 @@ def test_fedbabu_by_torch(tune: Any) -> None:
     last, engine = tuned_job(method, 2)
     w = last.state["w"]
     assert torch.equal(w[HEAD], T.initial[HEAD]) and not torch.equal(w[~HEAD], T.initial[~HEAD])
-    for who, state in dict(engine.states).items():
+    for who, state in states_of(engine).items():
         m = module_of(w)
         trainable = m[2].parameters() if tune == "head" else m.parameters()  # type: ignore[index]
         optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.5)

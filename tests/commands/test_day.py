@@ -17,7 +17,6 @@ from commonweal import cli
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.record import Record
-from run_helpers import states_of
 
 CLINICS = ("Aachen", "Bonn", "Köln", "Ulm")
 Command = Callable[..., str]
@@ -197,7 +196,8 @@ def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:
     bonn, ulm, shared = (read(tmp_path / f"{name}.csv") for name in ("Bonn", "Ulm", "all"))
     assert bonn != ulm and bonn != shared
     job, state = commonweal.reopen(folder)
-    own = states_of(job.engine)[job.population.names.index("Ulm")]
+    assert job.local is not None
+    own = job.local.states[job.population.names.index("Ulm")]
     w = job.algorithm.uses(job.algorithm.message(state), own).models[0]
     preprocessing = Record.read(folder).preprocessing()
     assert preprocessing is not None

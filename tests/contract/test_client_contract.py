@@ -22,13 +22,14 @@ from commonweal.config import catalog
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import run
+from commonweal.training.client_state import ClientState
 from commonweal.training.local import single
 from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
 from commonweal.training.uses import Uses, one_model
 from helpers import averaging, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task
-from run_helpers import contents, stop_after
+from run_helpers import contents, states_of, stop_after
 from run_helpers import job as job_with
 
 PARTS = [("aaggff-s", "sgd", "all"), ("aaggff-d", "sgd", 3), ("term", "yogi", 3)]
@@ -76,7 +77,7 @@ def results(name: str, norm: bool, **options: Any) -> list[Tensor]:
     last = list(run(job(name, norm=norm, engine=simulator)))[-1]
     assert last.evaluation is not None
     own = last.evaluation.personal
-    states = {str(k): state for k, state in dict(simulator.states).items()}
+    states = {str(k): state for k, state in states_of(simulator).items()}
     return [
         last.state["w"],
         last.evaluation.losses,
@@ -141,7 +142,7 @@ def test_a_client_that_diverges_keeps_its_state(name: str) -> None:
         assert not replies.values["update"].isfinite().all()
         outcome = algorithm.tell(state, replies, 5)
         assert sorted(outcome.dropped) == [0, 1] and "diverged" in outcome.dropped[0]
-    for own in dict(simulator.states).values():
+    for own in states_of(simulator).values():
         assert all(v.isfinite().all() for v in own.values() if v.is_floating_point())
 
 
@@ -153,7 +154,7 @@ def test_the_loss_reported_is_of_the_model_before_training(name: str) -> None:
     simulator, state = Simulator(f), algorithm.init(f.population)
     private = method.private(t)
     for _ in range(2):
-        message, before = algorithm.ask(state), dict(simulator.states)
+        message, before = algorithm.ask(state), states_of(simulator)
         replies = simulator.collect(algorithm, Request(torch.arange(5), message))
         for k in range(5):
             own = before.get(k, method.init_client(t, 0))
@@ -186,7 +187,7 @@ def test_training_changes_nothing_it_was_given(name: str) -> None:
     before = {n: v.clone() for n, v in message.items()}
     states = {n: v[None] for n, v in method.init_client(t, 7).items()}
     copies = {n: v.clone() for n, v in states.items()}
-    group = Group(torch.tensor([2]), f.train, states, [stream("c", round=3)], single)
+    group = Group(torch.tensor([2]), f.train, ClientState(states), [stream("c", round=3)], single)
     algorithm.answer(Request(group.ids, message), group)
     assert all(torch.equal(message[n], before[n]) for n in before)
     assert all(torch.equal(states[n], copies[n]) for n in copies)

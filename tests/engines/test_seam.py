@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
-from commonweal.base.tensors import State, Tensors, flatten, stack, unflatten
+from commonweal.base.tensors import State, Tensors, flatten, unflatten
 from commonweal.config import catalog
 from commonweal.config.experiment import RunSettings
 from commonweal.data.federation import Federation, Rows
@@ -38,10 +38,12 @@ from commonweal.jobs.rounds import Exchange, converse, run
 from commonweal.record.record import Record
 from commonweal.samplers.uniform import Uniform
 from commonweal.training.client import Client
+from commonweal.training.client_state import NO_STATE, stack_states
 from commonweal.training.evaluation import Evaluation, evaluate
 from commonweal.training.local import single
 from commonweal.training.task import Task
 from helpers import SHAPES, Visitor, averaging, close, federation, module
+from run_helpers import states_of
 
 SIZES = {"p": 23, "q": 9, "r": 23}
 TRAINING: dict[str, Any] = {
@@ -135,7 +137,7 @@ class Node:
         self.algorithm = algorithm
         self.train, self.test = (self.rows(rows[part]) for part in ("train", "test"))
         start = randomness.stream(SEED, 0, self.key, randomness.INIT_CLIENT)
-        self.state = stack([algorithm.init_client(int(start.integers(1 << 62)))])
+        self.state = stack_states([algorithm.init_client(int(start.integers(1 << 62)))])
         self.took_part = False
 
     def rows(self, part: Tensors) -> Rows:
@@ -160,8 +162,7 @@ class Node:
         shared = evaluate(task, message["w"], self.test)
         values: State = {"loss": shared.losses, "scores": shared.scores, "size": shared.sizes}
         if self.algorithm.personalizes:
-            state = {name: value[0] for name, value in self.state.items()}
-            own_w = self.algorithm.uses(message, state).models[0]
+            own_w = self.algorithm.uses(message, self.state.row(0)).models[0]
             w = own_w if self.took_part else message["w"]
             own = evaluate(task, w, self.test)
             values |= {"own_loss": own.losses, "own_scores": own.scores}
@@ -369,7 +370,7 @@ def test_clients_in_processes_of_their_own_give_the_simulators_numbers(
     for mode in ("loop", "vmap", "chunked"):
         simulator = Simulator(f, SEED, mode)
         together = conversations(job(f, simulator, algorithm=algorithm), 3)
-        assert [int(state["visits"]) for state in dict(simulator.states).values()] == [3] * 3
+        assert [int(state["visits"]) for state in states_of(simulator).values()] == [3] * 3
         for (state, exchanges), (expected, others) in zip(apart, together, strict=True):
             same(flatten(state), flatten(expected), exact=mode == "loop")
             assert [set(answers.values) for _, answers in exchanges] == replies
@@ -500,6 +501,6 @@ def test_an_answer_needs_nothing_but_its_arguments(kind: str) -> None:
     for k, name in enumerate(f.names):
         torch.manual_seed(k)  # whatever torch's own generator holds in another process
         stream = randomness.stream(SEED, 1, randomness.key(name), randomness.TRAIN)
-        group = Group(torch.tensor([0]), f.train.client(k), {}, [stream], single)
+        group = Group(torch.tensor([0]), f.train.client(k), NO_STATE, [stream], single)
         replies, states = algorithm.answer(request, group)
-        assert states == {} and all(torch.equal(replies[n][0], whole[n][k]) for n in whole)
+        assert not states and all(torch.equal(replies[n][0], whole[n][k]) for n in whole)

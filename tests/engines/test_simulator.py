@@ -37,6 +37,7 @@ from helpers import (
     torch_loss,
     torch_training,
 )
+from run_helpers import states_of
 
 UNEQUAL = {"five": 5, "twenty": 20, "fifty-seven": 57, "three hundred": 300}
 EQUAL = {"p": 24, "q": 24, "r": 24, "s": 24}
@@ -473,7 +474,7 @@ def test_a_clients_state_lasts_and_is_its_own(mode: str) -> None:
             close(replies["far"][k], (w - before).square().sum())
             visits[i] += 1
             trained[str(i)] = w
-    states = dict(simulator.states)
+    states = states_of(simulator)
     assert {i: int(own["visits"]) for i, own in states.items()} == dict(enumerate(visits))
     for i, own in states.items():
         close(own["last"], trained[str(i)])
@@ -488,7 +489,7 @@ def test_a_state_starts_from_the_clients_own_seed() -> None:
         simulator = Simulator(f, seed)
         message = algorithm.ask(algorithm.init(f.population))
         simulator.collect(algorithm, Request(torch.arange(f.clients), message))
-        states = dict(simulator.states)
+        states = states_of(simulator)
         return {f.names[i]: int(state["own"]) for i, state in states.items()}
 
     a, b = own(UNEQUAL, 0), own({"aaa": 9, **UNEQUAL}, 0)
@@ -569,11 +570,11 @@ def test_own_models_are_evaluated_client_by_client(kind: str, mode: str) -> None
     found = simulator.evaluate(algorithm, state).personal
     assert found is not None
     message = algorithm.message(state)
-    states = dict(simulator.states)
+    states = states_of(simulator)
     assert set(states) == {0, 1, 3}
     for k in range(4):
         own = f.test.client(k)
-        w = algorithm.uses(message, states[k]).models[0] if k in states else state["w"]
+        w = algorithm.uses(message, simulator.states[k]).models[0] if k in states else state["w"]
         plain = loaded(task, w).eval()
         close(found.losses[k], torch_loss("cross-entropy", plain(own.x), own.y))
         assert found.score[k].item() == pytest.approx(accuracy(plain, own))

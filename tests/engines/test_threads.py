@@ -22,6 +22,7 @@ from commonweal.training.evaluation import evaluate
 from commonweal.training.memory_format import ChannelsLast, channels_last
 from commonweal.training.task import Task
 from helpers import averaging, batches_of, close, collected, federation, planned, torch_training
+from run_helpers import states_of
 
 SIZES = {"p": 24, "q": 9, "r": 24, "s": 40, "t": 41}
 SHAPES = {"one channel": (1, 8, 8), "three channels": (3, 8, 8)}
@@ -115,7 +116,7 @@ def test_clients_keep_their_states_in_threads_as_without() -> None:
         for _ in range(2):
             replies = simulator.collect(algorithm, Request(torch.arange(5), algorithm.ask(state)))
             state = algorithm.tell(state, replies, 5).state
-        states.append(dict(simulator.states))
+        states.append(states_of(simulator))
     assert states[0].keys() == states[1].keys() == set(range(5))
     for client in range(5):
         equal(states[0][client], states[1][client])

@@ -1,29 +1,36 @@
 """Clients' states: in memory, in files, through checkpoints and kills, always the same values."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from commonweal.base.errors import RunError
-from commonweal.base.tensors import Tensors
+from commonweal.base.tensors import State, flatten
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
+from commonweal.record.checkpoint import read_checkpoint, write_checkpoint
 from commonweal.record.client_states import ClientStates
-from run_helpers import contents, federation, job, states_of, stop, task
+from commonweal.training.client_state import ClientState
+from run_helpers import contents, federation, job, stop, task
 
 CLIENT = {"name": "ditto", "epochs": 2, "batch": 5}
 
+LABELS = torch.arange(10)  # 80 bytes
 
-def state(value: float) -> Tensors:
+
+def state(value: float) -> ClientState:
     """A state of 404 bytes."""
-    return {"own": torch.full((100,), float(value)), "a": torch.tensor([float(value)])}
+    memory = {"a": torch.tensor([float(value)])}
+    return ClientState({"own": torch.full((80,), float(value))}, {1: memory}, {"labels": LABELS})
 
 
-def same(a: Tensors, b: Tensors) -> bool:
-    return set(a) == set(b) and all(torch.equal(a[n], b[n]) for n in a)
+def same(a: ClientState, b: ClientState) -> bool:
+    ours, others = (flatten(state.saved()) for state in (a, b))
+    return set(ours) == set(others) and all(torch.equal(ours[n], others[n]) for n in ours)
 
 
 @pytest.mark.parametrize("memory", [0, 404, 1000, 1 << 20])
@@ -115,7 +122,7 @@ def test_a_round_after_the_checkpoint_is_forgotten() -> None:
     states.put(0, state(2), 2)
     assert same(states[0], state(2))
     saved = states.save(1)["client_states"]
-    assert same(saved["0"], state(1)) and same(states[0], state(1))
+    assert same(ClientState.read(saved["0"]), state(1)) and same(states[0], state(1))
 
 
 def test_clearing_forgets_all_states(tmp_path: Path) -> None:
@@ -157,8 +164,8 @@ def test_small_states_are_in_the_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "client_states").exists()
     again, server = reopen(tmp_path / "run", task(), federation(5))
     assert torch.equal(server["w"], last.state["w"])
-    before = states_of(last.job.engine)
-    after = states_of(again.engine)
+    assert last.job.local is not None and again.local is not None
+    before, after = last.job.local.states, again.local.states
     assert set(before) == set(after) and len(before) > 2
     assert all(same(before[client], after[client]) for client in before)
 
@@ -182,3 +189,37 @@ def test_reopening_a_run_deletes_nothing(tmp_path: Path) -> None:
     stray.write_bytes(b"of a round after the checkpoint, as another process may be writing it")
     reopen(tmp_path / "run", task(), federation(5))
     assert stray.exists()
+
+
+def rewritten(folder: Path, change: Callable[[State], State]) -> None:
+    """Change every client's state in a run's checkpoint."""
+    saved = read_checkpoint(folder)
+    assert saved is not None
+    states = {name: change(state) for name, state in saved.state["client_states"].items()}
+    whole = saved.state | {"client_states": states}
+    write_checkpoint(folder, saved.last, whole, saved.experiment, saved.rounds)
+
+
+def test_states_of_version_0_2_are_read(tmp_path: Path) -> None:
+    """There they were the tensors of the client method, without parts."""
+    *_, last = run(personal_job(), out=tmp_path / "run")
+    rewritten(tmp_path / "run", lambda state: state["method"])
+    again, _ = reopen(tmp_path / "run", task(), federation(5))
+    assert last.job.local is not None and again.local is not None
+    assert all(same(again.local.states[i], own) for i, own in last.job.local.states.items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["method"] | {"channel-0-residual": torch.zeros(3)},  # as 0.2 had them
+        lambda state: state | {"labels": {"0": torch.zeros(3)}},
+        lambda state: {"method": {name: value[:-1] for name, value in state["method"].items()}},
+        lambda state: {"method": torch.zeros(3), "channels": {}},
+    ],
+)
+def test_other_states_are_refused(change: Callable[[State], State], tmp_path: Path) -> None:
+    list(run(personal_job(), out=tmp_path / "run"))
+    rewritten(tmp_path / "run", change)
+    with pytest.raises(RunError, match="does not fit this experiment"):
+        reopen(tmp_path / "run", task(), federation(5))

@@ -25,9 +25,10 @@ from commonweal.rules import AFL, TERM, FedMGDA
 from commonweal.synthetic import FedEvg
 from commonweal.synthetic._energy import exponentials, mixture
 from commonweal.synthetic.fedevg import Preset
+from commonweal.training.client_state import ClientState, stack_states
 from commonweal.training.local import single
 from commonweal.training.task import Task
-from run_helpers import Lossy, job
+from run_helpers import Lossy, job, states_of
 from synthetic_helpers import ROUNDS, SEED, SMALL, built, digits, population, task
 
 
@@ -196,8 +197,7 @@ def test_an_answer_needs_nothing_but_the_clients_own_rows(name: str) -> None:
         init = randomness.stream(5, 0, key, randomness.INIT_CLIENT)
         state = a.init_client(int(init.integers(1 << 62)))
         rng = randomness.stream(5, 1, key, randomness.TRAIN)
-        states = {n: v[None] for n, v in state.items()}
-        group = Group(torch.tensor([0]), f.train.client(k), states, [rng], single)
+        group = Group(torch.tensor([0]), f.train.client(k), stack_states([state]), [rng], single)
         own, _ = a.answer(request, group)
         assert all(torch.equal(own[n][0], whole[n][k]) for n in whole)
 
@@ -233,7 +233,9 @@ def test_local_training_by_plain_torch(anchor: Any, noise: float) -> None:
     x = torch.randn(6, 1, 2, 2)
     y = torch.arange(3).repeat_interleave(2)
     message = {"round": torch.tensor(5), "x": x, "y": y}
-    group = Group(torch.tensor([0]), own, {"w": model.initial[None]}, [stream(8)], single)
+    group = Group(
+        torch.tensor([0]), own, ClientState({"w": model.initial[None]}), [stream(8)], single
+    )
     values, states = a.answer(Request(group.ids, message), group)
 
     rng = stream(8)
@@ -266,7 +268,7 @@ def test_local_training_by_plain_torch(anchor: Any, noise: float) -> None:
             torch.autograd.backward([loss])
             adam.step()
     w = torch.cat([p.detach().flatten() for p in net.parameters()])
-    torch.testing.assert_close(states["w"][0], w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states.method["w"][0], w, rtol=1e-4, atol=1e-5)
     # The reply is about the rows as received, although some are outside [0, 1].
     expected = energy_gradient(x, y)
     torch.testing.assert_close(values["gradient"][0], expected, rtol=1e-3, atol=1e-4)
@@ -282,7 +284,7 @@ def test_a_kept_classifier_that_diverged_is_forgotten() -> None:
     state = a.init(f.population)
     outcome = a.tell(state, simulator.collect(a, request_of(a, state)), 10)
     assert sorted(outcome.dropped) == [0, 1, 2] and "finite" in outcome.dropped[0]
-    states = dict(simulator.states)
+    states = states_of(simulator)
     assert all(states[i]["w"].isfinite().all() for i in range(3))
 
 
@@ -295,11 +297,11 @@ def test_clients_restart_or_keep_their_classifier() -> None:
         assert bool(a.init_client(1)) is keeps
         state = a.init(f.population)
         simulator.collect(a, request_of(a, state))
-        first = {n: v.clone() for n, v in dict(simulator.states).get(0, {}).items()}
+        first = {n: v.clone() for n, v in states_of(simulator).get(0, {}).items()}
         assert bool(first) is keeps
         if keeps:
             simulator.collect(a, request_of(a, state | {"round": torch.tensor(2)}))
-            assert not torch.equal(dict(simulator.states)[0]["w"], first["w"])
+            assert not torch.equal(states_of(simulator)[0]["w"], first["w"])
 
 
 def test_synthetic_rows_come_to_teach_a_classifier() -> None:
@@ -470,7 +472,7 @@ def test_clients_own_classifiers_are_scored_on_test_rows() -> None:
     part = SMALL["fedevg"] | {"keep": True, "steps": 30}
     *_, last = run(job(model, f, engine, algorithm=part, rounds=2))
     assert last.evaluation is not None and last.evaluation.personal is not None
-    for k, state in dict(engine.states).items():
+    for k, state in states_of(engine).items():
         rows = f.test.client(k)
         right = (model.outputs(state["w"], rows.x).argmax(1) == rows.y).double().mean()
         assert float(last.evaluation.personal.score[k]) == pytest.approx(float(right))

@@ -1,7 +1,5 @@
 """Evaluation against a loop over clients with the plain module."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ from commonweal.algorithms.algorithm import Group, Request
 from commonweal.clients import Client
 from commonweal.data.federation import Federation
 from commonweal.training import evaluation
+from commonweal.training.client_state import NO_STATE
 from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.local import Vectorize, single, vmap_clients
 from commonweal.training.scores import SCORES
@@ -111,8 +110,7 @@ def test_clients_evaluate_before_they_train() -> None:
     algorithm = averaging(task, Client(lr=0.5, epochs=3))
     ids = torch.tensor([2])
     request = Request(ids, algorithm.ask(algorithm.init(f.population)))
-    states: dict[str, Any] = {}
-    replies, _ = algorithm.answer(request, Group(ids, f.train, states, [stream("c")], single))
+    replies, _ = algorithm.answer(request, Group(ids, f.train, NO_STATE, [stream("c")], single))
     result = evaluate(task, task.initial, f.train, ids)
     assert torch.equal(replies["loss"], result.losses)
     assert torch.equal(replies["score"], result.score)

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.base import randomness
 from commonweal.base.tensors import State, Tensors, is_finite
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
 from commonweal.rules.rule import Descent, Need
 from commonweal.samplers.sampler import Sampler
 from commonweal.training.client import Client
+from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.local import Vectorize
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
@@ -31,6 +33,7 @@ __all__ = [
     "Replies",
     "Request",
     "Sample",
+    "first_state",
     "keep_finite",
 ]
 
@@ -104,7 +107,7 @@ class Group(NamedTuple):
 
     ids: Tensor  # (S,) positions in `rows`
     rows: Rows
-    states: Tensors  # (S, ...) what these clients keep
+    states: ClientState  # (S, ...)
     streams: Sequence[np.random.Generator]
     vectorize: Vectorize
     each: Tensors = NONE  # (S, ...) their rows of `Request.each`
@@ -170,11 +173,11 @@ class Algorithm:
         """Yield the requests of a round, receive the replies, return the outcome."""
         raise NotImplementedError
 
-    def init_client(self, seed: int) -> Tensors:
+    def init_client(self, seed: int) -> ClientState:
         """A client's state before its first round."""
-        return {}
+        return NO_STATE
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         """What clients do with a request: their replies and their next states, (S, ...) each."""
         raise NotImplementedError
 
@@ -199,15 +202,21 @@ class Algorithm:
         """Whether clients use models of their own."""
         return self.client is not None and self.client.personalizes
 
-    def uses(self, message: Tensors, client_state: Tensors) -> Uses:
+    def uses(self, message: Tensors, client_state: ClientState) -> Uses:
         """The models that a client predicts with."""
         if self.client is None:
             return one_model(message["w"])
-        return self.client.uses(self.task, message, client_state)
+        return self.client.uses(self.task, message, client_state.method)
 
     def samples(self, state: State) -> tuple[Tensor, Tensor] | None:
         """Synthetic rows and their labels, where the algorithm makes some."""
         return None
+
+
+def first_state(algorithm: Algorithm, seed: int, client: int) -> ClientState:
+    """The state of a client, given by its key, before its first round."""
+    rng = randomness.stream(seed, 0, client, randomness.INIT_CLIENT)
+    return algorithm.init_client(int(rng.integers(1 << 62)))
 
 
 def keep_finite(before: Tensors, after: Tensors, update: Tensor) -> Tensors:

@@ -33,6 +33,7 @@ from commonweal.rules.rule import Decision, Descent, Need, Reports, Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training import schedules, scores
 from commonweal.training.client import Client, Stage
+from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.local import BatchSchedule, Trained, schedule, start_models, train_locally
 from commonweal.training.task import Task
@@ -49,9 +50,7 @@ class Work(NamedTuple):
     positions: Tensor  # (S',) of the clients in the group
     plan: BatchSchedule
     counter: str  # the state that counts its rounds; empty: none does
-
-
-MEMORY = "channel-"  # prefix of a channel's memory in a client's state
+    times: int  # how many rounds it makes up for
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,14 +235,12 @@ class Averaging(Algorithm):
 
     # The clients
 
-    def init_client(self, seed: int) -> Tensors:
-        state = self.client.init_client(self.task, seed)
-        for k, channel in enumerate(self.path):
-            memory = channel.init(self.task)
-            state |= {f"{MEMORY}{k}-{name}": value for name, value in memory.items()}
-        return state
+    def init_client(self, seed: int) -> ClientState:
+        memories = {k: channel.init(self.task) for k, channel in enumerate(self.path)}
+        channels = {k: memory for k, memory in memories.items() if memory}
+        return ClientState(self.client.init_client(self.task, seed), channels)
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         if request.purpose == "describe":
             return {"labels": label_counts(group, int(request.message["classes"]))}, group.states
         if request.purpose == "train":
@@ -257,12 +254,17 @@ class Averaging(Algorithm):
                 replies["loss_after"] = self.evaluate_trained(trained, reporting)
             return self.encode(replies, trained.states, group)
         if request.purpose == "weigh":
-            return self.size(group), blending.weigh(self.client, request.message, group.states)
+            method = blending.weigh(self.client, request.message, group.states.method)
+            return self.size(group), group.states._replace(method=method)
         if request.purpose in ("tune", "mix"):
-            trained = self.train(self.work(request, group), request, group)
-            if request.purpose == "tune":
-                return self.size(group), trained.states
-            return blending.compare(self.client, self.task, request.message, group, trained.states)
+            method = self.train(self.work(request, group), request, group).states
+            replies = self.size(group)
+            if request.purpose == "mix":
+                compared, method = blending.compare(
+                    self.client, self.task, request.message, group, method
+                )
+                replies |= compared
+            return replies, group.states._replace(method=method)
         raise ConfigError(f"averaging has no answer to a request for {request.purpose!r}")
 
     def reporting(self, group: Group, work: Work) -> Group:
@@ -278,7 +280,7 @@ class Averaging(Algorithm):
 
     def work(self, request: Request, group: Group) -> list[Work]:
         """The local training that a request asks for, with its batches drawn."""
-        states = group.states
+        states = group.states.method
         work = []
         stages = self.client.stages(
             self.task, request.purpose, request.message, group.validation is not None
@@ -292,21 +294,20 @@ class Averaging(Algorithm):
                 ids = group.ids[positions]
                 streams = [group.streams[k] for k in positions.tolist()]
                 plan = schedule(client, self.task, rows, ids, streams)
-                work.append(Work(client, rows, positions, plan, stage.counter))
+                work.append(Work(client, rows, positions, plan, stage.counter, times))
         return work
 
     def train(self, work: list[Work], request: Request, group: Group) -> Trained:
-        """Local training of a group; clients that diverge keep their states.
+        """Local training of a group; clients that diverge keep their method's states.
 
         Args:
             work: What is trained, one after another. The last gives the replies.
             request: What the clients were asked.
             group: The clients.
         """
-        memory = {n: v for n, v in group.states.items() if n.startswith(MEMORY)}
-        states = {n: v for n, v in group.states.items() if not n.startswith(MEMORY)}
+        states = group.states.method
         trained = Trained({}, states, torch.empty(len(group.ids), 0))
-        for client, rows, positions, plan, counter in work:
+        for client, rows, positions, plan, counter, times in work:
             everyone = len(positions) == len(group.ids)
             before = states if everyone else select(states, positions)
             trained = train_locally(
@@ -320,14 +321,15 @@ class Averaging(Algorithm):
                 group.at_once,
                 models="loss_after" in self.rule.needs,
             )
-            after = keep_finite(before, trained.states, trained.replies["update"])
+            after = trained.states
             if counter:
-                after |= {counter: torch.full_like(before[counter], int(request.message["round"]))}
+                after |= {counter: before[counter] + times}
+            after = keep_finite(before, after, trained.replies["update"])
             if everyone:
                 states = after
             else:
                 states = {n: v.index_copy(0, positions, after[n]) for n, v in states.items()}
-        return trained._replace(states=states | memory)
+        return trained._replace(states=states)
 
     @cached_property
     def _reporting(self) -> Task:
@@ -339,7 +341,7 @@ class Averaging(Algorithm):
         if self.client.private(self.task) is None:
             return evaluate(self._reporting, message["w"], group.rows, group.ids)
         models = start_models(
-            self.client, self.task, message, group.states, len(group.ids), group.vectorize
+            self.client, self.task, message, group.states.method, len(group.ids), group.vectorize
         )
         return evaluate_models(
             self._reporting, one_model(models), group.rows, group.ids, group.vectorize
@@ -351,24 +353,32 @@ class Averaging(Algorithm):
         rows, ids = group.rows, group.ids
         return evaluate_models(self._reporting, uses, rows, ids, group.vectorize).losses
 
-    def encode(self, replies: Tensors, states: Tensors, group: Group) -> tuple[Tensors, Tensors]:
-        """Pass the replies of a group through the channels."""
+    def encode(
+        self, replies: Tensors, method: Tensors, group: Group
+    ) -> tuple[Tensors, ClientState]:
+        """Pass the replies of a group through the channels.
+
+        Args:
+            replies: What the clients would send.
+            method: The states of the client method after training.
+            group: The clients.
+        """
+        channels = dict(group.states.channels)
         for k, channel in enumerate(self.path):
-            prefix = f"{MEMORY}{k}-"
-            memory = {n.removeprefix(prefix): v for n, v in states.items() if n.startswith(prefix)}
+            memory = channels.get(k, {})
             draws = channel.draws(self.task)
             noise = torch.stack([torch.from_numpy(rng.random(draws)) for rng in group.streams])
             replies, after = group.vectorize(channel.encode, (0, 0, 0))(replies, memory, noise)
-            kept = keep_finite(memory, after, replies["update"])
-            states = states | {prefix + name: value for name, value in kept.items()}
-        return replies, states
+            if after:
+                channels[k] = keep_finite(memory, after, replies["update"])
+        return replies, group.states._replace(method=method, channels=channels)
 
 
 def _rounds_due(
     stage: Stage, states: Tensors, request: Request, clients: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield how many rounds of a stage are due, and to which clients of the group, by position."""
-    if not stage.counter:
+    if not stage.catches_up:
         yield 1, torch.arange(clients)
         return
     due = int(request.message["round"]) - states[stage.counter].flatten().long()

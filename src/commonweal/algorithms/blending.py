@@ -33,7 +33,7 @@ def compare(
         task: What is trained.
         message: What the server sent, with the model "w".
         group: The clients.
-        states: Their states after training on the other samples.
+        states: The method's states after training on the other samples.
     """
     assert isinstance(client, Blend)  # no other method asks for this
     count = len(group.ids)
@@ -46,8 +46,7 @@ def compare(
             own = {name: value[validated] for name, value in states.items()}
             sums = _sums(client, task, message, group, own, group.ids[validated], group.validation)
             losses = losses.index_copy(0, validated, sums)
-    replies = {"size": group.rows.sizes[group.ids], "sums": losses, "samples": samples}
-    return replies, states | {"losses": losses}
+    return {"sums": losses, "samples": samples}, states | {"losses": losses}
 
 
 def _sums(
@@ -87,6 +86,6 @@ def everyone(replies: Replies, task: Task) -> Tensors | None:
 
 
 def weigh(client: Client, message: Tensors, states: Tensors) -> Tensors:
-    """The states (S, ...) of clients that have learned their weights."""
+    """The method's states (S, ...) of clients that have learned their weights."""
     assert isinstance(client, Blend)  # no other method asks for this
     return states | client.learned(states, message["everyone"], message["scale"])

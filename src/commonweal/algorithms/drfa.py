@@ -20,7 +20,6 @@ from commonweal.algorithms.algorithm import (
     Replies,
     Request,
     Sample,
-    keep_finite,
 )
 from commonweal.algorithms.averaging import buffer_weights
 from commonweal.base import randomness
@@ -32,6 +31,7 @@ from commonweal.samplers.by_weight import ByWeight
 from commonweal.samplers.uniform import Uniform
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
+from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate
 from commonweal.training.local import schedule, train_locally
 from commonweal.training.objective import Objective
@@ -161,7 +161,7 @@ class DRFA(Algorithm):
         w: Tensor = state["w"]
         return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         rows, ids = group.rows, group.ids
         reported = evaluate(self.task, request.message["w"], rows, ids)
         replies = {"loss": reported.losses, "score": reported.score}
@@ -172,15 +172,14 @@ class DRFA(Algorithm):
             self._trainer,
             self.task,
             request.message,
-            group.states,
+            group.states.method,
             rows,
             plan,
             group.vectorize,
             group.at_once,
             models=False,
         )
-        kept = keep_finite(group.states, trained.states, trained.replies["update"])
-        return replies | trained.replies, kept
+        return replies | trained.replies, group.states
 
 
 def _grown(lam: Tensor, clients: int) -> Tensor:

@@ -25,11 +25,10 @@ from commonweal.data.federation import Rows
 from commonweal.data.population import Population
 from commonweal.rules.fedavg import FedAvg
 from commonweal.training.client import Client
+from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate_rows
 
 __all__ = ["FedCorr"]
-
-OWN = ("labels", "losses")  # what a client keeps beside the states of its method
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,26 +164,29 @@ class FedCorr(Averaging):
 
     # The clients, one at a time
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         rows = group.rows.client(int(group.ids[0]))
-        kept = {name: group.states[name] for name in OWN if name in group.states}
-        labels = kept["labels"][0] if "labels" in kept else rows.y
+        known = group.states.protocol  # "labels", and "losses" of the first stage
+        labels = known["labels"][0] if known else rows.y
         rows = Rows(rows.x, labels, rows.offsets)
-        if request.purpose == "relabel" and "losses" in kept:
-            level, labels = self.corrected(request.message["w"], rows, kept["losses"][0])
-            return {"level": level[None]}, group.states | {"labels": labels[None]}
+        if request.purpose == "relabel" and "losses" in known:
+            level, labels = self.corrected(request.message["w"], rows, known["losses"][0])
+            protocol = known | {"labels": labels[None]}
+            return {"level": level[None]}, group.states._replace(protocol=protocol)
         if request.purpose == "correct":
             labels = self.relabelled(request.message["w"], rows, torch.ones_like(labels).bool())
-            return {"size": rows.sizes}, group.states | {"labels": labels[None]}
-        states = {name: value for name, value in group.states.items() if name not in OWN}
-        alone = group._replace(ids=torch.tensor([0]), rows=rows, states=states)
+            protocol = known | {"labels": labels[None]}
+            return {"size": rows.sizes}, group.states._replace(protocol=protocol)
+        alone = group._replace(ids=torch.tensor([0]), rows=rows)
         if "level" not in group.each:
-            replies, states = super().answer(request, alone)
-            return replies, states | kept
+            return super().answer(request, alone)
         replies, states, losses = self.train_and_measure(request, alone)
-        return replies, states | {"labels": labels[None], "losses": losses[None]}
+        protocol = {"labels": labels[None], "losses": losses[None]}
+        return replies, states._replace(protocol=protocol)
 
-    def train_and_measure(self, request: Request, group: Group) -> tuple[Tensors, Tensors, Tensor]:
+    def train_and_measure(
+        self, request: Request, group: Group
+    ) -> tuple[Tensors, ClientState, Tensor]:
         """As usual, with a penalty by noise; also the dimension and the rows' losses after it."""
         penalty = 2 * self.beta * float(group.each["level"][0])
         values = {each.name: vars(self.client)[each.name] for each in fields(Client)}

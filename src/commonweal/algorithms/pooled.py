@@ -17,6 +17,7 @@ from commonweal.channels.channel import Channel
 from commonweal.data.federation import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
+from commonweal.training.client_state import ClientState
 
 __all__ = ["Pooled"]
 
@@ -41,7 +42,7 @@ class Pooled(Averaging):
         replies = yield Request(torch.zeros(1, dtype=torch.int64), self.ask(state))
         return self.tell(state, replies, sample.population.clients)
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         everything = Rows(group.rows.x, group.rows.y, torch.tensor([0, len(group.rows.y)]))
         return super().answer(request, group._replace(rows=everything))
 

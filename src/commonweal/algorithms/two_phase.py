@@ -14,6 +14,7 @@ from commonweal.algorithms.averaging import Averaging, buffer_weights
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.rules.rule import Decision
+from commonweal.training.client_state import ClientState
 
 __all__ = ["TwoPhase"]
 
@@ -85,7 +86,7 @@ class TwoPhase(Averaging):
             diverged,
         )
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         if request.purpose == "loss":
             reporting = group
             if self.loss == "batch":

@@ -20,6 +20,7 @@ from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
 from commonweal.training import calibration
 from commonweal.training.client import Client
+from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import (
     Evaluation,
     evaluate,
@@ -48,7 +49,7 @@ POINTS = tuple(k / 10 for k in range(11))  # m = 0 (global model), 0.1, ..., 1 (
 MIDDLE = POINTS.index(0.5)
 LAST = len(POINTS) - 1
 
-OwnModels = Callable[[Tensors], Uses]  # a client's state -> what it predicts with
+OwnModels = Callable[[ClientState], Uses]  # a client's state -> what it predicts with
 
 
 # The line between two models
@@ -151,8 +152,8 @@ def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
 
 
 def _mixture(task: Task, client: Client, message: Tensors, m: float) -> OwnModels:
-    def mixture(client_state: Tensors) -> Uses:
-        a, b = client.endpoints(task, message, client_state)
+    def mixture(client_state: ClientState) -> Uses:
+        a, b = client.endpoints(task, message, client_state.method)
         return one_model((1 - m) * a + m * b)
 
     return mixture
@@ -352,7 +353,7 @@ def _first_own_model(job: Job, message: Tensors, order: Sequence[int]) -> _Own |
         return None
     states = _local(job).states
     for i in order:
-        _, own = client.endpoints(job.task, message, states[i])
+        _, own = client.endpoints(job.task, message, states[i].method)
         if not torch.equal(own, message["w"]):
             return _Own(i, own)
     return None

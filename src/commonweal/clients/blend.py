@@ -107,14 +107,14 @@ class Blend(Client):
         if self.tune_lr is not None:
             tuning |= {"lr": self.tune_lr, "decay": 1.0, "schedule": None}
         samples: Samples = "all" if self.rejoin else "train"
-        local = Stage(LocalModel(**plain, vector="local"), samples)
-        scout = Stage(LocalModel(**plain, vector="scout"))
+        local = Stage(LocalModel(**plain, vector="local"), samples, "local_rounds")
+        scout = Stage(LocalModel(**plain, vector="scout"), "train", "scout_rounds")
         if purpose == "tune":
-            return (local._replace(counter="local_rounds"), Stage(Tuned(**tuning), samples))
+            return (local._replace(catches_up=True), Stage(Tuned(**tuning), samples))
         if purpose == "mix":
-            home = scout._replace(counter="scout_rounds")
+            home = scout._replace(catches_up=True)
             if not self.rejoin:
-                home = local._replace(counter="local_rounds")
+                home = local._replace(catches_up=True)
             return (home, Stage(Tuned(**tuning))) if validates else ()
         learning = int(message["round"]) <= self.learning_round(int(message["rounds"]))
         if validates and learning and self.rejoin:

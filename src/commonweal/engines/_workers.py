@@ -15,16 +15,17 @@ import torch
 
 from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.base.tensors import Tensors
+from commonweal.training.client_state import NO_STATE, ClientState
 
 __all__ = ["Answer", "Workers", "answer"]
 
-Answer = tuple[Tensors, Tensors]  # replies, and states where they changed
+Answer = tuple[Tensors, ClientState]  # replies, and states where they changed
 
 
 def answer(algorithm: Algorithm, request: Request, group: Group) -> Answer:
     """What a group answers."""
     replies, states = algorithm.answer(request, group)
-    return replies, {} if states is group.states else states
+    return replies, NO_STATE if states is group.states else states
 
 
 class Workers:

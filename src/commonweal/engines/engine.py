@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import State
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.client_states import ClientStates, StateStore
 from commonweal.record.facts import RunFacts
+from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.uses import Uses
 
@@ -56,7 +57,7 @@ class LocalEngine(Engine):
         raise NotImplementedError
 
     def models(
-        self, algorithm: Algorithm, own: Callable[[Tensors], Uses], part: str = "test"
+        self, algorithm: Algorithm, own: Callable[[ClientState], Uses], part: str = "test"
     ) -> Iterator[tuple[Tensor, Uses]]:
         """Yield (ids, models (S, M, d) with weights (S, M)) of clients that have taken part.
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
+from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request, first_state
 from commonweal.base import randomness
 from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
-from commonweal.base.tensors import State, Tensors, select, stack
+from commonweal.base.tensors import State, Tensors, select
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.data.samples import Inputs, sampled
@@ -25,6 +25,7 @@ from commonweal.engines.engine import LocalEngine
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
 from commonweal.training import scores
+from commonweal.training.client_state import NO_STATE, ClientState, stack_states
 from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap_clients
@@ -192,26 +193,23 @@ class Simulator(LocalEngine):
         # Random numbers inside a module come from one generator for all threads.
         return one_by_one and not algorithm.client_task.draws_inside(self.federation.train.inputs)
 
-    def _keep(self, ids: Tensor, states: Tensors, round: int) -> None:
+    def _keep(self, ids: Tensor, states: ClientState, round: int) -> None:
         """Keep the states of clients after a round."""
         for k, client in enumerate(ids.tolist() if states else []):
-            own = {name: value[k].clone() for name, value in states.items()}
-            self.states.put(client, own, round)
+            self.states.put(client, states.row(k), round)
 
-    def _states(self, algorithm: Algorithm, ids: Tensor) -> Tensors:
+    def _states(self, algorithm: Algorithm, ids: Tensor) -> ClientState:
         if algorithm not in self._stateless:
             self._stateless[algorithm] = not algorithm.init_client(0)
         if self._stateless[algorithm] and len(self.states) == 0:
-            return {}  # a random stream per client would be drawn for nothing
-        each = []
+            return NO_STATE  # a random stream per client would be drawn for nothing
+        states = []
         for client in ids.tolist():
             state = self.states.get(client)
             if state is None:
-                key = self.population.key(client)
-                rng = randomness.stream(self.seed, 0, key, randomness.INIT_CLIENT)
-                state = algorithm.init_client(int(rng.integers(1 << 62)))
-            each.append(state)
-        return stack(each)
+                state = first_state(algorithm, self.seed, self.population.key(client))
+            states.append(state)
+        return stack_states(states)
 
     def _groups(self, algorithm: Algorithm, clients: Tensor) -> Iterator[Tensor]:
         """Split a cohort into groups that answer together; yields positions in the request."""
@@ -243,7 +241,7 @@ class Simulator(LocalEngine):
         return replace(shared, personal=personal)
 
     def models(
-        self, algorithm: Algorithm, own: Callable[[Tensors], Uses], part: str = "test"
+        self, algorithm: Algorithm, own: Callable[[ClientState], Uses], part: str = "test"
     ) -> Iterator[tuple[Tensor, Uses]]:
         sizes = self._part(part).sizes
         taken_part = [client for client in self.states if sizes[client] > 0]
@@ -253,7 +251,7 @@ class Simulator(LocalEngine):
         ids = ids[torch.argsort(sizes[ids], descending=True, stable=True)]
         at_once = max(1, self.budget // (MODELS_PER_CHUNK * algorithm.task.size))
         for group in torch.split(ids, at_once):
-            states = stack([self.states[client] for client in group.tolist()])
+            states = stack_states([self.states[client] for client in group.tolist()])
             yield group, torch.vmap(own)(states)
 
     def _part(self, part: str) -> Rows:

@@ -20,6 +20,7 @@ from commonweal.flower.arrays import Layout
 from commonweal.flower.messages import values_of
 from commonweal.flower.reports import Report
 from commonweal.rules.fedavg import FedAvg
+from commonweal.training.client_state import NO_STATE
 from commonweal.training.local import vmap_clients
 
 __all__ = ["Aggregation"]
@@ -45,7 +46,7 @@ class Aggregation:
             )
         names = tuple(str(k) for k in range(clients))
         self.state: State = algorithm.init(Population(names, torch.ones(clients), (), 1))
-        self._updates = torch.empty(0, layout.size)
+        self._updates: Tensor = torch.empty(0, layout.size)
         self._data: dict[str, bytes] = {}  # of the arrays that `state["w"]` stands for
 
     def receive(self, arrays: ArrayRecord) -> None:
@@ -130,7 +131,7 @@ class Aggregation:
             for report in reports
         ]
         nothing = Rows(torch.empty(0), torch.empty(0), torch.zeros(1, dtype=torch.int64))
-        group = Group(torch.arange(len(reports)), nothing, {}, streams, vmap_clients)
+        group = Group(torch.arange(len(reports)), nothing, NO_STATE, streams, vmap_clients)
         return self.algorithm.encode(values, {}, group)[0]
 
     def arrays(self) -> ArrayRecord:

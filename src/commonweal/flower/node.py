@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pydantic
 import torch
 
-from commonweal.algorithms.algorithm import Algorithm, Group, Request
+from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
 from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.base.files import write_file
@@ -30,6 +30,7 @@ from commonweal.flower.own_table import (
 )
 from commonweal.flower.reports import Settings
 from commonweal.record.client_states import StateFiles
+from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.local import single
 from commonweal.training.uses import Uses
@@ -249,9 +250,7 @@ class Node:
             keep: Keep the last state, which holds the client's personal model.
         """
         if keep:
-            files = StateFiles(self.folder / run)
-            for version in files.versions(CLIENT)[:-1]:
-                files.path(CLIENT, version).unlink(missing_ok=True)
+            StateFiles(self.folder / run).prune(CLIENT)
         elif run:
             shutil.rmtree(self.folder / run, ignore_errors=True)
 
@@ -316,11 +315,9 @@ class NodeClient:
     def answer(self, algorithm: Algorithm, request: Request, key: RequestKey) -> Tensors:
         """Answer a request from the client's own samples; its state stays here."""
         client = randomness.key(self.schema.name)
-        state = self._state(key.run, key.version)
-        if state is None:
-            rng = randomness.stream(self.seed, 0, client, randomness.INIT_CLIENT)
-            state = algorithm.init_client(int(rng.integers(1 << 62)))
-        states = {name: value[None] for name, value in state.items()}
+        files = StateFiles(self.folder / key.run)
+        state = files.newest(CLIENT, key.version) or first_state(algorithm, self.seed, client)
+        states = stack_states([state])
         purpose = randomness.purpose(request.purpose)
         stream = randomness.stream(self.seed, key.round, client, purpose)
         me = torch.tensor([0])
@@ -329,7 +326,8 @@ class NodeClient:
             group = group._replace(validation=self.validation, everything=self.everything)
         replies, after = algorithm.answer(request._replace(clients=me), group)
         if after and after is not states:
-            self._keep({name: value[0] for name, value in after.items()}, key)
+            files.write(CLIENT, key.version, after.row(0))
+            files.prune(CLIENT, (key.saved + 1) * STEPS)  # no resumed run can need older ones
         return replies
 
     def evaluate(
@@ -348,26 +346,9 @@ class NodeClient:
         if not algorithm.personalizes:
             return values
         own = shared
-        state = self._state(key.run, (key.round + 1) * STEPS)
+        state = StateFiles(self.folder / key.run).newest(CLIENT, (key.round + 1) * STEPS)
         if state is not None and len(rows.y):
             uses = Uses(*(value[None] for value in algorithm.uses(message, state)))
             own = evaluate_models(task, uses, rows, torch.tensor([0]), single)
         values["own_loss"] = own.losses
         return values | {f"own_score/{name}": value for name, value in own.scores.items()}
-
-    # The client's state
-
-    def _state(self, run: str, version: int) -> Tensors | None:
-        """The client's newest state before a version, or None."""
-        files = StateFiles(self.folder / run)
-        earlier = [known for known in files.versions(CLIENT) if known < version]
-        return files.read(CLIENT, earlier[-1]) if earlier else None
-
-    def _keep(self, state: Tensors, key: RequestKey) -> None:
-        """Write the state after a request; delete what no resumed run can need."""
-        files = StateFiles(self.folder / key.run)
-        files.write(CLIENT, key.version, {n: v.detach().contiguous() for n, v in state.items()})
-        limit = (key.saved + 1) * STEPS
-        old = [version for version in files.versions(CLIENT) if version < limit]
-        for version in old[:-1]:
-            files.path(CLIENT, version).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Continuing from a checkpoint, and reopening a run that is over."""
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,12 +36,25 @@ def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int
         _refuse(f"it is of round {last}, but the server would continue with {state['round']}")
     if "w" in initial and state["w"].shape != initial["w"].shape:  # also with as many clients
         _refuse("server/w")
-    expected = job.algorithm.init_client(0)
-    for client, own in saved.get("client_states", {}).items():
-        if not 0 <= int(client) < job.population.clients:
-            _refuse(f"there is no client {client}")
-        _matching(expected, own, 0, f"client_states/{client}")
+    if job.local is not None:
+        states = job.local.states
+        # Files are read when they are needed, but for the first.
+        _check_clients(job, states if "client_states" in saved else list(states)[:1])
     return state
+
+
+def _check_clients(job: Job, clients: Iterable[int]) -> None:
+    """Raise RunError where the states of these clients are not of this experiment."""
+    assert job.local is not None
+    expected = job.algorithm.init_client(0)
+    for client in clients:
+        if not 0 <= client < job.population.clients:
+            _refuse(f"there is no client {client}")
+        state = job.local.states[client]
+        place = f"client_states/{client}"
+        _matching(expected.saved(), state.saved(), 0, place)
+        if state.method.keys() != expected.method.keys():
+            _refuse(f"{place} has {sorted(state.method)}, not {sorted(expected.method)}")
 
 
 def _refuse(what: str) -> NoReturn:

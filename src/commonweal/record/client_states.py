@@ -5,6 +5,7 @@ client's. A file is named by its client and round and never written twice, so th
 instant leaves the files of the last checkpoint complete, and equal runs end with equal files.
 """
 
+import math
 import re
 import shutil
 import tempfile
@@ -16,8 +17,9 @@ import torch
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
-from commonweal.base.tensors import State, Tensors, num_bytes
+from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checksums import pack, unpack
+from commonweal.training.client_state import NO_STATE, ClientState
 
 __all__ = ["ClientStates", "StateFiles", "StateStore", "read_state"]
 
@@ -42,20 +44,31 @@ class StateFiles:
         """The file of a client's state."""
         return self.folder / f"{client:06d}-{version:06d}.safetensors"
 
-    def write(self, client: int, version: int, state: Tensors) -> Path:
+    def write(self, client: int, version: int, state: ClientState) -> Path:
         """Write a client's state. Returns its file."""
         path = self.path(client, version)
-        write_file(path, pack(state, file=path.name), durable=self.durable)
+        write_file(path, pack(flatten(state.saved()), file=path.name), durable=self.durable)
         return path
 
-    def read(self, client: int, version: int) -> Tensors:
-        """Read a client's state. Raises RunError where it is not the one that was written."""
-        return read_state(self.path(client, version))
+    def newest(self, client: int, before: int) -> ClientState | None:
+        """Read a client's newest state before a version. None: there is none.
 
-    def versions(self, client: int) -> list[int]:
-        """The versions of a client's state, oldest first."""
+        Raises:
+            RunError: It is not the one that was written.
+        """
+        earlier = self._versions(client, before)
+        return read_state(self.path(client, earlier[-1])) if earlier else None
+
+    def prune(self, client: int, before: float = math.inf) -> None:
+        """Of the versions of a client's state before this one, delete all but the newest."""
+        for version in self._versions(client, before)[:-1]:
+            self.path(client, version).unlink(missing_ok=True)
+
+    def _versions(self, client: int, before: float) -> list[int]:
+        """The versions of a client's state before this one, oldest first."""
         paths = self.folder.glob(f"{client:06d}-*.safetensors")
-        return sorted(int(path.stem.split("-")[1]) for path in paths)
+        versions = sorted(int(path.stem.split("-")[1]) for path in paths)
+        return [version for version in versions if version < before]
 
 
 class StateStore:
@@ -81,7 +94,7 @@ class StateStore:
         """
 
 
-class ClientStates(Mapping[int, Tensors], StateStore):
+class ClientStates(Mapping[int, ClientState], StateStore):
     """The state of every client that has taken part, by id.
 
     The states of a round are pending until the next round begins or a checkpoint is taken: a round
@@ -96,16 +109,16 @@ class ClientStates(Mapping[int, Tensors], StateStore):
 
     def reset(self) -> None:
         self.folder: Path | None = None  # of the run, or a temporary one
-        self._in_memory: dict[int, Tensors] = {}
+        self._in_memory: dict[int, ClientState] = {}
         self._files: dict[int, Path] = {}
         self._rounds: dict[int, int] = {}  # the round of each state, by which its file is named
-        self._pending: dict[int, Tensors] = {}
+        self._pending: dict[int, ClientState] = {}
         self._round = 0
         self._saved: set[Path] = set()  # the files of the last checkpoint
         self._durable = False  # whether files must survive a power cut
         self._bytes = 0
 
-    def __getitem__(self, client: int) -> Tensors:
+    def __getitem__(self, client: int) -> ClientState:
         if client in self._pending:
             return self._pending[client]
         if client in self._in_memory:
@@ -121,7 +134,7 @@ class ClientStates(Mapping[int, Tensors], StateStore):
     def __contains__(self, client: object) -> bool:
         return client in self._rounds or client in self._pending
 
-    def put(self, client: int, state: Tensors, round: int) -> None:
+    def put(self, client: int, state: ClientState, round: int) -> None:
         """Set a client's state after a round."""
         if round != self._round:
             self._commit()
@@ -133,7 +146,7 @@ class ClientStates(Mapping[int, Tensors], StateStore):
             self._pending.clear()  # that round was interrupted
         self._commit()
         if not self._large:
-            return {"client_states": {str(client): self[client] for client in self}}
+            return {"client_states": {str(client): self[client].saved() for client in self}}
         for client, state in self._in_memory.items():
             if client not in self._files:
                 self._write(client, state)
@@ -151,7 +164,7 @@ class ClientStates(Mapping[int, Tensors], StateStore):
         self.folder = folder
         self._durable = True
         for client, state in saved.get("client_states", {}).items():
-            self._hold(int(client), state)
+            self._hold(int(client), ClientState.read(state))
         named = saved.get("client_rounds", torch.empty(0, 2))
         if named.ndim != 2 or named.shape[1] != 2:
             shape = tuple(named.shape)
@@ -177,23 +190,23 @@ class ClientStates(Mapping[int, Tensors], StateStore):
     @property
     def _large(self) -> bool:
         """Decided by the size of all clients' states, so that it never changes during a run."""
-        first = next(iter(self.values()), {})
-        return self.clients * num_bytes(first) > min(self.inside, self.memory)
+        first = next(iter(self.values()), NO_STATE)
+        return self.clients * first.num_bytes > min(self.inside, self.memory)
 
     def _commit(self) -> None:
         for client, state in self._pending.items():
             self._rounds[client] = self._round
             self._discard_file(client)
-            full = self._bytes + num_bytes(state) > self.memory
+            full = self._bytes + state.num_bytes > self.memory
             if full and client not in self._in_memory:
                 self._write(client, state)
             else:
                 self._hold(client, state)
         self._pending.clear()
 
-    def _hold(self, client: int, state: Tensors) -> None:
+    def _hold(self, client: int, state: ClientState) -> None:
         if client not in self._in_memory:
-            self._bytes += num_bytes(state)
+            self._bytes += state.num_bytes
         self._in_memory[client] = state
         self._rounds.setdefault(client, 0)
 
@@ -203,7 +216,7 @@ class ClientStates(Mapping[int, Tensors], StateStore):
         if old is not None and old not in self._saved:
             old.unlink(missing_ok=True)
 
-    def _write(self, client: int, state: Tensors) -> None:
+    def _write(self, client: int, state: ClientState) -> None:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="commonweal-"))
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -211,7 +224,7 @@ class ClientStates(Mapping[int, Tensors], StateStore):
         self._files[client] = files.write(client, self._rounds[client], state)
 
 
-def read_state(path: Path) -> Tensors:
+def read_state(path: Path) -> ClientState:
     """The state in a file. Raises RunError where it is not the one that was written there."""
     name = repr(str(path))
     try:
@@ -221,5 +234,4 @@ def read_state(path: Path) -> Tensors:
     tensors, facts = unpack(data, name)
     if facts.get("file") != path.name:
         raise RunError(f"{name} is the file {facts.get('file')!r} under another name")
-    # A view into the file's bytes has another alignment, and its sums may round differently.
-    return {key: value.clone() for key, value in tensors.items()}
+    return ClientState.read(unflatten(tensors))

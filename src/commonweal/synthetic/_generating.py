@@ -30,6 +30,7 @@ from commonweal.synthetic._fit import (
     fit,
 )
 from commonweal.training.client import Client
+from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
 
@@ -176,10 +177,10 @@ class Generating(Algorithm):
     def round(self, state: State, sample: Sample) -> Conversation:
         return self.averaging.round(state, sample)
 
-    def init_client(self, seed: int) -> Tensors:
+    def init_client(self, seed: int) -> ClientState:
         return self.averaging.init_client(seed)
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         for client in group.ids.tolist():
             check_unit(group.rows.client(client).x)
         return self.averaging.answer(request, group)

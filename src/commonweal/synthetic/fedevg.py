@@ -41,6 +41,7 @@ from commonweal.synthetic._energy import (
     mixture,
 )
 from commonweal.synthetic._fit import check_fields, check_unit, draw_seed, fit, normal
+from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.optimizers import step_decay
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
@@ -282,12 +283,14 @@ class FedEvg(Algorithm):
     def personalizes(self) -> bool:
         return self.keep or not self.restart
 
-    def uses(self, message: Tensors, client_state: Tensors) -> Uses:
+    def uses(self, message: Tensors, client_state: ClientState) -> Uses:
         """The classifier that a client trained on its own samples."""
-        return one_model(client_state["w"])
+        return one_model(client_state.method["w"])
 
-    def init_client(self, seed: int) -> Tensors:
-        return {"w": self.task.reinitialised(seed)} if self.personalizes else {}
+    def init_client(self, seed: int) -> ClientState:
+        if not self.personalizes:
+            return NO_STATE
+        return ClientState({"w": self.task.reinitialised(seed)})
 
     def training(self, number: int) -> EnergyTraining:
         """How clients train in round 1, 2, ..."""
@@ -305,7 +308,7 @@ class FedEvg(Algorithm):
             limits=self.limits,
         )
 
-    def answer(self, request: Request, group: Group) -> tuple[Tensors, Tensors]:
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         replies = []
         models = []
         starts = self.initial_models(group)
@@ -316,14 +319,17 @@ class FedEvg(Algorithm):
             replies.append(reply)
             models.append(w)
         values = stack(replies) | {"size": group.rows.sizes[group.ids]}
-        states = {"w": torch.stack(models)} if self.personalizes else {}
-        return values, keep_finite(group.states, states, values["gradient"])
+        if not self.personalizes:
+            return values, NO_STATE
+        trained = {"w": torch.stack(models)}
+        method = keep_finite(group.states.method, trained, values["gradient"])
+        return values, ClientState(method)
 
     def initial_models(self, group: Group) -> list[Tensor]:
         """The classifiers from which the clients of a group train in this round."""
         if self.restart:
             return [self.task.reinitialised(draw_seed(rng)) for rng in group.streams]
-        return list(group.states["w"])
+        return list(group.states.method["w"])
 
     def answer_one(
         self, message: Tensors, rows: Rows, w: Tensor, rng: np.random.Generator

@@ -176,14 +176,16 @@ class Stage(NamedTuple):
     Attributes:
         client: What is trained, and how.
         samples: "train", or "all": the validation samples too.
-        counter: The name of a state (1,) that counts rounds. Training goes on until it has reached
-            the present round, so that clients who missed rounds make up for them at home. Empty:
-            one round is trained.
+        counter: The name of the method's state (1,) that counts the rounds of this stage; empty:
+            they are not counted.
+        catches_up: Train all rounds that the counter lacks, so that clients who missed rounds make
+            up for them at home. Otherwise one round is trained.
     """
 
     client: Client
     samples: Samples = "train"
     counter: str = ""
+    catches_up: bool = False
 
 
 def learning_rate(client: Client, round: int) -> float:

@@ -1,0 +1,85 @@
+"""What a client keeps between rounds."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from commonweal.base.errors import RunError
+from commonweal.base.tensors import State, Tensors, num_bytes, stack
+
+__all__ = ["NO_STATE", "ClientState", "stack_states"]
+
+NONE: Tensors = {}
+NO_MEMORY: dict[int, Tensors] = {}
+
+
+class ClientState(NamedTuple):
+    """A client's state, or those of a group of clients (S, ...).
+
+    Attributes:
+        method: What the client method keeps, such as a personal model.
+        channels: The memories of the channels that have one, by their position.
+        protocol: What the algorithm itself keeps, such as corrected labels.
+    """
+
+    method: Tensors = NONE
+    channels: dict[int, Tensors] = NO_MEMORY
+    protocol: Tensors = NONE
+
+    def __bool__(self) -> bool:
+        """Whether the client keeps anything."""
+        return bool(self.method or self.channels or self.protocol)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all tensors."""
+        memories = sum(num_bytes(memory) for memory in self.channels.values())
+        return num_bytes(self.method) + memories + num_bytes(self.protocol)
+
+    def row(self, k: int) -> "ClientState":
+        """The state of one client of a group."""
+        return self.map(lambda value: value[k].clone())
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "ClientState":
+        """The state with a function applied to every tensor."""
+
+        def mapped(tensors: Tensors) -> Tensors:
+            return {name: function(value) for name, value in tensors.items()}
+
+        channels = {k: mapped(memory) for k, memory in self.channels.items()}
+        return ClientState(mapped(self.method), channels, mapped(self.protocol))
+
+    def saved(self) -> State:
+        """The state as nested dicts, which files hold."""
+        channels = {str(k): memory for k, memory in self.channels.items()}
+        return {"method": self.method, "channels": channels, "protocol": self.protocol}
+
+    @classmethod
+    def read(cls, saved: State) -> "ClientState":
+        """Read what `saved` gave. Version 0.2 wrote the tensors of the client method only.
+
+        Raises:
+            RunError: These are no states of a client.
+        """
+        if all(isinstance(value, Tensor) for value in saved.values()):
+            saved = {"method": saved}
+        parts = [saved.get(name, {}) for name in cls._fields]
+        if set(saved) - set(cls._fields) or not all(isinstance(part, dict) for part in parts):
+            raise RunError(
+                f"the saved state of a client does not fit this experiment (its parts are "
+                f"{sorted(saved)}): delete checkpoint.safetensors to start again"
+            )
+        method, channels, protocol = parts
+        return cls(method, {int(k): memory for k, memory in channels.items()}, protocol)
+
+
+NO_STATE = ClientState()  # of a client that keeps nothing
+
+
+def stack_states(states: Sequence[ClientState]) -> ClientState:
+    """Stack the states of several clients: a leading client axis (S, ...)."""
+    method = stack([state.method for state in states])
+    channels = {k: stack([state.channels[k] for state in states]) for k in states[0].channels}
+    protocol = stack([state.protocol for state in states])
+    return ClientState(method, channels, protocol)

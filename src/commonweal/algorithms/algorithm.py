@@ -15,8 +15,10 @@ from torch import Tensor
 
 from commonweal.base import randomness
 from commonweal.base.tensors import State, Tensors, is_finite
-from commonweal.data.federation import Rows
+from commonweal.config.experiment import RunSettings
+from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
+from commonweal.privacy.promise import Promise
 from commonweal.rules.rule import Descent, Need
 from commonweal.samplers.sampler import Sampler
 from commonweal.training.client import Client
@@ -164,6 +166,23 @@ class Algorithm:
     def needs(self) -> frozenset[Need]:
         """What the server must know of clients. "labels": their label counts, before `init`."""
         return frozenset()
+
+    @property
+    def promise(self) -> Promise | None:
+        """What the run promises about the privacy of its clients; None: nothing."""
+        return None
+
+    def check(self, settings: RunSettings, federation: Federation | None) -> None:
+        """Raise ConfigError where the algorithm cannot run with these settings or this data.
+
+        Args:
+            settings: Of the run.
+            federation: The data, where it is in this process.
+        """
+
+    def public_numbers(self, state: State) -> dict[str, float]:
+        """What a private run may publish of a round besides its model."""
+        return {}
 
     def init(self, population: Population) -> State:
         """The server's state before the first round."""

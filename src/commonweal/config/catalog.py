@@ -88,6 +88,7 @@ class Kind(NamedTuple):
 
 _MODEL = ("shape", "outputs", "labels")
 _ALGORITHM = ("task", "rule", "client", "server", "channels", "population", "rounds", "seed")
+_SAMPLING = ("cohort_size", "sampler")
 _RULE = "commonweal.rules.rule:Rule"
 _SERVER = "commonweal.servers.server:ServerOptimizer"
 _PROTOCOLS = ("commonweal.algorithms", "commonweal.synthetic")
@@ -98,7 +99,7 @@ KINDS = {
     "partitions": Kind("partition", ("commonweal.datasets.partition",), unnamed="dirichlet"),
     "noises": Kind("label_noise", ("commonweal.datasets.noise",), unnamed="symmetric"),
     "models": Kind("model", ("commonweal.models",), "logistic", supplied=_MODEL),
-    "algorithms": Kind("algorithm", _PROTOCOLS, "averaging", supplied=_ALGORITHM),
+    "algorithms": Kind("algorithm", _PROTOCOLS, "averaging", supplied=_ALGORITHM + _SAMPLING),
     "rules": Kind("rule", ("commonweal.rules",), "fedavg", interface=_RULE),
     "clients": Kind("client", ("commonweal.clients",), "sgd"),
     "servers": Kind("server", ("commonweal.servers",), "sgd", interface=_SERVER),

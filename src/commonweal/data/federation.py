@@ -46,6 +46,7 @@ class Features(NamedTuple):
     test: Inputs
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
+    pooled: bool = False  # scaled by statistics of all clients' training rows
 
 
 class HeldOut(NamedTuple):
@@ -75,6 +76,7 @@ class Federation:
     validation: Rows | None = None  # rows to choose by: best round, early stop; never trained on
     held_out: "HeldOut | None" = None  # clients that take no part in training
     validated: np.ndarray | None = None  # (N,) which samples became validation samples
+    pooled: bool = False  # features were scaled by statistics of all clients' training rows
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.train.inputs.shape[1:]))
@@ -552,6 +554,7 @@ class Federation:
             notes=(*notes, *features.notes),
             class_names=tuple(class_names),
             preprocessing=features.preprocessing,
+            pooled=features.pooled or features.preprocessing is not None,
         )
 
 

@@ -101,7 +101,7 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     )
     if pool.preprocessing is None:
         return federation
-    return replace(federation, preprocessing=pool.preprocessing)
+    return replace(federation, preprocessing=pool.preprocessing, pooled=True)
 
 
 def _shifted(features: Features, partition: Partition, owner: np.ndarray, split: Split) -> Features:

@@ -216,4 +216,4 @@ def standardized(x: Tensor, columns: int, split: Split) -> Features:
         centred = rows[:, :columns].double() - mean
         return torch.cat([(centred / deviation).float(), rows[:, columns:]], 1)
 
-    return Features(scaled(train), scaled(test))
+    return Features(scaled(train), scaled(test), pooled=True)

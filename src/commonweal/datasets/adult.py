@@ -4,6 +4,7 @@ Kohavi and Becker 1996, UCI Machine Learning Repository, CC BY 4.0; `adult.data`
 `adult`. The two clients are the domains of AFL (Mohri, Sivek and Suresh, ICML 2019) and q-FFL.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,7 @@ def adult(
     columns = [table[:, [c]] == np.unique(table[:, c]) for c in TEXTS]  # "?" is a level too
     if features == "all":
         columns.append(standardize(table[:, NUMBERS].astype(np.float64), ~official))
-    return Federation.from_arrays(
+    federation = Federation.from_arrays(
         np.hstack(columns).astype(np.float32),
         np.char.startswith(table[:, LABEL], ">50K").astype(np.int64),
         np.where(table[:, EDUCATION] == "Doctorate", "doctorate", "rest"),
@@ -57,6 +58,7 @@ def adult(
         outputs=1,
         loss="binary",
     )
+    return replace(federation, pooled=features == "all")
 
 
 ENTRIES = {"adult": adult}

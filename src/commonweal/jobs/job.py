@@ -108,10 +108,7 @@ class Job:
     def cohort(self) -> int:
         """How many clients a round asks."""
         clients = self.engine.population.clients
-        cohort = self.settings.cohort
-        if cohort == "all":
-            return clients
-        return cohort if isinstance(cohort, int) else max(1, round(float(cohort) * clients))
+        return cohort_size(self.settings, clients)
 
     @property
     def population(self) -> Population:
@@ -157,6 +154,14 @@ class Job:
                 raise ConfigError(f"the rule needs label counts, but {missing[:5]} did not answer")
             population = replace(population, label_counts=replies.values["labels"])
         return self.algorithm.init(population)
+
+
+def cohort_size(settings: RunSettings, clients: int) -> int:
+    """How many of the clients a round asks."""
+    cohort = settings.cohort
+    if cohort == "all":
+        return clients
+    return cohort if isinstance(cohort, int) else max(1, round(float(cohort) * clients))
 
 
 def build_dataset(experiment: Experiment) -> Federation:
@@ -340,6 +345,7 @@ def _job(
     text: str | None,
 ) -> Job:
     algorithm = _algorithm(task, parts, settings, engine.population)
+    algorithm.check(settings, engine.federation if isinstance(engine, LocalEngine) else None)
     sampler = _built("samplers", parts["sampler"], Sampler)
     sampler.check(engine.population)
     if text is None:
@@ -374,7 +380,10 @@ def _algorithm(
         "population": population,
         "rounds": settings.rounds,
         "seed": settings.seed,
+        "cohort_size": cohort_size(settings, population.clients),
     }
+    if "sampler" in takes:
+        supplied["sampler"] = _built("samplers", parts["sampler"], Sampler)
     for key in ("rule", "client", "server", "channels"):
         kind = PARTS[key]
         part = parts[key]

@@ -21,6 +21,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
+from commonweal.rules._private import PrivateAAggFFD
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
@@ -99,6 +100,18 @@ class AAggFFD(Rule):
             return self.lipschitz
         high = self._high(sampled)
         return (high + 2 * (high - self.low) / sampled) / (1 + self.low)
+
+    @property
+    def private(self) -> PrivateAAggFFD | None:
+        if self.scale == "spacing":  # fitted to the losses of the cohort
+            return None
+        return PrivateAAggFFD(
+            cdf=self.cdf,
+            low=self.low,
+            high=self.high,
+            scale=self.scale,
+            lipschitz=self.lipschitz,
+        )
 
     def response(self, losses: Tensor) -> Tensor:
         """Eq. 8 for a full cohort: in [0, 1]."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.rules._levels import levels
+from commonweal.rules._private import PrivateCVaR
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
 
 __all__ = ["CVaR"]
@@ -40,6 +41,10 @@ class CVaR(Stateless):
     def __post_init__(self) -> None:
         if not 0 <= self.theta < 1:
             raise ConfigError(f"cvar theta = {self.theta}: it must be at least 0 and below 1")
+
+    @property
+    def private(self) -> PrivateCVaR:
+        return PrivateCVaR(theta=self.theta)
 
     def weigh(self, reports: Reports) -> Tensor:
         p = prior_weights(reports, self.prior)

@@ -41,6 +41,7 @@ __all__ = [
     "on_cohort",
     "relative",
     "response",
+    "scaled_cdf",
     "spacing_scale",
 ]
 
@@ -104,10 +105,11 @@ def response(losses: Tensor, cdf: str, high: float, low: float = 0.0, scale: Sca
     """
     x = relative(losses)
     width = spacing_scale(x, cdf) if scale == "spacing" else float(scale)
-    return low + (high - low) * _scaled_cdf(x, cdf, width)
+    return low + (high - low) * scaled_cdf(x, cdf, width)
 
 
-def _scaled_cdf(x: Tensor, cdf: str, scale: float) -> Tensor:
+def scaled_cdf(x: Tensor, cdf: str, scale: float) -> Tensor:
+    """Map relative losses to [0, 1] by a CDF of this scale."""
     return CDFS[cdf](1 + (x - 1) / scale if cdf in LOCATED else x / scale)
 
 
@@ -122,7 +124,7 @@ def spacing_scale(x: Tensor, cdf: str) -> float:
     ordered = x.sort().values
 
     def evenness(log_scale: float) -> float:
-        inside = _scaled_cdf(ordered, cdf, math.exp(log_scale))
+        inside = scaled_cdf(ordered, cdf, math.exp(log_scale))
         ends = torch.cat([inside.new_zeros(1), inside, inside.new_ones(1)])
         return float(ends.diff().clamp(min=1e-12).log().sum())
 

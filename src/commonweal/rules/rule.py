@@ -27,6 +27,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
+from commonweal.privacy.form import PrivateForm
 
 __all__ = ["Combinator", "Decision", "Descent", "Kind", "Need", "Prior", "Reports", "Rule"]
 __all__ += ["Stateless", "in_double", "prior_weights", "required"]
@@ -331,6 +332,11 @@ class Rule:
 
     def bound(self, rounds: int, clients: int) -> float | None:
         """Return the theorem's bound on the regret, if there is one."""
+        return None
+
+    @property
+    def private(self) -> PrivateForm | None:
+        """How a client weighs itself, for the algorithm "private"; None: it cannot do so alone."""
         return None
 
     def distribution(self, state: State, clients: int) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
+from commonweal.rules._private import PrivateSemiVRed
 from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 __all__ = ["SemiVRed"]
@@ -38,6 +39,10 @@ class SemiVRed(Stateless):
     def __post_init__(self) -> None:
         if self.beta < 0:
             raise ConfigError(f"semi-vred beta = {self.beta}: it must be at least 0")
+
+    @property
+    def private(self) -> PrivateSemiVRed:
+        return PrivateSemiVRed(beta=self.beta)
 
     def weigh(self, reports: Reports) -> Tensor:
         p = prior_weights(reports, "sizes")

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from commonweal.rules._private import PrivateTERM
 from commonweal.rules.online import mixture, relative
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless
 
@@ -36,6 +37,10 @@ class TERM(Stateless):
 
     def response(self, losses: Tensor) -> Tensor:
         return self.t * (relative(losses) if self.relative else losses)
+
+    @property
+    def private(self) -> PrivateTERM | None:
+        return PrivateTERM(t=self.t) if self.relative else None
 
     def weigh(self, reports: Reports) -> Tensor:
         return mixture(reports, self.response(reports.losses.double()), self.prior)

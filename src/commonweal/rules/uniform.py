@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from commonweal.privacy.form import PrivateForm
 from commonweal.rules.online import mixture
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
 
@@ -25,6 +26,10 @@ class Uniform(Stateless):
     @property
     def needs(self) -> frozenset[Need]:
         return frozenset({"size"})
+
+    @property
+    def private(self) -> PrivateForm:
+        return PrivateForm()
 
     def response(self, losses: Tensor) -> Tensor:
         return torch.zeros_like(losses)

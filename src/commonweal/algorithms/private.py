@@ -1,0 +1,371 @@
+"""private: client-level differential privacy that is right for unequal weights.
+
+One request and one Gaussian release per round. Clients weigh themselves by their own loss, their
+own memory and public numbers, so that one client changes the sum by its own term only. Clipping
+after McMahan et al., ICLR 2018, with the bound of Andrew et al., NeurIPS 2021. docs/privacy.md has
+the proofs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from commonweal.algorithms.algorithm import Group, Outcome, Replies, Request, Sample
+from commonweal.algorithms.averaging import Averaging
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
+from commonweal.config import catalog
+from commonweal.config.experiment import RunSettings
+from commonweal.data.federation import Federation
+from commonweal.data.population import Population
+from commonweal.privacy.accounting import epsilon_of, noise_for
+from commonweal.privacy.entropy import Entropy, coins, source
+from commonweal.privacy.form import Federated, PrivateForm, guessing_loss, number
+from commonweal.privacy.promise import Promise
+from commonweal.privacy.release import Sensitivity, adapted_clip, contribute, release
+from commonweal.samplers.poisson import Poisson
+from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.uniform import Uniform
+from commonweal.training.client_state import ClientState
+
+__all__ = ["Private"]
+
+PUBLIC = "public-"  # prefix of public numbers in a message
+CLIP = "clip-bound"
+NEAREST = {
+    "afl": "aaggff-d",
+    "aaggff-s": "aaggff-d",
+    "qfedavg": "term",
+    "propfair": "term",
+    "vred": "semi-vred",
+    "owa": "cvar",
+    "gifair": "cvar",
+    "term": "term with relative = true",
+    "aaggff-d": "aaggff-d with a number as scale",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Private(Averaging):
+    """w <- server step along (sum_i h_i clip(u_i, C) + noise) / S, h_i computed by client i
+
+    Give `epsilon`, or `noise`: each follows from the other. The noise has the standard deviation
+    z H C / sqrt(1 - share), H the largest weight, z the smallest noise for `epsilon`.
+
+    Args:
+        epsilon: What the whole run may spend.
+        noise: z, instead of epsilon.
+        delta: By default 1e-5, or a tenth of 1 / K where that is smaller.
+        clip: C, the longest update, in the first round.
+        quantile: C follows this quantile of the lengths of updates, not below clip / 10; "none":
+            C is fixed.
+        share: The part of the promise that is used for public numbers.
+        cap: The largest weight of a client, where its rule has no bound.
+        bound: Losses above it count as it.
+        entropy: "system": nobody can predict cohorts and noise. "seed": the run can be repeated,
+            and its promise is simulated.
+        loss: As in averaging.
+    """
+
+    epsilon: float | None = None
+    noise: float | None = None
+    delta: float | None = None
+    clip: float = 1.0
+    quantile: float | Literal["none"] = 0.9
+    share: float = 0.05
+    cap: float = 4.0
+    bound: float = 5.0
+    entropy: Entropy = "system"
+    population: Population | None = None
+    cohort_size: int | None = None
+    sampler: Sampler | None = None
+
+    # What is refused
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_numbers()
+        self._check_sampling()
+        if self.rule.private is None:
+            raise ConfigError(f"private: {_unavailable(self.rule)}")
+        if self.client.init_shared(self.task):
+            name = catalog.describe(self.client).name
+            raise ConfigError(
+                f"private: client {name!r} has the server keep what clients sent without noise: "
+                "use 'sgd' or 'fedprox'"
+            )
+        if "mix" in self.client.exchanges(self.rounds, self.rounds):
+            name = catalog.describe(self.client).name
+            raise ConfigError(
+                f"private: client {name!r} learns its mixing weights from sums without noise: "
+                "give it a fixed weight, or use 'ditto' or 'fedper'"
+            )
+        if self.channels:
+            raise ConfigError("private: it clips by itself and takes no channels: remove them")
+        if self._sent_buffers:
+            raise ConfigError(
+                "private: the model sends averages over samples (BatchNorm): use a model without "
+                "them, or client = 'fedbn', which keeps them at the client"
+            )
+
+    def _check_numbers(self) -> None:
+        if (self.epsilon is None) == (self.noise is None):
+            given = f"epsilon = {self.epsilon}, noise = {self.noise}"
+            raise ConfigError(f"private: {given}: give one of them, the other follows")
+        bounds = {"epsilon": self.epsilon, "noise": self.noise, "clip": self.clip}
+        bounds |= {"cap": self.cap, "bound": self.bound}
+        for name, value in bounds.items():
+            if value is not None and not value > 0:
+                raise ConfigError(f"private: {name} = {value}: it must be above 0")
+        if not 0 < self.share < 1:
+            raise ConfigError(f"private: share = {self.share}: it must be between 0 and 1")
+        if self.quantile != "none" and not 0 < self.quantile < 1:
+            raise ConfigError(
+                f'private: quantile = {self.quantile}: it must be between 0 and 1, or "none" '
+                "for a fixed clip"
+            )
+        if not 0 < self.chosen_delta < 1 / self.clients:
+            raise ConfigError(
+                f"private: delta = {self.delta} with {self.clients} clients: it must be above 0 "
+                f"and below 1 / {self.clients}, or the promise allows to give a client away"
+            )
+
+    def _check_sampling(self) -> None:
+        everyone = self.rate == 1 and isinstance(self.sampler, Uniform | None)
+        if everyone or isinstance(self.sampler, Poisson):
+            return
+        name = catalog.describe(self.sampler).name
+        reason = "draws clients by what must stay private"
+        if isinstance(self.sampler, Uniform):
+            reason = "draws cohorts of a fixed size, for which epsilon is several times larger"
+        raise ConfigError(
+            f'private: sampler {name!r} {reason}: set sampler = "poisson", or cohort = "all"'
+        )
+
+    @property
+    def _sent_buffers(self) -> int:
+        """How many numbers that are no parameters leave a client."""
+        mask = self.client.private(self.task)
+        buffers = torch.arange(self.task.size) >= self.task.num_trainable
+        return int(buffers.sum() if mask is None else (buffers & ~mask).sum())
+
+    def check(self, settings: RunSettings, federation: Federation | None) -> None:
+        """Raise ConfigError where something of a run would be published without noise."""
+        if settings.patience is not None:
+            raise ConfigError(
+                f"private: patience = {settings.patience} stops where clients' scores say: "
+                "leave it out"
+            )
+        if settings.validation:
+            raise ConfigError(
+                f"private: validation = {settings.validation:g} chooses the best round by "
+                "clients' samples: leave it out"
+            )
+        if settings.synthetic_from:
+            raise ConfigError(
+                f"private: synthetic_from = {settings.synthetic_from!r} starts from a run "
+                "without noise: leave it out"
+            )
+        if federation is None:
+            return
+        fitted = "statistics of the features" if federation.pooled else ""
+        if federation.target is not None:
+            fitted = "the mean and deviation of the labels"
+        if fitted:
+            raise ConfigError(
+                f"private: the data is scaled by {fitted} in clients' training samples, which "
+                "would be published with the model: scale it by public numbers beforehand"
+            )
+
+    # The promise
+
+    @property
+    def clients(self) -> int:
+        """K, the number of clients."""
+        return 1 if self.population is None else self.population.clients
+
+    @property
+    def expected(self) -> float:
+        """S, the expected number of clients in a round. Never the number that answers."""
+        return float(self.cohort_size or self.clients)
+
+    @property
+    def rate(self) -> float:
+        """q, the probability of a client to take part in a round."""
+        return self.expected / self.clients
+
+    @property
+    def chosen_delta(self) -> float:
+        return min(1e-5, 0.1 / self.clients) if self.delta is None else self.delta
+
+    @cached_property
+    def chosen_noise(self) -> float:
+        """z, given or computed from epsilon."""
+        if self.noise is not None:
+            return self.noise
+        assert self.epsilon is not None
+        return noise_for(
+            epsilon=self.epsilon, rate=self.rate, rounds=self.rounds, delta=self.chosen_delta
+        )
+
+    @cached_property
+    def form(self) -> PrivateForm:
+        """How clients weigh themselves."""
+        assert self.rule.private is not None
+        return replace(self.rule.private, cap=self.cap, bound=self.bound)
+
+    @property
+    def statistics(self) -> int:
+        """k, how many numbers clients tell beside their updates."""
+        return self.form.statistics + (self.quantile != "none")
+
+    @cached_property
+    def promise(self) -> Promise:
+        delta = self.chosen_delta
+        noise = self.chosen_noise
+        mask = self.client.private(self.task)
+        return Promise(
+            epsilon=epsilon_of(noise=noise, rate=self.rate, rounds=self.rounds, delta=delta),
+            delta=delta,
+            noise=noise,
+            rate=self.rate,
+            rounds=self.rounds,
+            cohort=self.expected,
+            numbers=self.task.size if mask is None else int((~mask).sum()),
+            weight=self.form.most(self._first_numbers()),
+            share=self.share if self.statistics else 0.0,
+            clip=self.clip,
+            quantile=None if self.quantile == "none" else self.quantile,
+            entropy=self.entropy,
+        )
+
+    # The server
+
+    def _first_numbers(self) -> Tensors:
+        outputs = 1 if self.population is None else self.population.outputs
+        loss = guessing_loss(self.task.loss, outputs)
+        return self.form.init(Federated(self.clients, self.rate, min(loss, self.bound)))
+
+    def init(self, population: Population) -> State:
+        state = super().init(population)
+        return state | {"rule": self._first_numbers(), CLIP: number(self.clip)}
+
+    def ask(self, state: State) -> Tensors:
+        public = {PUBLIC + name: value for name, value in state["rule"].items()}
+        return super().ask(state) | public | {CLIP: state[CLIP]}
+
+    def cohort(self, state: State, sample: Sample) -> Tensor:
+        """Toss a coin for every client. Nothing of the past enters."""
+        draw = source(self.entropy, self.seed, sample.round, randomness.COHORT)
+        return torch.from_numpy(coins(self.rate, sample.population.clients, draw)).nonzero()[:, 0]
+
+    def tell(self, state: State, replies: Replies, clients: int) -> Outcome:
+        """Release the sums with noise and move the model, also where nobody answered."""
+        replies = replies.finite()
+        update, statistics = self._sums(replies)
+        sensitivity = self.sensitivity(state)
+        draw = source(self.entropy, self.seed, int(state["round"]), randomness.RELEASE)
+        following = self.released(state, *release(update, statistics, sensitivity, draw))
+        weights = replies.values.get("weight", torch.empty(0)).double() / self.expected
+        return Outcome(following, replies.clients, weights, replies.failed)
+
+    def sensitivity(self, state: State) -> Sensitivity:
+        """How far one client can move the sums of this round."""
+        most = self.form.most(state["rule"])
+        bound = most * float(state[CLIP])
+        return Sensitivity(bound, self.statistics, self.chosen_noise, self.share)
+
+    def _sums(self, replies: Replies) -> tuple[Tensor, Tensor]:
+        """The sums of updates and statistics, in float64; zeros where nobody answered."""
+        if len(replies.clients) == 0:
+            sent = self.promise.numbers
+            empty = torch.zeros(sent + self.statistics, dtype=torch.float64)
+            return empty[:sent], empty[sent:]
+        update = replies.values["update"].sum(0, dtype=torch.float64)
+        return update, replies.values["statistics"].sum(0, dtype=torch.float64)
+
+    def released(self, state: State, update: Tensor, statistics: Tensor) -> State:
+        """The state after a release. It depends on the release and the state, on nothing else."""
+        means = statistics / self.expected
+        direction = (update / self.expected).to(state["w"].dtype)
+        values: Tensors = {"update": direction[None]}
+        for channel in reversed(self.path):
+            values = channel.decode(values)
+        following = self.move(state, values["update"][0], torch.ones(1))
+        following["rule"] = self.form.learn(state["rule"], means[: self.form.statistics])
+        if self.quantile != "none":
+            share = float(means[-1]) + 0.5
+            bound = adapted_clip(float(state[CLIP]), self.clip, share, self.quantile)
+            following[CLIP] = number(bound)
+        return following
+
+    def mixture(self, state: State, clients: int) -> None:
+        return None
+
+    def public_numbers(self, state: State) -> dict[str, float]:
+        """What the releases so far say beside the model: it may be published."""
+        numbers = {name: float(value) for name, value in state["rule"].items()}
+        return {"clip": float(state[CLIP]), **numbers}
+
+    # The clients
+
+    def init_client(self, seed: int) -> ClientState:
+        return super().init_client(seed)._replace(protocol=self.form.init_client())
+
+    def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
+        replies, states = super().answer(request, group)
+        if request.purpose != "train":
+            return replies, states
+        memory = group.states.protocol
+        sent, memory = self.weigh(replies["update"], replies["loss"], memory, request.message)
+        return replies | sent, states._replace(protocol=memory)
+
+    def weigh(
+        self, updates: Tensor, losses: Tensor, memory: Tensors, message: Mapping[str, Tensor]
+    ) -> tuple[Tensors, Tensors]:
+        """What clients send, bounded, and what they remember.
+
+        Args:
+            updates: (S, d), without what stays at the client.
+            losses: (S,) of the received model.
+            memory: (S, ...) of each client.
+            message: With the public numbers and the clip bound.
+        """
+        public = {n.removeprefix(PUBLIC): v for n, v in message.items() if n.startswith(PUBLIC)}
+        clip = float(message[CLIP])
+        weighed = self.form.weigh(losses.double().clamp(0, self.bound), memory, public)
+        statistics = weighed.statistics
+        if self.quantile != "none":
+            fits = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64) <= clip
+            statistics = torch.cat([statistics, fits.double()[:, None] - 0.5], 1)
+        sent = contribute(updates, weighed.weights, statistics, clip, self.form.most(public))
+        kept = {}
+        for name, value in weighed.memory.items():
+            kept[name] = torch.where(sent.usable & value.isfinite(), value, memory[name])
+        replies = {
+            "update": sent.updates,
+            "statistics": sent.statistics,
+            "weight": sent.weights,
+        }
+        return replies, kept
+
+
+def _unavailable(rule: object) -> str:
+    """Why a rule has no private form, and which one to use instead."""
+    from commonweal.rules.rule import Rule
+
+    assert isinstance(rule, Rule)
+    name = catalog.describe(rule).name
+    reason = "weighs each client by what the others report"
+    if "update" in rule.needs:
+        reason = "compares the clients' updates, which no useful noise can hide"
+    nearest = NEAREST.get(name, "aaggff-d")
+    return f"rule {name!r} {reason}: the nearest that is available is {nearest}"
+
+
+ENTRIES = {"private": Private}

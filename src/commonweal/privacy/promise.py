@@ -1,0 +1,96 @@
+"""What a private run promises, and what the promise costs."""
+
+import math
+from dataclasses import dataclass
+
+from commonweal.privacy.entropy import Entropy
+
+__all__ = ["Promise"]
+
+WARN, HOPELESS = 1.0, 3.0  # of the noise's length, relative to the longest mean update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Client-level differential privacy of the final model and of all models on the way.
+
+    The list of clients is public. The contribution of one client, with all its samples, is
+    replaced by nothing.
+
+    Attributes:
+        epsilon: Bounds the odds of any guess about one client, by a factor of exp(epsilon).
+        delta: The probability that it does not.
+        noise: z, relative to the most that one client changes.
+        rate: The probability of a client to take part in a round.
+        rounds: The number of rounds, fixed beforehand.
+        cohort: S, the expected number of clients in a round.
+        numbers: d, how many numbers of the model clients send.
+        weight: H, the largest weight of a client, in the first round.
+        share: The part of the promise that public numbers use.
+        clip: C, the first bound on the length of an update.
+        quantile: The share of updates that are not to be clipped; None: C is fixed.
+        entropy: Where cohorts and noise come from.
+    """
+
+    epsilon: float
+    delta: float
+    noise: float
+    rate: float
+    rounds: int
+    cohort: float
+    numbers: int
+    weight: float
+    share: float
+    clip: float
+    quantile: float | None
+    entropy: Entropy
+    accountant: str = "privacy loss distributions, dp-accounting"
+
+    @property
+    def simulated(self) -> bool:
+        """Whether someone who knows the seed can undo it."""
+        return self.entropy == "seed"
+
+    @property
+    def ratio(self) -> float:
+        """r = z H sqrt(d) / S: the length of the noise, relative to the longest mean update."""
+        noise = self.noise / math.sqrt(1 - self.share)
+        return noise * self.weight * math.sqrt(self.numbers) / self.cohort
+
+    @property
+    def sentence(self) -> str:
+        """The promise in a sentence."""
+        clients = round(self.cohort / self.rate)
+        who = "all" if self.rate == 1 else f"{self.cohort:g} of"
+        drawn = "" if self.rate == 1 else ", drawn by coins"
+        about = (
+            f"epsilon {self.epsilon:.2f} at delta {self.delta:g} after {self.rounds} rounds, for "
+            f"each client with all its samples ({who} {clients} clients per round{drawn}; noise "
+            f"{self.noise:.3g})"
+        )
+        if self.simulated:
+            return (
+                "private: simulated promise, as cohorts and noise follow from the seed; with "
+                f'entropy = "system" it would be {about}'
+            )
+        return f"private: {about}"
+
+    @property
+    def cost(self) -> str:
+        """What the noise does to the model, in a sentence."""
+        length = (
+            f"private: the noise of a round is {self.ratio:.2g} times as long as the longest mean "
+            f"update (r = z H sqrt(d) / S, with weights up to {self.weight:.3g} and "
+            f"{self.numbers:,} numbers)"
+        )
+        if self.ratio >= HOPELESS:
+            return (
+                f"{length}: hopeless. Expect a model that is of no use: this takes hundreds of "
+                "clients per round, a smaller model, or a larger epsilon"
+            )
+        if self.ratio > WARN:
+            return (
+                f"{length}: expect a worse model for everyone; draw more clients per round, lower "
+                "the largest weight, use a smaller model, or allow a larger epsilon"
+            )
+        return length

@@ -21,6 +21,7 @@ from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
+from commonweal.training.client import learning_rate
 from commonweal.training.local import schedule
 from commonweal.training.task import Task
 from helpers import batches_of, close, planned
@@ -198,6 +199,20 @@ def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
         assert torch.equal(method.uses(T, sent(T) | {"w": w}, state).models[0], state["own"])
     assert last.evaluation is not None and last.evaluation.personal is not None
     assert last.evaluation.personal.losses.mean() < last.evaluation.losses.mean()
+
+
+@cases("method", ["fine-tune", "fedbabu", "blend"])
+def test_fine_tuning_has_the_rate_that_is_given_or_that_of_the_last_round(method: str) -> None:
+    """Not a rate that `decay` and `schedule` have lowered over the rounds."""
+    shared = {"lr": 0.1, "decay": 0.9, "schedule": "1/t"}
+    message = sent(T) | {"round": torch.tensor(10), "rounds": torch.tensor(10)}
+
+    def rate(**parameters: float) -> float:
+        built = client(method, **shared, **parameters)
+        return learning_rate(built.stages(T, "tune", message, True)[-1].client, 10)
+
+    assert rate(tune_lr=0.03) == pytest.approx(0.03)
+    assert rate() == pytest.approx(0.1 * 0.9**9 / 10)
 
 
 def test_tuned_models_are_saved_with_the_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ all train. Corrected labels stay with the client. Without the paper's mixup.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,7 +24,7 @@ from commonweal.clients.fedprox import FedProx
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
 from commonweal.rules.fedavg import FedAvg
-from commonweal.training.client import Client
+from commonweal.training.client import Client, sgd_parameters
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate_rows
 
@@ -189,8 +189,7 @@ class FedCorr(Averaging):
     ) -> tuple[Tensors, ClientState, Tensor]:
         """As usual, with a penalty by noise; also the dimension and the rows' losses after it."""
         penalty = 2 * self.beta * float(group.each["level"][0])
-        values = {each.name: vars(self.client)[each.name] for each in fields(Client)}
-        client = FedProx(**values, mu=penalty)
+        client = FedProx(**sgd_parameters(self.client), mu=penalty)
         local = Averaging(self.task, self.rule, client, self.server, self.channels)
         work = local.work(request, group)
         reported = self.evaluate_received(request.message, group)

@@ -8,7 +8,7 @@ keeps to its local model. Related: Peterson et al. 2019, Mansour et al. 2020 (MA
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import LocalModel
-from commonweal.clients.fine_tune import Tuned
-from commonweal.training.client import Client, Samples, Stage, at_least
+from commonweal.clients.fine_tune import Tuned, tuning_parameters
+from commonweal.training.client import Client, Samples, Stage, at_least, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses
 
@@ -102,10 +102,8 @@ class Blend(Client):
                 f"client 'blend' needs validation samples for the loss {task.loss!r}, since a "
                 "global model can be far off for some clients: set validation = 0.2"
             )
-        plain = {field.name: vars(self)[field.name] for field in fields(Client)}
-        tuning = plain | {"epochs": self.tune_epochs, "steps": None}
-        if self.tune_lr is not None:
-            tuning |= {"lr": self.tune_lr, "decay": 1.0, "schedule": None}
+        plain = sgd_parameters(self)
+        tuning = tuning_parameters(self, self.tune_epochs, self.tune_lr)
         samples: Samples = "all" if self.rejoin else "train"
         local = Stage(LocalModel(**plain, vector="local"), samples, "local_rounds")
         scout = Stage(LocalModel(**plain, vector="scout"), "train", "scout_rounds")

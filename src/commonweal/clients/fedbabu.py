@@ -7,7 +7,7 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 from dataclasses import dataclass
 from typing import Literal
 
-from commonweal.clients.fine_tune import FineTune, Tuned
+from commonweal.clients.fine_tune import FineTune, Tuned, tuning_parameters
 from commonweal.training.client import Client
 from commonweal.training.masks import body_mask, head_mask
 from commonweal.training.objective import Phase
@@ -38,7 +38,8 @@ class FedBABU(FineTune):
     def tuner(self) -> Client:
         if self.tune == "all":
             return super().tuner
-        return _HeadOnly(**self.tuning(), model="own", flag="tuned", head=self.head)
+        parameters = tuning_parameters(self, self.tune_epochs, self.tune_lr)
+        return _HeadOnly(**parameters, model="own", flag="tuned", head=self.head)
 
 
 @dataclass(frozen=True)

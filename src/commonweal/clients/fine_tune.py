@@ -5,7 +5,7 @@ Fine in Federated Learning, 2021. After the last round the server sends its mode
 each trains it on its own samples and keeps it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, Stage
+from commonweal.training.client import Client, Stage, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["FineTune", "Tuned"]
+__all__ = ["FineTune", "Tuned", "tuning_parameters"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,8 @@ class FineTune(Client):
     @property
     def tuner(self) -> Client:
         """How clients train the final model."""
-        return Tuned(**self.tuning(), model="own", flag="tuned")
-
-    def tuning(self) -> dict[str, Any]:
-        """The parameters of plain SGD for fine-tuning."""
-        values = {field.name: vars(self)[field.name] for field in fields(Client)}
-        values |= {"epochs": self.tune_epochs, "steps": None}
-        if self.tune_lr is not None:
-            values |= {"lr": self.tune_lr, "decay": 1.0}
-        return values
+        parameters = tuning_parameters(self, self.tune_epochs, self.tune_lr)
+        return Tuned(**parameters, model="own", flag="tuned")
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.initial, "tuned": torch.zeros(1)}
@@ -85,6 +78,20 @@ class Tuned(Client):
         self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
         return {}, state | {self.model: vectors["w"], self.flag: torch.ones_like(state[self.flag])}
+
+
+def tuning_parameters(client: Client, epochs: float, lr: float | None) -> dict[str, Any]:
+    """The parameters of local SGD for fine-tuning after a method's rounds.
+
+    Args:
+        client: The method, whose other parameters are taken over.
+        epochs: Of fine-tuning.
+        lr: Its learning rate, constant; None: that of the round, with decay and schedule.
+    """
+    parameters = sgd_parameters(client) | {"epochs": epochs, "steps": None}
+    if lr is not None:
+        parameters |= {"lr": lr, "decay": 1.0, "schedule": None}
+    return parameters
 
 
 ENTRIES = {"fine-tune": FineTune}

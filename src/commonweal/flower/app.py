@@ -25,7 +25,7 @@ from commonweal.flower.node import (
     described,
     states_folder,
 )
-from commonweal.flower.own_table import CommonSchema, OwnTable
+from commonweal.flower.own_table import CommonSchema, OwnTable, TableOptions
 from commonweal.jobs import rounds
 from commonweal.jobs.job import (
     Job,
@@ -169,7 +169,8 @@ def _own_file(experiment: Experiment, config: Config) -> Opened:
             f"{experiment.dataset['name']!r}"
         )
     values = {key: value for key, value in experiment.dataset.items() if key != "name"}
-    table = OwnTable(str(config["client"]), values | {"path": str(config["data"])})
+    options = TableOptions.read(values | {"path": str(config["data"])})
+    table = OwnTable(str(config["client"]), options)
 
     @cache
     def client(preprocessing: str) -> NodeClient:

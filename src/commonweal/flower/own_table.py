@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pydantic
@@ -24,9 +23,10 @@ from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_
 from commonweal.data.split import Split, quota, split_rows
 from commonweal.datasets._fit import Table
 from commonweal.datasets._tables import separator_in
-from commonweal.datasets.table import CLASSES, open_table, read_labels, table
+from commonweal.datasets.table import CLASSES, Names, Task, open_table, read_labels, table
 
-__all__ = ["CommonSchema", "OwnTable", "TableSchema", "check_table", "common_schema"]
+__all__ = ["CommonSchema", "OwnTable", "TableOptions", "TableSchema"]
+__all__ += ["check_table", "common_schema"]
 
 SENT = 1000  # categories of a column, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}
@@ -88,28 +88,56 @@ class TableSchema:
             ) from None
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """The parameters of the dataset `table` that matter for one client's file."""
+
+    path: Path
+    label: str
+    client: str | None
+    drop: Names
+    keep: Names
+    task: Task
+    scale: bool
+    levels: int
+    separator: str
+    encoding: str
+    test: float
+    seed: int
+
+    @classmethod
+    def read(cls, values: Mapping[str, object]) -> "TableOptions":
+        """Read the parameters of an experiment's dataset; the others have their defaults."""
+        bound = inspect.signature(table).bind(**values)
+        bound.apply_defaults()
+        return pydantic.TypeAdapter(cls).validate_python(bound.arguments)
+
+
 class OwnTable:
     """The file of one client.
 
     Args:
         name: The client's name.
-        values: The parameters of the dataset `table`.
+        options: How its file is read.
     """
 
-    def __init__(self, name: str, values: dict[str, Any]) -> None:
-        bound = inspect.signature(table).bind(**values)
-        bound.apply_defaults()
+    def __init__(self, name: str, options: TableOptions) -> None:
         self.name = name
-        self.values: dict[str, Any] = bound.arguments
+        self.options = options
+        self.path = options.path.expanduser()
 
     @cached_property
     def contents(self) -> Table:
-        names = ("label", "client", "drop", "keep", "separator", "encoding")
-        return open_table(self.path, **{key: self.values[key] for key in names})
-
-    @property
-    def path(self) -> Path:
-        return Path(self.values["path"]).expanduser()
+        options = self.options
+        return open_table(
+            self.path,
+            label=options.label,
+            client=options.client,
+            drop=options.drop,
+            keep=options.keep,
+            separator=options.separator,
+            encoding=options.encoding,
+        )
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -128,14 +156,14 @@ class OwnTable:
     @cached_property
     def labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Labels and classes as this file alone would have them."""
-        labels = read_labels(self.contents, self.values["task"], self.rows)
+        labels = read_labels(self.contents, self.options.task, self.rows)
         return labels.y, labels.class_names
 
     @cached_property
     def split(self) -> Split:
         """Training and test rows, by their numbers in the file."""
         owner = np.zeros(len(self.rows), dtype=np.int64)
-        test, seed = self.values["test"], self.values["seed"]
+        test, seed = self.options.test, self.options.seed
         return split_rows(owner, self.labels[0], test, seed, [self.name]).within(self.rows)
 
     def training_rows(self, validation: float) -> int:
@@ -148,16 +176,17 @@ class OwnTable:
         rows = self.split.train.rows
         skipped = (self.contents.label, self.contents.client)
         names = [name for name in self.contents.profiles if name not in skipped]
-        separator = self.values["separator"]
+        options = self.options
+        separator = options.separator
         if separator == "auto":
-            separator = separator_in(self.path, self.values["encoding"])
+            separator = separator_in(self.path, options.encoding)
         return TableSchema(
             columns={name: self._describe(name, rows) for name in names},
             label=self._describe_label(rows),
-            scale=self.values["scale"],
-            levels=self.values["levels"],
-            task=self.values["task"],
-            encoding=self.values["encoding"],
+            scale=options.scale,
+            levels=options.levels,
+            task=options.task,
+            encoding=options.encoding,
             separator=separator,
         )
 
@@ -184,7 +213,7 @@ class OwnTable:
         values = self.contents.numbers(column.name)
         different = np.unique(values[self.rows])
         whole = bool((different == np.round(different)).all())
-        few = whole and (len(different) <= CLASSES or self.values["task"] == "classes")
+        few = whole and (len(different) <= CLASSES or self.options.task == "classes")
         names = tuple(f"{value:.0f}" for value in different.tolist()) if few else None
         return replace(schema, classes=names, sums=_sums(values[rows]))
 

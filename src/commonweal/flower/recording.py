@@ -19,7 +19,7 @@ from commonweal.flower.directory import Directory, number
 from commonweal.flower.reader import Evaluated
 from commonweal.flower.reports import Report
 from commonweal.record.facts import RunFacts
-from commonweal.record.rounds import ClientTable, RoundRecord
+from commonweal.record.rounds import ClientTable, RoundRecord, decided
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 
@@ -141,8 +141,6 @@ class Recorder:
     ) -> RoundRecord:
         reports = sorted(trained.reports, key=lambda report: directory[report.node].name)
         cohort = {report.client: directory[report.node].name for report in reports}
-        outcome = trained.outcome
-        weights = dict(zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True))
         dropped = {}
         for report in reports:
             if report.problem is not None:
@@ -152,15 +150,12 @@ class Recorder:
             clients=tuple(cohort.values()),
             losses=tuple(number(report.loss) for report in reports),
             scores=tuple(report.score for report in reports),
-            weights={cohort[client]: weights[client] for client in cohort if client in weights},
             dropped=dropped,
-            capped={cohort[client]: reason for client, reason in outcome.capped.items()},
             warnings=(*trained.warnings, *warnings),
             bytes=trained.bytes,
             metrics=summary,
             fallback=trained.fallback,
-            length=None if outcome.descent is None else outcome.descent.length,
-            rates={cohort[client]: rate for client, rate in outcome.rates().items()},
+            **decided(trained.outcome, cohort),
         )
 
     def _evaluation(self, clients: Sequence[Evaluated]) -> Evaluation:

@@ -39,7 +39,7 @@ from commonweal.jobs.reopening import restore
 from commonweal.record.artifacts import read_model
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
 from commonweal.record.record import Record, title_of
-from commonweal.record.rounds import ClientTable, RoundRecord, best_round, read_rounds
+from commonweal.record.rounds import ClientTable, RoundRecord, best_round, decided, read_rounds
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
@@ -428,16 +428,13 @@ def _round(job: Job, state: State, number: int) -> Round:
     evaluated = time.perf_counter()
     reported = _reported(exchanges)
     dropped = _failed(exchanges) | outcome.dropped
-    used = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
     names = engine.population.names  # ids are ids up to here
     return Round(
         number=number,
         clients=tuple(names[client] for client in reported.clients),
         losses=reported.losses,
         scores=reported.scores,
-        weights={names[client]: weight for client, weight in used},
         dropped={names[client]: reason for client, reason in dropped.items()},
-        capped={names[client]: reason for client, reason in outcome.capped.items()},
         warnings=outcome.warnings,
         bytes=_traffic(job, exchanges),
         metrics=scores.metrics,
@@ -446,14 +443,13 @@ def _round(job: Job, state: State, number: int) -> Round:
         validation=scores.validation,
         unseen=scores.unseen,
         mixture=scores.mixture,
-        length=None if outcome.descent is None else outcome.descent.length,
-        rates={names[client]: rate for client, rate in outcome.rates().items()},
         evaluation=scores.evaluation,
         held_out=scores.held_out,
         diverged=bool(dropped) and not len(outcome.clients) and outcome.diverged >= dropped.keys(),
         state=new_state,
         seconds={"train": trained - start, "evaluate": evaluated - trained},
         job=job,
+        **decided(outcome, names),
     )
 
 

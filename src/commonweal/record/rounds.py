@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
 from commonweal.base.files import check_plain, read_plain
 from commonweal.base.tensors import Tensors
@@ -39,6 +40,7 @@ __all__ = [
     "RoundRecord",
     "StoredRound",
     "best_round",
+    "decided",
     "last_round",
     "numbered",
     "progress_after",
@@ -122,6 +124,31 @@ class RoundRecord:
         }
         empty = (None, "", dict[str, object]())
         return {n: value for n, value in values.items() if n not in OPTIONAL or value not in empty}
+
+
+class Decided(TypedDict):
+    """The part of a round's record that follows from its outcome."""
+
+    weights: dict[str, float]
+    capped: dict[str, str]
+    length: float | None
+    rates: dict[str, float]
+
+
+def decided(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> Decided:
+    """What a round's record says of its outcome.
+
+    Args:
+        outcome: What the round did, by client id.
+        names: The clients' names, by id.
+    """
+    weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
+    return {
+        "weights": {names[client]: weight for client, weight in weights},
+        "capped": {names[client]: reason for client, reason in outcome.capped.items()},
+        "length": None if outcome.descent is None else outcome.descent.length,
+        "rates": {names[client]: rate for client, rate in outcome.rates().items()},
+    }
 
 
 def round_columns(record: RoundRecord, numbers: Mapping[str, int]) -> Columns:

@@ -5,8 +5,8 @@ drawn before, so that every engine computes the same numbers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
 __all__ = ["Client", "Samples", "Stage", "at_least", "learning_rate"]
+__all__ += ["sgd_parameters"]
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,11 @@ class Stage(NamedTuple):
     samples: Samples = "train"
     counter: str = ""
     catches_up: bool = False
+
+
+def sgd_parameters(client: Client) -> dict[str, Any]:
+    """The parameters of a method that all methods have, those of plain local SGD."""
+    return {field.name: vars(client)[field.name] for field in fields(Client)}
 
 
 def learning_rate(client: Client, round: int) -> float:

@@ -6,7 +6,8 @@ CommonwealError
 │   └── EncodingError  a file with bytes that its encoding does not have
 └── RunError       a run folder that cannot be written, resumed or read
     ├── DivergedError  training that gave numbers that are not finite
-    └── LockedError    a folder that another process writes to
+    ├── LockedError    a folder that another process writes to
+    └── RankError      a process of torchrun that ended during a run
 
 Each message says what is wrong, what was got, and what to do.
 """
@@ -23,6 +24,7 @@ __all__ = [
     "DivergedError",
     "EncodingError",
     "LockedError",
+    "RankError",
     "ResumeWarning",
     "RunError",
     "UnusedRunWarning",
@@ -57,6 +59,10 @@ class DivergedError(RunError):
 
 class LockedError(RunError):
     """Another process writes to a folder."""
+
+
+class RankError(RunError):
+    """A process of torchrun ended during a run."""
 
 
 class CommonwealWarning(UserWarning):

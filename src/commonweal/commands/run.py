@@ -51,10 +51,21 @@ def run(
 
     silent = quiet or as_json
     job = job_from_experiment(experiment)
+    if not job.engine.leads:
+        _answer(job)
+        return
     last = _run_job(job, experiment.title, folder, resume, silent)
     if not silent:
         console.say(f"saved in {folder}" if last else f"{folder} was finished already")
     show_run(Record.read(folder), quiet, as_json)
+
+
+def _answer(job: "Job") -> None:
+    """Answer the process that runs the rounds, until it ends."""
+    from commonweal.jobs import rounds
+
+    for _ in rounds.run(job):
+        pass  # there are none here
 
 
 def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -> int:

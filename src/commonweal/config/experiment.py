@@ -93,7 +93,7 @@ class RunSettings(pydantic.BaseModel):
     rounds: int = Field(100, ge=1)
     cohort: Annotated[int | float | Literal["all"], BeforeValidator(_check_cohort)] = "all"
     seed: int = Field(0, ge=0, lt=2**64)
-    engine: Literal["simulator", "flower"] = "simulator"  # who carries the messages
+    engine: Literal["simulator", "torchrun", "flower"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
     device: str = Field("cpu", pattern=DEVICE)  # where clients compute: cpu, cuda, cuda:1 or mps
     evaluate_every: int = Field(1, ge=1)
@@ -116,7 +116,7 @@ class RunSettings(pydantic.BaseModel):
             old = values["engine"]
             raise ConfigError(
                 f'engine = "{old}" is now written vectorize = "{old}": engine says who carries the '
-                "messages, 'simulator' or 'flower'"
+                "messages, 'simulator', 'torchrun' or 'flower'"
             )
         try:
             super().__init__(**values)

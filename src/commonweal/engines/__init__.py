@@ -8,14 +8,26 @@ __all__ = ["Engine", "LocalEngine", "simulate"]
 
 
 def simulate(
-    federation: Federation, *, seed: int = 0, vectorize: str = "auto", device: str = "cpu"
+    federation: Federation,
+    *,
+    seed: int = 0,
+    vectorize: str = "auto",
+    device: str = "cpu",
+    deterministic: bool = False,
+    ranks: bool = False,
 ) -> LocalEngine:
-    """An engine that runs the clients of a federation in this process.
+    """An engine that runs the clients of a federation in this process, or in those of torchrun.
 
     Args:
         federation: the clients and their samples
         seed: of all random numbers that clients draw
         vectorize: how clients are computed: "auto", "vmap", "chunked" or "loop"
         device: where clients compute
+        deterministic: whether clients are grouped alike in one process and in several
+        ranks: whether the processes of torchrun share the clients
     """
-    return Simulator(federation, seed, vectorize, device=device)
+    if not ranks:
+        return Simulator(federation, seed, vectorize, device=device, deterministic=deterministic)
+    from commonweal.engines.ranks import Ranks  # torch.distributed takes time to import
+
+    return Ranks(federation, seed, vectorize, device, deterministic)

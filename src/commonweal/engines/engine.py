@@ -1,6 +1,7 @@
 """The interface of engines: who carries the messages between server and clients."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -23,6 +24,16 @@ class Engine:
 
     population: Population  # all that the server may know; it may grow between rounds
     states: StateStore = StateStore()  # of the clients; by default they keep them themselves
+    leads: bool = True  # whether this process runs the rounds; others only answer
+
+    def running(self, algorithm: Algorithm, text: str) -> AbstractContextManager[None]:
+        """Enclose a run. A process that does not lead answers until the run is over.
+
+        Args:
+            algorithm: of the run
+            text: the experiment, which is the same in all processes
+        """
+        return nullcontext()
 
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         """Ask clients and wait for their replies, given in the order in which they were asked."""

@@ -6,7 +6,7 @@ the model, so that it is the same on every machine; the record of a run states i
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,7 @@ from commonweal.record.facts import RunFacts
 from commonweal.training import scores
 from commonweal.training.client_state import NO_STATE, ClientState, stack_states
 from commonweal.training.dense import dense_stack
-from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
+from commonweal.training.evaluation import Evaluation, by_client, evaluate_models, evaluate_rows
 from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap_clients
 from commonweal.training.task import Batch, Task
 from commonweal.training.uses import Uses
@@ -51,9 +51,10 @@ class Simulator(LocalEngine):
         federation: Federation,
         seed: int = 0,
         vectorize: str = "auto",
-        budget: int = BUDGET,
-        chunk: int = CHUNK,
+        budget: int | None = None,
+        chunk: int | None = None,
         device: str = "cpu",
+        deterministic: bool = False,
     ) -> None:
         if vectorize not in MODES:
             hint = did_you_mean(vectorize, MODES)
@@ -66,8 +67,9 @@ class Simulator(LocalEngine):
         self.population: Population = federation.population
         self.seed = seed
         self.vectorize = vectorize
-        self.budget = budget
-        self.chunk = chunk
+        self.budget = BUDGET if budget is None else budget
+        self.chunk = CHUNK if chunk is None else chunk
+        self.deterministic = deterministic
         self.device = find_device(device)
         self._placed: dict[str, tuple[Rows, Rows]] = {}  # parts of the rows, and on the device
         self.states = ClientStates(federation.clients)
@@ -214,45 +216,85 @@ class Simulator(LocalEngine):
     def _groups(self, algorithm: Algorithm, clients: Tensor) -> Iterator[Tensor]:
         """Split a cohort into groups that answer together; yields positions in the request."""
         mode, _ = self.decision(algorithm)
+        positions = torch.arange(len(clients))
         most = len(clients)
         if mode == "loop" or algorithm.client is None:
             most = 1
+        elif mode == "chunked" and self.deterministic:
+            # Groups that do not depend on who else is asked of this process: those of several
+            # processes are the same, and so are the bytes. Clients of similar size train together.
+            most = max(1, self.chunk // algorithm.client_task.size)
+            sizes = self.population.sizes[clients]
+            positions = torch.argsort(sizes, descending=True, stable=True)
         elif mode == "chunked":
             most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
-        return iter(torch.split(torch.arange(len(clients)), most))
+        return (group.sort().values for group in torch.split(positions, most))
 
     # Evaluation
 
     def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
         rows = self._part(part)
-        placed = self._on_device(part)
         task = algorithm.task
-        shared = evaluate(task, algorithm.model(state), placed)
+        losses, stats = self._results(task, algorithm.model(state), part)
+        shared = by_client(task, losses, stats, self._on_device(part).offsets)
         undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
         undefined[task.undefined(rows.y, rows.offsets)] = True
         shared = replace(shared, undefined=undefined)
         if not algorithm.personalizes or part == "unseen":  # who has no model of its own
             return shared
-        message = algorithm.message(state)
         personal = shared
-        for ids, uses in self.models(algorithm, lambda s: algorithm.uses(message, s), part):
-            vectorize = self._vectorizer(algorithm)
-            personal = personal.updated(ids, evaluate_models(task, uses, placed, ids, vectorize))
+        for ids, evaluation in self._personal(algorithm, algorithm.message(state), part):
+            personal = personal.updated(ids, evaluation)
         return replace(shared, personal=personal)
+
+    def _results(self, task: Task, w: Tensor, part: str) -> tuple[Tensor, Tensors]:
+        """The losses and statistics of all rows of a part by the global model."""
+        return evaluate_rows(task, w, self._on_device(part))
+
+    def _personal(
+        self, algorithm: Algorithm, message: Tensors, part: str
+    ) -> Iterator[tuple[Tensor, Evaluation]]:
+        """Yield clients that have taken part, with the evaluation of what they use."""
+        for ids in self._model_groups(algorithm, part, self.states):
+            yield ids, self._evaluate_own(algorithm, message, part, ids)
+
+    def _evaluate_own(
+        self, algorithm: Algorithm, message: Tensors, part: str, ids: Tensor
+    ) -> Evaluation:
+        """Evaluate what these clients use."""
+        uses = self._uses(ids, lambda own: algorithm.uses(message, own))
+        rows = self._on_device(part)
+        return evaluate_models(algorithm.task, uses, rows, ids, self._vectorizer(algorithm))
 
     def models(
         self, algorithm: Algorithm, own: Callable[[ClientState], Uses], part: str = "test"
     ) -> Iterator[tuple[Tensor, Uses]]:
+        for ids in self._model_groups(algorithm, part, self.states):
+            yield ids, self._uses(ids, own)
+
+    def _uses(self, ids: Tensor, own: Callable[[ClientState], Uses]) -> Uses:
+        states = stack_states([self.states[client] for client in ids.tolist()])
+        uses: Uses = torch.vmap(own)(states)
+        return uses
+
+    def _model_groups(
+        self, algorithm: Algorithm, part: str, clients: Iterable[int], times: int = 1
+    ) -> tuple[Tensor, ...]:
+        """Those of the clients that have samples, in groups whose models fit into memory.
+
+        Args:
+            algorithm: of the run
+            part: of the data
+            clients: ids
+            times: groups so many times as large
+        """
         sizes = self._part(part).sizes
-        taken_part = [client for client in self.states if sizes[client] > 0]
-        ids = torch.tensor(taken_part, dtype=torch.int64)
+        ids = torch.tensor([client for client in clients if sizes[client] > 0], dtype=torch.int64)
         if len(ids) == 0:
-            return
+            return ()
         ids = ids[torch.argsort(sizes[ids], descending=True, stable=True)]
         at_once = max(1, self.budget // (MODELS_PER_CHUNK * algorithm.task.size))
-        for group in torch.split(ids, at_once):
-            states = stack_states([self.states[client] for client in group.tolist()])
-            yield group, torch.vmap(own)(states)
+        return torch.split(ids, at_once * times)
 
     def _part(self, part: str) -> Rows:
         held_out = self.federation.held_out

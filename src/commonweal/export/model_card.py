@@ -157,7 +157,7 @@ def _limits(record: Record) -> list[str]:
             f"- {small} clients have fewer than {FEW} test samples: one sample changes their "
             "scores by more than 3 points."
         )
-    simulated = record.facts.engine == "simulator"
+    simulated = record.facts.engine in ("simulator", "torchrun")
     where = "simulated in one process" if simulated else "processes or machines of their own"
     return [
         *lines,

@@ -37,6 +37,7 @@ __all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losse
 __all__ += ["with_validation"]
 
 T = TypeVar("T")
+Settings = TypeVar("Settings", bound=RunSettings)
 
 # What users may give besides a Task and a Federation.
 GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
@@ -230,13 +231,22 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
         score=federation.score,
         target=federation.target,
     )
-    e = experiment
-    engine = engines.simulate(federation, seed=e.seed, vectorize=e.vectorize, device=e.device)
-    return job_on(experiment, task, engine)
+    return job_on(experiment, task, _engine(federation, experiment))
+
+
+def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
+    return engines.simulate(
+        federation,
+        seed=settings.seed,
+        vectorize=settings.vectorize,
+        device=settings.device,
+        deterministic=settings.deterministic,
+        ranks=settings.engine == "torchrun",
+    )
 
 
 def _check_engine(settings: RunSettings) -> None:
-    if settings.engine != "simulator":
+    if settings.engine == "flower":
         raise ConfigError(
             f"engine = {settings.engine!r}: experiments run on Flower as an app; write one with "
             "commonweal flower export FILE DIR and start it with flwr run, or leave engine out"
@@ -298,7 +308,14 @@ def build_algorithm(experiment: Experiment, task: Task, population: Population) 
 
 def job_on(experiment: Experiment, task: Task, engine: Engine) -> Job:
     """The job of an experiment on an engine."""
-    return _job(task, engine, _parts(experiment), experiment, experiment.toml())
+    return _job(task, engine, _parts(experiment), experiment, _recorded(experiment).toml())
+
+
+def _recorded(settings: Settings) -> Settings:
+    """The settings that determine a run. Those of several processes give the simulator's run."""
+    if settings.engine == "torchrun":
+        return settings.model_copy(update={"engine": "simulator"})
+    return settings
 
 
 def _parts(experiment: Experiment) -> dict[str, object]:
@@ -328,13 +345,7 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
         parts.setdefault(key, [] if kind.several else kind.default)
     if task.target is None and not isinstance(parts["algorithm"], Algorithm):
         task = replace(task, target=federation.target)
-    engine = engines.simulate(
-        federation,
-        seed=settings.seed,
-        vectorize=settings.vectorize,
-        device=settings.device,
-    )
-    return _job(task, engine, parts, settings, None)
+    return _job(task, _engine(federation, settings), parts, settings, None)
 
 
 def _job(
@@ -493,7 +504,7 @@ def _describe(
 ) -> str:
     """The experiment of a user's own task and federation, as it is written to the run's folder."""
     digest = engine.digest() if isinstance(engine, LocalEngine) else ""
-    tables = settings.model_dump()
+    tables = _recorded(settings).model_dump()
     tables["dataset"] = {"name": "given", "digest": digest}
     tables["model"] = {"name": "given", "digest": _module_digest(task)}
     for key in ("rule", "client", "server"):

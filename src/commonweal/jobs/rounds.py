@@ -149,6 +149,8 @@ class Run(Iterator[Round]):
         try:
             for _ in self:
                 pass
+            if not self.job.engine.leads:
+                raise RunError("only rank 0 has the record of a run: iterate over it elsewhere")
             self._record = Record.read(self.folder)
         except BaseException:
             if temporary:
@@ -209,7 +211,7 @@ def run(
         device: Where clients compute: "cpu", "cuda", "cuda:1" or "mps".
         vectorize: How clients are computed: "auto", "vmap", "chunked" or "loop".
         deterministic: Use one thread: the same bytes on any number of cores.
-        engine: Who carries the messages; here only "simulator".
+        engine: Who carries the messages: "simulator", or "torchrun", which starts the processes.
 
     Raises:
         ConfigError: A part or a setting cannot be right.
@@ -252,6 +254,16 @@ def _job(what: object, federation: Federation | None, parts: Mapping[str, object
 
 
 def _rounds(job: Job, store: Store | None, resume: bool) -> Generator[Round, None, None]:
+    running = job.engine.running(job.algorithm, job.text)
+    if job.engine.leads:
+        with running:
+            yield from _led_rounds(job, store, resume)
+    else:
+        with _threads(job), running:  # answers until the run is over
+            return
+
+
+def _led_rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
     job.engine.states.reset()  # states of an earlier run of the same job
     if store is None:
         yield from _from_round(job, None, _Best(job, None), 0, {})

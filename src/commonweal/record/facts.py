@@ -59,6 +59,7 @@ class RunFacts:
     threads: int | None = None
     processor: str | None = None
     engine: str = "simulator"
+    ranks: int | None = None  # processes of torchrun
     vectorize: str | None = None
     vectorize_because: str | None = None
     device: str | None = None

@@ -34,6 +34,9 @@ class Remarks:
         facts = job.engine.facts(job.algorithm)
         if job.settings.vectorize not in ("auto", facts.vectorize or "auto"):
             self.say(f"vectorize: {facts.vectorize}, because {facts.vectorize_because}")
+        if facts.ranks is not None and facts.ranks > job.cohort:
+            idle = facts.ranks - job.cohort
+            self.say(f"{facts.ranks} ranks for a cohort of {job.cohort}: {idle} have nothing to do")
 
     def about_round(self, done: Round) -> None:
         """Say warnings of a new kind, and whose replies are dropped or capped the first time."""

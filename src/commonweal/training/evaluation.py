@@ -1,6 +1,6 @@
 """Evaluation of one model on all clients' rows, and of each client's own model on its rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -16,7 +16,8 @@ from commonweal.training.task import Task
 from commonweal.training.uses import Uses, mix_outputs
 from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
-__all__ = ["Evaluation", "evaluate", "evaluate_models", "evaluate_rows", "evaluate_rows_by_models"]
+__all__ = ["Evaluation", "by_client", "evaluate", "evaluate_models", "evaluate_rows"]
+__all__ += ["evaluate_rows_by_models", "joined", "passes"]
 
 PASS = 1 << 24  # numbers that a forward pass may hold: 64 MB
 
@@ -61,10 +62,10 @@ def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Ev
     """Evaluate one model on each client's rows: one pass over all, then a reduction by client."""
     if ids is None:
         losses, stats = evaluate_rows(task, w, rows)
-        return _by_client(task, losses, stats, rows.offsets)
+        return by_client(task, losses, stats, rows.offsets)
     index, offsets = rows.index_of(ids)
     losses, stats = evaluate_rows(task, w, rows, index)
-    return _by_client(task, losses, stats, offsets)
+    return by_client(task, losses, stats, offsets)
 
 
 def evaluate_models(
@@ -80,33 +81,52 @@ def evaluate_models(
         vectorize: How functions of one client are run for a group.
     """
     losses, stats = evaluate_rows_by_models(task, uses, rows, ids, vectorize)
-    evaluation = _by_client(task, losses, stats, rows.offsets_of(ids))
+    evaluation = by_client(task, losses, stats, rows.offsets_of(ids))
     if uses.weights.shape[1] == 1:
         return evaluation
     return replace(evaluation, partners=(1 - uses.weights[:, 0]).to(evaluation.losses.dtype))
 
 
-def _by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
+def by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
+    """Reduce the losses and statistics of rows by client, whose rows begin at these offsets."""
     reduced = {n: task.find_score(n).reduce(values, offsets) for n, values in stats.items()}
     return Evaluation(task.mean_losses(losses, offsets), reduced, offsets.diff())
 
 
+def passes(task: Task, rows: Rows, total: int | None = None) -> list[slice]:
+    """The forward passes in which rows are evaluated: all of them, or so many."""
+    at_once = max(1, _budget(rows) // task.width(rows.inputs))
+    count = len(rows.y) if total is None else total
+    # Without rows: one empty pass.
+    return [slice(begin, begin + at_once) for begin in range(0, max(count, 1), at_once)]
+
+
 def evaluate_rows(
-    task: Task, w: Tensor, rows: Rows, index: Tensor | None = None
+    task: Task,
+    w: Tensor,
+    rows: Rows,
+    index: Tensor | None = None,
+    parts: Sequence[slice] | None = None,
 ) -> tuple[Tensor, Tensors]:
-    """The loss and the statistics of every row, or of those with these numbers, by one model."""
+    """The loss and the statistics of every row by one model.
+
+    Args:
+        task: The model and its scores.
+        w: The model (d,).
+        rows: The samples of all clients.
+        index: The numbers of the rows that are evaluated. None: all of them.
+        parts: The passes that are made. None: all of them.
+    """
+    if parts is None:
+        parts = passes(task, rows, None if index is None else len(index))
     task = channels_last(task, rows.inputs)
     w = w.to(rows.device)
-    total = len(rows.y) if index is None else len(index)
-    at_once = max(1, _budget(rows) // task.width(rows.inputs))
-    parts = []
+    results = []
     with torch.no_grad():
-        for begin in range(0, max(total, 1), at_once):  # without rows: one empty pass
-            part: slice | Tensor = slice(begin, begin + at_once)
-            if index is not None:
-                part = index[part]
-            parts.append(task.evaluate_rows(w, rows.inputs[part], rows.y[part]))
-    return _joined(parts)
+        for part in parts:
+            own = part if index is None else index[part]
+            results.append(task.evaluate_rows(w, rows.inputs[own], rows.y[own]))
+    return joined(results)
 
 
 def evaluate_rows_by_models(
@@ -135,7 +155,7 @@ def evaluate_rows_by_models(
                 own = Uses(*(value[a:b] for value in uses))
                 losses, stats = evaluate_group(own, rows.inputs[row], rows.y[row])
                 parts.append((losses[real], select(stats, real)))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _budget(rows: Rows) -> int:
@@ -190,7 +210,8 @@ def _padded(rows: Rows, ids: Tensor, columns: int) -> Iterator[tuple[Tensor, Ten
         yield index[torch.where(real, first + column, first)], real
 
 
-def _joined(parts: list[tuple[Tensor, Tensors]]) -> tuple[Tensor, Tensors]:
+def joined(parts: list[tuple[Tensor, Tensors]]) -> tuple[Tensor, Tensors]:
+    """The losses and statistics of rows from those of consecutive parts."""
     losses = torch.cat([loss for loss, _ in parts])
     names = parts[0][1]
     return losses, {name: torch.cat([stats[name] for _, stats in parts]) for name in names}

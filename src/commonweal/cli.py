@@ -10,7 +10,9 @@ from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Annotated, NoReturn, TextIO
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from commonweal import __version__
 from commonweal.base.errors import CommonwealError, ResumeWarning
@@ -48,6 +50,42 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+class Command(TyperCommand):
+    """A command that explains how keys of an experiment are written."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. `--rounds 5` raises an error that says to write rounds=5."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            takes_keys = any(parameter.name == "changes" for parameter in self.params)
+            hint = _written_as_key(error.option_name, given) if takes_keys else ""
+            if not hint:
+                raise
+            raise CommonwealError(
+                f"there is no option {error.option_name}: keys of the experiment are written "
+                f"without dashes, as {hint}"
+            ) from None
+
+
+def _written_as_key(option: str, given: list[str]) -> str:
+    """An option as `key=value`, or nothing where no experiment has such a key."""
+    from commonweal.config.experiment import Experiment
+
+    key = option.lstrip("-").replace("-", "_")
+    if key.partition(".")[0] not in Experiment.model_fields:
+        return ""
+    for k, word in enumerate(given):
+        name, equals, value = word.partition("=")
+        if name == option and equals:
+            return f"{key}={value}"
+        if name == option and k + 1 < len(given):
+            return f"{key}={given[k + 1]}"
+    return f"{key}=VALUE"
+
+
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this order
     "Start": (fit, run, demo, init, list_, doctor),
     "Run": (compare, choose, tune),
@@ -56,7 +94,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this o
 }
 for panel, commands in PANELS.items():
     for command in commands:
-        app.command(name=command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+        app.command(name=command.__name__.rstrip("_"), rich_help_panel=panel, cls=Command)(command)
 app.add_typer(data, name="data", rich_help_panel="Run")
 app.add_typer(flower, name="flower", rich_help_panel="Run")
 

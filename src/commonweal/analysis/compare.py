@@ -1,6 +1,5 @@
 """Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError, LockedError, RunError
 from commonweal.base.files import read_plain
 from commonweal.config import catalog
-from commonweal.config.experiment import Experiment, change
+from commonweal.config.experiment import Experiment, change, file_name
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
@@ -118,16 +117,24 @@ def cells(
 ) -> list[Cell]:
     """Every combination of rule, varied values and seed, in the order in which they are run.
 
-    base: the values of an experiment; rules: names, with parameters in brackets
-    vary: `key=value1,value2`; settings: further changes (`key=value`) of some of the rules
+    Args:
+        base: The values of an experiment.
+        rules: Their names, with parameters in brackets; "Ours=./file.py:Rule" is called Ours.
+        seeds: How many, or which.
+        vary: Texts such as `key=value1,value2`.
+        folder: Where the runs are.
+        settings: Further changes (`key=value`) of some of the rules.
     """
     settings = settings or {}
     choices = [_choices(text) for text in vary]
     plan = []
-    for rule, setting, seed in product(rules, product(*choices), _seeds(seeds)):
+    for text, setting, seed in product(rules, product(*choices), _seeds(seeds)):
+        name, rule = catalog.split_name(text)
         own = [*settings.get(rule, ()), *setting]
-        label = " ".join([rule.replace(" ", ""), *own])
+        label = " ".join([name or rule.replace(" ", ""), *own])
         values = change(_with_rule(base, rule), own) | {"seed": seed}
+        if name:
+            values["name"] = name
         plan.append(Cell(label, Experiment(**values), run_folder(folder, label, seed)))
     if len({cell.folder for cell in plan}) < len(plan):
         raise ConfigError(
@@ -142,7 +149,7 @@ def run_folder(folder: Path, label: str, seed: int) -> Path:
     >>> run_folder(Path("runs"), "afl(lr=0.5)", 2).as_posix()
     'runs/afl_lr=0.5_/seed-2'
     """
-    return folder / re.sub(r"[^\w.+=-]+", "_", label) / f"seed-{seed}"
+    return folder / file_name(label) / f"seed-{seed}"
 
 
 def _with_rule(base: Mapping[str, object], text: str) -> dict[str, object]:

@@ -69,7 +69,7 @@ def identity(record: Outline) -> str:
 def method_of(record: Outline) -> str:
     """The rule, or the client method, or both where both are unusual."""
     client = record.part("client", "sgd")
-    if client == "sgd":
+    if client == "sgd" or record.experiment.get("name"):
         return record.title
     return client if record.title == "fedavg" else f"{record.title} {client}"
 

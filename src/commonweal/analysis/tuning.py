@@ -199,11 +199,13 @@ def _sampler(name: Sampler, trials: int) -> "BaseSampler":
 def grid_of(rule: str, base: Mapping[str, object] | None = None, more: Grid | None = None) -> Grid:
     """The values that publications of the rule and of the client method tried, and further ones.
 
-    What is given in brackets, or in the experiment, is fixed.
+    What is given in brackets, or in the experiment, is fixed. `rule.KEY` is for the rules that have
+    that parameter.
     """
     grid: dict[str, tuple[object, ...]] = {}
     part = catalog.parse(rule)
-    factory = catalog.find("rules", part.name).factory
+    entry = catalog.find("rules", part.name)
+    factory = entry.factory
     if isinstance(factory, type) and issubclass(factory, Rule):
         grid |= {key: values for key, values in factory.grid.items() if key not in part}
     client = {"name": "sgd"} | part_table((base or {}).get("client"))
@@ -212,11 +214,17 @@ def grid_of(rule: str, base: Mapping[str, object] | None = None, more: Grid | No
         for key, values in method.grid.items():
             if key not in client:
                 grid[f"client.{key}"] = values
-    return grid | dict(more or {})
+    for key, values in (more or {}).items():
+        parameter = key.removeprefix("rule.")
+        if parameter == key:
+            grid[key] = values
+        elif parameter in entry.parameters and parameter not in part:
+            grid[parameter] = values
+    return grid
 
 
 def further(texts: Sequence[str]) -> Grid:
-    """Read values of the experiment's keys to try, such as "client.lr=0.01,0.1".
+    """Read values of the experiment's keys to try, such as "client.lr=0.01,0.1" or "rule.t=1,2".
 
     >>> further(["client.lr=0.01,0.1"])
     {'client.lr': (0.01, 0.1)}
@@ -225,7 +233,7 @@ def further(texts: Sequence[str]) -> Grid:
     for text in texts:
         key, equals, values = text.partition("=")
         choices = catalog.split_list(values)
-        if not equals or not choices or "." not in key or key.startswith("rule."):
+        if not equals or not choices or "." not in key:
             raise ConfigError(
                 f"--grid {text!r}: write a part's key and its values, as in client.lr=0.01,0.1"
             )

@@ -30,6 +30,7 @@ __all__ = [
     "UnusedRunWarning",
     "did_you_mean",
     "renamed_method",
+    "install",
 ]
 
 
@@ -91,3 +92,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = get_close_matches(name.lower(), known, n=1)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra. Double quotes work in every shell, cmd.exe included."""
+    return f'pip install "commonweal[{extra}]"'

@@ -33,8 +33,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="The rules, with parameters in brackets: 'fedavg,afl(lr=0.5)'. "
-            f"Default: {RULES}, or those of --tuned.",
+            help="The rules, with parameters in brackets and names: "
+            f'"fedavg,Ours=afl(lr=0.5)". Default: {RULES}, or those of --tuned.',
         ),
     ] = None,
     tuned: Annotated[
@@ -119,7 +119,7 @@ def compare(
         settings = tuned_settings(tuned)
     from commonweal.analysis.compare import baseline_cells, cells, seed_list
     from commonweal.analysis.comparison import Comparison
-    from commonweal.config.experiment import named
+    from commonweal.config.experiment import named, suffix
     from commonweal.report import figures
     from commonweal.report.clients import client_lines
     from commonweal.report.comparison import chosen_columns
@@ -127,7 +127,7 @@ def compare(
     figures.check_suffix(picture)
     metrics = None if columns is None else chosen_columns(columns)
     base, stem = named(file, changes or [])
-    folder = to or Path("runs") / f"{stem}-compare"
+    folder = to or Path("runs") / f"{stem}-compare{suffix(changes or [])}"
     numbers = seed_list(seeds)
     plan = cells(base, chosen, numbers, vary or [], folder, settings)
     if shard is not None:
@@ -180,7 +180,7 @@ def _check_mistakes(form: str, rules: Sequence[str]) -> None:
     if not rules:
         raise ConfigError("there are no rules to compare: name some, as in --rules fedavg,term")
     for rule in rules:
-        name = catalog.parse(rule)["name"]
+        name = catalog.parse(catalog.split_name(rule)[1])["name"]
         if ":" not in name:
             catalog.find("rules", name)
 

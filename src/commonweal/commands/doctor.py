@@ -12,6 +12,7 @@ import typer
 from packaging.requirements import InvalidRequirement, Requirement
 
 from commonweal import __version__
+from commonweal.base.errors import install
 
 __all__ = ["doctor"]
 
@@ -169,7 +170,7 @@ def _extras() -> Iterator[Finding]:
         faults = _faults(added("commonweal", extra))
         if faults:
             text = f"{purpose} ({'; '.join(faults)})"
-            yield Finding(f"[{extra}]", "optional", text, f"pip install 'commonweal[{extra}]'")
+            yield Finding(f"[{extra}]", "optional", text, install(extra))
         else:
             yield Finding(f"[{extra}]", "ok", purpose)
 

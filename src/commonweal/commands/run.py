@@ -25,7 +25,9 @@ def run(
     changes: Changes = None,
     to: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The run's folder; by default runs/FILE-RULE-SEED."),
+        typer.Option(
+            "--out", "-o", help="The run's folder; by default runs/FILE-RULE-CHANGES-SEED."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")
@@ -40,11 +42,13 @@ def run(
 
     Every finished round is saved: a run that was stopped continues with --resume.
     """
-    from commonweal.config.experiment import Experiment, named
+    from commonweal.config.experiment import Experiment, named, suffix
 
     base, stem = named(file, changes or [])
     experiment = Experiment(**base)
-    folder = to or Path("runs") / f"{stem}-{experiment.title}-{experiment.seed}"
+    folder = to or Path("runs") / (
+        f"{stem}-{experiment.title}{suffix(changes or [])}-{experiment.seed}"
+    )
 
     from commonweal.jobs.job import job_from_experiment
     from commonweal.record.record import Record

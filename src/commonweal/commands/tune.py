@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 from commonweal.base.text import shown
 from commonweal.commands import console
 from commonweal.commands.options import Changes, ExperimentFile, Quiet
@@ -79,15 +79,23 @@ def tune(
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "tuning needs optuna: install it with pip install 'commonweal[tune]'"
-        ) from None
+        raise ConfigError(f"tuning needs optuna: install it with {install('tune')}") from None
     from commonweal.analysis import tuning
-    from commonweal.config.experiment import change, values
+    from commonweal.config.experiment import named, suffix
 
-    base = change(values(file), changes or [])
-    folder = to or Path("runs") / f"{file.stem}-tuned"
+    base, stem = named(file, changes or [])
+    folder = to or Path("runs") / f"{stem}-tuned{suffix(changes or [])}"
     more = tuning.further(grid or [])
+    grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
+    for key in more:
+        if not any(key.removeprefix("rule.") in known for known in grids.values()):
+            raise ConfigError(f"--grid {key}: none of {', '.join(chosen)} has this parameter")
+    for rule, values in grids.items():
+        if not values and not quiet:
+            console.say(
+                f"{rule} has no published grid, so that one setting is tried: name values with "
+                "--grid rule.KEY=A,B"
+            )
 
     def progress(rule: str, done: int) -> None:
         if not quiet:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 
 __all__ = ["ui"]
 
@@ -33,9 +33,7 @@ def ui(
 
         from commonweal.ui.server import application
     except ImportError as error:
-        raise ConfigError(
-            f"the page needs {error.name}: install it with pip install 'commonweal[ui]'"
-        ) from None
+        raise ConfigError(f"the page needs {error.name}: install it with {install('ui')}") from None
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from commonweal.training.client import Client
 
 __all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
-__all__ += ["parse_value", "read_toml", "split_list", "trusting"]
+__all__ += ["parse_value", "read_toml", "split_list", "split_name", "trusting"]
 
 LARGEST = 1e30  # a number in an experiment; float32 ends at 3e38
 DEPTH = 20  # of tables and lists within each other
@@ -324,6 +324,18 @@ def parse(text: str) -> Part:
             raise ConfigError(f"{text!r}: write parameters as key=value, as in clip(norm=1)")
         part[key.strip()] = parse_value(value)
     return part
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """The name that a user gives to a rule, and the rule; an empty name where there is none.
+
+    >>> split_name("Ours=./mine.py:Soft(t=2)"), split_name("afl(lr=0.5)")
+    (('Ours', './mine.py:Soft(t=2)'), ('', 'afl(lr=0.5)'))
+    """
+    name, equals, rule = text.partition("=")
+    if not equals or "(" in name:
+        return "", text
+    return name.strip(), rule.strip()
 
 
 def split_list(text: str) -> list[str]:

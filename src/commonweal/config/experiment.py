@@ -1,6 +1,7 @@
 """One frozen value that determines a run, read from TOML and changed by key=value."""
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,15 +11,18 @@ import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from commonweal.base.errors import ConfigError, did_you_mean
-from commonweal.base.files import read_plain
+from commonweal.base.files import digest, read_plain
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Part
 
 __all__ = ["Experiment", "RunSettings", "change", "named", "read", "renamed", "to_toml", "values"]
+__all__ += ["file_name", "suffix"]
 
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
+IN_NAME = ("rule", "algorithm", "seed", "path")  # keys that the name of a folder has already
+LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 PATHS = ("path", "dir")  # parameters that name files
 RENAMED = {  # keys of 0.2, which are read until 0.4
@@ -90,6 +94,7 @@ class RunSettings(pydantic.BaseModel):
         arbitrary_types_allowed=True,  # parts
     )
 
+    name: str | None = Field(None, min_length=1)  # what tables and figures call the run
     rounds: int = Field(100, ge=1)
     cohort: Annotated[int | float | Literal["all"], BeforeValidator(_check_cohort)] = "all"
     seed: int = Field(0, ge=0, lt=2**64)
@@ -188,7 +193,9 @@ class Experiment(RunSettings):
 
     @property
     def title(self) -> str:
-        """The rule, preceded by an algorithm other than averaging."""
+        """The name, or else the rule, preceded by an algorithm other than averaging."""
+        if self.name is not None:
+            return file_name(self.name)
         rule = _file_name(self.rule.name)
         algorithm = _file_name(self.algorithm.name)
         if algorithm == "averaging":
@@ -314,6 +321,31 @@ def named(file: Path, changes: Sequence[str]) -> tuple[Tree, str]:
     dataset = result["dataset"]
     path = dataset.get("path", name) if isinstance(dataset, Mapping) else name
     return result, Path(str(path)).name.partition(".")[0]
+
+
+def suffix(changes: Iterable[str]) -> str:
+    """What changes add to the name of a default folder, so that each setting has its own.
+
+    `rounds` adds nothing: a run with more rounds continues the shorter one.
+
+    >>> suffix(["rule=term", "client.lr=0.2", "rounds=50"]), suffix(["rule=term(t=2)"])
+    ('-client.lr=0.2', '-rule=term_t=2_')
+    """
+    words = []
+    for text in changes:
+        key, _, value = text.partition("=")
+        in_name = key.strip() in IN_NAME and "(" not in value
+        if not in_name and key.strip() != "rounds":
+            words.append(file_name(text))
+    name = "".join(f"-{word}" for word in words)
+    if len(name) <= LONGEST_SUFFIX:
+        return name
+    return f"{name[:LONGEST_SUFFIX]}-{digest(name.encode())[:8]}"
+
+
+def file_name(text: str) -> str:
+    """A text as part of a file's name."""
+    return re.sub(r"[^\w.+=-]+", "_", text.strip())
 
 
 def _of_dataset(text: str, parameters: Iterable[str]) -> str:

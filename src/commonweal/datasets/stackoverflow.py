@@ -7,7 +7,7 @@ author with texts in both files.
 from collections.abc import Iterator
 from pathlib import Path
 
-from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.errors import ConfigError, DataError, install
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate
@@ -75,9 +75,7 @@ def _read_texts(path: Path, most: int) -> Iterator[tuple[str, list[list[str]]]]:
     try:
         import h5py
     except ImportError:
-        raise ConfigError(
-            "dataset 'stackoverflow' needs h5py: pip install 'commonweal[h5]'"
-        ) from None
+        raise ConfigError(f"dataset 'stackoverflow' needs h5py: {install('h5')}") from None
     try:
         with h5py.File(path) as file:
             for name, content in file["examples"].items():

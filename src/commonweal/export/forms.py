@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 import commonweal
-from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.errors import ConfigError, RunError, install
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json
 from commonweal.data import plain_table
@@ -134,7 +134,7 @@ def _write_onnx(model: Predictor, record: Record, folder: Path) -> None:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ConfigError("ONNX needs a package: pip install 'commonweal[onnx]'") from None
+        raise ConfigError(f"ONNX needs a package: {install('onnx')}") from None
     rows = torch.export.Dim("rows", min=1)
     path = folder / "model.onnx"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, aloud

@@ -1,12 +1,12 @@
 """Commonweal in Flower: `from commonweal.flower import FairStrategy`.
 
-Needs the extra [flower]: pip install 'commonweal[flower]'.
+Needs the extra [flower]: pip install "commonweal[flower]".
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from commonweal.flower.app import make_client_app, make_server_app
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> object:
         if (error.name or "").partition(".")[0] != "flwr":
             raise
         raise ConfigError(
-            f"Flower is not installed (no module {error.name!r}): install it with pip install "
-            "'commonweal[flower]'"
+            f"Flower is not installed (no module {error.name!r}): install it with "
+            f"{install('flower')}"
         ) from None

@@ -59,7 +59,7 @@ README = """\
 
 A Commonweal experiment as a Flower app. `commonweal[flower]` must be installed wherever it runs.
 
-On one machine, with Flower's own simulation (`pip install 'commonweal[flower-sim]'`):
+On one machine, with Flower's own simulation (`pip install "commonweal[flower-sim]"`):
 
     flwr run . local --stream --federation-config "num-supernodes={nodes}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 from commonweal.models._shapes import Shape, sequence
 
 __all__ = ["distilbert"]
@@ -25,9 +25,7 @@ def distilbert(shape: Shape, outputs: int, weights: str, frozen: bool = False) -
     try:
         from transformers import DistilBertModel
     except ImportError:
-        raise ConfigError(
-            "model 'distilbert' needs transformers: pip install 'commonweal[text]'"
-        ) from None
+        raise ConfigError(f"model 'distilbert' needs transformers: {install('text')}") from None
     if not (Path(weights) / "config.json").is_file():
         raise ConfigError(
             f"weights = {weights!r} is not a folder with config.json and model.safetensors "

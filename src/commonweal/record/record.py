@@ -138,8 +138,10 @@ def _name(part: object) -> str:
 
 
 def title_of(experiment: Mapping[str, object]) -> str:
-    """The rule of an experiment, preceded by an algorithm other than averaging."""
-    rule = _name(experiment.get("rule", "fedavg"))
+    """The name of an experiment, or else its rule, after an algorithm other than averaging."""
+    if experiment.get("name"):
+        return str(experiment["name"])
+    rule = _name(experiment.get("rule", "fedavg")).rpartition(":")[2]  # of file.py:Rule, Rule
     algorithm = _name(experiment.get("algorithm", "averaging"))
     if algorithm == "averaging":
         return rule

@@ -126,12 +126,14 @@ class Store:
         # A run that failed before its first round, by a mistake in the experiment, is replaced.
         if difference and self._has_rounds:
             raise RunError(
-                f"{folder} holds another experiment ({difference}): choose another folder"
+                f"{folder} holds another experiment ({difference}): choose another folder "
+                "(--out, or out=)"
             )
         if known.exists():
             if not difference and not resume:
                 raise RunError(
-                    f"{folder} holds this run already: continue with --resume, or choose another"
+                    f"{folder} holds this run already: continue it with --resume (resume=True), or "
+                    "choose another folder (--out, or out=)"
                 )
             return
         if not self.folder.exists():

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
 
@@ -75,7 +75,7 @@ class Directions(Stateless):
         try:
             from torchjd import aggregation
         except ImportError as error:
-            raise ConfigError(f"{error}: pip install 'commonweal[directions]'") from None
+            raise ConfigError(f"{error}: {install('directions')}") from None
         weightings: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
             "aligned-mtl": aggregation.AlignedMTLWeighting,
             "cagrad": lambda: aggregation.CAGradWeighting(c=self.c),

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 from commonweal.base.plain import Plain, Table
 
 __all__ = ["Destination", "Moment", "Tracker", "library"]
@@ -85,7 +85,7 @@ def library(name: str, extra: str) -> ModuleType:
     except ImportError as error:
         missing = error.name or name
         raise ConfigError(
-            f"--to {extra} needs {missing}: install it with pip install 'commonweal[{extra}]'"
+            f"--to {extra} needs {missing}: install it with {install(extra)}"
         ) from None
 
 

@@ -47,7 +47,6 @@ __all__ = [
 if TYPE_CHECKING:
     from commonweal import metrics
     from commonweal.analysis.choosing import choose
-    from commonweal.analysis.comparison import compare
     from commonweal.base.errors import CommonwealError, CommonwealWarning
     from commonweal.config.experiment import Experiment
     from commonweal.data.federation import Federation
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from commonweal.jobs.reopening import reopen
     from commonweal.jobs.rounds import Round, Run, run
     from commonweal.record.record import Record
+    from commonweal.report.compare import compare
     from commonweal.rules import slots
     from commonweal.rules.rule import Decision, Reports, Rule, Stateless
     from commonweal.training.task import Task
@@ -91,7 +91,7 @@ _HOMES = {
     "channel": "jobs.api",
     "choose": "analysis.choosing",
     "client": "jobs.api",
-    "compare": "analysis.comparison",
+    "compare": "report.compare",
     "dataset": "jobs.api",
     "load": "jobs.api",
     "load_experiment": "jobs.api",

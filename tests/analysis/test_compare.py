@@ -135,10 +135,10 @@ def test_personal_methods_have_a_line_for_the_models_that_clients_use(tmp_path: 
     assert list(found) == [
         "fedavg client=sgd",
         "fedavg client=ditto",
-        "fedavg client=ditto, own models",
+        "fedavg client=ditto, personal models",
     ]
     records = [Record.read(cell.folder) for cell in plan[2:]]
-    own = found["fedavg client=ditto, own models"]
+    own = found["fedavg client=ditto, personal models"]
     shared = found["fedavg client=ditto"]
     assert own.personal
     assert not shared.personal

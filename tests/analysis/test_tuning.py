@@ -203,7 +203,7 @@ def test_other_keys_are_tuned_too_and_compared_with_what_was_chosen(
     assert tuning.tuned_settings(tmp_path) == {"fedavg": ["client.lr=0.3"]}
     with pytest.raises(ConfigError, match="or --grid"):
         tuning.tune(BASE, ["fedavg"], tmp_path, more=tuning.further(["client.lr=0.1,2"]))
-    for wrong in ("client.lr", "lr=0.1", "rule.t=1", "client.lr="):
+    for wrong in ("client.lr", "lr=0.1", "client.lr="):
         with pytest.raises(ConfigError, match="write a part's key"):
             tuning.further([wrong])
 
@@ -239,3 +239,10 @@ def test_personal_models_are_what_a_personal_method_is_tuned_by() -> None:
     values = BASE | {"client": {"name": "ditto", "lam": 0.0}, "rounds": 6}
     shared = tuning.evaluate(BASE | {"rounds": 6}, [1000], 0.25)
     assert tuning.evaluate(values, [1000], 0.25) != shared
+
+
+def test_a_rules_own_values_are_tried_where_the_rule_has_the_parameter() -> None:
+    more = tuning.further(["rule.t=3,4"])
+    assert tuning.grid_of("term", {}, more)["t"] == (3, 4)
+    assert "t" not in tuning.grid_of("term(t=1)", {}, more)  # given in brackets, so fixed
+    assert "t" not in tuning.grid_of("qfedavg", {}, more)

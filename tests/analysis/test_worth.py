@@ -18,7 +18,6 @@ from commonweal.analysis.compare import (
     failed_lines,
     finished_runs,
     gather,
-    read_comparison,
     run_cells,
     seed_list,
 )
@@ -27,6 +26,7 @@ from commonweal.analysis.worth import worth
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
+from commonweal.report.compare import Comparison
 from commonweal.report.comparison import answer, layout, render, summarize, worth_sentences
 from commonweal.training.task import Task
 
@@ -209,14 +209,14 @@ def test_a_comparisons_folder_is_read_again(tmp_path: Path) -> None:
     plan = [*cells(BASE, ["fedavg", "term"], 2, [], tmp_path), *baseline_cells(BASE, 2, tmp_path)]
     steps = list(run_cells(plan))
     assert not any(step.failure for step in steps)
-    records, lines = read_comparison(tmp_path)
-    assert {label: len(runs) for label, runs in records.items()} == {
+    comparison = Comparison.in_folders([tmp_path])
+    assert {label: len(runs) for label, runs in comparison.records.items()} == {
         "alone": 2,
         "fedavg": 2,
         "pooled": 2,
         "term": 2,
     }
-    assert lines == []
+    assert comparison.failures == []
 
 
 def test_csv_and_json_hold_numbers(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_compare_in_python(tmp_path: Path) -> None:
     assert [result.label for result in found.baselines] == ["alone", "pooled"]
     assert [each.label for each in found.worth] == ["fedavg", "afl"]
     columns = found.frame()
-    assert list(columns) == ["label", "seed", "client", "score"]
+    assert list(columns) == ["method", "seed", "client", "score"]
     assert len(columns["score"]) == 4 * 2 * 3
     assert repr(found).startswith("<Comparison of fedavg, afl: 2 seeds, accuracy; seeds vary")
 

@@ -60,3 +60,47 @@ def test_data_show_takes_parameters_of_dataset_and_partition(
     text = command("data", "show", "digits", *changes).out
     assert "rows per client" in text
     assert "drawn to digits.png" in text
+
+
+OWN_RULE = """
+from dataclasses import dataclass
+import torch
+from commonweal.rules import Reports, Stateless
+
+@dataclass(frozen=True)
+class Soft(Stateless):
+    t: float = 1.0
+    def weigh(self, reports: Reports) -> torch.Tensor:
+        return torch.softmax(reports.losses.double() / self.t, 0)
+"""
+
+
+def test_a_rule_of_ones_own_has_a_name_everywhere(
+    command: Command, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN_RULE)
+    rules = "fedavg,Ours=./mine.py:Soft(t=0.1)"
+    words = ("compare", file, "--rules", rules, "--seeds", 2, "--no-baselines", "-q")
+    curves = tmp_path / "curves.pdf"
+    result = command(*words, "--format", "latex", "--curves", curves)
+    assert result.code == 0, result.err
+    assert "\nOurs & " in result.out and "mine.py" not in result.out
+    assert curves.read_bytes().startswith(b"%PDF")
+    shown = command("show", tmp_path / "runs")
+    assert "Ours" in shown.out and "2 seeds" in shown.out  # by content, not by folder
+    report = tmp_path / "r.html"
+    assert command("report", tmp_path / "runs", "-o", report).code == 0
+    assert "Ours" in report.read_text(encoding="utf-8")
+    assert "with --trust" in report.read_text(encoding="utf-8")
+    assert command("report", tmp_path / "runs", "-o", report, "--trust").code == 0
+    assert "with --trust" not in report.read_text(encoding="utf-8")
+
+
+def test_show_separates_federations(command: Command, file: Path, tmp_path: Path) -> None:
+    command("run", file, "rounds=2", "-q")
+    command("run", "digits", "partition=iid", "partition.clients=3", "rounds=2", "-q")
+    shown = command("show", tmp_path / "runs")
+    assert shown.code == 0, shown.err
+    assert "vowel:" in shown.out and "over 3 clients" in shown.out
+    refused = mistake(command("report", tmp_path / "runs", "-o", tmp_path / "r.html"))
+    assert "no client in common" in refused

@@ -256,7 +256,9 @@ def test_a_table_without_a_file(command: Command, tmp_path: Path) -> None:
     written(tmp_path / "patients.csv", patients(200))
     place = ("table", "path=patients.csv", "label=Diagnose", "client=Klinik", "rounds=2")
     command("run", *place, "drop=Station,Raucher", "client.lr=0.3", "client=ditto", "-q")
-    record = Record.read(tmp_path / "runs" / "patients-fedavg-0")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("patients-fedavg-dataset.drop=")
+    record = Record.read(folder)
     assert record.experiment["dataset"]["client"] == "Klinik"
     assert record.experiment["client"]["name"] == "ditto"
     assert record.experiment["client"]["lr"] == 0.3

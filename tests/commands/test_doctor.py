@@ -62,7 +62,7 @@ def test_a_missing_extra_is_named_with_the_command_and_is_no_problem(
     code, lines = found(capsys)
     assert code == 0
     assert lines["[h5]"]["state"] == "optional" and "h5py is missing" in lines["[h5]"]["text"]
-    assert lines["[h5]"]["remedy"] == "pip install 'commonweal[h5]'"
+    assert lines["[h5]"]["remedy"] == 'pip install "commonweal[h5]"'
     assert "ray is missing" in lines["[flower-sim]"]["text"]  # what flwr's own extra adds
     assert lines["packages"]["text"] == "numpy 2.4, torch 2.13.0+cpu"
 

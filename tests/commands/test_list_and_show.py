@@ -111,7 +111,7 @@ def test_show_of_an_unknown_name_is_one_sentence(command: Command) -> None:
 
 def test_show_of_a_folder_without_a_run_is_one_sentence(command: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "is neither a run nor a comparison" in mistake(command("show", tmp_path / "empty"))
+    assert "holds no runs" in mistake(command("show", tmp_path / "empty"))
 
 
 def test_a_long_name_of_a_client_is_whole_at_eighty_columns(

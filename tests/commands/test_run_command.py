@@ -112,7 +112,7 @@ def test_run_refuses_a_second_time_and_resume_says_it_was_finished(
     command: Command, file: Path, tmp_path: Path
 ) -> None:
     assert command("run", file, "--out", tmp_path / "r", "-q").code == 0
-    assert "holds this run already: continue with --resume" in mistake(
+    assert "holds this run already: continue it with --resume" in mistake(
         command("run", file, "--out", tmp_path / "r")
     )
     result = command("run", file, "--out", tmp_path / "r", "--resume")
@@ -308,3 +308,26 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
     np.savez_compressed(tmp_path / "data" / "a" / "a.npz", x=zeros, y=np.zeros(1000))
     printed = mistake(command("run", "folder", "path=data", "rounds=1", "--out", "run"))
     assert "data/a/a.npz', unpacked, needs 0.0 GB" in printed
+
+
+def test_a_changed_key_has_its_own_folder(command: Command, file: Path, tmp_path: Path) -> None:
+    for changes in ((), ("client.lr=0.2",), ("rule=term(t=2)",), ("rule=term", "seed=3")):
+        assert command("run", file, "rounds=1", *changes, "-q").code == 0
+    folders = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert folders == {
+        "e-aaggff-s-0",
+        "e-aaggff-s-client.lr=0.2-0",
+        "e-term-rule=term_t=2_-0",
+        "e-term-3",
+    }
+
+
+@pytest.mark.parametrize("words", [("--rounds", "5"), ("--rounds=5",)])
+def test_a_key_written_as_an_option_is_explained(
+    command: Command, file: Path, words: tuple[str, ...]
+) -> None:
+    assert mistake(command("run", file, *words)) == (
+        "there is no option --rounds: keys of the experiment are written without dashes, "
+        "as rounds=5"
+    )
+    assert "No such option" in command("run", file, "--roundz", "5").err

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -162,7 +163,8 @@ def test_markdown_and_latex_hold_the_same_cells(pair: list[Result]) -> None:
     for column in layout(numbers).columns:
         for cell in column.cells:
             assert cell in markdown
-            assert cell.replace("%", r"\%").replace("±", r"$\pm$") in latex
+            text = cell.replace("%", r"\%").replace("±", r"$\pm$")
+            assert re.sub(r"(?<!\d)-(?=\d)", "$-$", text) in latex
 
 
 def printed(results: list[Result], width: int) -> str:

@@ -16,6 +16,7 @@ from commonweal.analysis.labels import by_label, find_runs
 from commonweal.base.errors import RunError
 from commonweal.base.text import shown
 from commonweal.report import document, figures
+from commonweal.report.compare import Comparison
 from page_helpers import IMAGE, NAMES, make_runs
 
 
@@ -28,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(runs: Path) -> str:
-    return document.render(document.collect([runs]), "A <b>title</b>")
+    return document.render(Comparison.in_folders([runs]), "A <b>title</b>")
 
 
 class Outline(HTMLParser):
@@ -101,7 +102,7 @@ def test_it_says_what_the_folders_hold(runs: Path, page: str) -> None:
 
 
 def test_equal_runs_give_equal_bytes(runs: Path, page: str) -> None:
-    assert document.render(document.collect([runs]), "A <b>title</b>") == page
+    assert document.render(Comparison.in_folders([runs]), "A <b>title</b>") == page
 
 
 def test_the_command_writes_the_file(
@@ -143,25 +144,25 @@ def test_a_run_that_was_repeated_is_a_label_of_its_own(tmp_path: Path) -> None:
 def test_seeds_that_some_labels_lack_are_left_out_and_named(tmp_path: Path) -> None:
     make_runs(tmp_path, ["fedavg"], seeds=2, rounds=2)
     make_runs(tmp_path, ["term"], seeds=1, rounds=2)
-    report = document.collect([tmp_path])
-    assert [result.seeds for result in report.comparison.results] == [1, 1]
-    assert report.left_out == ["fedavg: seeds [1] are left out, as other methods lack them."]
+    report = Comparison.in_folders([tmp_path])
+    assert [result.seeds for result in report.results] == [1, 1]
+    assert report.failures == ["fedavg: seeds [1] are left out; other methods lack them."]
 
 
 def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no runs"):
-        document.collect([tmp_path])
+        Comparison.in_folders([tmp_path])
     with pytest.raises(RunError, match="is not a folder"):
-        document.collect([tmp_path / "nowhere"])
+        Comparison.in_folders([tmp_path / "nowhere"])
 
 
 def test_a_run_without_an_evaluated_round_is_named(tmp_path: Path) -> None:
     (folder,) = make_runs(tmp_path, ["fedavg"], seeds=1, rounds=2)
     (folder / "rounds.jsonl").write_text("")
-    with pytest.raises(RunError, match="nothing to report"):
-        document.collect([tmp_path])
+    with pytest.raises(RunError, match="no round has been evaluated yet"):
+        Comparison.in_folders([tmp_path])
     make_runs(tmp_path, ["term"], seeds=1, rounds=2)
-    assert "no round has been evaluated yet" in document.collect([tmp_path]).left_out[0]
+    assert "no round has been evaluated yet" in Comparison.in_folders([tmp_path]).failures[0]
 
 
 # Sections
@@ -170,10 +171,10 @@ def test_a_run_without_an_evaluated_round_is_named(tmp_path: Path) -> None:
 def test_many_clients_are_shown_as_a_distribution_and_in_groups(tmp_path: Path) -> None:
     names = [f"client {k}" for k in range(90)]
     make_runs(tmp_path, seeds=1, rounds=2, names=names)
-    report = document.collect([tmp_path])
+    report = Comparison.in_folders([tmp_path])
     page = document.render(report, "many")
     assert "the share of clients with at most this score" in page
-    record = report.comparison.records["aaggff-s"][0]
+    record = report.records["aaggff-s"][0]
     assert figures.relative_weights(record).table.shape == (figures.MOST_NAMES, 2)
     outline = Outline(page)
     assert all(name in outline.text for name in names)  # in the numbers
@@ -184,9 +185,9 @@ def test_runs_alone_and_pooled_say_for_whom_it_is_worth_it(tmp_path: Path) -> No
     plan = [*cells(base, ["fedavg", "term"], 1, [], tmp_path), *baseline_cells(base, 1, tmp_path)]
     for _ in run_cells(plan):
         pass
-    report = document.collect([tmp_path])
-    assert [each.label for each in report.comparison.results] == ["fedavg", "term"]
-    assert [each.label for each in report.comparison.baselines] == ["alone", "pooled"]
+    report = Comparison.in_folders([tmp_path])
+    assert [each.label for each in report.results] == ["fedavg", "term"]
+    assert [each.label for each in report.baselines] == ["alone", "pooled"]
     page = Outline(document.render(report, "worth"))
 
     def score(label: str, column: str) -> dict[str, float]:

@@ -13,12 +13,12 @@ from torch import Tensor
 import commonweal
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
-from commonweal.analysis.comparison import Comparison
 from commonweal.analysis.curves import improved_by_round
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
 from commonweal.record.record import Record
+from commonweal.report.compare import Comparison
 from commonweal.report.run_table import run_summary
 from commonweal.rules import AdaFed, Directions, FedAvg, FedMGDA
 from commonweal.servers import SGD

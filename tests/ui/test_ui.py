@@ -21,6 +21,7 @@ from scipy import stats
 from browser import Browser, browser
 from commonweal.record.record import Outline
 from commonweal.report import document
+from commonweal.report.compare import Comparison
 from commonweal.ui import runs
 from commonweal.ui.server import application
 from page_helpers import IMAGE, NAMES, make_runs
@@ -238,7 +239,9 @@ def test_a_report_is_readable_without_scripts_on_a_phone(
     page: Page, window: Browser, tmp_path: Path
 ) -> None:
     file = tmp_path / "report.html"
-    text = document.render(document.collect([page.root / "fedavg", page.root / "aaggff-s"]), "r")
+    text = document.render(
+        Comparison.in_folders([page.root / "fedavg", page.root / "aaggff-s"]), "r"
+    )
     file.write_text(text, encoding="utf-8")
     window.resize(500, 800)
     window.open(file.as_uri())
@@ -254,7 +257,7 @@ def test_a_report_prints_on_a4_without_a_cut_column(
     page: Page, window: Browser, tmp_path: Path
 ) -> None:
     file = tmp_path / "report.html"
-    file.write_text(document.render(document.collect([page.root]), "r"), encoding="utf-8")
+    file.write_text(document.render(Comparison.in_folders([page.root]), "r"), encoding="utf-8")
     window.resize(680, 1000)  # the width of A4 at 96 dots per inch, without margins of 15 mm
     window.media("print")
     try:

@@ -24,14 +24,14 @@ from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
-__all__ += ["finished_runs", "gather", "mean_change", "part_table", "read_comparison", "result_of"]
+__all__ += ["finished_runs", "gather", "mean_change", "part_table", "result_of"]
 __all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
 
 ALONE = "alone"  # the label of runs in which every client trains for itself
 PAUSE = 1.0  # seconds between looks at a run of another process
-OWN = ", own models"  # the end of a label: what clients use that have personal models
+OWN = ", personal models"  # the end of a label
 
 
 # Running
@@ -315,25 +315,6 @@ def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:
             sentence = f"{cell.label}: no result; seed {cell.experiment.seed}: "
             lines.setdefault(cell.label, sentence + failures[cell.folder])
     return list(lines.values())
-
-
-def read_comparison(folder: Path) -> tuple[dict[str, list[Record]], list[str]]:
-    """The finished runs of a comparison's folder by label, and a line for every unfinished one."""
-    records: dict[str, list[Record]] = {}
-    lines = []
-    for record in Record.find(folder):
-        label = record.folder.relative_to(folder).parts[0]
-        records.setdefault(label, [])
-        if record.finished:
-            records[label].append(record)
-        else:
-            rounds = f"{len(record.rounds)} of {record.experiment.get('rounds')} rounds"
-            lines.append(f"{record.folder}: not finished ({rounds})")
-    if not records:
-        raise RunError(f"{str(folder)!r} is neither a run nor a comparison: it holds no runs")
-    most = max(len(runs) for runs in records.values())
-    complete = {label: runs for label, runs in records.items() if len(runs) == most > 0}
-    return complete, lines
 
 
 def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:

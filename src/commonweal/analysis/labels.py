@@ -6,13 +6,26 @@ from pathlib import Path
 
 from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
+from commonweal.base.files import digest
 from commonweal.base.plain import Plain, flat
 from commonweal.record.record import Outline, Record
 
-__all__ = ["baseline_of", "by_label", "find_runs", "identity", "labels", "method_of", "seed_of"]
+__all__ = [
+    "baseline_of",
+    "by_label",
+    "federation_of",
+    "find_runs",
+    "identity",
+    "labels",
+    "method_of",
+    "seed_of",
+]
 
 # What differs between seeds: a model that is given is initialised again, and has another digest.
 SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
+
+DATA = ("dataset", "partition", "label_noise", "holdout_clients", "score")  # of an experiment
+SPLITS = ("dataset.seed", "dataset.digest", "partition.seed")  # what a split is drawn by
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Record]:
@@ -28,6 +41,14 @@ def find_runs(folders: Sequence[str | Path]) -> list[Record]:
         for record in records:
             found.setdefault(record.folder.resolve(), record)
     return list(found.values())
+
+
+def federation_of(outline: Outline) -> str:
+    """A key that runs on the same data share; seeds draw other splits of it."""
+    parts = {key: outline.experiment.get(key) for key in DATA}
+    data = {k: v for k, v in flat(parts).items() if k not in SPLITS}
+    text = repr((sorted(data.items(), key=repr), outline.facts.score, outline.facts.clients))
+    return digest(text.encode())
 
 
 def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:

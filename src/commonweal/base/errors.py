@@ -2,6 +2,7 @@
 
 CommonwealError
 ├── ConfigError    an experiment, a name or a parameter that cannot be right
+│   └── TrustError     a run names a program that it may not import
 ├── DataError      rows, files or client values that cannot be used
 │   └── EncodingError  a file with bytes that its encoding does not have
 └── RunError       a run folder that cannot be written, resumed or read
@@ -27,6 +28,7 @@ __all__ = [
     "RankError",
     "ResumeWarning",
     "RunError",
+    "TrustError",
     "UnusedRunWarning",
     "did_you_mean",
     "renamed_method",
@@ -40,6 +42,10 @@ class CommonwealError(Exception):
 
 class ConfigError(CommonwealError):
     """An experiment, a name or a parameter that cannot be right."""
+
+
+class TrustError(ConfigError):
+    """A run names a program, which is imported only where the user trusts its author."""
 
 
 class DataError(CommonwealError):

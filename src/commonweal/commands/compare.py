@@ -14,7 +14,7 @@ from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
     from commonweal.analysis.compare import Cell
-    from commonweal.analysis.comparison import Comparison
+    from commonweal.report.compare import Comparison
 
 __all__ = ["compare", "print_comparison", "run_cells"]
 
@@ -99,6 +99,10 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE", help="Draw every client's score: a PNG, SVG or PDF file."),
     ] = None,
+    curves: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw mean and worst 10 % over rounds: PNG, SVG or PDF."),
+    ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -118,34 +122,40 @@ def compare(
         chosen = tuned_rules(tuned, None if rules is None else chosen)
         settings = tuned_settings(tuned)
     from commonweal.analysis.compare import baseline_cells, cells, seed_list
-    from commonweal.analysis.comparison import Comparison
-    from commonweal.config.experiment import named, suffix
+    from commonweal.config.experiment import named
     from commonweal.report import figures
-    from commonweal.report.clients import client_lines
+    from commonweal.report.compare import Comparison
     from commonweal.report.comparison import chosen_columns
 
-    figures.check_suffix(picture)
+    figures.check_suffix(picture, curves)
     metrics = None if columns is None else chosen_columns(columns)
-    base, stem = named(file, changes or [])
-    folder = to or Path("runs") / f"{stem}-compare{suffix(changes or [])}"
+    base, stem, suffix = named(file, changes or [])
+    folder = to or Path("runs") / f"{stem}-compare{suffix}"
     numbers = seed_list(seeds)
     plan = cells(base, chosen, numbers, vary or [], folder, settings)
     if shard is not None:
         _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
         return
-    failures = run_cells(plan, quiet, jobs)
-    comparison = Comparison.of_plan(plan, failures)  # raises if no rule has a result
-    few = next(iter(comparison.records.values()))[0].facts.clients <= MOST_BASELINES
-    if few if baselines is None else baselines:
-        rest = baseline_cells(base, numbers, folder)
-        failures |= run_cells(rest, quiet, jobs)
-        comparison = Comparison.of_plan([*plan, *rest], failures)
+    if _few_clients(plan[0]) if baselines is None else baselines:
+        plan += baseline_cells(base, numbers, folder)
+    comparison = Comparison.of_plan(plan, run_cells(plan, quiet, jobs))
     print_comparison(comparison, form, metrics, decimals)
     for line in comparison.failures:
         console.say(line)
     if picture is not None:
-        lines = client_lines(comparison.results, comparison.baselines, comparison.score)
-        figures.save(figures.clients(lines).figure, picture)
+        comparison.plot("clients", picture)
+    if curves is not None:
+        comparison.plot("rounds", curves)
+
+
+def _few_clients(cell: "Cell") -> bool:
+    """Whether every client can be trained alone in reasonable time."""
+    from commonweal.jobs.job import job_from_experiment
+    from commonweal.record.record import Record
+
+    if cell.finished:
+        return Record.read(cell.folder).facts.clients <= MOST_BASELINES
+    return job_from_experiment(cell.experiment).population.clients <= MOST_BASELINES
 
 
 def _run_shard(

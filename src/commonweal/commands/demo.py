@@ -46,11 +46,11 @@ def demo(
     """
 
     from commonweal.analysis.compare import OWN, Cell, baseline_cells, cells, run_folder
-    from commonweal.analysis.comparison import Comparison
     from commonweal.analysis.worth import ALONE
     from commonweal.base.files import write_file
     from commonweal.config.experiment import Experiment, change, values
     from commonweal.report import clients, figures
+    from commonweal.report.compare import Comparison
     from commonweal.report.comparison import answer, summarize
 
     folder = to or Path("demo")

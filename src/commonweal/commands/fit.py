@@ -49,6 +49,7 @@ def fit(
     from commonweal.config.experiment import change
     from commonweal.report import document
     from commonweal.report.choice import choice_table, client_table, paragraph
+    from commonweal.report.compare import Comparison
 
     stem = path.name.partition(".")[0]
     folder = to or Path("runs") / f"{stem}-fit"
@@ -59,7 +60,8 @@ def fit(
     chosen = choose(folder)
     chosen.write(folder)
     report = folder / "report.html"
-    page = document.render(document.collect([folder]), f"Models for the clients of {path.name}")
+    comparison = Comparison.in_folders([folder])
+    page = document.render(comparison, f"Models for the clients of {path.name}")
     write_file(report, page.encode(), durable=False)
     if quiet:
         return

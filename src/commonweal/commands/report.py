@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commonweal.commands.options import Quiet
+from commonweal.commands.options import Quiet, Trust
 
 __all__ = ["report"]
 
@@ -21,6 +21,7 @@ def report(
     ],
     to: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The heading of the report.")] = None,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a report of runs: one HTML file that can be mailed, read without scripts, or printed.
@@ -29,10 +30,11 @@ def report(
     """
     from commonweal.base.files import write_file
     from commonweal.report import document
+    from commonweal.report.compare import Comparison
 
-    found = document.collect(folders)
+    comparison = Comparison.in_folders(folders)
     heading = title or " and ".join(folder.resolve().name for folder in folders)
-    write_file(to, document.render(found, heading).encode(), durable=False)
+    write_file(to, document.render(comparison, heading, trust).encode(), durable=False)
     if not quiet:
-        runs = sum(len(records) for records in found.comparison.records.values())
+        runs = sum(len(records) for records in comparison.records.values())
         typer.echo(f"a report of {runs} runs: {to}")

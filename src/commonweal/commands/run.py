@@ -42,13 +42,11 @@ def run(
 
     Every finished round is saved: a run that was stopped continues with --resume.
     """
-    from commonweal.config.experiment import Experiment, named, suffix
+    from commonweal.config.experiment import Experiment, named
 
-    base, stem = named(file, changes or [])
+    base, stem, suffix = named(file, changes or [])
     experiment = Experiment(**base)
-    folder = to or Path("runs") / (
-        f"{stem}-{experiment.title}{suffix(changes or [])}-{experiment.seed}"
-    )
+    folder = to or Path("runs") / (f"{stem}-{experiment.title}{suffix}-{experiment.seed}")
 
     from commonweal.jobs.job import job_from_experiment
     from commonweal.record.record import Record

@@ -73,7 +73,7 @@ def show(
     from commonweal.record.record import Record
 
     if not (Path(what) / "experiment.toml").exists() and not (regret or figures):
-        _show_comparison(Path(what), quiet, as_json)
+        _show_comparisons(Path(what), quiet, as_json)
         return
     record = Record.read(what)
     show_run(record, quiet, as_json)
@@ -83,20 +83,22 @@ def show(
         _draw_models(Path(what), curve, landscape, reliability, trust, quiet or as_json)
 
 
-def _show_comparison(folder: Path, quiet: bool, as_json: bool) -> None:
-    """Print the comparison whose runs are in a folder."""
-    from commonweal.analysis.compare import read_comparison
-    from commonweal.analysis.comparison import Comparison
+def _show_comparisons(folder: Path, quiet: bool, as_json: bool) -> None:
+    """Print the comparison of the runs in a folder, one for each federation."""
+    from commonweal.analysis.labels import federation_of, find_runs
+    from commonweal.report.compare import Comparison
 
-    records, lines = read_comparison(folder)
-    if not records:
-        raise ConfigError("; ".join(lines))
-    order = sorted(records, key=lambda label: label != "fedavg")  # differences are to the first
-    comparison = Comparison.of({label: records[label] for label in order})
-    if not quiet:
-        print_comparison(comparison, "json" if as_json else "terminal")
-    for line in lines:
-        console.say(line)
+    groups: dict[str, list[Record]] = {}
+    for record in find_runs([folder]):
+        groups.setdefault(federation_of(record), []).append(record)
+    for group in groups.values():
+        if len(groups) > 1 and not quiet and not as_json:
+            console.show(f"{group[0].part('dataset', 'data')}:")
+        comparison = Comparison.of_records(group)
+        if not quiet:
+            print_comparison(comparison, "json" if as_json else "terminal")
+        for line in comparison.failures:
+            console.say(line)
 
 
 def show_run(record: "Record", quiet: bool, as_json: bool) -> None:

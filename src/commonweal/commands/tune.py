@@ -81,10 +81,10 @@ def tune(
     except ImportError:
         raise ConfigError(f"tuning needs optuna: install it with {install('tune')}") from None
     from commonweal.analysis import tuning
-    from commonweal.config.experiment import named, suffix
+    from commonweal.config.experiment import named
 
-    base, stem = named(file, changes or [])
-    folder = to or Path("runs") / f"{stem}-tuned{suffix(changes or [])}"
+    base, stem, suffix = named(file, changes or [])
+    folder = to or Path("runs") / f"{stem}-tuned{suffix}"
     more = tuning.further(grid or [])
     grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
     for key in more:

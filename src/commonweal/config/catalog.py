@@ -35,7 +35,7 @@ from typing import (
 
 import pydantic
 
-from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.errors import ConfigError, TrustError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -296,7 +296,7 @@ def find(kind: str, name: str) -> Entry:
     if ":" not in name:
         raise ConfigError(f"no {KINDS[kind].label} is called {name!r}: {did_you_mean(name, known)}")
     if not _trusted.get():
-        raise ConfigError(
+        raise TrustError(
             f"{KINDS[kind].label} = {name!r} is a program that the run names: it is imported only "
             "if you trust whoever wrote the run (--trust, or trust=True)"
         )

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -16,12 +16,13 @@ from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Part
 
 __all__ = ["Experiment", "RunSettings", "change", "named", "read", "renamed", "to_toml", "values"]
-__all__ += ["file_name", "suffix"]
+__all__ += ["Named", "file_name"]
 
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
-IN_NAME = ("rule", "algorithm", "seed", "path")  # keys that the name of a folder has already
+# Keys that say nothing more in the name of a run's folder: its first words, or what a table is.
+IN_NAME = ("rule", "algorithm", "seed", "dataset.path", "dataset.label", "dataset.client")
 LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 PATHS = ("path", "dir")  # parameters that name files
@@ -306,21 +307,29 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
     return Experiment(**change(values(path), changes))
 
 
-def named(file: Path, changes: Sequence[str]) -> tuple[Tree, str]:
-    """The values that a TOML file or a dataset's name stands for, changed, and a name for runs.
+class Named(NamedTuple):
+    """What a command was given, and words for the name of its folder."""
+
+    values: Tree
+    stem: str
+    suffix: str  # each changed key gets its own folder
+
+
+def named(file: Path, changes: Sequence[str]) -> Named:
+    """The values that a TOML file or a dataset's name stands for, changed.
 
     After a dataset's name, its parameters are written without `dataset.` (path=patients.csv). For
     `table`, client=NAME is the column, unless NAME is a client method.
     """
     name = str(file)
     if file.exists() or name not in catalog.entries("datasets"):
-        return change(values(file), changes), file.stem
+        return Named(change(values(file), changes), file.stem, suffix(changes))
     parameters = catalog.find("datasets", name).parameters
     own = [_of_dataset(text, parameters) for text in changes]
     result = change({"dataset": name}, own)
     dataset = result["dataset"]
     path = dataset.get("path", name) if isinstance(dataset, Mapping) else name
-    return result, Path(str(path)).name.partition(".")[0]
+    return Named(result, Path(str(path)).name.partition(".")[0], suffix(own))
 
 
 def suffix(changes: Iterable[str]) -> str:

@@ -53,6 +53,7 @@ class Parts(TypedDict, total=False):
     server: Named | ServerOptimizer
     sampler: Named | Sampler
     channels: Sequence[Named | Channel]
+    name: str | None
     rounds: int
     cohort: int | float | Literal["all"]
     seed: int

@@ -198,6 +198,7 @@ def run(
         server: The server's optimizer ("sgd").
         sampler: Who takes part in a round ("uniform").
         channels: What happens to replies on their way, in this order.
+        name: What tables and figures call the run. By default the rule.
         rounds: How many rounds (100).
         cohort: How many clients a round asks: a number, a share, or "all".
         seed: Determines everything random (0).

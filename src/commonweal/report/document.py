@@ -3,22 +3,20 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from commonweal import __version__
-from commonweal.analysis.comparison import Comparison
-from commonweal.analysis.labels import by_label, find_runs, seed_of
-from commonweal.base.errors import RunError
+from commonweal.analysis.labels import seed_of
+from commonweal.base.errors import RunError, TrustError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
 from commonweal.report import figures, html
 from commonweal.report.clients import client_lines, samples_of, used_results
+from commonweal.report.compare import Comparison
 from commonweal.report.figures import Drawing, Picture
 from commonweal.report.html import Html, join, tag
 from commonweal.report.overview import Overview, Table, overview
-from commonweal.report.run_table import fallback_notes
 
-__all__ = ["Report", "collect", "render"]
+__all__ = ["render"]
 
 MOST_ROWS = 200  # of a table of numbers
 MOST_PICTURES = 12  # heat maps and regrets
@@ -67,70 +65,27 @@ a { color: #00507d; }
 """
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
-    """What a report is made of."""
+def render(comparison: Comparison, title: str, trust: bool = False) -> str:
+    """The report as an HTML page: the answer and the client plot first, then the details.
 
-    comparison: Comparison
-    left_out: list[str]  # sentences
-
-    @property
-    def methods(self) -> dict[str, Sequence[Record]]:
-        """The runs without local and pooled training, unless there are no others."""
-        labels = {result.label for result in used_results(self.comparison.results)}
-        return {k: runs for k, runs in self.comparison.records.items() if k in labels}
-
-
-def collect(folders: Sequence[str | Path]) -> Report:
-    """Compare the runs in some folders over the seeds that all methods have."""
-    left_out = []
-    evaluated = []
-    for record in find_runs(folders):
-        if record.evaluated:
-            evaluated.append(record)
-            left_out += [f"{record.folder}: {note}." for note in fallback_notes(record)]
-            if not record.finished:
-                total = record.experiment.get("rounds")
-                left_out.append(f"{record.folder}: {len(record.rounds)} of {total} rounds so far.")
-        else:
-            left_out.append(f"{record.folder} is left out: no round has been evaluated yet.")
-    if not evaluated:
-        raise RunError(f"no run in {_listed(folders)} has been evaluated: nothing to report")
-    runs = _baseline_first(by_label(evaluated))
-    comparison = Comparison.of(runs)
-    for label, records in runs.items():
-        compared = set(map(seed_of, comparison.records[label]))
-        beyond = sorted(seed_of(record) for record in records if seed_of(record) not in compared)
-        if beyond:
-            left_out.append(f"{label}: seeds {beyond} are left out, as other methods lack them.")
-    return Report(comparison, left_out)
-
-
-def _listed(folders: Sequence[str | Path]) -> str:
-    return ", ".join(repr(str(folder)) for folder in folders)
-
-
-def _baseline_first(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
-    """FedAvg first, if it is among them: others are compared with it."""
-    first = {label: records for label, records in runs.items() if label.split(" ")[0] == "fedavg"}
-    return {**first, **runs}
-
-
-def render(report: Report, title: str) -> str:
-    """The report as an HTML page: the answer and the client plot first, then the details."""
-    summary = overview(report.comparison)
+    Args:
+        comparison: What to report.
+        title: The heading.
+        trust: Import rules of the user's own that the runs name, which their regret needs.
+    """
+    summary = overview(comparison)
     sections = [
-        _details(report, summary),
-        _rounds(report),
-        _weights(report),
-        _regret(report),
-        _experiment(report),
-        _runs(report),
+        _details(comparison, summary),
+        _rounds(comparison),
+        _weights(comparison),
+        _regret(comparison, trust),
+        _experiment(comparison),
+        _runs(comparison),
     ]
     shown = [section for section in sections if section is not None]
     body = join(
         [
-            tag("header", *_first_page(report, summary, title)),
+            tag("header", *_first_page(comparison, summary, title)),
             _contents(shown),
             tag("main", *(section.html for section in shown)),
             tag("footer", tag("p", f"Written by commonweal {__version__}.")),
@@ -149,15 +104,20 @@ def render(report: Report, title: str) -> str:
     return "<!DOCTYPE html>\n" + tag("html", head, "\n", tag("body", body), lang="en") + "\n"
 
 
-def _first_page(report: Report, summary: Overview, title: str) -> list[Html]:
+def _methods(comparison: Comparison) -> dict[str, list[Record]]:
+    """The runs without local and pooled training, unless there are no others."""
+    labels = {result.label for result in used_results(comparison.results)}
+    return {k: runs for k, runs in comparison.records.items() if k in labels}
+
+
+def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[Html]:
     """Answer, three numbers, picture and table."""
-    first = next(iter(report.comparison.records.values()))[0]
-    seeds = ", ".join(str(seed_of(r)) for r in next(iter(report.comparison.records.values())))
+    first = next(iter(comparison.records.values()))[0]
+    seeds = ", ".join(str(seed_of(r)) for r in next(iter(comparison.records.values())))
     facts = (
         f"{summary.name}: {first.facts.clients} clients, {first.experiment.get('rounds')} rounds, "
         f"seeds {seeds}."
     )
-    comparison = report.comparison
     lines = client_lines(
         used_results(comparison.results),
         comparison.baselines,
@@ -179,7 +139,7 @@ def _first_page(report: Report, summary: Overview, title: str) -> list[Html]:
         tag("p", f"{title} · {facts}", class_="about"),
         tag("h1", summary.sentence),
         tag("p", summary.about),
-        *(tag("p", sentence) for sentence in report.left_out),
+        *(tag("p", sentence) for sentence in comparison.failures),
         tag("div", *cards, class_="cards"),
         html.figure(figures.clients(lines), "clients-figure", MOST_ROWS),
         _table("Methods", summary.table),
@@ -221,7 +181,7 @@ def _contents(sections: Sequence[Section]) -> Html:
 # Sections
 
 
-def _details(report: Report, summary: Overview) -> Section:
+def _details(comparison: Comparison, summary: Overview) -> Section:
     """Who gained and who lost, all columns, and notes."""
     content = []
     for named in summary.named:
@@ -246,15 +206,15 @@ def _wide_table(table: Table) -> Html:
     return html.table("All numbers", header, rows)
 
 
-def _rounds(report: Report) -> Section:
-    picture = figures.rounds(report.methods)
+def _rounds(comparison: Comparison) -> Section:
+    picture = figures.rounds(_methods(comparison))
     return _section(
         "rounds", "Scores over rounds", html.figure(picture, "rounds-figure", MOST_ROWS)
     )
 
 
-def _weights(report: Report) -> Section | None:
-    pictures = _pictures(report, _draw_weights)
+def _weights(comparison: Comparison) -> Section | None:
+    pictures = _pictures(comparison, _draw_weights)
     if not pictures:
         return None
     note = (
@@ -272,19 +232,31 @@ def _draw_weights(record: Record, label: str) -> Picture:
     return figures.weights(record, label)
 
 
-def _regret(report: Report) -> Section | None:
-    pictures = _pictures(report, figures.regret)  # FedAvg's is 0 throughout: nothing to see
-    pictures = [each for each in pictures if any(float(row[1]) for row in each.rows)]
-    if not pictures:
+def _regret(comparison: Comparison, trust: bool) -> Section | None:
+    untrusted: list[str] = []
+
+    def draw(record: Record, label: str) -> Picture:
+        try:
+            return figures.regret(record, label, trust)
+        except TrustError as error:
+            untrusted.append(label)
+            raise RunError(str(error)) from None
+
+    pictures = _pictures(comparison, draw)  # FedAvg's is 0 throughout: nothing to see
+    pictures = [picture for picture in pictures if any(float(row[1]) for row in picture.rows)]
+    if not pictures and not untrusted:
         return None
+    note = "The first seed of each method."
+    if untrusted:
+        note += f" Left out: {', '.join(untrusted)} (written with --trust, the report imports it)."
     drawn = [html.figure(p, f"regret-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
-    return _section("regret", "Regret", tag("p", "The first seed of each method."), *drawn)
+    return _section("regret", "Regret", tag("p", note), *drawn)
 
 
-def _pictures(report: Report, draw: Drawing) -> list[Picture]:
+def _pictures(comparison: Comparison, draw: Drawing) -> list[Picture]:
     """A picture of the first run of each label, where it has one."""
     found = []
-    for label, records in report.methods.items():
+    for label, records in _methods(comparison).items():
         try:
             found.append(draw(records[0], label))
         except RunError:  # a rule without weights, or without a regret
@@ -292,13 +264,13 @@ def _pictures(report: Report, draw: Drawing) -> list[Picture]:
     return found[:MOST_PICTURES]
 
 
-def _experiment(report: Report) -> Section:
-    first_label, *labels = report.comparison.records
-    first = report.comparison.records[first_label][0]
+def _experiment(comparison: Comparison) -> Section:
+    first_label, *labels = comparison.records
+    first = comparison.records[first_label][0]
     toml = (first.folder / "experiment.toml").read_text(encoding="utf-8")
     content = [tag("p", f"{first_label}, in full:"), tag("pre", tag("code", toml))]
     for label in labels:
-        changed = _changed(first, report.comparison.records[label][0])
+        changed = _changed(first, comparison.records[label][0])
         content += [tag("p", f"{label} differs in:"), tag("pre", tag("code", changed))]
     return _section("experiment", "The experiment", *content)
 
@@ -314,10 +286,10 @@ def _changed(first: Record, other: Record) -> str:
 FACTS = ("commonweal", "torch", "python", "engine", "vectorize")
 
 
-def _runs(report: Report) -> Section:
+def _runs(comparison: Comparison) -> Section:
     header = ["folder", "label", "seed", "rounds", *FACTS, "warnings", "replies not used"]
     rows = []
-    for label, records in report.comparison.records.items():
+    for label, records in comparison.records.items():
         for record in records:
             known = record.facts.table()
             facts = [str(known.get(key, "-")) for key in FACTS]

@@ -486,9 +486,9 @@ def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score:
 # Regret
 
 
-def regret(record: Record, label: str | None = None) -> Picture:
+def regret(record: Record, label: str | None = None, trust: bool = False) -> Picture:
     """Draw the regret of a run against the best fixed mixture, with its bound if there is one."""
-    return regret_curve(of_run(record), record.title if label is None else label)
+    return regret_curve(of_run(record, trust=trust), record.title if label is None else label)
 
 
 def regret_curve(curve: Regret, label: str) -> Picture:

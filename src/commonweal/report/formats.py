@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -203,25 +204,49 @@ def _markdown_table(grid: Grid, columns: Sequence[Column]) -> str:
 
 
 LATEX = str.maketrans({"%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
+PLUS_MINUS = r"$\pm$"
+MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 
 
 def latex(grid: Grid) -> str:
-    """A grid as LaTeX: figures, differences and gains over local training, each a tabular."""
-    parts = [grid.figures, *(part for part in (grid.differences, grid.against_local) if part)]
-    lines = [f"% {shown(grid.title)}", *(_tabular(grid, part) for part in parts)]
-    return "\n".join([*lines, *(f"% {shown(note)}" for note in grid.notes), ""])
+    """A grid as LaTeX tables for the package booktabs, each with a caption and a label."""
+    parts = {"scores": (grid.title, grid.figures)}
+    if grid.differences:
+        parts["differences"] = (f"Differences: {grid.title}", grid.differences)
+    if grid.against_local:
+        parts["local"] = (f"Compared with local training: {grid.title}", grid.against_local)
+    tables = [_latex_table(grid, label, *part) for label, part in parts.items()]
+    notes = [f"% {shown(note)}" for note in grid.notes]
+    return "\n".join([r"% \usepackage{booktabs}", *tables, *notes, ""])
 
 
-def _tabular(grid: Grid, columns: Sequence[Column]) -> str:
+def _latex_table(grid: Grid, label: str, caption: str, columns: Sequence[Column]) -> str:
     titles = [shown(title, "latex") for title in _header(columns)]
-    lines = [
-        [shown(label, "latex"), *(cell.translate(LATEX) for cell in cells)]
-        for label, *cells in cell_rows(grid, columns, r"\textbf{{{}}}")
-    ]
-    header, *rows = [" & ".join(row) + r" \\" for row in (titles, *lines)]
-    begin = r"\begin{tabular}{l" + "r" * len(columns) + "}"
-    rule = r"\hline"
-    return "\n".join([begin, rule, header, rule, *rows, rule, r"\end{tabular}"])
+    rows = [titles]
+    for name, *cells in cell_rows(grid, columns, r"\textbf{{{}}}"):
+        rows.append([shown(name, "latex"), *map(_latex_cell, cells)])
+    header, *lines = [" & ".join(row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{shown(caption, 'latex').replace('±', PLUS_MINUS)}}}",
+            rf"\label{{tab:{label}}}",
+            r"\centering",
+            r"\begin{tabular}{l" + "r" * len(columns) + "}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _latex_cell(cell: str) -> str:
+    """A cell with special characters escaped, and minus signs instead of hyphens."""
+    return MINUS.sub("$-$", cell.translate(LATEX))
 
 
 def markup(text: str) -> str:

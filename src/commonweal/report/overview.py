@@ -6,16 +6,19 @@ The page and the report begin with it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from commonweal.analysis.compare import Result
-from commonweal.analysis.comparison import Comparison
 from commonweal.analysis.gains import ClientGain, Gains
 from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.report.clients import best_method, samples_of, used_results
 from commonweal.report.comparison import Summary, answer, layout, summarize, worth_sentences
 from commonweal.report.formats import Column, points, scale, show_score, unit
+
+if TYPE_CHECKING:
+    from commonweal.report.compare import Comparison
 
 __all__ = ["Card", "Named", "Overview", "Table", "overview"]
 
@@ -65,7 +68,7 @@ class Overview:
     notes: list[str]
 
 
-def overview(comparison: Comparison) -> Overview:
+def overview(comparison: "Comparison") -> Overview:
     """Summarise a comparison by the models that clients use."""
     results = used_results(comparison.results)
     summary = summarize(results, comparison.score, baselines=comparison.baselines)
@@ -116,7 +119,7 @@ def _about(summary: Summary) -> str:
     return text
 
 
-def _cards(summary: Summary, comparison: Comparison) -> list[Card]:
+def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
     score = summary.score
     cards = []
     worst = "worst_10" if "worst_10" in summary.values else "worst"

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from commonweal import metrics
-from commonweal.analysis.labels import baseline_of, identity, labels, seed_of
-from commonweal.base.files import digest
-from commonweal.base.plain import flat
+from commonweal.analysis.labels import baseline_of, federation_of, identity, labels, seed_of
 from commonweal.record.record import Outline, find_runs
 from commonweal.report.formats import points, scale
 
@@ -19,8 +17,6 @@ __all__ = ["Federation", "Method", "Run", "broken", "describe", "federations", "
 
 RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
 FILES = ("experiment.toml", "run.json", "rounds.jsonl", "model.safetensors")
-DATA = ("dataset", "partition", "label_noise", "holdout_clients", "score")  # of an experiment
-SEEDS = ("dataset.seed", "dataset.digest", "partition.seed")
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def _read(folder: Path, name: str) -> Run:
             changed=changed,
             mean=_finite(last.metrics.get("mean")),
             worst=_finite(last.metrics.get("worst_10", last.metrics.get("worst"))),
-            federation=_key(outline),
+            federation=federation_of(outline),
             method=identity(outline),
             outline=outline,
         )
@@ -171,14 +167,6 @@ def federations(runs: Sequence[Run]) -> list[Federation]:
             groups.setdefault(run.federation, []).append((run, run.outline))
     found = [_federation(key, group) for key, group in groups.items()]
     return sorted(found, key=lambda federation: -federation.changed)
-
-
-def _key(outline: Outline) -> str:
-    """What runs on the same data have in common; seeds draw other splits of it."""
-    parts = {key: outline.experiment.get(key) for key in DATA}
-    data = {k: v for k, v in flat(parts).items() if k not in SEEDS}
-    text = repr((sorted(data.items(), key=repr), outline.facts.score, outline.facts.clients))
-    return digest(text.encode())
 
 
 def _federation(key: str, group: Sequence[tuple[Run, Outline]]) -> Federation:

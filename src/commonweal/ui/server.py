@@ -17,7 +17,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from commonweal.analysis.comparison import Comparison
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
 from commonweal.config import catalog
@@ -25,6 +24,7 @@ from commonweal.record.record import Record
 from commonweal.record.rounds import progress_after
 from commonweal.report import Format, document, figures
 from commonweal.report.clients import client_lines, samples_of, used_results
+from commonweal.report.compare import Comparison
 from commonweal.report.comparison import answer, render, summarize
 from commonweal.ui import runs, views
 
@@ -148,7 +148,7 @@ def _federation_ids(root: Path, key: str) -> list[str]:
 def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[str]]]:
     """The comparison of the chosen runs, and their ids by label."""
     records = _records(root, request)
-    comparison = views.chosen(list(records.values()))
+    comparison = Comparison.of_records(records.values())
     names = {id(record): name for name, record in records.items()}
     ids = {
         label: [names[id(record)] for record in group]
@@ -265,8 +265,7 @@ def _write_table(root: Path, request: Request) -> tuple[bytes, str]:
 def _write_report(root: Path, request: Request) -> tuple[bytes, str]:
     comparison, _ = _compared(root, request)
     title = request.query_params.get("title", "Report")
-    report = document.Report(comparison, [])
-    return document.render(report, title).encode(), "text/html; charset=utf-8"
+    return document.render(comparison, title).encode(), "text/html; charset=utf-8"
 
 
 async def _file(root: Path, write: Writer, request: Request) -> Response:

@@ -8,10 +8,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.comparison import Comparison
 from commonweal.analysis.curves import improved_by_round
 from commonweal.analysis.gains import ClientGain, gains
-from commonweal.analysis.labels import by_label, method_of
+from commonweal.analysis.labels import method_of
 from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.plain import flat
@@ -25,6 +24,7 @@ from commonweal.report.clients import (
     samples_of,
     used_results,
 )
+from commonweal.report.compare import Comparison
 from commonweal.report.figures import band
 from commonweal.report.formats import points, scale, show_score
 from commonweal.report.overview import Overview, overview
@@ -33,7 +33,6 @@ __all__ = [
     "ClientView",
     "ComparisonView",
     "RunView",
-    "chosen",
     "client_view",
     "compare",
     "run_view",
@@ -43,19 +42,6 @@ Array: TypeAlias = NDArray[np.float64]
 
 MOST_POINTS = 300  # of a chart
 METRICS = {"worst_10": "worst 10 % of clients", "mean": "mean over clients"}
-
-
-def chosen(records: Sequence[Record]) -> Comparison:
-    """Compare the evaluated ones of some runs, with FedAvg first where it is among them."""
-    evaluated = [record for record in records if record.evaluated]
-    if not evaluated:
-        raise RunError(f"none of these {len(records)} runs has been evaluated yet")
-    labelled = by_label(evaluated)
-    first = {label: runs for label, runs in labelled.items() if label == "fedavg"}
-    comparison = Comparison.of({**first, **labelled})
-    if not set.intersection(*(set(result.clients) for result in comparison.results)):
-        raise RunError("these runs have no client in common: compare runs on the same data")
-    return comparison
 
 
 # Comparisons

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import commonweal
-from commonweal.analysis.comparison import NOTHING, Comparison, resplit
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
+from commonweal.report.compare import NOTHING, Comparison, resplit
 from commonweal.training.task import Task
 
 
@@ -115,3 +115,25 @@ def test_rules_can_be_added_and_reordered_in_a_saved_comparison(tmp_path: Path) 
     assert (tmp_path / "afl_lr=0.5_" / "seed-1" / "run.json").exists()
     with pytest.raises(ConfigError, match="the same rule twice"):
         compared("fedavg", "fedavg")
+
+
+def test_a_comparison_shows_itself(tmp_path: Path) -> None:
+    rules: dict[str, str | commonweal.Rule] = {"Plain": "fedavg"}
+    rules["Ours"] = commonweal.rule("afl", lr=0.5)
+    module = nn.Linear(3, 2)
+    found = commonweal.compare(
+        Task(module), federation(), rules=rules, seeds=[2, 4], rounds=2, baselines=False
+    )
+    assert [result.label for result in found.results] == ["Plain", "Ours"]
+    assert sorted(set(found.frame()["seed"])) == [2, 4]
+    scores = [result.scores.mean(1) for result in found.results]
+    difference = found.differences["Ours"]["mean"]
+    assert difference.difference == pytest.approx((scores[1] - scores[0]).mean())
+    assert "Ours" in found.table() and r"\toprule" in found.table("latex")
+    assert "<table" in found._repr_html_() and "Ours" in found._repr_html_()
+    found.plot("rounds", tmp_path / "rounds.png")
+    found.plot(path=tmp_path / "clients.svg")
+    assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
+    assert "Ours" in (tmp_path / "clients.svg").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        found.plot("round")

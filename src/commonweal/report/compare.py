@@ -1,13 +1,15 @@
 """`commonweal.compare`: several rules and seeds in Python, with what they give to every client."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import torch
+from rich.console import Console
 
 from commonweal.analysis.compare import (
     OWN,
@@ -23,9 +25,9 @@ from commonweal.analysis.compare import (
     run_folder,
 )
 from commonweal.analysis.curves import CURVES
-from commonweal.analysis.labels import seed_of
+from commonweal.analysis.labels import by_label, find_runs, seed_of
 from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
-from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
+from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError, did_you_mean
 from commonweal.base.frames import frame
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
@@ -33,13 +35,25 @@ from commonweal.data.federation import Federation
 from commonweal.data.samples import joined, subset
 from commonweal.jobs.job import Parts, job_from_parts
 from commonweal.jobs.rounds import run
+from commonweal.metrics import Paired
 from commonweal.record.record import Record
+from commonweal.report import Format, figures, html
+from commonweal.report.clients import client_lines, samples_of, used_results
+from commonweal.report.comparison import Summary, chosen_columns, render, summarize
+from commonweal.report.formats import NARROW
+from commonweal.report.overview import overview
+from commonweal.report.run_table import fallback_notes
 from commonweal.rules.rule import Rule
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["Comparison", "compare", "resplit"]
 
+
+Rules: TypeAlias = Sequence[str | Rule] | Mapping[str, str | Rule]
 
 RULES = ("fedavg", "uniform", "aaggff-s")
 NOTHING = "nothing but cohorts, batches and noise varies between seeds"
@@ -59,7 +73,7 @@ class Comparison:
     score: str
     results: list[Result]
     baselines: list[Result]  # local models and pooled data, where they were run
-    failures: list[str]  # a line for every label without a result
+    failures: list[str]  # a line for everything that was left out
     records: dict[str, list[Record]]  # by label
     varied: str = ""  # what differs between seeds, where the parts are not from an experiment
 
@@ -88,12 +102,49 @@ class Comparison:
             for label, runs in records.items()
         }
         gathered = gather(paired)
+        if not set.intersection(*(set(result.clients) for result in gathered)):
+            raise RunError("these runs have no client in common: compare runs on the same data")
         rules = [result for result in gathered if result.label not in (ALONE, POOLED)]
         baselines = [result for result in gathered if result.label in (ALONE, POOLED)]
         if not rules:
             rules, baselines = baselines, []
         (score,) = scores
         return cls(score, rules, baselines, list(failures), paired, varied)
+
+    @classmethod
+    def in_folders(cls, folders: Sequence[str | Path]) -> "Comparison":
+        """Compare the runs in some folders: each is a run's, or has runs below it."""
+        return cls.of_records(find_runs(folders))
+
+    @classmethod
+    def of_records(cls, records: Iterable[Record]) -> "Comparison":
+        """Compare runs by what they are, whatever their folders are called: FedAvg first.
+
+        Runs without an evaluated round, and seeds that not all methods have, are left out and
+        listed in `failures`.
+        """
+        left_out = []
+        evaluated = []
+        for record in records:
+            if not record.evaluated:
+                left_out.append(f"{record.folder} is left out: no round has been evaluated yet.")
+                continue
+            evaluated.append(record)
+            left_out += [f"{record.folder}: {note}." for note in fallback_notes(record)]
+            if not record.finished:
+                total = record.experiment.get("rounds")
+                left_out.append(f"{record.folder}: {len(record.rounds)} of {total} rounds so far.")
+        if not evaluated:
+            raise RunError(" ".join(left_out) or "there are no runs to compare")
+        labelled = by_label(evaluated)
+        labels = sorted(labelled, key=lambda label: label.split(" ")[0] != "fedavg")
+        comparison = cls.of({label: labelled[label] for label in labels})
+        for label in labels:
+            compared = set(map(seed_of, comparison.records[label]))
+            beyond = sorted(set(map(seed_of, labelled[label])) - compared)
+            if beyond:
+                left_out.append(f"{label}: seeds {beyond} are left out; other methods lack them.")
+        return replace(comparison, failures=left_out)
 
     @classmethod
     def run(cls, plan: Sequence[Cell]) -> "Comparison":
@@ -135,25 +186,93 @@ class Comparison:
         )
 
     def frame(self) -> Any:
-        """A line per label, seed and client: label, seed (by position), client, score.
+        """A line per method, seed and client: method, seed, client, score.
 
         A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
         """
-        columns: dict[str, list[object]] = {"label": [], "seed": [], "client": [], "score": []}
+        columns: dict[str, list[object]] = {"method": [], "seed": [], "client": [], "score": []}
+        seeds = sorted(map(seed_of, next(iter(self.records.values()))))
         for result in (*self.results, *self.baselines):
-            for seed, scores in enumerate(result.scores.tolist()):
+            for seed, scores in zip(seeds, result.scores.tolist(), strict=True):
                 for client, score in zip(result.clients, scores, strict=True):
                     line = (result.label, seed, client, score)
                     for column, value in zip(columns.values(), line, strict=True):
                         column.append(value)
         return frame(columns)
 
+    @property
+    def differences(self) -> dict[str, dict[str, Paired]]:
+        """Differences from the first method by method and metric, corrected for multiple tests."""
+        summary = self._summary()
+        table: dict[str, dict[str, Paired]] = {label: {} for label in summary.labels[1:]}
+        for metric, differences in summary.differences.items():
+            for label, difference in zip(summary.labels[1:], differences, strict=True):
+                table[label][metric] = difference
+        return table
+
+    def table(
+        self, form: Format = "terminal", columns: str | None = None, decimals: int | None = None
+    ) -> str:
+        """The table that `commonweal compare` prints.
+
+        Args:
+            form: "terminal", "markdown", "latex", "csv" or "json".
+            columns: Metrics such as "mean,worst_10", or those of a paper: "aaggff", "adafed".
+            decimals: Digits after the point; None for one of per cent.
+        """
+        rendered = render(self._summary(columns), form, decimals)
+        if isinstance(rendered, str):
+            return rendered
+        console = Console(width=NARROW, record=True, file=StringIO())
+        console.print(rendered)
+        return console.export_text()
+
+    def plot(self, what: str = "clients", path: str | Path | None = None) -> "Figure":
+        """Draw the comparison.
+
+        Args:
+            what: "clients" for every client's scores next to local training, or "rounds" for the
+                mean and the worst 10 % over rounds.
+            path: A PNG, SVG or PDF file to write.
+
+        Returns:
+            The matplotlib figure.
+        """
+        drawings = {"clients": self._client_picture, "rounds": self._round_picture}
+        if what not in drawings:
+            raise ConfigError(f"plot({what!r}): {did_you_mean(what, drawings)}")
+        figure = drawings[what]().figure
+        if path is not None:
+            figures.check_suffix(Path(path))
+            figures.save(figure, Path(path))
+        return figure
+
+    def _client_picture(self) -> figures.Picture:
+        used = used_results(self.results)
+        samples = samples_of(self.records)
+        return figures.clients(client_lines(used, self.baselines, self.score, samples))
+
+    def _round_picture(self) -> figures.Picture:
+        labels = {result.label for result in used_results(self.results)}
+        return figures.rounds({k: runs for k, runs in self.records.items() if k in labels})
+
+    def _summary(self, columns: str | None = None) -> Summary:
+        chosen = None if columns is None else chosen_columns(columns)
+        full = self.with_curves(chosen or ())
+        return summarize(full.results, self.score, chosen, full.baselines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, and the table of methods."""
+        seen = overview(self)
+        table = html.table(seen.about, seen.table.header, seen.table.rows)
+        return html.tag("p", html.tag("strong", seen.sentence)) + table
+
 
 def compare(
     what: Experiment | str | Path | Task | Callable[[int], Task],
     federation: Federation | Callable[[int], Federation] | None = None,
     *,
-    rules: Sequence[str | Rule] = RULES,
+    rules: Rules = RULES,
     seeds: int | Sequence[int] = 3,
     baselines: bool = True,
     out: str | Path | None = None,
@@ -168,7 +287,7 @@ def compare(
     Args:
         what: An experiment or its file; or a Task, or a function of the seed that returns one.
         federation: With a task, the data, or a function of the seed that returns them.
-        rules: Rules, by name or as objects.
+        rules: Rules, by name or as objects; a dict gives them names: {"Ours": Soft(t=2)}.
         seeds: How many, or which.
         baselines: Also train local models, and one model on pooled data.
         out: The folder of the runs; without it they are not saved.
@@ -186,11 +305,17 @@ def compare(
         if federation is not None or parts or fixed:
             raise ConfigError("compare(experiment) takes no other parts: change the experiment")
         base = what.model_dump() if isinstance(what, Experiment) else values(what)
-        names = [label_of(rule) for rule in rules]
-        plan = cells(base, names, seeds, [], folder)
+        plan = cells(base, _texts(rules), seeds, [], folder)
         if baselines:
             plan += baseline_cells(base, seeds, folder)
         return Comparison.run(plan)
+
+
+def _texts(rules: Rules) -> list[str]:
+    """Rules as an experiment names them, with the names that a dict gives them."""
+    if isinstance(rules, Mapping):
+        return [f"{name}={label_of(rule)}" for name, rule in rules.items()]
+    return [label_of(rule) for rule in rules]
 
 
 def label_of(rule: str | Rule) -> str:
@@ -285,18 +410,23 @@ def resplit(federation: Federation, seed: int) -> Federation:
 
 def _compare_own(
     own: _Own,
-    rules: Sequence[str | Rule],
+    rules: Rules,
     seeds: int | Sequence[int],
     baselines: bool,
     folder: Path,
     parts: Mapping[str, object],
 ) -> Comparison:
     """Runs of one's own task and federation."""
-    kinds: dict[str, dict[str, object]] = {
-        label_of(rule): {**parts, "rule": rule} for rule in rules
-    }
+    kinds: dict[str, dict[str, object]] = {}
+    if isinstance(rules, Mapping):
+        for name, rule in rules.items():
+            kinds[name] = {**parts, "rule": rule, "name": name}
+    else:
+        for rule in rules:
+            kinds[label_of(rule)] = {**parts, "rule": rule}
     if len(kinds) < len(rules):
-        raise ConfigError(f"the same rule twice among {', '.join(map(label_of, rules))}")
+        raise ConfigError(f"the same rule twice among {', '.join(_texts(rules))}")
+    labels = list(kinds)
     if baselines:
         kinds |= _baseline_parts(parts)
     records: dict[str, list[Record]] = {}
@@ -313,7 +443,7 @@ def _compare_own(
             except (ConfigError, DataError, DivergedError) as error:
                 failures.setdefault(label, f"{label}: no result; seed {seed}: {error}")
     complete = {label: runs for label, runs in records.items() if label not in failures}
-    if not any(label in complete for label in map(label_of, rules)):
+    if not any(label in complete for label in labels):
         raise RunError("; ".join(failures.values()))
     return Comparison.of(complete, list(failures.values()), own.varied)
 

@@ -1,20 +1,192 @@
-"""`commonweal init` says what looks wrong with a column."""
+"""`commonweal init`: what it guesses of tables of many shapes, and what it says about columns."""
 
+import csv
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from commonweal.analysis.guess import guess
+from commonweal.analysis.guess import Guess, guess
+
+Draw = Callable[[np.random.Generator, int], object]  # a cell of row i
 
 
-def lines(path: Path, ages: list[str]) -> dict[str, str]:
+def written(path: Path, columns: dict[str, Draw], rows: int = 300, separator: str = ",") -> Path:
     rng = np.random.default_rng(0)
-    rows = ["hospital,age,ward,died"]
-    for age in ages:
-        ward = ("eyes", "heart", "3")[int(rng.integers(3))]
-        rows.append(f"{'AB'[int(rng.integers(2))]},{age},{ward},{int(rng.integers(2))}")
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return dict(guess(path, None, None, path.with_suffix(".toml")).lines)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerow(columns)
+        for i in range(rows):
+            writer.writerow([draw(rng, i) for draw in columns.values()])
+    return path
+
+
+def one_of(*values: object) -> Draw:
+    return lambda rng, i: values[int(rng.integers(len(values)))]
+
+
+def number(rng: np.random.Generator, i: int) -> object:
+    return f"{rng.normal():.4f}"
+
+
+def row_number(rng: np.random.Generator, i: int) -> object:
+    return i + 1
+
+
+def site(count: int, name: str = "") -> Draw:
+    return lambda rng, i: f"{name}{i % count}"
+
+
+def look(path: Path, label: str | None = None, client: str | None = None) -> Guess:
+    return guess(path, label, client, path.with_suffix(".toml"))
+
+
+def dataset(guessed: Guess) -> dict[str, Any]:
+    part: dict[str, Any] = tomllib.loads(guessed.experiment)["dataset"]
+    return part
+
+
+yes_no = one_of("yes", "no")
+TABLES: list[tuple[dict[str, Draw], str, str | None]] = [  # columns, label, client
+    ({"UNIQUE": row_number, "user": site(20), "X0": number, "X1": number, "X2": number}
+     | {"Y0": number, "Y1": number, "Y2": number, "class": one_of(*"abc")}, "class", "user"),
+    ({"HOSPNUM": site(30), "COUNTRY": site(6, "c"), "AGE": number, "DIED": one_of(0, 1),
+      "RX14": number}, "DIED", "HOSPNUM"),
+    ({"outcome": yes_no, "age": number, "department": site(5, "d")}, "outcome", "department"),
+    ({"Klinik": site(4, "k"), "Alter": number, "gestorben": one_of("ja", "nein"),
+      "Gewicht": number}, "gestorben", "Klinik"),
+    ({"hôpital": site(4, "h"), "taille": number, "résultat": yes_no, "z": number},
+     "résultat", "hôpital"),
+    ({"price": number, "rooms": number, "county": site(9, "c"), "size": number},
+     "price", "county"),
+    ({"subject#": site(12), "age": number, "total_UPDRS": number, "HNR": number},
+     "total_UPDRS", "subject#"),
+    ({"a": number, "units sold": one_of(1, 2, 3), "b": one_of("x", "y")}, "b", None),
+    ({"award": site(5, "a"), "composite": site(4, "c"), "target": number}, "target", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "label", "client"), TABLES)
+def test_label_and_clients_are_guessed_and_said_to_be(
+    tmp_path: Path, columns: dict[str, Draw], label: str, client: str | None
+) -> None:
+    guessed = look(written(tmp_path / "t.csv", columns))
+    found = dataset(guessed)
+    assert (found["label"], found.get("client")) == (label, client)
+    said = "\n".join(guessed.remarks)
+    assert f"label guessed: {label!r}" in said and "--label" in said
+    assert (f"client guessed: {client!r}" in said) == (client is not None)
+    assert ("divided at random" in said) == (client is None)
+
+
+def test_the_next_candidate_is_named(tmp_path: Path) -> None:
+    columns = {"hospital": site(3), "country": site(2), "died": yes_no, "grade": number}
+    said = "\n".join(look(written(tmp_path / "t.csv", columns)).remarks)
+    assert "next likely: 'grade'. To change it: --label \"grade\"" in said
+    assert "next likely: 'country'. To change it: --client \"country\"" in said
+
+
+def test_survival_times_are_found_or_offered(tmp_path: Path) -> None:
+    def time(rng: np.random.Generator, i: int) -> object:
+        return f"{rng.exponential():.3f}"
+
+    columns = {"region": site(3, "r"), "x": number, "T": time, "E": one_of(0, 1)}
+    assert dataset(look(written(tmp_path / "t.csv", columns)))["label"] == "T,E"
+    columns = {"region": site(3, "r"), "days": time, "died": one_of(0, 1)}
+    offered = look(written(tmp_path / "u.csv", columns))
+    assert dataset(offered)["label"] == "died"
+    assert '--label "days,died"' in "\n".join(offered.remarks)
+
+
+def test_row_numbers_and_near_unique_codes_are_left_out(tmp_path: Path) -> None:
+    columns: dict[str, Draw] = {
+        "n": row_number,
+        "case": lambda rng, i: 5000 + i,
+        "loan_id": lambda rng, i: 7 * i + int(rng.integers(7)),
+        "weight": lambda rng, i: int(rng.integers(10**6)),
+        "label": one_of(0, 1),
+    }
+    lines = dict(look(written(tmp_path / "t.csv", columns)).lines)
+    left_out = [name for name, text in lines.items() if text.startswith("left out")]
+    assert left_out == ["n", "case", "loan_id"]
+
+
+def test_codes_become_categories_and_amounts_do_not(tmp_path: Path) -> None:
+    columns: dict[str, Draw] = {
+        "mode": one_of(1, 2, 5, 7),
+        "programme": one_of(33, 171, 8014, 9003, 9070, 9119),
+        "children": lambda rng, i: rng.poisson(1.5),
+        "pressure": lambda rng, i: 5 * int(rng.normal(26, 3)),
+        "hour": lambda rng, i: 99 if i % 9 == 0 else int(rng.integers(24)),
+        "age": lambda rng, i: int(rng.normal(60, 12)),
+        "label": one_of(0, 1),
+    }
+    guessed = look(written(tmp_path / "t.csv", columns, 600))
+    assert dataset(guessed)["categories"] == ["mode", "programme"]
+    assert "become categories (guessed)" in "\n".join(guessed.remarks)
+
+
+def test_columns_that_give_the_label_away_are_pointed_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    ill = rng.random(400) < 0.3
+    age = rng.normal(60, 10, 400) + 8 * ill
+    columns: dict[str, Draw] = {
+        "age": lambda _, i: f"{age[i]:.1f}",
+        "date of death": lambda _, i: f"2024-01-{1 + i % 28:02d}" if ill[i] else "",
+        "cause": lambda _, i: ("heart" if i % 2 else "other") if ill[i] and i % 3 else "-",
+        "ward": one_of("a", "b"),
+        "died": lambda _, i: int(ill[i]),
+    }
+    guessed = look(written(tmp_path / "t.csv", columns, 400), label="died")
+    flagged = [r.split("'")[1] for r in guessed.remarks if "may give 'died' away" in r]
+    assert flagged == ["date of death", "cause"]
+    assert '"dataset.drop=date of death,cause"' in "\n".join(guessed.remarks)
+    values: dict[str, Draw] = {
+        "x": number,
+        "bound": lambda _, i: f"{1.3 * age[i] + 0.2:.2f}",
+        "noisy": lambda _, i: f"{age[i] + 20 * np.sin(i):.2f}",
+        "age": lambda _, i: f"{age[i]:.3f}",
+    }
+    guessed = look(written(tmp_path / "u.csv", values, 400), label="age")
+    flagged = [r.split("'")[1] for r in guessed.remarks if "may give 'age' away" in r]
+    assert flagged == ["bound"]
+
+
+def test_columns_that_name_the_client_again_are_left_out(tmp_path: Path) -> None:
+    columns: dict[str, Draw] = {
+        "country": site(6, "c"),
+        "cntrynum": site(6),
+        "height": lambda rng, i: 150 + i % 6,
+        "label": one_of(0, 1),
+    }
+    found = dataset(look(written(tmp_path / "t.csv", columns)))
+    assert found["client"] == "country" and found["drop"] == ["cntrynum"]
+
+
+def test_times_and_splits_of_the_publisher_are_used(tmp_path: Path) -> None:
+    columns = {"patient": site(10), "test_time": number, "x": number, "score": number}
+    assert dataset(look(written(tmp_path / "t.csv", columns)))["order"] == "test_time"
+    columns = {"school": site(5, "s"), "fold": site(4), "x": number, "passed": yes_no}
+    assert dataset(look(written(tmp_path / "u.csv", columns)))["split"] == "fold"
+
+
+def test_sites_that_are_numbered_within_countries(tmp_path: Path) -> None:
+    columns = {"country": one_of("F", "I"), "hosp": site(4), "x": number, "label": one_of(0, 1)}
+    said = "\n".join(look(written(tmp_path / "t.csv", columns)).remarks)
+    assert 'use --client "country,hosp"' in said
+
+
+def lines(path: Path, ages: Sequence[str]) -> dict[str, str]:
+    columns: dict[str, Draw] = {
+        "hospital": one_of("A", "B"),
+        "age": lambda rng, i: ages[i],
+        "ward": one_of("eyes", "heart", "3"),
+        "died": one_of(0, 1),
+    }
+    return dict(look(written(path, columns, len(ages))).lines)
 
 
 def test_numbers_among_which_are_a_few_texts_are_pointed_out(tmp_path: Path) -> None:
@@ -27,3 +199,10 @@ def test_numbers_among_which_are_a_few_texts_are_pointed_out(tmp_path: Path) -> 
 def test_numbers_with_gaps_are_numbers(tmp_path: Path) -> None:
     ages = [str(20 + k % 60) for k in range(190)] + ["", "NA", "-", "?"]
     assert lines(tmp_path / "a.csv", ages)["age"].startswith("number; 4 missing")
+
+
+@pytest.mark.parametrize("rows", ["A,0,1\nA,1,2\nB,0,3\nB,1,1\n", "A,0,1\nA,1,2\n" * 15])
+def test_small_tables_and_single_clients(tmp_path: Path, rows: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("client,label,a\n" + rows, encoding="utf-8")
+    assert dataset(look(path))["client"] == "client"

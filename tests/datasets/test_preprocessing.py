@@ -79,8 +79,8 @@ def test_what_each_column_becomes(tmp_path: Path) -> None:
     assert found["city"].levels == ("Bonn", "Köln", "Rom", "Ulm")
     assert federation.class_names == ("ill", "well")
     assert federation.train.x.shape[1] == 1 + 1 + 5 + 4
-    assert any("'patient_id' is left out" in note for note in federation.notes)
-    assert any("'country' is left out: it is constant" in note for note in federation.notes)
+    assert "left out, it looks like an id or free text: 'patient_id'" in federation.notes
+    assert "left out, it is constant: 'country'" in federation.notes
     kept = load(write_csv(tmp_path / "t.csv", rows_of()), keep="patient_id")
     assert columns(kept)["patient_id"].becomes == "text"
 
@@ -136,7 +136,7 @@ def test_a_german_table_is_the_same_table(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "b.csv", german(rows_of()), ";", encoding="utf-8-sig")
     other = load(path)
     assert torch.equal(plain.train.x, other.train.x) and torch.equal(plain.test.x, other.test.x)
-    assert any("'age': decimal commas" in note for note in other.notes)
+    assert "decimal commas: 'age'" in other.notes
     tabs = load(write_csv(tmp_path / "c.csv", rows_of(), "\t"))
     assert torch.equal(plain.train.x, tabs.train.x)
 
@@ -173,7 +173,7 @@ def test_texts_beyond_the_most_frequent_are_one_level(tmp_path: Path) -> None:
     federation = load(write_csv(tmp_path / "t.csv", rows), levels=4)
     column = columns(federation)["city"]
     assert len(column.levels) == 5 and column.levels[-1] == "other" and column.other
-    assert any("15 different strings, the 4 most frequent" in note for note in federation.notes)
+    assert any("most frequent categories" in n and "4 of 15" in n for n in federation.notes)
 
 
 def test_whole_numbers_beyond_twenty_are_values_with_a_word(tmp_path: Path) -> None:

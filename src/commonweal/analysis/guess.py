@@ -6,46 +6,44 @@ What is guessed is written to an experiment with comments, for a person to corre
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from commonweal.analysis import roles
+from commonweal.analysis.leaks import Leak, find_leaks, same_as_client
 from commonweal.base.errors import ConfigError, EncodingError
 from commonweal.base.text import shown
 from commonweal.config.experiment import to_toml
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import GAP, OTHER, Column
 from commonweal.datasets import build_federation
+from commonweal.datasets._fit import Table
 from commonweal.datasets._shared import Pool
 from commonweal.datasets._tables import (
-    Profile,
+    CLIENT,
+    Facts,
+    Roles,
     Survey,
+    columns_in,
+    guess_wide,
     read_batches,
     separator_in,
     survey,
 )
 from commonweal.datasets.partition import IID
-from commonweal.datasets.table import IMBALANCE, table
+from commonweal.datasets.table import IMBALANCE, open_table, read_labels, table
 from commonweal.training.scores import SCORES
 
 __all__ = ["Guess", "guess"]
 
-LABELS = re.compile(
-    r"^(label|target|class|y|outcome|diagnosis|result|response|died|dead|death|mortality|survived|"
-    r"event|disease|ill|churn|default|fraud|score|grade|price|value|quality)\d*$",
-    re.I,
-)
-CLIENTS = (  # the most likely first
-    re.compile(r"client", re.I),
-    re.compile(r"hospital|clinic|site|cent(er|re)|institut|practice|ward|klinik|standort", re.I),
-    re.compile(r"school|branch|bank|store|shop|farm|field|plant|station|region|state|city", re.I),
-    re.compile(r"device|sensor|machine|user|subject|patient|person|speaker|customer", re.I),
-)
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 CLIENTS_OF_POOL = 10  # for a table that names none
+SHOWN = 8  # columns that a remark names
 
 
 @dataclass(frozen=True)
@@ -55,24 +53,47 @@ class Guess:
     lines: list[tuple[str, str]]  # a column, and what it becomes
     remarks: list[str]
     experiment: str  # TOML
+    has_clients: bool  # whether a column names them
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The roles of a table's columns, and what a user should know of how they were found."""
+
+    roles: Roles
+    remarks: tuple[str, ...]
 
 
 def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Guess:
     """Look at a table. toml: where the experiment will be written, to which paths are relative."""
     encoding, seen = _look(path)
-    given = {"label": label, "client": client}
-    seen.check({what: name for what, name in given.items() if name is not None})
-    label = label or _label(seen, client)
-    client = client or _client(seen, label)
-    loaded = table(str(path), label, client, encoding=encoding)
+    chosen = _choose(seen, label, client)
+    contents = open_table(path, chosen.roles, "auto", encoding)
+    again = same_as_client(contents)
+    codes = [name for name in contents.profiles if _is_code(contents, name) and name not in again]
+    final = replace(chosen.roles, drop=tuple(again), categories=tuple(codes))
+    options = {key: value for key, value in asdict(final).items() if value}
+    loaded = table(str(path), encoding=encoding, **options)
     is_pool = isinstance(loaded, Pool)
     federation = build_federation(loaded, IID(CLIENTS_OF_POOL) if is_pool else None)
-    client = None if is_pool else client
-    lines = _lines(seen, federation, label, client)
+    lines = _lines(seen, contents.facts, federation, codes)
+    leaks = _leaks(contents)
+    remarks = [
+        *chosen.remarks,
+        *_remarks(federation, is_pool),
+        *_on_columns(contents, again, codes),
+        *_on_clients(contents),
+        *_leak_remarks(leaks, contents),
+    ]
+    if not is_pool:
+        options["client"] = ",".join(contents.facts.client)
     return Guess(
         lines=lines,
-        remarks=_remarks(federation, client),
-        experiment=_toml(path, toml, encoding, federation, label, client, lines),
+        remarks=[shown(remark) for remark in remarks],
+        experiment=_toml(
+            path, toml, federation, _dataset(path, toml, encoding) | options, lines, leaks
+        ),
+        has_clients=not is_pool,
     )
 
 
@@ -80,58 +101,121 @@ def _look(path: Path) -> tuple[str, Survey]:
     try:
         return "utf-8", survey(partial(read_batches, path))
     except EncodingError:
-        return "latin-1", survey(partial(read_batches, path, encoding="latin-1"))
+        with open(path, "rb") as file:
+            encoding = guess_wide(file.read(1 << 12)) or "latin-1"
+        return encoding, survey(partial(read_batches, path, encoding=encoding))
 
 
-def _label(seen: Survey, client: str | None) -> str:
-    possible = [profile for profile in seen.profiles.values() if _may_be_label(profile, client)]
-    for profile in possible:
-        if LABELS.match(profile.name):
-            return profile.name
-    if not possible:
-        raise ConfigError("no column looks like a label: name it with --label")
-    return possible[-1].name
+# Roles
 
 
-def _may_be_label(profile: Profile, client: str | None) -> bool:
-    usable = profile.name != client and not profile.is_id and profile.different > 1
-    return usable and profile.column.becomes != "date"
+def _choose(seen: Survey, label: str | None, client: str | None) -> _Chosen:
+    """The label and the clients, guessed where they are not given."""
+    for role, given in (("label", label), ("client", client)):
+        seen.check(role, () if given is None else columns_in(given, seen))
+    remarks = []
+    survival = roles.survival(seen.profiles)
+    is_survival = label is None and survival is not None and survival[1]
+    if label is None:
+        ranked = roles.rank_labels(seen.profiles, client)
+        if not ranked:
+            raise ConfigError("no column looks like a label: name it with --label")
+        label = ranked[0].name
+        if is_survival and survival and label in survival[0].split(","):
+            label = survival[0]
+            event = label.partition(",")[2]
+            remarks.append(
+                f"label guessed: survival times and events, {label!r}, by their names; to predict "
+                f'the event alone: --label "{event}"'
+            )
+        else:
+            taken = client or _first(roles.rank_clients(seen.profiles, label))
+            remarks.append(_guessed("label", roles.rank_labels(seen.profiles, taken)))
+            if survival and survival[0] != label:
+                remarks.append(
+                    "times and events seem to be there; for survival times, by Cox's model: "
+                    f'--label "{survival[0]}"'
+                )
+    if client is None:
+        clients = roles.rank_clients(seen.profiles, label)
+        if not clients and CLIENT in seen.profiles:  # which a table takes in any case
+            clients = [roles.Candidate(CLIENT, 0.0, "its name")]
+        client = _first(clients)
+        remarks += [_guessed("client", clients)] if clients else []
+    split = roles.split_column(seen.profiles) or ""
+    order = "" if split else roles.order_column(seen.profiles, client) or ""
+    if split in (label, client):
+        split = ""
+    if order in label.split(","):
+        order = ""
+    if split:
+        remarks.append(
+            f"test rows are those that {split!r} names (guessed); to draw them at random, delete "
+            "split from the experiment"
+        )
+    if order:
+        remarks.append(
+            f"test rows are the last of each client by {order!r} (guessed, for repeated "
+            "measurements: rows drawn at random would have neighbours in training); to draw them "
+            "at random, delete order from the experiment"
+        )
+    return _Chosen(Roles(label, client, order=order, split=split), tuple(remarks))
 
 
-def _client(seen: Survey, label: str) -> str | None:
-    """The column that most likely names the clients: some of them, with several rows each."""
-    possible = []
-    for profile in seen.profiles.values():
-        becomes = profile.column.becomes
-        is_name = becomes == "text" or (becomes == "number" and profile.whole)
-        several = 2 <= profile.different <= profile.first_rows / 3
-        if profile.name != label and is_name and several:
-            possible.append(profile.name)
-    for pattern in CLIENTS:
-        for name in possible:
-            if pattern.search(name):
-                return name
-    return None
+def _first(ranked: Sequence[roles.Candidate]) -> str | None:
+    return ranked[0].name if ranked else None
+
+
+def _guessed(role: str, ranked: Sequence[roles.Candidate]) -> str:
+    """Say that a column was guessed, why, and how to take another."""
+    first, *others = ranked
+    text = f"{role} guessed: {first.name!r}, by {first.why}"
+    if others:
+        return f'{text}; next likely: {others[0].name!r}. To change it: --{role} "{others[0].name}"'
+    return f'{text}. To change it: --{role} "COLUMN"'
+
+
+def _is_code(contents: Table, name: str) -> bool:
+    """Whether a feature of numbers looks like codes."""
+    if name in contents.facts.no_features or name == contents.facts.roles.order:
+        return False
+    if contents.column(name).becomes != "number":
+        return False
+    return roles.codes(contents.profiles[name], contents.numbers(name))
+
+
+def _leaks(contents: Table) -> list[Leak]:
+    if contents.facts.event:
+        return []
+    rows = contents.complete()
+    labels = read_labels(contents, "auto", rows)
+    return find_leaks(contents, rows, labels.y, labels.class_names)
 
 
 # What is said
 
 
 def _lines(
-    seen: Survey, federation: Federation, label: str, client: str | None
+    seen: Survey, facts: Facts, federation: Federation, codes: Sequence[str]
 ) -> list[tuple[str, str]]:
     preprocessing = federation.preprocessing
     assert preprocessing is not None
     fitted = {column.name: column for column in preprocessing.columns}
     lines = []
-    for name, profile in seen.profiles.items():
-        if name == label:
+    for name in seen.profiles:
+        if name == facts.label:
             text = _about_label(federation)
-        elif name == client:
+        elif name == facts.event:
+            text = "the label: whether there was an event"
+        elif name in facts.client:
             sizes = (federation.train.sizes + federation.test.sizes).tolist()
             text = f"the client: {len(sizes)} of them, {min(sizes)} to {max(sizes)} rows each"
+        elif name == facts.roles.split:
+            text = "says which rows are test rows"
         else:
-            text = _about(fitted[name], profile)
+            text = _about(fitted[name], seen, name in codes)
+        if name == facts.roles.order:
+            text += "; orders the rows of a client"
         lines.append((shown(name), shown(text)))
     return lines
 
@@ -139,6 +223,10 @@ def _lines(
 def _about_label(federation: Federation) -> str:
     y = np.concatenate([federation.train.y.numpy(), federation.test.y.numpy()])
     names = federation.class_names
+    if y.ndim > 1:
+        time, event = y.T
+        events = f"{int(event.sum())} events in {len(event)} rows"
+        return f"the label: survival times, {time.min():g} to {time.max():g}, {events}"
     if not names:
         return f"the label: a value, {y.min():g} to {y.max():g}, mean {y.mean():g}"
     shares = 100 * np.bincount(y, minlength=len(names)) / len(y)
@@ -148,17 +236,24 @@ def _about_label(federation: Federation) -> str:
     return f"the label: {len(names)} classes, {shown}{more}"
 
 
+def _levels(column: Column) -> list[str]:
+    return [level for level in column.levels if level not in (OTHER, GAP)]
+
+
 def _odd_texts(column: Column) -> list[str]:
-    """The texts of a column that hold it from being one of numbers, where they are the fewer."""
-    known = [level for level in column.levels if level not in (OTHER, GAP)]
+    """The strings of a column that keep it from being one of numbers, where they are the fewer."""
+    known = _levels(column)
     odd = [level for level in known if not NUMBER.fullmatch(level.strip())]
     return [repr(level) for level in odd[:3]] if 2 * len(odd) < len(known) else []
 
 
-def _about(column: Column, profile: Profile) -> str:
+def _about(column: Column, seen: Survey, is_code: bool) -> str:
     """What a column becomes, and what looks wrong."""
+    profile = seen.profiles[column.name]
     if column.becomes == "nothing":
         return f"left out: {column.why}"
+    if is_code:
+        return f"codes: {len(column.levels)} categories (guessed; numbers: delete it in categories)"
     text = {
         "number": "number with decimal commas" if column.decimal == "," else "number",
         "boolean": f"0 for {column.words[0]}, 1 for {column.words[1]}",
@@ -170,6 +265,9 @@ def _about(column: Column, profile: Profile) -> str:
     odd = _odd_texts(column)
     if odd:
         text += f"; but most of them are numbers: in the table, correct or empty {', '.join(odd)}"
+    dates = [level for level in _levels(column) if MONTHS.fullmatch(level)]
+    if dates and len(dates) > 0.9 * len(_levels(column)):
+        text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
     if profile.gaps:
         share = 100 * profile.gaps / profile.rows
         filled = "level 'missing'"
@@ -181,18 +279,86 @@ def _about(column: Column, profile: Profile) -> str:
     return text
 
 
-def _remarks(federation: Federation, client: str | None) -> list[str]:
+def _remarks(federation: Federation, is_pool: bool) -> list[str]:
     on_columns = () if federation.preprocessing is None else federation.preprocessing.notes
     notes = [note for note in federation.notes if note not in on_columns]
-    if client is None:
+    if is_pool:
         notes.append(
             f"no column looks like the clients': rows are divided at random among "
-            f"{CLIENTS_OF_POOL}; name the "
-            "column with --client if there is one"
+            f"{CLIENTS_OF_POOL}; name the column with --client if there is one"
         )
     elif federation.unscored:
         notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
-    return [shown(note) for note in notes]
+    return notes
+
+
+def _on_columns(contents: Table, again: Sequence[str], codes: Sequence[str]) -> list[str]:
+    remarks = []
+    if again:
+        client = ",".join(contents.facts.client)
+        remarks.append(f"left out, each client ({client}) has its own value: {_some(again)}")
+    if codes:
+        remarks.append(
+            f"numbers that look like codes become categories (guessed): {_some(codes)}; if they "
+            "are amounts, delete them from categories in the experiment"
+        )
+    return remarks
+
+
+def _on_clients(contents: Table) -> list[str]:
+    """Remarks on sites that are numbered per country, and on repeated measurements."""
+    coded = contents.clients()
+    client = contents.facts.client
+    if coded is None or len(client) != 1:
+        return []
+    _, owner = coded
+    for candidate in roles.rank_clients(contents.profiles, contents.label):
+        name = candidate.name
+        if name == client[0] or not contents.is_text(name):
+            continue
+        within = contents.texts(name)[1].astype(np.int64)
+        pairs = np.unique(owner.astype(np.int64) * (within.max() + 1) + within)
+        if len(pairs) > len(coded[0]) and _is_number(coded[0]):
+            return [
+                f"the same {client[0]!r} occurs with several {name!r}: if sites are numbered "
+                f'within each, use --client "{name},{client[0]}"'
+            ]
+    timed = contents.facts.roles.order or contents.facts.roles.split
+    blocks = 1 + int((np.diff(owner) != 0).sum())
+    if roles.is_people(client[0]) and not timed and blocks == len(coded[0]) < len(owner) / 10:
+        return [
+            f"the rows of each {client[0]!r} stand together: if they are in order of time, set "
+            'test = "last", as neighbours in training make test rows easy'
+        ]
+    return []
+
+
+def _is_number(names: np.ndarray) -> bool:
+    return all(NUMBER.fullmatch(name) for name in names.tolist())
+
+
+def _leak_remarks(leaks: Sequence[Leak], contents: Table) -> list[str]:
+    if not leaks:
+        return []
+    label = contents.label
+    remarks = [f"{leak.name!r} may give {label!r} away: {leak.why}" for leak in leaks[:SHOWN]]
+    names = [leak.name for leak in leaks]
+    if len(leaks) > SHOWN:
+        remarks.append(f"and {len(leaks) - SHOWN} more columns: {_some(names[SHOWN:])}")
+    drop = ",".join(names)
+    remarks.append(
+        f"leave out what is known only after {label!r} (also what stands near these columns): "
+        f'commonweal run EXPERIMENT "dataset.drop={drop}", or drop in the experiment'
+    )
+    return remarks
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more
+
+
+# The experiment
 
 
 def _score(federation: Federation) -> str | None:
@@ -207,42 +373,46 @@ def _score(federation: Federation) -> str | None:
     return "balanced-accuracy" if "balanced-accuracy" in SCORES else "likelihood"
 
 
-def _toml(
-    path: Path,
-    toml: Path,
-    encoding: str,
-    federation: Federation,
-    label: str,
-    client: str | None,
-    lines: Sequence[tuple[str, str]],
-) -> str:
-    """The experiment, with a comment for each column."""
+def _dataset(path: Path, toml: Path, encoding: str) -> dict[str, object]:
     relative = os.path.relpath(path.absolute(), toml.absolute().parent)
     separator = separator_in(path, encoding)
-    dataset = {"name": "table", "path": Path(relative).as_posix(), "label": label}
-    if client is not None:
-        dataset["client"] = client
+    dataset: dict[str, object] = {"name": "table", "path": Path(relative).as_posix()}
     if separator != ",":
         dataset["separator"] = separator
     if encoding != "utf-8":
         dataset["encoding"] = encoding
+    return dataset
+
+
+def _toml(
+    path: Path,
+    toml: Path,
+    federation: Federation,
+    dataset: dict[str, object],
+    lines: Sequence[tuple[str, str]],
+    leaks: Sequence[Leak],
+) -> str:
+    """The experiment, with a comment for each column."""
     small = len(federation.train.y) < FEW_ROWS
     linear = {"name": "logistic"}
     values: dict[str, object] = {"rounds": 100, "rule": "fedavg"}
     score = _score(federation)
     if score is not None:
         values["score"] = score
-    if client is None:
+    if "client" not in dataset:
         values["partition"] = {"name": "iid", "clients": CLIENTS_OF_POOL}
     values["dataset"] = dataset
     values["model"] = linear if small else {"name": "mlp", "hidden": [32]}
     values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32}
     comments = [f"#   {name}: {text}" for name, text in lines]
+    if leaks:
+        names = ", ".join(f'"{shown(leak.name)}"' for leak in leaks)
+        comments += ["#", f"# These may give the label away; to leave them out: drop = [{names}]"]
     return "\n".join(
         [
             f"# Written by commonweal init {shown(path.name)}: correct what is wrong, then",
-            f"#   commonweal run {shown(toml.name)}",
-            f"#   commonweal compare {shown(toml.name)} --rules fedavg,aaggff-s",
+            f'#   commonweal run "{shown(toml.name)}"',
+            f'#   commonweal compare "{shown(toml.name)}" --rules fedavg,aaggff-s',
             "#",
             "# The columns (leave some out with drop = [...], use an id with keep = [...]):",
             *comments,

@@ -87,7 +87,7 @@ def _experiment(
     if not toml.exists():
         guessed = guess(path, given["label"], given["client"], toml)
         lines = [(name, text) for name, text in guessed.lines if text.startswith("the ")]
-        if len(lines) < 2:
+        if not guessed.has_clients:
             raise ConfigError("no column looks like the clients': name it with --client COLUMN")
         write_file(toml, guessed.experiment.encode(), durable=False)
         if not quiet:

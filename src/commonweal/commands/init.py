@@ -16,11 +16,14 @@ def init(
         Path,
         typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False),
     ],
-    client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="The column of clients, or several: a,b.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
     to: Annotated[
         Path | None, typer.Option("--out", "-o", help="The experiment; by default TABLE.toml.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the experiment.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Look at a table and write an experiment: what each column becomes, and what looks wrong.
@@ -28,8 +31,10 @@ def init(
     For example: commonweal init patients.csv --client hospital --label died
     """
     toml = to or Path(path.name.partition(".")[0] + ".toml")
-    if toml.exists():
-        raise ConfigError(f"{str(toml)!r} exists already: delete it, or name another with --out")
+    if toml.exists() and not force:
+        raise ConfigError(
+            f"{str(toml)!r} exists already: replace it with --force, or name another with --out"
+        )
     from commonweal.analysis.guess import guess
     from commonweal.base.files import write_file
 
@@ -42,4 +47,4 @@ def init(
         typer.echo(f"{name:{width}}  {text}")
     for remark in found.remarks:
         typer.echo(remark)
-    typer.echo(f"written to {toml}; next: commonweal run {toml}")
+    typer.echo(f'written to {toml}; next: commonweal run "{toml}"')

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "is_missing",
     "level_positions",
     "parser",
+    "plain_code",
     "prepare",
     "read_columns",
     "read_csv",
@@ -54,6 +56,7 @@ DATES = {  # the order of year, month and day -> how such a date begins
 }
 TIME = re.compile(r"([T ](?P<hour>\d\d?):(?P<minute>\d\d)(:(?P<second>\d\d(\.\d+)?))?)?\s*Z?")
 COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][-+]?\d+)?")
+WHOLE = re.compile(r"([-+]?\d+)[.,]0+")
 SEPARATORS = (",", ";", "\t", "|")
 YEAR = 365.2425  # days
 EPOCH = datetime(1970, 1, 1)
@@ -102,6 +105,16 @@ def _comma_number(text: str) -> float:
     if not COMMA_NUMBER.fullmatch(text):
         raise ValueError(text)
     return _number(text.replace(".", "").replace(",", "."))
+
+
+def plain_code(text: str) -> str:
+    """A whole number as its digits; any other string as it is.
+
+    >>> plain_code("7.0"), plain_code("007"), plain_code("7.5"), plain_code("ward 7")
+    ('7', '007', '7.5', 'ward 7')
+    """
+    whole = WHOLE.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def _truth(words: Sequence[str]) -> Parse:
@@ -181,8 +194,9 @@ def level_positions(column: Column, texts: Sequence[str]) -> np.ndarray:
     unknown = position.get(OTHER, -1) if column.other else -1
     missing = position.get(GAP, unknown) if column.missing else unknown
     positions = []
-    for text in texts:
-        positions.append(missing if is_missing(text) else position.get(text.strip(), unknown))
+    for text in map(str.strip, texts):
+        level = text if text in position else plain_code(text)
+        positions.append(missing if is_missing(text) else position.get(level, unknown))
     return np.array([*positions, missing], dtype=np.int64)
 
 
@@ -264,7 +278,7 @@ def read_csv(path: str, encoding: str = "utf-8-sig") -> dict[str, list[str]]:
     if path.endswith(".gz"):
         data = gzip.decompress(data)
     text = data.decode(encoding)
-    separator = separator_of(text.splitlines()[:20])
+    separator = separator_of(list(islice(io.StringIO(text, newline=""), 20)))
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     header = [name.strip() for name in next(lines, [])]
     rows = [row for row in lines if row]

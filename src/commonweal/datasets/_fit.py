@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from commonweal.data.split import Split
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets._tables import Facts
 
-__all__ = ["Options", "Table", "fit"]
+__all__ = ["Coded", "Options", "Table", "fit"]
 
 CHUNK = 1 << 16  # rows that become features at once
+SHOWN = 6  # columns that a note names
+Coded = tuple[np.ndarray, np.ndarray]  # different strings, and each row's position among them
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,11 @@ class Options:
 class Table:
     """The columns of a table: what they hold, and their numbers or codes, from the cache."""
 
-    def __init__(self, arrays: Arrays, label: str) -> None:
+    def __init__(self, arrays: Arrays) -> None:
         facts = Facts.parse(arrays["facts"])
         self.arrays = arrays
-        self.label = label
-        self.client = facts.client
+        self.facts = facts
+        self.label = facts.label
         self.rows = facts.rows
         self.profiles = {profile.name: profile for profile in facts.profiles}
         self._position = {name: i for i, name in enumerate(self.profiles)}
@@ -58,22 +61,30 @@ class Table:
 
     def gaps(self, name: str) -> np.ndarray:
         """The rows in which a column has no value, (N,)."""
-        is_text = f"code{self._position[name]}" in self.arrays
-        missing: np.ndarray = self.texts(name)[1] < 0 if is_text else np.isnan(self.numbers(name))
+        if self.is_text(name):
+            missing: np.ndarray = self.texts(name)[1] < 0
+        else:
+            missing = np.isnan(self.numbers(name))
         return missing
 
-    def complete(self, event: str | None = None) -> np.ndarray:
-        """The numbers of the rows with a label (and event) and, where there are any, a client."""
+    def is_text(self, name: str) -> bool:
+        """Whether a column is stored as codes of strings."""
+        return f"code{self._position[name]}" in self.arrays
+
+    def clients(self) -> Coded | None:
+        """The clients' names and each row's position among them; None: no column names them."""
+        columns = [self.texts(name) for name in self.facts.client]
+        return reduce(_both, columns) if columns else None
+
+    def complete(self) -> np.ndarray:
+        """The numbers of the rows with a value in all columns that are needed beside features."""
         incomplete = np.zeros(self.rows, dtype=bool)
-        for name in (self.label, self.client, event):
-            if name is None:
-                continue
-            if name not in self.profiles:
-                some = list(self.profiles)[:10]
-                raise DataError(f"label names the events {name!r}, which is no column: {some}")
-            if self.column(name).becomes == "nothing":
-                why = self.column(name).why
-                raise DataError(f"column {name!r} cannot be a label, {why}: name another column")
+        roles = self.facts.roles
+        order = (roles.order,) if roles.order else ()
+        for name in (*self.facts.no_features, *order):
+            column = self.column(name)
+            if column.becomes == "nothing" and name != roles.order:
+                raise DataError(f"column {name!r} cannot be used, {column.why}: name another one")
             incomplete |= self.gaps(name)
         rows = np.flatnonzero(~incomplete)
         if len(rows) == 0:
@@ -117,12 +128,22 @@ class Table:
         return values
 
 
+def _both(first: Coded, second: Coded) -> Coded:
+    """The pairs of two columns of strings that occur, as one."""
+    (names, codes), (further, others) = first, second
+    known = (codes >= 0) & (others >= 0)
+    pairs, position = np.unique(codes[known] * len(further) + others[known], return_inverse=True)
+    both = np.full(len(codes), -1, np.int64)
+    both[known] = position
+    joined = [f"{names[pair // len(further)]}/{further[pair % len(further)]}" for pair in pairs]
+    return np.array(joined, dtype=str), both
+
+
 def fit(
     table: Table,
     options: Options,
     rows: np.ndarray,
     class_names: Sequence[str],
-    event: str | None,
     split: Split,
 ) -> Features:
     """Fit a table's columns on the training rows of a split and make features of all its rows.
@@ -132,27 +153,26 @@ def fit(
         options: How columns become features.
         rows: The rows of the table that the split numbers from 0.
         class_names: The names of the label's classes.
-        event: The second column of labels, of survival times.
         split: Each client's training and test rows.
     """
     split = split.within(rows)
     train = split.train.rows
     clients = split.train.by_client() if options.statistics == "federated" else [train]
-    not_features = (table.label, table.client, event)
-    names = [name for name in table.profiles if name not in not_features]
+    event = table.facts.event
+    names = [name for name in table.profiles if name not in table.facts.no_features]
     columns = tuple(table.fit(name, clients, options) for name in names)
     if all(column.becomes == "nothing" for column in columns):
-        raise DataError("no column is left to learn from: drop fewer")
-    notes = [_note(column, table, train) for column in columns]
+        reasons = [f"{column.name!r}: {column.why}" for column in columns[:5]]
+        raise DataError(f"no column is left to learn from ({'; '.join(reasons) or 'none'})")
     preprocessing = Preprocessing(
         columns=columns,
         label=table.label if event is None else f"log risk of {event}",  # what Cox's model gives
-        client=table.client,
+        client=",".join(table.facts.client) or None,
         class_names=tuple(class_names),
         separator=options.separator,
         encoding=options.encoding,
         statistics=options.statistics,
-        notes=tuple(note for note in notes if note),
+        notes=_notes(columns, table, train),
     )
     return Features(
         train=table.features(preprocessing.used, train),
@@ -162,25 +182,38 @@ def fit(
     )
 
 
-def _note(column: Column, table: Table, rows: np.ndarray) -> str:
-    """What a user should know of how a column became features; empty: nothing unusual."""
-    name = column.name
-    if column.becomes == "nothing":
-        return f"column {name!r} is left out: {column.why}"
-    remarks = []
-    gaps = int(table.gaps(name)[rows].sum())
-    if gaps and column.becomes == "text":
-        remarks.append(f"{gaps} missing in training rows, level {GAP!r}")
-    elif gaps:
-        remarks.append(f"{gaps} missing in training rows, filled with the median {column.median:g}")
-    if column.becomes == "date":
-        remarks.append(f"dates ({column.order}) become days, and the time of year and week")
-        if table.profiles[name].ambiguous:
-            remarks.append("day and month cannot be told apart: if wrong, write 2026-11-16")
-    if column.becomes == "number" and column.decimal == ",":
-        remarks.append("decimal commas")
-    if column.other:
-        levels = len(column.levels) - 1 - column.missing
-        different = len(table.texts(name)[0])
-        remarks.append(f"{different} different strings, the {levels} most frequent are levels")
-    return f"column {name!r}: {'; '.join(remarks)}" if remarks else ""
+def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[str, ...]:
+    """What a user should know of how columns became features, a line for each kind of remark."""
+    remarks: dict[str, list[str]] = {}
+
+    def remark(kind: str, column: Column, detail: str = "") -> None:
+        remarks.setdefault(kind, []).append(f"{column.name!r}{detail}")
+
+    for column in columns:
+        if column.becomes == "nothing":
+            remark(f"left out, {column.why}", column)
+            continue
+        gaps = int(table.gaps(column.name)[rows].sum())
+        if gaps and column.becomes == "text":
+            remark(f"missing in training rows, category {GAP!r}", column, f" {gaps}")
+        elif gaps:
+            remark("missing in training rows, filled with the median", column, f" {gaps}")
+        if column.becomes == "date":
+            remark("dates, which become days, and the time of year and week", column)
+            if table.profiles[column.name].ambiguous:
+                order = f" (read as {column.order})"
+                remark("day and month cannot be told apart, write 2026-11-16", column, order)
+        if column.becomes == "number" and column.decimal == ",":
+            remark("decimal commas", column)
+        if column.other:
+            levels = len(column.levels) - 1 - column.missing
+            different = f" {levels} of {len(table.texts(column.name)[0])}"
+            remark("only the most frequent categories are used", column, different)
+    return tuple(_line(kind, names) for kind, names in remarks.items())
+
+
+def _line(kind: str, names: Sequence[str]) -> str:
+    some = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        some += f" and {len(names) - SHOWN} more"
+    return f"{kind}: {some}"

@@ -11,6 +11,7 @@ import io
 import json
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,25 +33,67 @@ __all__ = [
     "Batch",
     "Batches",
     "Facts",
+    "Names",
     "Profile",
+    "Roles",
     "Survey",
+    "columns_in",
     "fill_table",
+    "guess_wide",
+    "names_in",
     "read_batches",
     "separator_in",
     "survey",
 ]
 
+Names = str | tuple[str, ...]
 Batch = dict[str, "pyarrow.Array"]  # column -> numbers or strings, null where missing
 Batches = Callable[[], Iterator[Batch]]
 BLOCK = 1 << 24  # bytes of a CSV that are read at once
+FIRST_BYTES = 1 << 16  # from which a CSV's separator and header are taken
+LONGEST_HEADER = 1 << 24
 ROWS = 100_000  # of a Parquet file that are read at once
 MANY = 100_000  # different strings, beyond which a column is left out
 CLIENT = "client"  # the column of clients, unless another is named
 ID_NAME = re.compile(
-    r"(^|[^a-z])(id|ids|nr|no|mrn|uuid|guid|key|index)$|^unnamed|^$|[a-z]I[Dd]$", re.I
+    r"(^|[^a-z])(id|ids|nr|no|num|nummer|number|mrn|uuid|guid|key|index|row|record)[^a-z]*$|"
+    r"^unnamed|^$|[a-z]I[Dd]$|(num|nummer)$",
+    re.I,
 )
 ID_SHARE = 0.2  # of the rows that differ, from which a column with such a name is an id
+LONG = 200  # rows of a table whose numbers in order are no measurements
 FREE_SHARE = 0.5  # of the rows that differ, from which a column of strings is free text
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What columns of a table are used for; all others are features.
+
+    Attributes:
+        label: The column of labels, or "time,event" of survival times.
+        client: The column of clients, or several with commas, which name a client together.
+        drop: Columns to leave out.
+        keep: Columns that look like ids, but are not.
+        categories: Columns of whole numbers that are codes.
+        order: The column by which the last rows of a client are its test rows.
+        split: The column that says which rows are test rows.
+    """
+
+    label: str
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    order: str = ""
+    split: str = ""
+
+
+def names_in(names: Names) -> tuple[str, ...]:
+    """Names in a list, or in a string with commas."""
+    if not isinstance(names, str):
+        return tuple(names)
+    parts = names.strip().removeprefix("[").removesuffix("]").split(",")
+    return tuple(part.strip().strip("'\"") for part in parts if part.strip())
 
 
 # Reading
@@ -89,12 +132,51 @@ def separator_in(path: Path, encoding: str = "utf-8") -> str:
     )
 
 
+def _open(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")
+
+
 def _first_lines(path: Path, encoding: str) -> list[str]:
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as raw:
-        start = raw.read(1 << 16)
-    lines = start.decode(_with_mark(encoding), errors="replace").splitlines()
-    complete = lines[:-1] if len(start) == 1 << 16 else lines
+    """The first lines of a file, at least the whole header."""
+    start = b""
+    with _open(path) as raw:
+        while block := raw.read(FIRST_BYTES):
+            start += block
+            if b"\n" in block or b"\r" in block or len(start) > LONGEST_HEADER:
+                break
+    _check_bytes(path, start, encoding)
+    text = start.decode(_with_mark(encoding), errors="replace")
+    lines = list(io.StringIO(text, newline=""))  # ends at \n and \r only, as pyarrow's do
+    complete = lines[:-1] if len(start) >= FIRST_BYTES else lines
     return (complete or lines)[:20]
+
+
+def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
+    """Raise EncodingError for UTF-16 that is read as something else, and for NUL bytes."""
+    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        return
+    wide = guess_wide(start)
+    if wide:
+        raise EncodingError(
+            f"{str(path)!r} is {wide.upper()} text, not {encoding}: save it as UTF-8, or say "
+            f"encoding = {wide!r}"
+        )
+    if b"\0" in start:
+        raise DataError(
+            f"{str(path)!r} has NUL bytes (the first is byte {start.index(0)}): it is not a CSV "
+            "file, or it is damaged"
+        )
+
+
+def guess_wide(start: bytes) -> str:
+    """The encoding of a text with two bytes per letter; empty: it has none."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    pairs = len(start) // 2
+    even, odd = start[: 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
+    if 4 * max(even, odd) < 3 * pairs or pairs < 2:
+        return ""
+    return "utf-16-be" if even > odd else "utf-16-le"
 
 
 def _with_mark(encoding: str) -> str:
@@ -111,7 +193,7 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
         lines = _first_lines(path, encoding)
         if separator == "auto":
             separator = plain_table.separator_of(lines)
-        header = next(csv.reader(io.StringIO("\n".join(lines)), delimiter=separator), [])
+        header = next(csv.reader(lines, delimiter=separator), [])
         names = _header(path, header)
         with arrow_csv.open_csv(
             path,
@@ -128,6 +210,10 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
                     yield dict(zip(names, batch.columns, strict=True))
     except LookupError:
         raise DataError(f"encoding = {encoding!r} is unknown: write utf-8 or latin-1") from None
+    except csv.Error as error:
+        raise DataError(
+            f"{str(path)!r} has a header that is not a line of names: {error}"
+        ) from None
     except (pyarrow.ArrowException, OSError, EOFError) as error:
         problem, byte = _csv_problem(path, separator, encoding, str(error))
         if byte is not None:
@@ -162,7 +248,7 @@ def _wrong_byte(path: Path, encoding: str) -> int | None:
     """The first byte of a file that is not of its encoding."""
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as raw:
+        with _open(path) as raw:
             while block := raw.read(1 << 20):
                 decoder.decode(block)
     except UnicodeDecodeError as error:
@@ -272,6 +358,7 @@ class Profile:
     ambiguous: bool  # dates may be read day first or month first
     different: int  # values in the first batch
     first_rows: int  # rows of the first batch
+    counts_up: bool = False  # 0, 1, 2, ... or, in a long table, from another number on
 
     @property
     def name(self) -> str:
@@ -279,11 +366,11 @@ class Profile:
 
     @property
     def is_id(self) -> bool:
-        """Whether it names rows: by its name, or as a string that is different in most rows."""
+        """Whether it names rows: by its name, its order, or strings that differ in most rows."""
         share = self.different / max(self.first_rows, 1)
         named = bool(ID_NAME.search(self.name)) and share > ID_SHARE and self.different > 20
         if self.column.becomes == "number":
-            return named and self.whole
+            return (named and self.whole) or self.counts_up
         is_free = share > FREE_SHARE and self.different > 50
         return self.column.becomes == "text" and (named or is_free)
 
@@ -299,6 +386,8 @@ class _Scan:
         self.possible = _candidates()
         self.different = 0
         self.first_rows = 0
+        self.counts_up = True
+        self.first_number = 0.0
 
     def add(self, values: "pyarrow.Array") -> None:
         first = self.rows == 0
@@ -312,12 +401,21 @@ class _Scan:
             known = numbers[~np.isnan(numbers)]
             self.gaps += len(numbers) - len(known) - values.null_count
             self.whole = self.whole and bool((known == np.round(known)).all())
+            self.counts_up = self.counts_up and self._continues(numbers)
             different = len(np.unique(known)) if first else 0
         else:
+            self.counts_up = False
             different = self._add_texts(values, first)
         if first:
             self.different = different
             self.first_rows = len(values)
+
+    def _continues(self, numbers: np.ndarray) -> bool:
+        """Whether a batch numbers the rows on."""
+        if self.rows == len(numbers):
+            self.first_number = float(numbers[0])
+        start = self.first_number + self.rows - len(numbers)
+        return bool((numbers == start + np.arange(len(numbers))).all())
 
     @property
     def _may_be_plain(self) -> bool:
@@ -345,6 +443,7 @@ class _Scan:
             {"day-month-year", "month-day-year"} <= orders,
             self.different,
             self.first_rows,
+            self.counts_up and self.rows >= (20 if self.first_number in (0, 1) else LONG),
         )
 
 
@@ -355,9 +454,9 @@ class Survey:
     rows: int
     profiles: Mapping[str, Profile]
 
-    def check(self, needed: Mapping[str, str]) -> None:
-        """Raise DataError unless the table has these columns; keys say what they are for."""
-        for purpose, name in needed.items():
+    def check(self, purpose: str, names: Sequence[str]) -> None:
+        """Raise DataError unless the table has these columns. purpose: what they are for"""
+        for name in names:
             if name not in self.profiles:
                 hint = did_you_mean(name, self.profiles)
                 raise DataError(f"{purpose} = {name!r}: there is no such column; {hint}")
@@ -385,8 +484,9 @@ def survey(batches: Batches) -> Survey:
 class _Codes:
     """The different strings of a column, numbered as they come, and each row's number."""
 
-    def __init__(self, rows: int, most: int | None) -> None:
+    def __init__(self, rows: int, most: int | None, whole: bool) -> None:
         self.most = most
+        self.whole = whole  # numbers, of which 7.0 is written as 7
         self.numbers: dict[str, int] = {}
         self.codes = np.full(rows, -1, np.int32)
 
@@ -398,6 +498,8 @@ class _Codes:
         if self.too_many:
             return
         texts, codes = _encoded(values)
+        if self.whole:
+            texts = [plain_table.plain_code(text) for text in texts]
         number = [self.numbers.setdefault(text, len(self.numbers)) for text in texts]
         table = np.array([*number, -1], np.int32)  # -1 is the last: missing stays missing
         self.codes[rows] = table[codes]
@@ -414,15 +516,17 @@ class _Codes:
 class _Fill:
     """The second pass: the values of the columns in use."""
 
-    def __init__(self, new: New, table: Survey, used: Sequence[str], client: str | None) -> None:
+    def __init__(self, new: New, table: Survey, used: Sequence[str], facts: "Facts") -> None:
         self.columns = {name: table.profiles[name].column for name in used}
         self.numbers: dict[str, np.ndarray] = {}
         self.codes: dict[str, _Codes] = {}
         for i, name in enumerate(table.profiles):
             if name not in self.columns:
                 continue
-            if self.columns[name].becomes == "text" or name == client:
-                self.codes[name] = _Codes(table.rows, None if name == client else MANY)
+            column = self.columns[name]
+            if column.becomes == "text" or name in (*facts.client, *facts.roles.categories):
+                most = None if name in facts.client else MANY
+                self.codes[name] = _Codes(table.rows, most, column.becomes == "number")
             else:
                 self.numbers[name] = new(f"number{i}", (table.rows,), np.float64)
 
@@ -439,13 +543,11 @@ class _Fill:
     def column(self, profile: Profile, ignored: Mapping[str, str]) -> Column:
         """What a column holds, now that all its strings are known."""
         name = profile.name
+        if name in ignored:
+            return Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
         if name in self.codes and self.codes[name].too_many:
             return Column(name, "nothing", f"it has more than {MANY} different strings")
-        if name in self.codes:
-            return Column(name, "text")
-        if name in self.numbers:
-            return profile.column
-        return Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
+        return Column(name, "text") if name in self.codes else profile.column
 
 
 def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
@@ -466,8 +568,52 @@ class Facts:
     """What the cache holds about a table besides its numbers and codes."""
 
     rows: int
-    client: str | None  # the column of clients
-    profiles: tuple[Profile, ...]
+    roles: Roles
+    label: str
+    event: str | None
+    client: tuple[str, ...]  # the columns that name clients together
+    profiles: tuple[Profile, ...] = ()
+
+    @classmethod
+    def of(cls, table: Survey, roles: Roles) -> "Facts":
+        """The columns of a table that have a role. Raises DataError where one is not there."""
+        label, *event = columns_in(roles.label, table)
+        if len(event) > 1:
+            raise DataError(f"label = {roles.label!r}: name one column, or two, time and event")
+        client = roles.client
+        if client is None and CLIENT in table.profiles:
+            client = CLIENT
+        facts = cls(
+            rows=table.rows,
+            roles=roles,
+            label=label,
+            event=event[0] if event else None,
+            client=() if client is None else columns_in(client, table),
+        )
+        table.check("label", (label,))
+        if facts.event is not None and facts.event not in table.profiles:
+            some = list(table.profiles)[:10]
+            raise DataError(f"label names the events {facts.event!r}, which is no column: {some}")
+        table.check("client", facts.client)
+        for key in ("drop", "keep", "categories"):
+            table.check(key, getattr(roles, key))
+        for key, name in (("order", roles.order), ("split", roles.split)):
+            table.check(key, (name,) if name else ())
+        used = [*facts.no_features, *roles.categories]
+        twice = sorted(name for name, times in Counter(used).items() if times > 1)
+        if twice:
+            raise DataError(
+                f"column {twice[0]!r} is named twice among label, client, split and categories: "
+                "each column has one use"
+            )
+        return facts
+
+    @property
+    def no_features(self) -> tuple[str, ...]:
+        """The columns that are used, but not as features."""
+        event = () if self.event is None else (self.event,)
+        split = (self.roles.split,) if self.roles.split else ()
+        return (self.label, *event, *self.client, *split)
 
     def array(self) -> np.ndarray:
         """As the bytes of a JSON text."""
@@ -480,46 +626,38 @@ class Facts:
         profiles = []
         for profile in values["profiles"]:
             profiles.append(Profile(**profile | {"column": Column(**profile["column"])}))
-        return cls(values["rows"], values["client"], tuple(profiles))
+        values |= {"roles": Roles(**values["roles"]), "client": tuple(values["client"])}
+        return cls(**values | {"profiles": tuple(profiles)})
 
 
-def fill_table(
-    new: New,
-    batches: Batches,
-    label: str,
-    client: str | None,
-    drop: Sequence[str],
-    keep: Sequence[str],
-) -> None:
+def columns_in(names: str, table: Survey) -> tuple[str, ...]:
+    """The columns that a string names: one, whose name may have commas, or several."""
+    return (names,) if names in table.profiles else names_in(names) or (names,)
+
+
+def fill_table(new: New, batches: Batches, roles: Roles) -> None:
     """Write the columns' numbers and codes, and `facts`, what they are.
 
     Args:
         new: Makes an array in the cache.
         batches: Reads the table.
-        label: The column of labels.
-        client: The column of clients; by default "client", if there is one.
-        drop: Columns to leave out.
-        keep: Columns that look like ids, but are not.
+        roles: What the columns are used for. The client is by default "client", if there is one.
     """
     table = survey(batches)
-    if client is None and CLIENT in table.profiles:
-        client = CLIENT
-    needed = {"label": label}
-    needed |= {f"drop {name!r}": name for name in drop}
-    needed |= {f"keep {name!r}": name for name in keep}
-    table.check(needed if client is None else needed | {"client": client})
-    ignored = dict.fromkeys(drop, "dropped")
+    facts = Facts.of(table, roles)
+    ignored = dict.fromkeys(roles.drop, "dropped")
     for name, profile in table.profiles.items():
-        if profile.is_id and name not in (label, client, *keep, *drop):
+        if profile.is_id and name not in (*roles.keep, *roles.categories, *roles.drop):
             ignored[name] = ID
-    used = [name for name in table.profiles if name not in ignored or name in (label, client)]
-    contents = _Fill(new, table, used, client)
+    ignored = {name: why for name, why in ignored.items() if name not in facts.no_features}
+    used = [name for name in table.profiles if name not in ignored or name == roles.order]
+    contents = _Fill(new, table, used, facts)
     contents.read(batches)
     profiles = []
     arrays: dict[str, np.ndarray] = {}
     for i, (name, profile) in enumerate(table.profiles.items()):
         column = contents.column(profile, ignored)
         profiles.append(replace(profile, column=column))
-        if column.becomes == "text":
+        if name in contents.codes and not contents.codes[name].too_many:
             arrays[f"text{i}"], arrays[f"code{i}"] = contents.codes[name].sorted()
-    write(new, facts=Facts(table.rows, client, tuple(profiles)).array(), **arrays)
+    write(new, facts=replace(facts, profiles=tuple(profiles)).array(), **arrays)

@@ -18,8 +18,8 @@ from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._fit import Options
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import natural_federation
-from commonweal.datasets._tables import Batch, read_batches
-from commonweal.datasets.table import Names, Task, load_table, names_in, read_table
+from commonweal.datasets._tables import Batch, Names, Roles, names_in, read_batches
+from commonweal.datasets.table import Task, load_table, read_table
 
 __all__ = ["folder"]
 
@@ -57,7 +57,8 @@ def folder(
         def batches() -> Iterator[Batch]:
             return _read_tables(tables, separator)
 
-        contents = read_table(root, batches, label, CLIENT, names_in(drop), (), separator)
+        roles = Roles(label, CLIENT, names_in(drop))
+        contents = read_table(root, batches, roles, separator)
         federation = load_table(contents, task, Options(scale), clients, test, seed)
         assert isinstance(federation, Federation)
         return federation

@@ -20,16 +20,27 @@ from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Statistics
 from commonweal.data.split import number_clients
+from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays, New, cached, checksum
 from commonweal.datasets._fit import Options, Table, fit
+from commonweal.datasets._held_out import Test, divide_rows
 from commonweal.datasets._shared import Pool, natural_federation, standardized
-from commonweal.datasets._tables import CLIENT, Batches, fill_table, read_batches, separator_in
+from commonweal.datasets._shared import Test as Share
+from commonweal.datasets._tables import (
+    CLIENT,
+    Batches,
+    Names,
+    Roles,
+    fill_table,
+    names_in,
+    read_batches,
+    separator_in,
+)
 
-__all__ = ["CLASSES", "Labels", "Task", "load_table", "names_in", "open_table", "read_labels"]
+__all__ = ["CLASSES", "Labels", "Task", "load_table", "open_table", "read_labels"]
 __all__ += ["read_table", "table"]
 
 Task = Literal["auto", "classes", "values"]
-Names = str | tuple[str, ...]
 CLASSES = 20  # different whole numbers, beyond which labels are values
 IMBALANCE = 0.8  # the share of a class, from which accuracy says little
 
@@ -40,6 +51,7 @@ def table(
     client: str | None = None,
     drop: Names = (),
     keep: Names = (),
+    categories: Names = (),
     task: Task = "auto",
     scale: bool = True,
     levels: int = 50,
@@ -47,65 +59,62 @@ def table(
     separator: str = "auto",
     encoding: str = "utf-8",
     clients: int | None = None,
-    test: float = 0.2,
+    least_rows: int = 1,
+    test: Test = 0.2,
+    order: str = "",
+    split: str = "",
     seed: int = 0,
 ) -> Federation | Pool:
     """Rows of a CSV (with a header), Parquet or npz file; score: accuracy, or R^2 for values
 
     path: the file; label: the column of labels, or "time,event": survival times and whether there
-        was an event, for Cox's loss; client: the column of clients ("client" if there is one)
+        was an event, for Cox's loss
+    client: the column of clients ("client" if there is one), or several (country,hospital)
     drop: columns to leave out (a,b); keep: columns that look like ids, but are not
+    categories: columns of numbers that are codes: each is a category, not an amount
     task: texts and up to 20 different whole numbers are "classes", other labels "values"
     scale: numbers get mean 0 and standard deviation 1 over all training rows
     levels: of a text, the most frequent ones; the others become level "other"
     statistics: of training rows, "pooled", or "federated": combined from each client's own sums
     separator: between a CSV's values; encoding: of a CSV, such as latin-1
-    clients: how many of the clients to use
-    test: the share of each client's rows that is held out; seed: which rows and clients
+    clients: how many of the clients to use; least_rows: clients with fewer rows are left out
+    test: the share of each client's rows that is held out, or "last", a fifth, its last rows
+    order: the column, such as a date, by which rows are the last; test rows are the last ones then
+    split: a column that says which rows are test rows ("test"), or folds, of which the highest is
+        tested; "fold=2": another one
+    seed: which rows and clients
     """
     file = Path(path).expanduser()
     if file.suffix == ".npz":
+        if order or split or isinstance(test, str):
+            raise ConfigError("an npz file has no columns: leave order, split and test = 'last'")
         return _from_npz(file, client, scale, clients, test, seed)
-    label, event = _survival(label)
-    opened = open_table(file, label, client, drop, keep, separator, encoding)
+    column, _, fold = split.partition("=")
+    roles = Roles(
+        label=label,
+        client=client,
+        drop=names_in(drop),
+        keep=names_in(keep),
+        categories=names_in(categories),
+        order=order,
+        split=column.strip(),
+    )
+    opened = open_table(file, roles, separator, encoding)
     if separator == "auto":
         separator = separator_in(file, encoding)
     options = Options(scale, levels, statistics, separator, encoding)
-    return load_table(opened, task, options, clients, test, seed, event)
+    return load_table(
+        opened, task, options, clients, test, seed, least_rows=least_rows, fold=fold.strip()
+    )
 
 
 ENTRIES = {"table": table}
 
 
-def _survival(label: str) -> tuple[str, str | None]:
-    """The column of labels and, where two are named, that of events."""
-    names = names_in(label)
-    if len(names) > 2:
-        raise ConfigError(f"label = {label!r}: name one column, or two, time and event")
-    return (names[0], names[1]) if len(names) == 2 else (label, None)
-
-
-def open_table(
-    file: Path,
-    label: str,
-    client: str | None,
-    drop: Names,
-    keep: Names,
-    separator: str,
-    encoding: str,
-) -> Table:
-    """Open a CSV or Parquet file; the parameters are those of `table`."""
+def open_table(file: Path, roles: Roles, separator: str, encoding: str) -> Table:
+    """Open a CSV or Parquet file."""
     batches = partial(read_batches, file, separator, encoding)
-    names = (names_in(drop), names_in(keep))
-    return read_table(file, batches, label, client, *names, f"{separator} {encoding}")
-
-
-def names_in(names: Names) -> tuple[str, ...]:
-    """Names in a list, or in a string with commas."""
-    if not isinstance(names, str):
-        return tuple(names)
-    parts = names.strip().removeprefix("[").removesuffix("]").split(",")
-    return tuple(part.strip().strip("'\"") for part in parts if part.strip())
+    return read_table(file, batches, roles, f"{separator} {encoding}")
 
 
 def load_table(
@@ -113,31 +122,31 @@ def load_table(
     task: Task,
     options: Options,
     clients: int | None,
-    test: float,
+    test: Test,
     seed: int,
-    event: str | None = None,
+    least_rows: int = 1,
+    fold: str = "",
 ) -> Federation | Pool:
     """A federation of a table's own clients, or a pool where no column names them.
 
     The columns are fitted once it is known which rows are for training. The parameters are those
-    of `table`; event: the column that says whether a survival time ended with an event.
+    of `table`; fold: the value of `split` that is tested.
     """
-    rows = table.complete(event)
-    labels = read_labels(table, task, rows) if event is None else _times(table, event, rows)
-    features = partial(fit, table, options, rows, labels.class_names, event)
-    notes = labels.notes
-    if len(rows) < table.rows:
-        notes += (f"{table.rows - len(rows)} rows without a label or client are left out",)
-    if table.client is not None:
-        names, owner = table.texts(table.client)
+    check_bounds("least_rows", least_rows, least=1)
+    parts = divide_rows(table, test, fold, least_rows)
+    rows = parts.rows
+    labels = _times(table, rows) if table.facts.event else read_labels(table, task, rows)
+    features = partial(fit, table, options, rows, labels.class_names)
+    notes = (*labels.notes, *parts.notes)
+    if parts.owner is not None:
         return natural_federation(
             features,
             labels.y,
-            owner[rows],
-            test,
+            parts.owner,
+            parts.test,
             seed,
             clients,
-            names.tolist(),
+            parts.names,
             outputs=labels.outputs,
             loss=labels.loss,
             score=labels.score,
@@ -146,11 +155,21 @@ def load_table(
         )
     if clients is not None:
         raise ConfigError(_no_clients(clients))
+    official = np.zeros(len(rows), dtype=bool)
+    share: Share = "official"
+    if not isinstance(parts.test, np.ndarray):
+        share = parts.test
+    elif labels.class_names:
+        official = parts.test
+    else:
+        raise ConfigError(
+            "a split by order or column needs classes, or a column of clients: name it (client)"
+        )
     return Pool(
         features,
         labels.y,
-        np.zeros(len(rows), dtype=bool),
-        test,
+        official,
+        share,
         seed,
         partition=None,
         outputs=labels.outputs,
@@ -168,25 +187,16 @@ def _no_clients(clients: int) -> str:
     )
 
 
-def read_table(
-    file: Path,
-    batches: Batches,
-    label: str,
-    client: str | None,
-    drop: Sequence[str],
-    keep: Sequence[str],
-    options: str,
-) -> Table:
+def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> Table:
     """A table, from the cache if it was read before."""
     if not file.is_file():
         next(batches())  # raises what is wrong with it
     parsed_by = checksum(Path(plain_table.__file__))
 
     def parse(new: New) -> None:
-        fill_table(new, batches, label, client, drop, keep)
+        fill_table(new, batches, roles)
 
-    arrays = cached("table", [file], parse, repr((label, client, drop, keep, options, parsed_by)))
-    return Table(arrays, label)
+    return Table(cached("table", [file], parse, repr((roles, options, parsed_by))))
 
 
 # Labels
@@ -242,8 +252,10 @@ def read_labels(table: Table, task: Task, rows: np.ndarray) -> Labels:
     return Labels(values.astype(np.float32), notes=notes)
 
 
-def _times(table: Table, event: str, rows: np.ndarray) -> Labels:
+def _times(table: Table, rows: np.ndarray) -> Labels:
     """Survival times and events, for Cox's loss."""
+    event = table.facts.event
+    assert event is not None
     for name in (table.label, event):
         if table.column(name).becomes not in ("number", "boolean"):
             raise DataError(

@@ -22,8 +22,8 @@ from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_text
 from commonweal.data.split import Split, quota, split_rows
 from commonweal.datasets._fit import Table
-from commonweal.datasets._tables import separator_in
-from commonweal.datasets.table import CLASSES, Names, Task, open_table, read_labels, table
+from commonweal.datasets._tables import Names, Roles, names_in, read_batches, separator_in
+from commonweal.datasets.table import CLASSES, Task, open_table, read_labels, table
 
 __all__ = ["CommonSchema", "OwnTable", "TableOptions", "TableSchema"]
 __all__ += ["check_table", "common_schema"]
@@ -97,6 +97,7 @@ class TableOptions:
     client: str | None
     drop: Names
     keep: Names
+    categories: Names
     task: Task
     scale: bool
     levels: int
@@ -110,6 +111,9 @@ class TableOptions:
         """Read the parameters of an experiment's dataset; the others have their defaults."""
         bound = inspect.signature(table).bind(**values)
         bound.apply_defaults()
+        unused = [key for key in ("order", "split") if bound.arguments[key]]
+        if unused or bound.arguments["test"] == "last":
+            raise DataError("order, split and test = 'last' do not work on nodes: remove them")
         return pydantic.TypeAdapter(cls).validate_python(bound.arguments)
 
 
@@ -129,22 +133,25 @@ class OwnTable:
     @cached_property
     def contents(self) -> Table:
         options = self.options
-        return open_table(
-            self.path,
+        separator, encoding = options.separator, options.encoding
+        present = next(read_batches(self.path, separator, encoding), {})
+        # Files may differ in columns that no client uses.
+        roles = Roles(
             label=options.label,
             client=options.client,
-            drop=options.drop,
-            keep=options.keep,
-            separator=options.separator,
-            encoding=options.encoding,
+            drop=tuple(name for name in names_in(options.drop) if name in present),
+            keep=names_in(options.keep),
+            categories=names_in(options.categories),
         )
+        return open_table(self.path, roles, separator, encoding)
 
     @cached_property
     def rows(self) -> np.ndarray:
         """The numbers of this client's rows. Raises DataError where there are others'."""
         rows = self.contents.complete()
-        if self.contents.client is not None:
-            names, owner = self.contents.texts(self.contents.client)
+        clients = self.contents.clients()
+        if clients is not None:
+            names, owner = clients
             present = names[np.unique(owner[rows])].tolist()
             if present != [self.name]:
                 raise DataError(
@@ -174,9 +181,9 @@ class OwnTable:
     def describe(self) -> TableSchema:
         """Describe the training rows: sums of numbers, counts of categories, classes."""
         rows = self.split.train.rows
-        skipped = (self.contents.label, self.contents.client)
-        names = [name for name in self.contents.profiles if name not in skipped]
         options = self.options
+        skipped = (*self.contents.facts.no_features, *names_in(options.drop))
+        names = [name for name in self.contents.profiles if name not in skipped]
         separator = options.separator
         if separator == "auto":
             separator = separator_in(self.path, options.encoding)
@@ -336,7 +343,7 @@ def check_columns(first: str, expected: TableSchema, name: str, given: TableSche
         without, other = (name, first) if column in expected.columns else (first, name)
         raise DataError(
             f"the file of {without!r} has no column {column!r}, but that of {other!r} has: give "
-            "all files the same columns"
+            f"all files the same columns, or leave it out everywhere with drop = [{column!r}]"
         )
 
 

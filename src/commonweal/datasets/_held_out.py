@@ -1,0 +1,121 @@
+"""Which rows of a table are used, and which of them are test rows."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.split import quota, some
+from commonweal.datasets._fit import Table
+
+__all__ = ["Parts", "Test", "divide_rows"]
+
+Test = float | Literal["last"]
+TEST_WORDS = ("test", "testing", "tst", "holdout", "hold-out", "true", "yes")
+LAST = 0.2  # the share of test rows with test = "last"
+
+
+class Parts(NamedTuple):
+    """The rows of a table that are used."""
+
+    rows: np.ndarray  # (n,) their numbers in the table
+    names: list[str]  # of the clients; empty: no column names them
+    owner: np.ndarray | None  # (n,) positions among the names
+    test: float | np.ndarray  # the share that is tested, drawn at random, or a mask (n,)
+    notes: tuple[str, ...]
+
+
+def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
+    """The rows with a label whose clients have enough of them.
+
+    Args:
+        table: The table, which says by which columns it is split.
+        test: The share of each client's rows that is held out, or "last".
+        fold: The value of the column `split` that is tested.
+        least: Clients with fewer rows are left out.
+    """
+    rows = table.complete()
+    notes = []
+    if len(rows) < table.rows:
+        notes.append(f"{table.rows - len(rows)} rows without a label or client are left out")
+    coded = table.clients()
+    if coded is None:
+        owner = np.zeros(len(rows), np.int64)
+        return Parts(rows, [], None, _test_rows(table, rows, owner, test, fold), tuple(notes))
+    names, owner = coded[0], coded[1][rows]
+    mask = _test_rows(table, rows, owner, test, fold)
+    is_train = np.ones(len(rows), dtype=bool)
+    if isinstance(mask, np.ndarray):
+        is_train = ~mask
+    sizes = np.bincount(owner, minlength=len(names))
+    trained = np.bincount(owner[is_train], minlength=len(names))
+    enough = (sizes >= least) & (trained > 0)
+    if not enough.any():
+        raise DataError(f"no client has {least} labelled rows: lower least_rows")
+    if not enough.all():
+        why = "without a labelled training row"
+        if least > 1:
+            why = f"with fewer than {least} labelled rows"
+        count = len(names) - int(enough.sum())
+        left_out = some(names[~enough].tolist(), 10)
+        notes.append(f"{count} of {len(names)} clients {why} are left out: {left_out}")
+    chosen = enough[owner]
+    used, owner = np.unique(owner[chosen], return_inverse=True)
+    if isinstance(mask, np.ndarray):
+        mask = mask[chosen]
+    return Parts(rows[chosen], names[used].tolist(), owner, mask, tuple(notes))
+
+
+def _test_rows(
+    table: Table, rows: np.ndarray, owner: np.ndarray, test: Test, fold: str
+) -> float | np.ndarray:
+    """The share of test rows that are drawn at random, or a mask (n,)."""
+    order, split = table.facts.roles.order, table.facts.roles.split
+    if split and (order or test == "last"):
+        raise ConfigError("split and order both say which rows are tested: give one of them")
+    if split:
+        return _by_column(table, rows, split, fold)
+    share = LAST if isinstance(test, str) else test
+    if not order and not isinstance(test, str):
+        return share
+    if not 0 < share < 1:
+        raise ConfigError(f"test = {share} with order: give a share between 0 and 1")
+    if order and table.is_text(order):
+        raise DataError(
+            f"order = {order!r} holds strings, which have no order in time: name a column of "
+            "numbers or dates"
+        )
+    return _last(owner, table.numbers(order)[rows] if order else rows, share)
+
+
+def _last(owner: np.ndarray, values: np.ndarray, share: float) -> np.ndarray:
+    """A mask of the rows with the highest values of each client; of equal ones, the later."""
+    order = np.lexsort((np.arange(len(values)), values, owner))
+    sizes = np.bincount(owner)
+    first = sizes.cumsum() - quota(sizes, share)  # test rows end a client's block
+    mask = np.empty(len(values), dtype=bool)
+    mask[order] = np.arange(len(values)) >= first[owner[order]]
+    return mask
+
+
+def _by_column(table: Table, rows: np.ndarray, name: str, fold: str) -> np.ndarray:
+    """A mask of the rows that a column calls test rows."""
+    column = table.column(name)
+    if column.becomes == "text":
+        texts, codes = table.texts(name)
+        values = texts[codes[rows]]
+    elif column.becomes == "boolean":
+        values = np.array(column.words)[table.numbers(name)[rows].astype(np.int64)]
+    else:
+        values = np.array([f"{value:g}" for value in table.numbers(name)[rows].tolist()])
+    present = np.unique(values).tolist()
+    tested = [fold] if fold else [value for value in present if value.lower() in TEST_WORDS]
+    if not tested and all(map(str.isdigit, present)):
+        tested = [max(present, key=int)]
+    if not tested or not set(tested) < set(present):
+        raise DataError(
+            f"split = {name!r} holds {some(present)}: it needs rows called 'test' and others, or "
+            f"folds; or say which value is tested, such as split = '{name}={present[0]}'"
+        )
+    mask: np.ndarray = np.isin(values, tested)
+    return mask

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import nctdtr, ndtri, stdtrit, xlogy
 from torch import Tensor
 
+from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import DataError
 
 __all__ = [
@@ -51,6 +52,7 @@ Names: TypeAlias = Sequence[str] | None  # (K,)
 
 SHOWN = 5  # bad values that an error message lists
 TOLERANCE = 1e-9  # differences below this part of the scores are rounding errors
+MOST_SEEDS = 1_000_000  # that may be asked for
 FINE = 1e-3  # steps below this part of the largest difference change nothing
 
 
@@ -295,6 +297,9 @@ def seeds_needed(
     >>> seeds_needed([3.0, 1.0, 4.0], [1.0, 1.0, 1.0])
     9
     """
+    _check_share("confidence", confidence)
+    _check_share("power", power)
+    expect_int("most", most, least=2, most=MOST_SEEDS)
     first, second = _pair(a, b, unit="seed")
     error = _standard_error(first, second)
     difference = mean(first) - mean(second)
@@ -371,8 +376,7 @@ def paired(a: Scores, b: Scores, confidence: float = 0.95) -> Paired:
     >>> paired([0.3, 0.4], [0.1, 0.2]).significant  # the same difference twice: no estimate
     False
     """
-    if not 0 < confidence < 1:
-        raise DataError(f"confidence must lie between 0 and 1, both excluded; got {confidence}")
+    _check_share("confidence", confidence)
     first, second = _pair(a, b, unit="seed")
     differences = first - second
     difference = mean(differences)
@@ -420,6 +424,7 @@ def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> li
     >>> [result.significant for result in results]
     [True, False]
     """
+    expect("others", others, Sequence | np.ndarray | Tensor, "a list with the scores of methods")
     results = [paired(other, base, confidence) for other in others]
     # For equal numbers of seeds, the clearest has the largest difference in units of its interval.
     order = sorted(range(len(results)), key=lambda k: -_clarity(results[k]))
@@ -439,6 +444,11 @@ def _clarity(result: Paired) -> float:
 
 
 # Checks
+
+
+def _check_share(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or not 0 < value < 1:
+        raise DataError(f"{name} must lie between 0 and 1, both excluded; got {value!r:.60}")
 
 
 def _vector(

@@ -45,7 +45,7 @@ def test_a_result_without_a_folder_is_deleted_with_the_record() -> None:
 def test_rounds_that_were_not_saved_have_no_result() -> None:
     run = cw.run(task(), federation(), rounds=3)
     next(run)
-    with pytest.raises(RunError, match=r"not saved.*out="):
+    with pytest.raises(RunError, match=r"1 of 3 rounds.*out="):
         run.result()
 
 

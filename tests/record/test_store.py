@@ -218,14 +218,16 @@ def test_evaluated_and_finished(finished: Record) -> None:
 
 def test_load_reads_a_folder(finished: Record) -> None:
     for path in (finished.folder, str(finished.folder)):
-        record = commonweal.load(path)
+        record = commonweal.load_run(path)
         assert isinstance(record, Record)
         assert (record.experiment, record.facts) == (finished.experiment, finished.facts)
         assert lines(record) == lines(finished)
 
 
 def test_load_reads_a_file_with_changes(finished: Record) -> None:
-    assert commonweal.load(finished.folder / "experiment.toml", "rounds=3") == small(rounds=3)
+    assert commonweal.load_experiment(finished.folder / "experiment.toml", "rounds=3") == small(
+        rounds=3
+    )
 
 
 def test_same_seed_gives_the_same_bytes(finished: Record, tmp_path: Path) -> None:
@@ -333,7 +335,9 @@ def test_resume_without_a_run_begins_one(finished: Record, tmp_path: Path) -> No
 
 
 def test_asking_for_a_run_touches_nothing_until_it_is_iterated(tmp_path: Path) -> None:
-    run(small(), out=tmp_path / "later")
+    waiting = run(small(), out=tmp_path / "later")
+    assert not (tmp_path / "later").exists()
+    waiting.close()
     assert not (tmp_path / "later").exists()
 
 

@@ -23,6 +23,7 @@ from commonweal.analysis.choice import ALONE, How
 from commonweal.analysis.compare import OWN, Result, gather, result_of
 from commonweal.analysis.labels import by_label, find_runs, seed_of
 from commonweal.analysis.worth import POOLED, Worth, worth
+from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.frames import frame
@@ -183,8 +184,15 @@ def choose(
     Raises:
         RunError: The runs cannot be compared.
     """
+    expect("how", how, str, f"one of {', '.join(HOWS)}")
     if how not in HOWS:
         raise ConfigError(f"how = {how!r}: {did_you_mean(str(how), HOWS)}")
+    expect("margin", margin, int | float, "a number")
+    expect("level", level, float, "a number between 0 and 1")
+    expect("trust", trust, bool, "True or False")
+    expect("folder", folder, str | Path | list | tuple, "the path of a folder, or several")
+    for path in [folder] if isinstance(folder, str | Path) else folder:
+        expect("folder", path, str | Path, "paths of folders")
     folders = [folder] if isinstance(folder, str | Path) else list(folder)
     records = [record for record in find_runs(folders) if _baseline(record) != POOLED]
     notes = [f"{each.folder} is left out: not finished" for each in records if not each.finished]

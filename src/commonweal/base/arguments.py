@@ -1,5 +1,7 @@
 """Checks of what a user passes to a function: an error that names the argument."""
 
+from types import UnionType
+
 import numpy as np
 
 from commonweal.base.errors import ConfigError
@@ -7,7 +9,7 @@ from commonweal.base.errors import ConfigError
 __all__ = ["expect", "expect_callable", "expect_int", "expect_names"]
 
 
-def expect(name: str, value: object, kinds: type | tuple[type, ...], what: str) -> None:
+def expect(name: str, value: object, kinds: type | tuple[type, ...] | UnionType, what: str) -> None:
     """Raise ConfigError unless a value is of one of some types.
 
     Args:

@@ -415,6 +415,8 @@ def complete(kind: str, part: object) -> Part:
         checked = entry.schema.model_validate_json(json.dumps(given), strict=True)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{label} {entry.name!r}: {explain(error)}") from None
+    except pydantic.errors.PydanticSchemaGenerationError:
+        raise ConfigError(f"{label} = {part!r:.80}: this is not a {label}") from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{label} {entry.name!r}: {error}") from None
     inner = {key: given[key] for key in entry.nested if key in given}  # completed already
@@ -427,6 +429,8 @@ def _excess(key: str, value: object, depth: int = 0) -> str:
     """What is larger or deeper than any experiment needs; empty: nothing."""
     if depth > DEPTH:
         return f"{key} is nested too deeply"
+    if not isinstance(value, str | int | float | Mapping | list | tuple | None):
+        return f"{key} = {value!r:.60}: give what a TOML file can hold, such as a number or a name"
     if isinstance(value, Mapping | list | tuple):
         inner = value.values() if isinstance(value, Mapping) else value
         problems = [_excess(key, item, depth + 1) for item in inner]

@@ -96,7 +96,7 @@ class RunSettings(pydantic.BaseModel):
     )
 
     name: str | None = Field(None, min_length=1)  # what tables and figures call the run
-    rounds: int = Field(100, ge=1)
+    rounds: int = Field(100, ge=1, lt=2**31)
     cohort: Annotated[int | float | Literal["all"], BeforeValidator(_check_cohort)] = "all"
     seed: int = Field(0, ge=0, lt=2**64)
     engine: Literal["simulator", "torchrun", "flower"] = "simulator"  # who carries the messages
@@ -118,8 +118,8 @@ class RunSettings(pydantic.BaseModel):
             if key not in fields:
                 hint = did_you_mean(key, fields)
                 raise ConfigError(f"an experiment has no key {key!r}: {hint}")
-        if values.get("engine") in MODES:
-            old = values["engine"]
+        old = values.get("engine")
+        if isinstance(old, str) and old in MODES:
             raise ConfigError(
                 f'engine = "{old}" is now written vectorize = "{old}": engine says who carries the '
                 "messages, 'simulator', 'torchrun' or 'flower'"

@@ -384,6 +384,8 @@ class Federation:
         <Federation: 2 clients, 14 training and 4 test rows of 2 numbers, 3 classes>
         """
         expect("datasets", datasets, Mapping, "a dict of datasets by the client's name")
+        if not datasets:
+            raise DataError("datasets is empty: there are no clients")
         unknown = sorted(set(map(str, test)) - set(datasets)) if isinstance(test, Mapping) else []
         if unknown:
             raise DataError(f"test names {some(unknown)}, which datasets does not: use its names")
@@ -448,16 +450,17 @@ class Federation:
         expect("names", names, Sequence, "a list of names")
         expect_int("memory", memory, most=2**63)
         expect_int("workers", workers, least=1)
-        if outputs is not None:
-            expect_int("outputs", outputs, least=1)
-        if groups is not None:
-            expect_names("groups", groups)
+        if label is not None:
+            expect("label", label, str, "the key of the label")
+        for name, function in (("collate_fn", collate_fn), ("transform", transform)):
+            if function is not None:
+                expect_callable(name, function, "a function")
         names = [str(name) for name in names]
         if not names:
             raise DataError("names is empty: there are no clients")
-        parts = [partial(make_dataset, name) for name in names]
+        parts = [partial(_open, "make_dataset", make_dataset, name) for name in names]
         if callable(test):
-            parts += [partial(test, name) for name in names]
+            parts += [partial(_open, "test", test, name) for name in names]
         read = read_parts(parts, label, collate_fn, memory, workers)
         owner = np.repeat(np.arange(len(parts)) % len(names), read.sizes)
         from_test = np.arange(len(owner)) >= sum(read.sizes[: len(names)])
@@ -541,6 +544,20 @@ class Federation:
             notes: What a user should know about the data.
             class_names: The names of classes 0, 1, ...
         """
+        if outputs is not None:
+            expect_int("outputs", outputs, least=1)
+        for name, text in (("loss", loss), ("score", score)):
+            if text is not None:
+                expect(name, text, str, f"the name of a {name}")
+        expect_names("notes", notes)
+        expect_names("class_names", class_names)
+        if groups is not None:
+            expect_names("groups", groups)
+            if len(groups) != len(split.names):
+                raise DataError(
+                    f"groups has {len(groups)} names for {len(split.names)} clients: give each "
+                    "client's group"
+                )
         inferred = _infer_task(labels)
         loss = inferred.loss if loss is None else loss
         return cls(
@@ -580,6 +597,15 @@ def _outputs(labels: Tensor, loss: str) -> int:
         return int(labels.max()) + 1
     is_class = labels.ndim == 1 and not labels.is_floating_point()
     return int(labels.max()) + 1 if is_class else labels[0].numel()
+
+
+def _open(argument: str, function: Callable[[str], MapDataset], name: str) -> MapDataset:
+    """A client's dataset from a user's function."""
+    try:
+        return function(name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{argument}({name!r}) raised {reason[:200]}") from error
 
 
 def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.base.arguments import expect, expect_names
 from commonweal.base.errors import DataError
 from commonweal.data.samples import Collate, Inputs, Lazy, Stacked, joined, leaves, split_batch
 
@@ -160,12 +161,22 @@ class _RowsOfTable:
 
 def of_table(table: Table, client: str, inputs: Sequence[str], label: str) -> dict[str, MapDataset]:
     """The rows of a table as one dataset per client."""
-    for name in (client, label, *inputs):
+    expect_names("inputs", inputs)
+    columns = [("client", client), ("label", label), *(("inputs", name) for name in inputs)]
+    for argument, name in columns:
+        expect(argument, name, str, "the name of a column")
         try:
             table[name]
-        except (KeyError, ValueError) as error:
-            raise DataError(f"the dataset has no column {name!r}: {error}") from None
+        except Exception as error:  # libraries raise errors of any kind
+            kind = type(table).__name__
+            raise DataError(
+                f"{argument} = {name!r}: the dataset ({kind}) has no such column ({error})"
+            ) from None
+    if not inputs:
+        raise DataError("inputs is empty: name the columns, there are no others to train on")
     owner = np.asarray(table[client]).astype(str)
+    if owner.shape != (len(table),):
+        raise DataError(f"client = {client!r} has shape {owner.shape}: name a column of clients")
     datasets: dict[str, MapDataset] = {}
     for name in np.unique(owner).tolist():
         rows = np.flatnonzero(owner == name)

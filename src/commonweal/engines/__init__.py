@@ -2,9 +2,9 @@
 
 from commonweal.data.federation import Federation
 from commonweal.engines.engine import Engine, LocalEngine
-from commonweal.engines.simulator import Simulator
+from commonweal.engines.simulator import Simulator, gains_from_threads
 
-__all__ = ["Engine", "LocalEngine", "simulate"]
+__all__ = ["Engine", "LocalEngine", "gains_from_threads", "simulate"]
 
 
 def simulate(

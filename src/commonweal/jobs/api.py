@@ -1,9 +1,12 @@
 """Parts by name, for Python: `commonweal.rule("aaggff-s", cdf="frechet")`."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import renamed_method
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
@@ -20,26 +23,45 @@ __all__ = ["channel", "client", "dataset", "load", "load_experiment", "load_run"
 __all__ += ["rule", "sampler", "server"]
 
 
+def _build(kind: str, name: str, parameters: Mapping[str, object], **facts: object) -> Any:
+    """A part of a kind by name; the functions below say of which type."""
+    expect("name", name, str, f"the name of a {catalog.KINDS[kind].label}")
+    return catalog.build(kind, {**catalog.parse(name), **parameters}, **facts)
+
+
 def rule(name: str, **parameters: object) -> Rule:
     """A rule by name: `rule("aaggff-s", cdf="frechet")`."""
-    built: Rule = catalog.build("rules", {**catalog.parse(name), **parameters})
+    built: Rule = _build("rules", name, parameters)
     return built
 
 
 def client(name: str, **parameters: object) -> Client:
     """A client method by name: `client("sgd", lr=0.01)`."""
-    built: Client = catalog.build("clients", {**catalog.parse(name), **parameters})
+    built: Client = _build("clients", name, parameters)
     return built
 
 
 def server(name: str, **parameters: object) -> ServerOptimizer:
     """A server optimizer by name: `server("sgd", momentum=0.9)`."""
-    built: ServerOptimizer = catalog.build("servers", {**catalog.parse(name), **parameters})
+    built: ServerOptimizer = _build("servers", name, parameters)
+    return built
+
+
+def sampler(name: str, **parameters: object) -> Sampler:
+    """A sampler of cohorts by name: `sampler("size")`."""
+    built: Sampler = _build("samplers", name, parameters)
+    return built
+
+
+def channel(name: str, **parameters: object) -> Channel:
+    """A channel, which changes replies on their way, by name: `channel("clip", norm=1.0)`."""
+    built: Channel = _build("channels", name, parameters)
     return built
 
 
 def dataset(name: str, **parameters: object) -> Federation:
     """A federation by name: `dataset("digits", partition="iid", seed=1)`."""
+    expect("name", name, str, "the name of a dataset")
     return build_dataset(Experiment(dataset={**catalog.parse(name), **parameters}))
 
 
@@ -52,30 +74,25 @@ def model(
     **parameters: object,
 ) -> nn.Module:
     """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11)`."""
+    expect_int("outputs", outputs, least=1)
+    for key, sizes in (("shape", shape), ("labels", labels)):
+        expect(key, sizes, list | tuple, "a tuple of sizes")
+        for size in sizes:
+            expect_int(key, size, least=1)
     facts = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
-    module: nn.Module = catalog.build("models", {**catalog.parse(name), **parameters}, **facts)
+    module: nn.Module = _build("models", name, parameters, **facts)
     return module
-
-
-def sampler(name: str, **parameters: object) -> Sampler:
-    """A sampler of cohorts by name: `sampler("size")`."""
-    built: Sampler = catalog.build("samplers", {**catalog.parse(name), **parameters})
-    return built
-
-
-def channel(name: str, **parameters: object) -> Channel:
-    """A channel, which changes replies on their way, by name: `channel("clip", norm=1.0)`."""
-    built: Channel = catalog.build("channels", {**catalog.parse(name), **parameters})
-    return built
 
 
 def load_run(folder: str | Path) -> Record:
     """The record of a run in a folder, finished or not."""
+    expect("folder", folder, str | Path, "the path of a run's folder")
     return Record.read(folder)
 
 
 def load_experiment(path: str | Path, *changes: str) -> Experiment:
     """The experiment in a TOML file, changed by `key=value` (`rule=term`, `client.lr=0.01`)."""
+    expect("path", path, str | Path, "the path of a TOML file")
     return read(path, changes)
 
 

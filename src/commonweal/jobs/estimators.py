@@ -20,8 +20,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import DataError
 from commonweal.config import catalog
+from commonweal.data.arrays import as_array
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.split import number_clients
 from commonweal.engines.engine import LocalEngine
@@ -79,7 +81,11 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         score = "accuracy" if loss == "cross-entropy" else "mae"
         # A run evaluates its models: here on the training samples, as there are no others.
         federation = Federation(rows, rows, tuple(names), outputs, loss, score)
-        seed = 0 if self.random_state is None else int(self.random_state)
+        seed = 0
+        if self.random_state is not None:
+            expect_int("random_state", self.random_state, most=2**63)
+            seed = int(self.random_state)
+        expect("hidden", self.hidden, list | tuple, "the units of each hidden layer")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module: nn.Module = catalog.build(
@@ -118,7 +124,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         """The client of each sample, as text."""
         if client is None:
             return np.full(len(X), EVERYONE)
-        names = np.asarray(client)
+        names = as_array(client, "client")
         if names.ndim != 1 or len(names) != len(X):
             raise DataError(
                 f"client has shape {names.shape}, but X has {len(X)} samples: give the client of "

@@ -13,6 +13,7 @@ from torch import Tensor
 from commonweal import engines
 from commonweal.algorithms.algorithm import Algorithm, Request, Sample
 from commonweal.base import randomness
+from commonweal.base.arguments import expect
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, did_you_mean
 from commonweal.base.memory import check_memory
 from commonweal.base.tensors import State
@@ -385,6 +386,7 @@ def _algorithm(
     if isinstance(chosen, Algorithm):
         _check_own_parts(chosen, task, parts)
         return chosen
+    expect("algorithm", chosen, str | Mapping, "a name, a table or an Algorithm")
     name = catalog.complete("algorithms", chosen)["name"]
     takes = inspect.signature(catalog.find("algorithms", name).factory).parameters
     supplied: dict[str, object] = {

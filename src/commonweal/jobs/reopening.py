@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import read_plain
 from commonweal.base.tensors import State
@@ -102,6 +103,8 @@ def reopen(
 
     trust: import the programs that the run's experiment names (`package.module:callable`)
     """
+    expect("folder", folder, str | Path, "the path of a run's folder")
+    expect("trust", trust, bool, "True or False")
     store = Store(Path(folder))
     with trusting(trust):
         job = _reopened(store.folder, task, federation)

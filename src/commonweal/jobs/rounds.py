@@ -32,8 +32,7 @@ from commonweal.base.errors import (
 from commonweal.base.tensors import State, Tensors, num_bytes
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
-from commonweal.engines import Engine
-from commonweal.engines.simulator import gains_from_threads
+from commonweal.engines import Engine, gains_from_threads
 from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore
 from commonweal.record.artifacts import read_model
@@ -142,8 +141,8 @@ class Run(Iterator[Round]):
         if self.folder is None:
             if self._rounds is not None:
                 raise RunError(
-                    "the first rounds of this run were not saved: call result() before iterating "
-                    "over it, or give a folder, run(..., out='runs/mine')"
+                    f"{self!r} has no folder with its first rounds: call result() before iterating "
+                    "over it, or give one, run(..., out='runs/mine')"
                 )
             self.folder = Path(tempfile.mkdtemp(prefix="commonweal-"))
         try:
@@ -239,19 +238,17 @@ def _job(what: object, federation: Federation | None, parts: Mapping[str, object
                 "argument"
             )
         return job_from_parts(what, federation, **parts)
+    if not isinstance(what, Experiment | Job):
+        raise ConfigError(
+            f"what = {what!r:.80}: give run an Experiment (load_experiment(path) reads one), or a "
+            "Task and a Federation"
+        )
     if federation is not None or parts:
         raise ConfigError(
             "run(experiment) takes no other parts: change the experiment, or give a Task and a "
             "Federation"
         )
-    if isinstance(what, Experiment):
-        return job_from_experiment(what)
-    if isinstance(what, Job):
-        return what
-    raise ConfigError(
-        f"run({what!r:.80}): give an Experiment (load_experiment(path) reads one), or a Task and "
-        "a Federation"
-    )
+    return job_from_experiment(what) if isinstance(what, Experiment) else what
 
 
 def _rounds(job: Job, store: Store | None, resume: bool) -> Generator[Round, None, None]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, Unpack, runtime_checkable
 
 import torch
 from rich.console import Console
@@ -27,7 +27,15 @@ from commonweal.analysis.compare import (
 from commonweal.analysis.curves import CURVES
 from commonweal.analysis.labels import by_label, find_runs, seed_of
 from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
-from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError, did_you_mean
+from commonweal.base.arguments import expect, expect_int
+from commonweal.base.errors import (
+    CommonwealError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    RunError,
+    did_you_mean,
+)
 from commonweal.base.frames import frame
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, values
@@ -55,6 +63,8 @@ __all__ = ["Comparison", "compare", "resplit"]
 
 Rules: TypeAlias = Sequence[str | Rule] | Mapping[str, str | Rule]
 
+MOST_SEEDS = 10_000
+T = TypeVar("T")
 RULES = ("fedavg", "uniform", "aaggff-s")
 NOTHING = "nothing but cohorts, batches and noise varies between seeds"
 
@@ -294,20 +304,35 @@ def compare(
         fixed: Keep the task's initial weights and the federation's split for every seed.
         parts: With a task, the other parts and settings of `run`.
     """
+    expect("rules", rules, list | tuple | Mapping, "a list of rules, or a dict by name")
+    if not rules:
+        raise ConfigError(f"rules = {rules!r}: there is no rule to run")
+    numbers = _seeds(seeds)
+    expect("baselines", baselines, bool, "True or False")
+    expect("fixed", fixed, bool, "True or False")
+    if out is not None:
+        expect("out", out, str | Path, "the path of a folder")
     with TemporaryDirectory() as temporary:
         folder = Path(temporary if out is None else out)
         if isinstance(what, Task) or callable(what):
-            if federation is None:
-                raise ConfigError("compare(task) needs a Federation as its second argument")
+            if not isinstance(federation, Federation) and not callable(federation):
+                raise ConfigError(
+                    f"federation = {federation!r:.80}: compare(task) needs a Federation, or a "
+                    "function of the seed"
+                )
             return _compare_own(
-                _Own(what, federation, fixed), rules, seeds, baselines, folder, parts
+                _Own(what, federation, fixed), rules, numbers, baselines, folder, parts
             )
+        expect("what", what, Experiment | str | Path, "an Experiment, its file, or a Task")
         if federation is not None or parts or fixed:
-            raise ConfigError("compare(experiment) takes no other parts: change the experiment")
+            raise ConfigError(
+                f"what = {what!r:.60}: compare(experiment) takes no other parts; change the "
+                "experiment"
+            )
         base = what.model_dump() if isinstance(what, Experiment) else values(what)
-        plan = cells(base, _texts(rules), seeds, [], folder)
+        plan = cells(base, _texts(rules), numbers, [], folder)
         if baselines:
-            plan += baseline_cells(base, seeds, folder)
+            plan += baseline_cells(base, numbers, folder)
         return Comparison.run(plan)
 
 
@@ -318,6 +343,19 @@ def _texts(rules: Rules) -> list[str]:
     return [label_of(rule) for rule in rules]
 
 
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    """Seeds by their number, or as they are."""
+    if isinstance(seeds, int):
+        expect_int("seeds", seeds, least=1, most=MOST_SEEDS)
+        return list(range(seeds))
+    expect("seeds", seeds, list | tuple | range, "a number of seeds, or a list of them")
+    for seed in seeds:
+        expect_int("seeds", seed, most=2**63)
+    if not seeds:
+        raise ConfigError(f"seeds = {seeds!r}: there are no seeds to run")
+    return list(seeds)
+
+
 def label_of(rule: str | Rule) -> str:
     """A rule as text, with the parameters that are not the default's.
 
@@ -326,6 +364,7 @@ def label_of(rule: str | Rule) -> str:
     """
     if isinstance(rule, str):
         return rule.replace(" ", "")
+    expect("rules", rule, Rule, "rules by name, or as objects")
     parameters = catalog.describe(rule)
     name = str(parameters.pop("name"))
     defaults = catalog.find("rules", name).defaults
@@ -346,7 +385,7 @@ class _Own:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if not isinstance(self.what, Task):
-                return self.what(seed)
+                return _of_seed("what", self.what, seed, Task)
             if self.fixed:
                 return self.what
             module = deepcopy(self.what.module)
@@ -357,7 +396,7 @@ class _Own:
 
     def federation(self, seed: int) -> Federation:
         if not isinstance(self.data, Federation):
-            return self.data(seed)
+            return _of_seed("federation", self.data, seed, Federation)
         return resplit(self.data, seed) if self._splits else self.data
 
     @property
@@ -390,6 +429,20 @@ class _Own:
         return f"seeds vary {', '.join(changing)} and batches"
 
 
+def _of_seed(name: str, function: Callable[[int], T], seed: int, kind: type[T]) -> T:
+    """What a user's function of the seed returns."""
+    try:
+        made = function(seed)
+    except CommonwealError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{name}({seed}) raised {reason[:200]}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{name}({seed}) returned {made!r:.60}: return a {kind.__name__}")
+    return made
+
+
 def resplit(federation: Federation, seed: int) -> Federation:
     """Split each client's samples into training and test samples again, by the seed."""
     train, test = federation.train, federation.test
@@ -411,7 +464,7 @@ def resplit(federation: Federation, seed: int) -> Federation:
 def _compare_own(
     own: _Own,
     rules: Rules,
-    seeds: int | Sequence[int],
+    seeds: Sequence[int],
     baselines: bool,
     folder: Path,
     parts: Mapping[str, object],
@@ -431,7 +484,7 @@ def _compare_own(
         kinds |= _baseline_parts(parts)
     records: dict[str, list[Record]] = {}
     failures: dict[str, str] = {}
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+    for seed in seeds:
         task = own.task(seed)
         federation = own.federation(seed)
         for label, given in kinds.items():

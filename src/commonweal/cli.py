@@ -19,6 +19,7 @@ from commonweal.base.errors import CommonwealError, ResumeWarning
 from commonweal.commands.card import card
 from commonweal.commands.check import check
 from commonweal.commands.choose import choose
+from commonweal.commands.cite import cite
 from commonweal.commands.compare import compare
 from commonweal.commands.console import STOPPED, say
 from commonweal.commands.data import data
@@ -89,7 +90,7 @@ def _written_as_key(option: str, given: list[str]) -> str:
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this order
     "Start": (fit, run, demo, init, list_, doctor),
     "Run": (compare, choose, tune),
-    "Inspect": (show, report, ui, predict, export, card, verify),
+    "Inspect": (show, report, ui, predict, export, card, cite, verify),
     "Extend": (check, reproduce),
 }
 for panel, commands in PANELS.items():

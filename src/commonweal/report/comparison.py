@@ -50,6 +50,7 @@ __all__ = [
 Array: TypeAlias = NDArray[np.float64]
 
 MANY = 20  # with this many clients, tails are compared instead of single clients
+FEWEST_SEEDS = 3  # for an interval of one client's score: that of two is wider than the scale
 NAMED = 5  # clients that a sentence names
 NOT_SIGNIFICANT = "(n.s.)"
 
@@ -171,11 +172,15 @@ def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
 
 
 def lines(summary: Summary) -> list[dict[str, object]]:
-    """A comparison as plain numbers, a line per method. Scores are in their own unit."""
+    """A comparison as plain numbers, a line per method.
+
+    Scores are in their own unit, and what is shown in per cent is a fraction, the Gini index too.
+    """
     rows = []
     for row, label in enumerate(summary.labels):
         line: dict[str, object] = {"rule": label, "score": summary.score, "seeds": summary.seeds}
-        for key, values in summary.values.items():
+        for key, shown in summary.values.items():
+            values = shown / 100 if key == "gini" else shown
             deviation = float(values[row].std()) if summary.seeds > 1 else None
             line |= {key: float(values[row].mean()), f"{key}_std": deviation}
         for key, differences in summary.differences.items():
@@ -390,7 +395,7 @@ def client_table(results: Sequence[Result], score: str) -> Table:
     per_cent = " in %" if unit(score) else ""
     seeds = f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
     title = f"{score} of every client{per_cent}: mean over {seeds}"
-    if first.seeds > 1:
+    if first.seeds >= FEWEST_SEEDS:
         title += ", ± 95 % interval"
     table = plain_table(title)
     add_column(table, "client")
@@ -408,7 +413,7 @@ def _client_cell(result: Result, name: str, score: str) -> str:
     values = scale(score) * result.scores[:, result.clients.index(name)]
     digits = decimals_of(score, values)
     text = f"{values.mean():.{digits}f}"
-    if len(values) < 2:
+    if len(values) < FEWEST_SEEDS:
         return text
     interval = metrics.paired(values, np.zeros_like(values))
     half = (interval.high - interval.low) / 2

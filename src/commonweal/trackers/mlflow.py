@@ -38,7 +38,7 @@ class MLflow(Tracker):
 
     @property
     def place(self) -> str:
-        return f"mlflow ui --backend-store-uri {self.uri}"
+        return f"pip install mlflow; mlflow ui --backend-store-uri {self.uri}"  # skinny has no page
 
     def open(self, known: str | None, settings: Table, toml: str) -> str:
         with _quiet():

@@ -1,0 +1,33 @@
+"""`commonweal cite`: the publications behind runs, as BibTeX."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commonweal.commands import console
+
+__all__ = ["cite"]
+
+
+def cite(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders of runs, or folders with runs below them.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Print BibTeX for the rules, methods and data that runs used, and for Commonweal.
+
+    For example: commonweal cite runs/vowel-compare > refs.bib
+    """
+    from commonweal.analysis.labels import find_runs
+    from commonweal.report.citing import bibtex
+
+    text, missing = bibtex(find_runs(folders))
+    print(text, end="")
+    if missing:
+        console.say(f"without a reference: {', '.join(missing)}")

@@ -155,7 +155,7 @@ def test_the_wheel_runs_in_an_empty_environment_and_another_folder(
     printed = run(bin / "commonweal", "demo", "--seeds", "1", "--rounds", "2", folder=place)
     assert "Nursing" in printed and (place / "demo" / "students.png").exists()
     said = run(bin / "python", "-m", "commonweal", "doctor", folder=place, COMMONWEAL_DATA="")
-    assert "PROBLEM" not in said and "pip install 'commonweal[flower]'" in said
+    assert "PROBLEM" not in said and 'pip install "commonweal[flower]"' in said
     run(bin / "python", "-m", "pip", "check", folder=place)
 
 

@@ -2,7 +2,7 @@
 # # Flower in one line
 #
 # You have a Flower app. You see here what changes when `FedAvg()` becomes `FairStrategy("aaggff-s")`: the weights, and a record of
-# every client. This notebook needs `pip install 'commonweal[flower]'`. The clients are as in Flower's quickstart, and also report
+# every client. This notebook needs `pip install "commonweal[flower]"`. The clients are as in Flower's quickstart, and also report
 # the loss of the model that they receive, by which the rule decides.
 
 # %%

@@ -192,7 +192,7 @@ def test_stackoverflow_says_what_to_install(
     monkeypatch.setitem(sys.modules, "h5py", None)
     for name in ("train", "test"):
         (tmp_path / f"stackoverflow_{name}.h5").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[h5\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "commonweal\[h5\]"'):
         commonweal.dataset("stackoverflow", dir=str(tmp_path))
 
 
@@ -490,10 +490,10 @@ def test_synthetic_skews_do_what_they_say() -> None:
 
 def test_distilbert_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[text\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "commonweal\[text\]"'):
         commonweal.model("distilbert", shape=(10,), outputs=1, weights=str(tmp_path))
     (tmp_path / "mqp.csv").write_text("1,a b?,b a?,1\n1,c d?,e f?,0\n")
-    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[text\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "commonweal\[text\]"'):
         commonweal.dataset("mqp", features="tokens", dir=str(tmp_path))
 
 
@@ -519,7 +519,7 @@ def test_sentences_of_mqp_say_what_is_missing(
         commonweal.dataset("mqp", features="sentences", dir=str(tmp_path))
     (tmp_path / "minilm").mkdir()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[text\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "commonweal\[text\]"'):
         commonweal.dataset("mqp", features="sentences", dir=str(tmp_path))
 
 

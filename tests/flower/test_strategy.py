@@ -600,5 +600,5 @@ def test_without_flower_an_error_says_what_to_install(monkeypatch: pytest.Monkey
     for name in loaded:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(ConfigError, match=r"pip install 'commonweal\[flower\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "commonweal\[flower\]"'):
         _ = commonweal.flower.FairStrategy

@@ -288,7 +288,7 @@ def test_a_missing_library_is_a_sentence_with_the_command(
 ) -> None:
     missing = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ConfigError, match=rf"pip install 'commonweal\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf'pip install "commonweal\[{name}\]"'):
         command(monkeypatch, "export", str(record.folder), "--to", name)
 
 

@@ -241,7 +241,7 @@ class Private(Averaging):
             share=self.share if self.statistics else 0.0,
             clip=self.clip,
             quantile=None if self.quantile == "none" else self.quantile,
-            entropy=self.entropy,
+            simulated=self.entropy == "seed",
         )
 
     # The server
@@ -309,7 +309,8 @@ class Private(Averaging):
 
     def public_numbers(self, state: State) -> dict[str, float]:
         """What the releases so far say beside the model: it may be published."""
-        numbers = {name: float(value) for name, value in state["rule"].items()}
+        # Sorted: a state from a file has another order.
+        numbers = {name: float(value) for name, value in sorted(state["rule"].items())}
         return {"clip": float(state[CLIP]), **numbers}
 
     # The clients

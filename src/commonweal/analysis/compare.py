@@ -303,7 +303,7 @@ def finished_runs(
     records: dict[str, list[Record]] = {}
     for cell in plan:
         if cell.label not in failed:
-            records.setdefault(cell.label, []).append(Record.read(cell.folder))
+            records.setdefault(cell.label, []).append(Record.read(cell.folder).whole())
     return records
 
 

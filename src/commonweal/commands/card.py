@@ -28,4 +28,5 @@ def card(
 
     path = write_card(Record.read(run), to)
     if not quiet:
-        typer.echo(f"written to {path} and {path.with_suffix('.svg')}")
+        badge = path.with_suffix(".svg")
+        typer.echo(f"written to {path} and {badge}" if badge.exists() else f"written to {path}")

@@ -30,6 +30,7 @@ EXTRAS = {
     "wandb": "runs in Weights & Biases",
     "trackio": "runs in Trackio",
     "directions": "the rule directions",
+    "dp": "private runs: the accounting of differential privacy",
     "onnx": "commonweal export --to onnx",
     "h5": "the dataset stackoverflow",
     "text": "the model distilbert",

@@ -59,7 +59,11 @@ def run(
     last = _run_job(job, experiment.title, folder, resume, silent)
     if not silent:
         console.say(f"saved in {folder}" if last else f"{folder} was finished already")
-    show_run(Record.read(folder), quiet, as_json)
+    record = Record.read(folder)
+    if record.is_public_part and not silent:
+        console.show(f"private: {record.where_scores_are}")  # the promise stands above
+        return
+    show_run(record, quiet, as_json)
 
 
 def _answer(job: "Job") -> None:

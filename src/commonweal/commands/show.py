@@ -11,7 +11,7 @@ from commonweal.base.text import reflowed
 from commonweal.commands import console
 from commonweal.commands.check import kind_of_own
 from commonweal.commands.compare import print_comparison
-from commonweal.commands.options import Json, Quiet, Trust
+from commonweal.commands.options import Changes, Json, Quiet, Trust
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Entry
 
@@ -33,12 +33,14 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|DIR",
-            help="What an experiment can name (a rule, a dataset, ...), or a run's folder.",
+            metavar="NAME|DIR|FILE",
+            help="What an experiment can name (a rule, a dataset, ...), a run's folder, or an "
+            "experiment.",
             show_default=False,
             autocompletion=_complete_name,
         ),
     ],
+    changes: Changes = None,
     regret: Annotated[
         bool, typer.Option("--regret", help="Draw a run's regret and its bound: DIR/regret.png.")
     ] = False,
@@ -65,6 +67,11 @@ def show(
     For example: commonweal show aaggff-s, or commonweal show runs/vowel-aaggff-s-0 --regret
     """
     figures = [path for path in (curve, landscape, reliability) if path is not None]
+    if Path(what).is_file():
+        _show_experiment(Path(what), changes or [], as_json)
+        return
+    if changes:
+        raise ConfigError(f"{changes[0]!r} changes an experiment, and {what!r} is no file")
     if not Path(what).is_dir():
         if regret or figures:
             raise ConfigError(f"{what!r} is not a run's folder: figures are drawn of runs")
@@ -81,6 +88,30 @@ def show(
         _show_regret(record, trust, quiet or as_json)
     if figures:
         _draw_models(Path(what), curve, landscape, reliability, trust, quiet or as_json)
+
+
+def _show_experiment(file: Path, changes: list[str], as_json: bool) -> None:
+    """Print what an experiment would do, and what a private one promises and costs."""
+    from dataclasses import asdict
+
+    from commonweal.config.experiment import read
+    from commonweal.jobs.job import job_from_experiment
+
+    experiment = read(file, changes)
+    job = job_from_experiment(experiment)
+    promise = job.algorithm.promise
+    if as_json:
+        facts = {"clients": job.population.clients, "parameters": job.task.size}
+        privacy = None if promise is None else asdict(promise) | {"ratio": promise.ratio}
+        console.show_json(facts | {"rounds": job.rounds, "privacy": privacy})
+        return
+    console.show(
+        f"{experiment.title}: {job.population.clients} clients, {job.cohort} of them per round, "
+        f"{job.rounds} rounds, {job.task.size:,} parameters"
+    )
+    if promise is not None:
+        console.show(promise.sentence)
+        console.show(promise.cost)
 
 
 def _show_comparisons(folder: Path, quiet: bool, as_json: bool) -> None:
@@ -106,9 +137,14 @@ def show_run(record: "Record", quiet: bool, as_json: bool) -> None:
 
     if as_json:
         console.show_json(run_table.run_summary(record))
-    elif not quiet and record.evaluated:
+        return
+    if quiet:
+        return
+    for sentence in run_table.promised(record):
+        console.show(sentence)
+    if record.evaluated:
         console.out.print(run_table.result(record))
-    elif not quiet:
+    elif not record.is_public_part:
         console.show(f"{record.folder}: no round has been evaluated yet")
 
 

@@ -1,5 +1,6 @@
 """The model card: what a model is, its data, and how well it serves each client."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -24,9 +25,12 @@ FEW = 30  # test samples below which a client's score is uncertain
 
 def write_card(record: Record, to: Path | None = None) -> Path:
     """Write a run's model card, and its badge (.svg) of the same name next to it."""
+    path = to or record.folder / "card.md"
+    if record.is_public_part:
+        write_file(path, card(record).encode())
+        return path
     if not record.evaluated:
         raise RunError(f"{record.folder}: no round has been evaluated yet: finish the run first")
-    path = to or record.folder / "card.md"
     picture = path.with_suffix(".svg")
     if picture == path:
         raise ConfigError(f"{str(path)!r} is the badge's name: name the card's file, as card.md")
@@ -42,25 +46,30 @@ def card(record: Record, picture: str = "card.svg") -> str:
         record: A run with an evaluated round.
         picture: The badge's file, next to the card.
     """
-    parts = [_about(record, picture), _data(record), _served(record), _limits(record)]
+    if record.is_public_part:
+        parts = [_about(record), _data(record), _privacy(record)]
+    else:
+        parts = [_about(record, picture), _data(record), _served(record), _limits(record)]
+        parts += [_privacy(record)] if record.facts.privacy is not None else []
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _about(record: Record, picture: str) -> list[str]:
+def _about(record: Record, picture: str = "") -> list[str]:
     e = record.experiment
     facts = record.facts
-    clients = len(record.clients().names)
+    noise = ""
+    if facts.privacy is not None and not facts.privacy.simulated:
+        noise = " but the cohorts and the noise, which cannot be repeated"
     torch_version = f", torch {facts.torch}" if facts.torch else ""
     return [
         f"# Model card: {_name(record.folder.resolve().name)}",
         "",
-        f"![{_name(sentence(record))}]({quote(picture)})",
-        "",
+        *([f"![{_name(sentence(record))}]({quote(picture)})", ""] if picture else []),
         f"A model ({_part(e, 'model')}) of {facts.parameters} parameters, trained by federated "
-        f"learning over {clients} clients in {len(record.rounds)} rounds: the server's "
+        f"learning over {facts.clients} clients in {len(record.rounds)} rounds: the server's "
         f"rule is `{record.title}`, the clients' method {_part(e, 'client')}, the seed "
         f"{e.get('seed', 0)}. Commonweal {facts.commonweal}{torch_version}. "
-        "`experiment.toml` says everything that determines it.",
+        f"`experiment.toml` says everything that determines it{noise}.",
     ]
 
 
@@ -77,11 +86,14 @@ def _count(rows: int | None) -> str:
 
 def _data(record: Record) -> list[str]:
     facts = record.facts
+    counts = ""
+    if not record.is_public_part:
+        counts = f", {_count(facts.train_rows)} training samples and {_count(facts.test_rows)} "
+        counts += "test samples"
     lines = [
         "## Data",
         "",
-        f"- Dataset: {_part(record.experiment, 'dataset')}, {_count(facts.train_rows)} "
-        f"training samples and {_count(facts.test_rows)} test samples.",
+        f"- Dataset: {_part(record.experiment, 'dataset')}{counts}.",
     ]
     preprocessing = record.preprocessing()
     if preprocessing is not None:
@@ -143,6 +155,36 @@ def _cell(value: torch.Tensor, score: str, samples: int) -> str:
     return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
+def _privacy(record: Record) -> list[str]:
+    """The promise of a private run; a simulated one has no epsilon here."""
+    promise = record.facts.privacy
+    assert promise is not None
+    lines = ["## Privacy", ""]
+    if promise.simulated:
+        lines.append(
+            "- Simulated promise: cohorts and noise follow from the seed, so that this model "
+            "promises nothing."
+        )
+    else:
+        drawn = "everyone" if promise.rate == 1 else f"{promise.cohort:g} by independent coins"
+        lines += [
+            f"- Client-level differential privacy with epsilon = {promise.epsilon:.2f} and delta = "
+            f"{promise.delta:g}. The unit is a client with all its samples; its contribution is "
+            "replaced by nothing, and the list of clients is public.",
+            f"- {promise.rounds} rounds, {drawn} in each, noise {promise.noise:.4g}; accounting "
+            f"by {promise.accountant}.",
+            f"- It bounds the odds of any guess about one client by a factor of "
+            f"{math.exp(promise.epsilon):,.0f}.",
+        ]
+    return [
+        *lines,
+        "- The server is trusted. It sees losses and updates of the clients of each round.",
+        "- Not promised: anything about scores, personal models, choices between several runs, "
+        "a person at several clients, or attacks on floating-point noise.",
+        "- Scores on clients' samples are outside the promise.",
+    ]
+
+
 def _limits(record: Record) -> list[str]:
     sizes = record.clients().evaluation.sizes
     small = int(((sizes > 0) & (sizes < FEW)).sum())
@@ -159,6 +201,8 @@ def _limits(record: Record) -> list[str]:
         )
     simulated = record.facts.engine in ("simulator", "torchrun")
     where = "simulated in one process" if simulated else "processes or machines of their own"
+    if record.facts.privacy is not None:
+        return [*lines, f"- The clients were {where}."]
     return [
         *lines,
         f"- The clients were {where}. In the protocol only updates leave a client; without a "

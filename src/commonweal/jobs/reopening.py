@@ -16,6 +16,7 @@ from commonweal.config.experiment import read, renamed
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
 from commonweal.record.checkpoint import read_checkpoint
+from commonweal.record.record import PRIVATE
 from commonweal.record.store import Store
 from commonweal.training.task import Task
 
@@ -106,6 +107,11 @@ def reopen(
     expect("folder", folder, str | Path, "the path of a run's folder")
     expect("trust", trust, bool, "True or False")
     store = Store(Path(folder))
+    if (store.folder / PRIVATE).is_dir():
+        raise RunError(
+            f"{str(folder)!r} is what a private run publishes, which is its global model: the "
+            f"states of clients are private, in {str(store.folder / PRIVATE)!r}"
+        )
     with trusting(trust):
         job = _reopened(store.folder, task, federation)
     checkpoint = read_checkpoint(store.folder)

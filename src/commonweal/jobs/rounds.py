@@ -37,6 +37,7 @@ from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore
 from commonweal.record.artifacts import read_model
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
+from commonweal.record.publication import private_folder, publish
 from commonweal.record.record import Record, title_of
 from commonweal.record.rounds import ClientTable, RoundRecord, best_round, decided, read_rounds
 from commonweal.record.store import Store
@@ -110,8 +111,7 @@ class Run(Iterator[Round]):
 
     def _started(self) -> Generator[Round, None, None]:
         if self._rounds is None:
-            store = None if self.folder is None else Store(self.folder)
-            self._rounds = _rounds(self.job, store, self._resume)
+            self._rounds = _rounds(self.job, self.folder, self._resume)
             if notebook.in_notebook():
                 title = title_of(tomllib.loads(self.job.text))
                 self._rounds = notebook.with_bar(self._rounds, self.job.rounds, title)
@@ -251,21 +251,27 @@ def _job(what: object, federation: Federation | None, parts: Mapping[str, object
     return job_from_experiment(what) if isinstance(what, Experiment) else what
 
 
-def _rounds(job: Job, store: Store | None, resume: bool) -> Generator[Round, None, None]:
+def _store(job: Job, folder: Path) -> Store:
+    """Where a run is written: a private one keeps the values of its clients apart."""
+    return Store(folder if job.algorithm.promise is None else private_folder(folder))
+
+
+def _rounds(job: Job, folder: Path | None, resume: bool) -> Generator[Round, None, None]:
     running = job.engine.running(job.algorithm, job.text)
     if job.engine.leads:
         with running:
-            yield from _led_rounds(job, store, resume)
+            yield from _led_rounds(job, folder, resume)
     else:
         with _threads(job), running:  # answers until the run is over
             return
 
 
-def _led_rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
+def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
     job.engine.states.reset()  # states of an earlier run of the same job
-    if store is None:
+    if folder is None:
         yield from _from_round(job, None, _Best(job, None), 0, {})
         return
+    store = _store(job, folder)
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
         last, saved = store.open(job.text, about, resume)
@@ -276,6 +282,8 @@ def _led_rounds(job: Job, store: Store | None, resume: bool) -> Iterator[Round]:
         if job.preprocessing is not None:
             target = {} if about.target is None else asdict(about.target)
             store.write_preprocessing(replace(job.preprocessing, target=target))
+        if job.algorithm.promise is not None:
+            publish(store.folder)
         yield from _from_round(job, store, best, last, saved)
 
 
@@ -330,6 +338,8 @@ def _from_round(
 def _write_model(job: Job, store: Store | None, state: State) -> None:
     if store is not None:
         store.write_model(job.task.tensors(job.algorithm.model(state)))
+        if job.algorithm.promise is not None:
+            publish(store.folder)
 
 
 class _Best:
@@ -384,6 +394,8 @@ class _Saver:
             return
         self.store.checkpoint(last, {"server": state, **self.job.engine.states.save(last)})
         self.job.engine.states.confirm()
+        if self.job.algorithm.promise is not None:
+            publish(self.store.folder)
         self.saved_at = time.monotonic()
         self.saved_round = last
 
@@ -453,6 +465,7 @@ def _round(job: Job, state: State, number: int) -> Round:
         validation=scores.validation,
         unseen=scores.unseen,
         mixture=scores.mixture,
+        public=algorithm.public_numbers(new_state),
         evaluation=scores.evaluation,
         held_out=scores.held_out,
         diverged=bool(dropped) and not len(outcome.clients) and outcome.diverged >= dropped.keys(),
@@ -634,4 +647,5 @@ def facts(job: Job) -> RunFacts:
             outputs=job.population.outputs,
         ),
         class_names=job.class_names,
+        privacy=job.algorithm.promise,
     )

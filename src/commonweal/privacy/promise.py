@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from commonweal.privacy.entropy import Entropy
-
 __all__ = ["Promise"]
 
 WARN, HOPELESS = 1.0, 3.0  # of the noise's length, relative to the longest mean update
@@ -29,7 +27,7 @@ class Promise:
         share: The part of the promise that public numbers use.
         clip: C, the first bound on the length of an update.
         quantile: The share of updates that are not to be clipped; None: C is fixed.
-        entropy: Where cohorts and noise come from.
+        simulated: Whether cohorts and noise follow from a seed: who knows it can undo both.
     """
 
     epsilon: float
@@ -43,13 +41,8 @@ class Promise:
     share: float
     clip: float
     quantile: float | None
-    entropy: Entropy
+    simulated: bool
     accountant: str = "privacy loss distributions, dp-accounting"
-
-    @property
-    def simulated(self) -> bool:
-        """Whether someone who knows the seed can undo it."""
-        return self.entropy == "seed"
 
     @property
     def ratio(self) -> float:

@@ -14,6 +14,7 @@ import pydantic
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain, write_file
 from commonweal.base.plain import Table, to_json
+from commonweal.privacy.promise import Promise
 
 __all__ = [
     "FORMAT",
@@ -77,6 +78,7 @@ class RunFacts:
     target: TargetScale | None = None
     task: TaskFacts | None = None
     class_names: tuple[str, ...] | None = None
+    privacy: Promise | None = None  # of a private run
 
     def table(self) -> dict[str, object]:
         """The facts by name, as they are written; what is None is left out."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outline", "Record", "final_tables", "find_runs", "title_of"]
 
+PRIVATE = "private"  # the folder within that of a private run, with the values of its clients
 MARKS = {"experiment.toml", "run.json", "rounds.jsonl"}  # a folder with one of them is a run's
 
 
@@ -102,6 +103,19 @@ class Outline:
     def part(self, key: str, default: str = "") -> str:
         """The name of a part of the experiment, such as its `rule`."""
         return _name(self.experiment.get(key, default))
+
+    @property
+    def is_public_part(self) -> bool:
+        """Whether this is what a private run publishes, without the values of its clients."""
+        return self.facts.privacy is not None and not (self.folder / VALUES).exists()
+
+    @property
+    def where_scores_are(self) -> str:
+        """For a private run: where what it does not publish is."""
+        return (
+            "what is known of single clients is private and left out; it is in "
+            f"{self.folder / PRIVATE}, outside the promise"
+        )
 
     def last(self) -> Progress:
         """The last round's number, and the last metrics, from the end of rounds.jsonl."""
@@ -175,6 +189,10 @@ class Record(Outline):
                 continue
         return records
 
+    def whole(self) -> "Record":
+        """The run with what it does not publish: of a private run, the part that is kept apart."""
+        return Record.read(self.folder / PRIVATE) if self.is_public_part else self
+
     # Rounds
 
     def follow(
@@ -245,6 +263,8 @@ class Record(Outline):
         """Every client's evaluation after a round, by default the last evaluated one."""
         where = repr(str(self.folder))
         if round is None:
+            if self.is_public_part:
+                raise RunError(f"{where}: {self.where_scores_are}")
             if not self.evaluated:
                 raise RunError(f"{where} has no evaluated round yet")
             round = self.evaluated[-1].number
@@ -281,7 +301,7 @@ class Record(Outline):
         number = list(self.rounds[0].names).index(client)
         keys = self._keys()
         columns |= {name: [] for name in keys}
-        places = (each.place for each in self.rounds)
+        places = (each.place for each in self.rounds if each.place is not None)
         for entries in Chunks(self.folder / VALUES).entries(places, keys, number):
             for name in keys:
                 columns[name].append(entries.get(name, math.nan))

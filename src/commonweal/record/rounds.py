@@ -53,7 +53,17 @@ VALUES = "clients.chunks"
 PERSONAL = "personal_"  # begins the names of columns of the clients' personal models
 TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation is looked for
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
-OPTIONAL = ("capped", "personal", "more", "validation", "unseen", "mixture", "fallback", "length")
+OPTIONAL = (
+    "capped",
+    "personal",
+    "more",
+    "validation",
+    "unseen",
+    "mixture",
+    "fallback",
+    "length",
+    "public",
+)
 Metrics: TypeAlias = dict[str, float | None]
 Part: TypeAlias = Literal["test", "unseen"]
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a line
@@ -63,7 +73,7 @@ class Line(TypedDict, total=False):
     """A line of rounds.jsonl."""
 
     round: Required[int]
-    chunk: Required[tuple[int, int, str]]  # where the values of clients are in clients.chunks
+    chunk: tuple[int, int, str]  # where the values of clients are in clients.chunks
     new: list[str]  # clients that were not named before
     dropped: dict[str, str]
     capped: dict[str, str]
@@ -75,6 +85,7 @@ class Line(TypedDict, total=False):
     validation: Metrics
     unseen: Metrics
     fallback: str
+    public: Metrics
     length: float
 
 
@@ -97,6 +108,7 @@ class RoundRecord:
     validation: dict[str, float] = field(default_factory=dict)  # of the models that clients use
     unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
+    public: dict[str, float] = field(default_factory=dict)  # released with noise, if it is private
     fallback: str = ""  # the rule that decided instead of the run's, which had no losses
     length: float | None = None  # |d|, of the direction taken, where the rule chooses one
     rates: dict[str, float] = field(default_factory=dict)  # of descent along it: <u_k, d>
@@ -120,6 +132,7 @@ class RoundRecord:
             "unseen": self.unseen,
             "mixture": self.mixture,
             "fallback": self.fallback,
+            "public": self.public,
             "length": self.length,
         }
         empty = (None, "", dict[str, object]())
@@ -253,7 +266,7 @@ def _cell(value: float) -> str:
 class StoredRound(RoundRecord):
     """A round of a folder. The values of its clients are read when they are asked for."""
 
-    place: Place
+    place: Place | None  # None: the round was published without them
     names: Sequence[str]  # of all clients, by number
     _chunks: Chunks
 
@@ -271,8 +284,9 @@ class StoredRound(RoundRecord):
             "validation": _metrics(line.get("validation")),
             "unseen": _metrics(line.get("unseen")),
             "fallback": str(line.get("fallback", "")),
+            "public": _metrics(line.get("public")),
             "length": line.get("length"),
-            "place": Place.parse(line["chunk"]),
+            "place": None if is_published(line) else Place.parse(line["chunk"]),
             "names": names,
             "_chunks": chunks,
         }
@@ -317,6 +331,8 @@ class StoredRound(RoundRecord):
 
     def columns(self) -> Columns:
         """The values of clients as arrays, by the names that the module lists."""
+        if self.place is None:
+            return dict.fromkeys(("client", "loss", "score", "weight"), np.empty(0, np.int64))
         return self._chunks.read(self.place)
 
     def table(self, part: Part) -> tuple[tuple[str, ...], Columns] | None:
@@ -341,6 +357,11 @@ def _order(column: str) -> tuple[bool, int, str]:
     name = column.removeprefix(PERSONAL)
     first = ("rows", "score", "loss")
     return name != column, first.index(name) if name in first else len(first), name
+
+
+def is_published(line: Line) -> bool:
+    """Whether a line is of what a private run publishes, without the values of its clients."""
+    return "public" in line and "chunk" not in line
 
 
 def _number(line: Line) -> int:

@@ -68,7 +68,7 @@ def _checkpoint(folder: Path) -> Iterator[str]:
     """What is wrong with the checkpoint, and with what it stands for."""
     checkpoint = read_checkpoint(folder)
     if checkpoint is None:
-        if (folder / ROUNDS).exists():
+        if (folder / ROUNDS).exists() and not Record.read(folder).is_public_part:
             yield f"{str(folder)!r} has rounds, but no checkpoint.safetensors"
         return
     lines = whole_lines(folder / ROUNDS, checkpoint.last)

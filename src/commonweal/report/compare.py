@@ -50,7 +50,7 @@ from commonweal.report.clients import client_lines, samples_of, used_results
 from commonweal.report.comparison import Summary, chosen_columns, render, summarize
 from commonweal.report.formats import NARROW
 from commonweal.report.overview import overview
-from commonweal.report.run_table import fallback_notes
+from commonweal.report.run_table import fallback_notes, promised
 from commonweal.rules.rule import Rule
 from commonweal.training.client import Client
 from commonweal.training.task import Task
@@ -136,11 +136,15 @@ class Comparison:
         left_out = []
         evaluated = []
         for record in records:
+            if record.is_public_part:
+                left_out.append(f"{record.folder} is left out: {record.where_scores_are}.")
+                continue
             if not record.evaluated:
                 left_out.append(f"{record.folder} is left out: no round has been evaluated yet.")
                 continue
             evaluated.append(record)
-            left_out += [f"{record.folder}: {note}." for note in fallback_notes(record)]
+            notes = [*promised(record), *fallback_notes(record)]
+            left_out += [f"{record.folder}: {note}." for note in notes]
             if not record.finished:
                 total = record.experiment.get("rounds")
                 left_out.append(f"{record.folder}: {len(record.rounds)} of {total} rounds so far.")

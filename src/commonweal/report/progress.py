@@ -43,7 +43,7 @@ def run_bar(
             rate = bar.tasks[job].speed
             speed = f"{rate:.0f} rounds/s" if rate else ""
             bar.update(job, completed=done.number, visible=True, speed=speed)
-            if done.evaluation is not None:
+            if done.evaluation is not None and done.job.algorithm.promise is None:
                 bar.update(job, worst=_worst(done))
 
         yield advance
@@ -75,7 +75,9 @@ def comparison_bar(
             title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.experiment.seed}"
             completed = sum(rounds[:k]) + number
             bar.update(job, completed=completed, description=markup(title), visible=True)
-            if done is not None and done.evaluation is not None:
+            if done is None or done.evaluation is None:
+                return
+            if done.job.algorithm.promise is None:  # else single clients are private
                 bar.update(job, worst=_worst(done))
 
         yield advance

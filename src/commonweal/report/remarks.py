@@ -31,6 +31,10 @@ class Remarks:
         if job.local is not None:
             for sentence in describe.remarks(job.local.federation):
                 self.say(sentence)
+        promise = job.algorithm.promise
+        if promise is not None:
+            self.say(promise.sentence)
+            self.say(promise.cost)
         facts = job.engine.facts(job.algorithm)
         if job.settings.vectorize not in ("auto", facts.vectorize or "auto"):
             self.say(f"vectorize: {facts.vectorize}, because {facts.vectorize_because}")
@@ -45,6 +49,8 @@ class Remarks:
             if kind not in self.kinds:
                 self.kinds.add(kind)
                 self.say(f"round {done.number}: {warning}")
+        if done.job.algorithm.promise is not None:
+            return  # who failed is private
         self._about_clients(done.number, "dropped", done.dropped)
         self._about_clients(done.number, "capped", done.capped)
 

@@ -1,6 +1,7 @@
 """One run as a table in a terminal, or as plain values."""
 
 import math
+from dataclasses import asdict
 from typing import Literal, NamedTuple
 
 from rich.console import Group
@@ -15,7 +16,15 @@ from commonweal.report.formats import METRICS, markup, show_score
 from commonweal.training import scores
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["add_column", "choices", "result", "run_summary", "small_test_sets", "unseen_sentence"]
+__all__ = [
+    "add_column",
+    "choices",
+    "promised",
+    "result",
+    "run_summary",
+    "small_test_sets",
+    "unseen_sentence",
+]
 
 ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
 SHOWN = 5
@@ -31,6 +40,8 @@ def run_summary(record: Record) -> dict[str, object]:
         "round": None if last is None else last.number,
         "metrics": None if last is None else last.metrics,
     }
+    if record.facts.privacy is not None:
+        summary["privacy"] = asdict(record.facts.privacy)
     if last is None:
         return summary | {"clients": []}
     if last.personal:
@@ -61,6 +72,17 @@ class _Model(NamedTuple):
     score: str
     metrics: dict[str, float]
     clients: list[float]
+
+
+def promised(record: Record) -> list[str]:
+    """What a private run promises, what it costs, and what is outside the promise."""
+    promise = record.facts.privacy
+    if promise is None:
+        return []
+    outside = "the values of clients are outside the promise: do not publish them"
+    if record.is_public_part:
+        outside = record.where_scores_are
+    return [promise.sentence, promise.cost, f"private: {outside}"]
 
 
 def result(record: Record) -> Group:

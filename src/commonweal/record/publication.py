@@ -1,0 +1,74 @@
+"""What a private run publishes, and what it keeps apart.
+
+The promise of a private run covers its model and the numbers that were released with it. All else
+(losses, scores, cohorts, failures, times, states of clients) is in the folder `private` within the
+run's folder, which is a run's folder itself: `show RUN/private` reads it.
+"""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+from commonweal.base.errors import RunError
+from commonweal.base.files import read_plain, write_file
+from commonweal.base.plain import to_json
+from commonweal.config.experiment import to_toml
+from commonweal.record.artifacts import MODEL
+from commonweal.record.facts import RunFacts, write_facts
+from commonweal.record.record import PRIVATE, Record
+from commonweal.record.rounds import ROUNDS
+
+__all__ = ["private_folder", "publish"]
+
+MARK = "PRIVATE.txt"
+ABOUT = """Values of single clients: losses, scores, cohorts, failures, times and states.
+
+The promise of privacy does not cover this folder. Publish the folder above, without this one.
+"""
+
+
+def private_folder(folder: Path) -> Path:
+    """Return where a private run is written; raises RunError where there is another run."""
+    private = folder / PRIVATE
+    if (folder / "experiment.toml").exists() and not private.exists():
+        raise RunError(f"{str(folder)!r} holds a run that is not private: choose another folder")
+    return private
+
+
+def publish(private: Path) -> None:
+    """Write what may be published of a run to the folder above it."""
+    record = Record.read(private)
+    public = private.parent
+    write_file(private / MARK, ABOUT.encode())
+    write_file(public / "experiment.toml", _experiment(private))
+    write_facts(public, _facts(record.facts))
+    lines = [{"round": each.number, "public": each.public} for each in record.rounds]
+    write_file(public / ROUNDS, b"".join(to_json(line, indent=None) for line in lines))
+    if record.finished:
+        write_file(public / MODEL, read_plain(private / MODEL))
+
+
+def _experiment(private: Path) -> bytes:
+    """The experiment without a hash of the data, by which guesses could be confirmed."""
+    text = read_plain(private / "experiment.toml").decode()
+    tables = tomllib.loads(text)
+    dataset = tables.get("dataset")
+    if not isinstance(dataset, dict) or "digest" not in dataset:
+        return text.encode()
+    del dataset["digest"]
+    return to_toml(tables).encode()
+
+
+def _facts(facts: RunFacts) -> RunFacts:
+    """The facts without what was counted in clients' samples."""
+    return replace(
+        facts,
+        unscored=None,
+        notes=None,
+        train_rows=None,
+        test_rows=None,
+        majority=None,
+        validation_rows=None,
+        held_out=None,
+        data=None,
+    )

@@ -113,6 +113,7 @@ def test_the_day(command: Command, tmp_path: Path) -> None:
         "predicted Diagnose",
         "probability of gesund",
         "probability of krank",
+        "outside the training range",
     ]
     truth = [line.rstrip().split(";")[-1] for line in patients(50, seed=1).splitlines()[1:]]
     right = [row["predicted Diagnose"] == true for row, true in zip(rows, truth, strict=True)]
@@ -152,7 +153,7 @@ def without_us(folder: Path, table: Path) -> list[dict[str, object]]:
     )
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    return [{n: v if n.startswith("predicted") else float(v) for n, v in r.items()} for r in rows]
+    return [without_ids(row) for row in rows]
 
 
 def test_predictions_are_the_modules_own(command: Command, tmp_path: Path) -> None:
@@ -208,6 +209,68 @@ def test_personal_models_predict_too(command: Command, tmp_path: Path) -> None:
     assert [float(row["probability of krank"]) for row in ulm] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ConfigError, match="not in this run: known: Aachen, Bonn"):
         command("predict", folder, new, "--client", "Bon")
+
+
+def test_each_row_is_predicted_by_its_clients_model(command: Command, tmp_path: Path) -> None:
+    folder = trained(command, tmp_path, "client=ditto")
+    text = patients(30, seed=3).replace("Aachen", "Mainz")
+    new = written(tmp_path / "new.csv", text)
+    said = command("predict", folder, new, "-o", "all.csv")
+    rows = read(tmp_path / "all.csv")
+    strangers = sum(row["Klinik"] == "Mainz" for row in rows)
+    assert f"{30 - strangers} rows by the personal models of their 3 clients (Klinik)" in said
+    assert f"{strangers} rows by the global model, as 'Mainz' took no part" in said
+    for name in ("Bonn", "Köln", "Ulm"):
+        command("predict", folder, new, "-o", "one.csv", "--client", name)
+        single = read(tmp_path / "one.csv")
+        own = [row["Klinik"] == name for row in rows]
+        assert [r for r, of in zip(single, own, strict=True) if of] == [
+            r for r, of in zip(rows, own, strict=True) if of
+        ]
+    job, state = commonweal.reopen(folder)
+    preprocessing = Record.read(folder).preprocessing()
+    assert preprocessing is not None
+    table = [line.split(";") for line in text.splitlines()]
+    columns = {name: [row[i] for row in table[1:]] for i, name in enumerate(table[0])}
+    x = torch.from_numpy(preprocessing.rows(columns))
+    shared = job.task.outputs(job.algorithm.model(state), x).softmax(1)[:, 1].tolist()
+    for row, expected in zip(rows, shared, strict=True):
+        if row["Klinik"] == "Mainz":
+            assert float(row["probability of krank"]) == pytest.approx(expected, abs=1e-6)
+    command("export", folder, "--to", "torch", "-o", "model")
+    assert without_us(tmp_path / "model", new) == [without_ids(row) for row in rows]
+    right = [row["predicted Diagnose"] == true[-1] for row, true in zip(rows, table[1:])]  # noqa: B905
+    assert f"accuracy over the 30 rows that have a label: {100 * sum(right) / 30:.2f} %" in said
+
+
+def test_other_notations_and_strange_values(command: Command, tmp_path: Path) -> None:
+    folder = trained(command, tmp_path)
+    header, *lines = patients(20, seed=4, complete=True).splitlines()
+    usual = written(tmp_path / "usual.csv", "\n".join([header, *lines]))
+    command("predict", folder, usual, "-o", "usual.out")
+    other = []
+    for line in lines:
+        case, clinic, age, level, date, smoker, ward, truth = line.split(";")
+        day, month, year = date.split(".")
+        level = level.replace(".", "").replace(",", ".")
+        cells = [case, clinic, age.replace(",", "."), level, f"{year}-{month}-{day}"]
+        other.append(";".join([*cells, {"ja": "yes", "nein": "no"}[smoker], ward, truth]))
+    written(tmp_path / "other.csv", "\n".join([header, *other]))
+    said = command("predict", folder, "other.csv", "-o", "other.out")
+    assert read(tmp_path / "other.out") == read(tmp_path / "usual.out")
+    for name in ("Alter", "Kreatinin", "Aufnahme", "Raucher"):
+        assert f"{name}: " in said and "another notation" in said
+    cells = lines[3].split(";")
+    cells[2] = "1000000000,0"
+    written(tmp_path / "far.csv", "\n".join([header, *lines[:3], ";".join(cells)]))
+    said = command("predict", folder, "far.csv", "-o", "far.out")
+    flags = [row["outside the training range"] for row in read(tmp_path / "far.out")]
+    assert flags == ["", "", "", "Alter"] and "1 rows have values far outside" in said
+    written(
+        tmp_path / "bad.csv", "\n".join([header, lines[0].replace(lines[0].split(";")[2], "x")])
+    )
+    with pytest.raises(DataError, match="'x' is not a number"):
+        command("predict", folder, "bad.csv")
 
 
 def test_a_run_of_one_model_has_no_personal_ones(command: Command, tmp_path: Path) -> None:
@@ -313,6 +376,10 @@ def test_names_in_a_table_are_text_and_nothing_else(command: Command, tmp_path: 
     command("run", "t.toml", "rounds=1", "-q", "--out", "run")
     command("predict", "run", "t.csv", "-o", "out.csv")
     assert next(iter(read(tmp_path / "out.csv")))["'=note_id"] == "'=A0"
+    command("export", "run", "--to", "torch", "-o", "model")
+    here = [sys.executable, "predict.py", str(tmp_path / "t.csv")]
+    done = subprocess.run(here, capture_output=True, text=True, check=True, cwd="model")
+    assert done.stdout == (tmp_path / "out.csv").read_text(encoding="utf-8")
     command("export", "run", "--to", "card")
     card = (tmp_path / "run" / "card.md").read_text(encoding="utf-8")
     assert "| s\\|0 |" in card and "\x1b" not in card

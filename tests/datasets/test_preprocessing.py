@@ -288,8 +288,8 @@ def test_new_rows_that_do_not_fit(tmp_path: Path) -> None:
     x = preprocessing.rows(new | {"more": ["1"] * 4})
     assert x[1, -4:].tolist() == [0, 0, 0, 0] and x[0, -4:].tolist() == [1, 0, 0, 0]
     assert preprocessing.unknown(new) == [
-        "city: 1 missing values, taken as no level, as no training row was",
-        "city: 'Paris' not in the training rows, taken as no level",
+        "city: 'Paris' not in the training rows, taken as none of the categories",
+        "missing values: city 1; filled as in training (median, or category 'missing')",
     ]
     with pytest.raises(DataError, match="column 'age': 'old' is not a number"):
         preprocessing.rows(new | {"age": ["old"] * 4})

@@ -90,7 +90,9 @@ def export(
         record, client = Record.read(chosen.folder), own_client(chosen)
     path = exports.export(record, exports.FORMS[FORMS.index(form)], to, client, trust)
     if not quiet:
-        typer.echo(f"written to {path}")
+        personal = (path / "clients.json").exists()
+        more = ", the global model and a personal one per client" if personal else ""
+        typer.echo(f"written to {path}{more}")
 
 
 def _track(

@@ -9,7 +9,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import Literal
@@ -27,6 +27,10 @@ __all__ = [
     "column_names",
     "is_missing",
     "level_positions",
+    "naming",
+    "notation_of",
+    "outside",
+    "owners",
     "parser",
     "plain_code",
     "prepare",
@@ -55,7 +59,8 @@ DATES = {  # the order of year, month and day -> how such a date begins
     "month-day-year": re.compile(r"(?P<month>\d\d?)[-/.](?P<day>\d\d?)[-/.](?P<year>\d{4})"),
 }
 TIME = re.compile(r"([T ](?P<hour>\d\d?):(?P<minute>\d\d)(:(?P<second>\d\d(\.\d+)?))?)?\s*Z?")
-COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][-+]?\d+)?")
+COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?([eE][-+]?\d+)?")
+FAR = 0.5  # of the training rows' range, by which a value may lie outside
 WHOLE = re.compile(r"([-+]?\d+)[.,]0+")
 SEPARATORS = (",", ";", "\t", "|")
 YEAR = 365.2425  # days
@@ -77,6 +82,8 @@ class Column:
     deviation: float = 1.0
     median: float = 0.0  # replaces a missing value
     indicator: bool = False  # whether a further feature marks missing values
+    low: float | None = None  # the range of the training rows' values, where it is known
+    high: float | None = None
     levels: tuple[str, ...] = ()  # of a text
     other: bool = False  # whether there is a level for strings that are not among the levels
     missing: bool = False  # whether there is a level for missing strings
@@ -168,17 +175,44 @@ def _values(column: Column, texts: Sequence[str]) -> np.ndarray:
 
 
 def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
+    """The numbers of strings, in the training rows' notation or, if all fit it, in another."""
+    notation = notation_of(column, texts)
+    if notation is not None:
+        return list(map(parser(notation), texts))
+    wrong = next(text for text in texts if not _fit(column, [text]))
+    raise ValueError(
+        f"column {column.name!r}: {wrong!r} is not a {column.becomes}, but the training rows hold "
+        "only those: correct it, or leave it empty"
+    )
+
+
+def notation_of(column: Column, texts: Sequence[str]) -> Column | None:
+    """The column in the first notation that all strings fit, the training rows' before others."""
+    for notation in (column, *other_notations(column)):
+        if _fit(notation, texts):
+            return notation
+    return None
+
+
+def _fit(column: Column, texts: Sequence[str]) -> bool:
     parse = parser(column)
-    numbers = []
-    for text in texts:
-        try:
-            numbers.append(parse(text))
-        except ValueError:
-            raise ValueError(
-                f"column {column.name!r}: {text!r} is not a {column.becomes}, but the training "
-                "rows hold only those: correct it, or leave it empty"
-            ) from None
-    return numbers
+    try:
+        for text in texts:
+            parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def other_notations(column: Column) -> list[Column]:
+    """The column in other notations: of decimals, of dates, and of yes and no."""
+    if column.becomes == "number":
+        return [replace(column, decimal="." if column.decimal == "," else ",")]
+    if column.becomes == "date":
+        return [replace(column, order=order) for order in DATES if order != column.order]
+    if column.becomes == "boolean":
+        return [replace(column, words=words) for words in (*TRUTH, ("0", "1"))]
+    return []
 
 
 def level_positions(column: Column, texts: Sequence[str]) -> np.ndarray:
@@ -253,6 +287,47 @@ def prepare(columns: Sequence[Column], table: Mapping[str, Sequence[str]]) -> np
         )
     parts = [column_features(column, _values(column, table[column.name])) for column in used]
     return np.concatenate(parts, 1).astype(np.float32)
+
+
+# What predictions are listed with
+
+
+def outside(columns: Sequence[Column], table: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """For each row, the columns whose value lies far outside the training rows' range."""
+    rows: list[list[str]] = [[] for _ in next(iter(table.values()), [])]
+    for column in columns:
+        if column.low is None or column.high is None or column.name not in table:
+            continue
+        values = _values(column, table[column.name])
+        margin = FAR * (column.high - column.low)
+        far = (values < column.low - margin) | (values > column.high + margin)
+        for row in np.flatnonzero(far).tolist():
+            rows[row].append(column.name)
+    return rows
+
+
+def naming(preprocessing: Mapping[str, object], table: Mapping[str, Sequence[str]]) -> list[str]:
+    """The columns of a table that say which row it is: clients and ids."""
+    ids = [column.name for column in read_columns(preprocessing) if column.is_id]
+    return [name for name in (*client_columns(preprocessing, table), *ids) if name in table]
+
+
+def client_columns(preprocessing: Mapping[str, object], table: Mapping[str, object]) -> list[str]:
+    """The columns that name a row's client together; empty where one is not there."""
+    client = str(preprocessing.get("client") or "")
+    names = [client] if client in table else [name.strip() for name in client.split(",")]
+    return names if client and all(name in table for name in names) else []
+
+
+def owners(
+    preprocessing: Mapping[str, object], table: Mapping[str, Sequence[str]]
+) -> list[str] | None:
+    """The name of each row's client; None: the table does not say."""
+    names = client_columns(preprocessing, table)
+    if not names:
+        return None
+    columns = [[plain_code(text.strip()) for text in table[name]] for name in names]
+    return ["/".join(parts) for parts in zip(*columns, strict=True)]
 
 
 # CSV files

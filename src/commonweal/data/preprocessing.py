@@ -19,6 +19,7 @@ __all__ = ["ID", "Preprocessing", "Statistics", "Summary", "fit_numbers", "fit_s
 
 Statistics = Literal["pooled", "federated"]
 FORMAT = 1
+SHOWN = 6  # columns that a note names
 ID = "it looks like an id or free text"  # why a column is left out; 0.2 wrote no `is_id`
 
 
@@ -81,15 +82,24 @@ class Preprocessing:
             raise DataError(str(error)) from None
 
     def unknown(self, table: Mapping[str, Sequence[str]]) -> list[str]:
-        """Notes on missing values, and on strings that no training row had."""
+        """Notes on missing values, other notations, and strings that no training row had."""
         notes = []
+        missing: dict[str, int] = {}
         for column in self.used:
-            if column.name in table:
-                notes += _doubts(column, table[column.name])
+            texts = table.get(column.name, ())
+            missing[column.name] = sum(map(plain_table.is_missing, texts))
+            notes += _doubts(column, texts)
+        gaps = [f"{name} {count}" for name, count in missing.items() if count]
+        if gaps:
+            more = f" and {len(gaps) - SHOWN} more columns" if len(gaps) > SHOWN else ""
+            notes.append(
+                f"missing values: {', '.join(gaps[:SHOWN])}{more}; filled as in training (median, "
+                f"or category {GAP!r})"
+            )
         return notes
 
 
-NUMERIC = ("mean", "deviation", "median", "indicator")
+NUMERIC = ("mean", "deviation", "median", "indicator", "low", "high")
 FIELDS = {
     "number": ("decimal", *NUMERIC),
     "boolean": ("words", *NUMERIC),
@@ -110,21 +120,18 @@ def _used_fields(column: Column) -> dict[str, object]:
 
 
 def _doubts(column: Column, texts: Sequence[str]) -> list[str]:
-    lines = []
-    gaps = sum(map(plain_table.is_missing, texts))
-    if gaps:
-        filled = f"the training rows' median, {column.median:g}"
-        if column.becomes == "text":
-            filled = f"level {GAP!r}" if column.missing else "no level, as no training row was"
-        lines.append(f"{column.name}: {gaps} missing values, taken as {filled}")
+    """Notes on the strings of a column that the training rows do not explain."""
+    stated = {text.strip() for text in texts if not plain_table.is_missing(text)}
     if column.becomes == "text":
-        stated = {text.strip() for text in texts if not plain_table.is_missing(text)}
-        new = stated - set(column.levels)
-        where = f"level {OTHER!r}" if column.other else "no level"
-        if new:
-            some = ", ".join(map(repr, sorted(new)[:3]))
-            lines.append(f"{column.name}: {some} not in the training rows, taken as {where}")
-    return lines
+        known = set(column.levels)
+        new = {text for text in stated if not {text, plain_table.plain_code(text)} & known}
+        where = f"category {OTHER!r}" if column.other else "none of the categories"
+        some = ", ".join(map(repr, sorted(new)[:3]))
+        return [f"{column.name}: {some} not in the training rows, taken as {where}"] if new else []
+    notation = plain_table.notation_of(column, sorted(stated))
+    if notation in (None, column):
+        return []
+    return [f"{column.name}: {column.becomes}s are in another notation than in training, and read"]
 
 
 # Statistics of training rows
@@ -175,7 +182,10 @@ def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> C
     """
     whole = sum((Summary.of(values) for values in clients), Summary(0, 0, 0.0, 0.0))
     median = _median(clients, whole.count) if whole.count else 0.0
-    return fit_sums(column, whole, median, scale)
+    fitted = fit_sums(column, whole, median, scale)
+    if len(clients) > 1 or fitted.becomes not in ("number", "date"):
+        return fitted  # the range of several clients would show values of theirs
+    return replace(fitted, low=float(np.nanmin(clients[0])), high=float(np.nanmax(clients[0])))
 
 
 def fit_sums(column: Column, whole: Summary, median: float, scale: bool) -> Column:

@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 
 import commonweal
+from commonweal.base import text
 from commonweal.base.errors import ConfigError, RunError, install
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json
 from commonweal.data import plain_table
 from commonweal.export.model_card import write_card
-from commonweal.export.prediction import Predictor, predictor
+from commonweal.export.prediction import OUTSIDE, Models, Predictor
 from commonweal.record.record import Record
 
 __all__ = ["FORMS", "Form", "export"]
@@ -25,44 +26,72 @@ FORMS: tuple[Form, ...] = ("torch", "onnx", "card")
 PREDICT = '''"""Predict the rows of a CSV file: python predict.py new.csv > predictions.csv
 
 Needs Python, numpy and {needs}, and the files beside this one. Written by Commonweal {version}.
+Where clients have personal models (clients.json), each row is predicted by its client's.
 """
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 {imports}
-from prepare import prepare, read_columns, read_csv
+from prepare import naming, outside, owners, prepare, read_columns, read_csv
 
 FOLDER = Path(__file__).parent
+FORMULA = re.compile({formula!r})
+NUMBER = re.compile({number!r})
 
 
-def load():
+{quoted}
+
+def read_json(name):
+    path = FOLDER / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {{}}
+
+
+def load(name):
     """What takes features (n, d), float32, and gives probabilities of classes, or values."""
 {load}
 
 
 def predict(table):
     """Probabilities of classes (n, classes), or values (n, 1), of a table of texts by column."""
-    preprocessing = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
-    return load()(prepare(read_columns(preprocessing), table))
+    preprocessing = read_json("preparation.json")
+    x = prepare(read_columns(preprocessing), table)
+    personal = read_json("clients.json")
+    names = owners(preprocessing, table) if personal else None
+    files = np.array([personal.get(name, "{model}") for name in names or [""] * len(x)])
+    parts = {{name: load(name)(x[files == name]) for name in np.unique(files).tolist()}}
+    answers = np.empty((len(x), next(iter(parts.values())).shape[1]), np.float32)
+    for name, part in parts.items():
+        answers[files == name] = part
+    if personal:
+        known = int((files != "{model}").sum())
+        print(known, "rows by personal models,", len(x) - known, "by the global", file=sys.stderr)
+    return answers
 
 
 def main():
-    preprocessing = json.loads((FOLDER / "preparation.json").read_text(encoding="utf-8"))
-    answers = predict(read_csv(sys.argv[1]))
+    preprocessing = read_json("preparation.json")
+    table = read_csv(sys.argv[1])
+    answers = predict(table)
     names = preprocessing["class_names"]
+    columns = {{name: table[name] for name in naming(preprocessing, table)}}
     label = "predicted " + preprocessing["label"]
+    if names:
+        columns[label] = [names[i] for i in answers.argmax(1).tolist()]
+        for i, name in enumerate(names):
+            shares = answers[:, i].tolist()
+            columns["probability of " + name] = [f"{{share:.6f}}" for share in shares]
+    else:
+        columns[label] = [f"{{value:.6g}}" for value in answers[:, 0].tolist()]
+    far = outside(read_columns(preprocessing), table)
+    columns["{outside}"] = [", ".join(each) for each in far]
     writer = csv.writer(sys.stdout, lineterminator="\\n")
-    if not names:
-        writer.writerow([label])
-        writer.writerows([[f"{{value:.6g}}"] for value in answers[:, 0].tolist()])
-        return
-    writer.writerow([label, *("probability of " + name for name in names)])
-    for row in answers.tolist():
-        writer.writerow([names[int(np.argmax(row))], *(f"{{value:.6f}}" for value in row)])
+    for row in (list(columns), *zip(*columns.values())):
+        writer.writerow(map(quoted, row))
 
 
 if __name__ == "__main__":
@@ -73,17 +102,19 @@ LOADERS = {
     "torch": (
         "torch",
         "import torch",
-        '    model = torch.export.load(str(FOLDER / "model.pt2")).module()\n'
+        "    model = torch.export.load(str(FOLDER / name)).module()\n"
         "    return lambda x: model(torch.from_numpy(x)).detach().numpy()",
     ),
     "onnx": (
         "onnxruntime",
         "import onnxruntime",
-        '    session = onnxruntime.InferenceSession(str(FOLDER / "model.onnx"))\n'
-        "    name = session.get_inputs()[0].name\n"
-        "    return lambda x: session.run(None, {name: x})[0]",
+        "    session = onnxruntime.InferenceSession(str(FOLDER / name))\n"
+        "    feature = session.get_inputs()[0].name\n"
+        "    return lambda x: session.run(None, {feature: x})[0]",
     ),
 }
+MODELS = {"torch": "model.pt2", "onnx": "model.onnx"}  # the global model, or that of --client
+MOST_CLIENTS = 200  # with personal models, each of which is a file
 
 
 def export(
@@ -96,14 +127,15 @@ def export(
     """Write a run's model, or a client's personal one, and return where it is.
 
     "torch" and "onnx" are folders: the model from features to probabilities or values, how a
-    table's rows become features, and a script that predicts. "card" is a Markdown file with a
-    badge beside it.
+    table's rows become features, and a script that predicts. Of a run on a table with personal
+    models all are written. "card" is a Markdown file with a badge beside it.
 
     Args:
         record: The run.
         form: "torch", "onnx" or "card".
         to: A folder, or the card's file; None for one in the run's folder.
-        client: The client whose personal model is written; None for the global model.
+        client: The client whose personal model is written; None for the global model and, of a
+            table, all personal ones.
         trust: Import the programs that the run names.
     """
     if form == "card":
@@ -111,32 +143,50 @@ def export(
     folder = to or record.folder / f"{form}-model"
     if folder.is_file():
         raise ConfigError(f"{str(folder)!r} is a file: name a folder for the model's files")
-    model = predictor(record, client, trust)
+    models = Models(record, trust)
+    model = models.of(client)
     folder.mkdir(parents=True, exist_ok=True)
     write = _write_torch if form == "torch" else _write_onnx
-    write(model, record, folder)
+    write(model, record, folder / MODELS[form])
+    (folder / "clients.json").unlink(missing_ok=True)
+    if client is None and models.personal and record.preprocessing() is not None:
+        _check_clients(models)
+        files = {}
+        for number, name in enumerate(models.clients):
+            files[name] = f"clients/{number:04d}{Path(MODELS[form]).suffix}"
+            (folder / "clients").mkdir(exist_ok=True)
+            write(models.of(name), record, folder / files[name])
+        write_file(folder / "clients.json", to_json(files))
     _write_script(record, form, folder)
     return folder
+
+
+def _check_clients(models: Models) -> None:
+    """Raise ConfigError where a run has too many personal models to write each."""
+    count = len(models.clients)
+    if count > MOST_CLIENTS:
+        raise ConfigError(
+            f"{count} clients have personal models, too many to write each: name one with --client"
+        )
 
 
 def _example(record: Record) -> torch.Tensor:
     return torch.zeros(2, *record.shape)
 
 
-def _write_torch(model: Predictor, record: Record, folder: Path) -> None:
+def _write_torch(model: Predictor, record: Record, path: Path) -> None:
     rows = torch.export.Dim("rows", min=1)
     program = torch.export.export(model, (_example(record),), dynamic_shapes=({0: rows},))
-    torch.export.save(program, str(folder / "model.pt2"))
+    torch.export.save(program, str(path))
 
 
-def _write_onnx(model: Predictor, record: Record, folder: Path) -> None:
+def _write_onnx(model: Predictor, record: Record, path: Path) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError:
         raise ConfigError(f"ONNX needs a package: {install('onnx')}") from None
     rows = torch.export.Dim("rows", min=1)
-    path = folder / "model.onnx"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, aloud
     try:
         with warnings.catch_warnings():
@@ -164,7 +214,17 @@ def _write_script(record: Record, form: str, folder: Path) -> None:
     if preprocessing is None:
         return
     needs, imports, load = LOADERS[form]
-    script = PREDICT.format(needs=needs, version=commonweal.__version__, imports=imports, load=load)
+    script = PREDICT.format(
+        needs=needs,
+        version=commonweal.__version__,
+        imports=imports,
+        load=load,
+        model=MODELS[form],
+        outside=OUTSIDE,
+        formula=text.FORMULA.pattern,
+        number=text.NUMBER.pattern,
+        quoted=inspect.getsource(text.quoted).replace(": str) -> str", ")"),
+    )
     write_file(folder / "preparation.json", to_json(preprocessing.values()))
     write_file(folder / "prepare.py", inspect.getsource(plain_table).encode())
     write_file(folder / "predict.py", script.encode())

@@ -2,9 +2,13 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow
@@ -13,18 +17,26 @@ from torch import Tensor, nn
 
 from commonweal.analysis.choosing import ChosenModel, chosen_clients, chosen_model
 from commonweal.base.errors import ConfigError, DataError, RunError, did_you_mean
+from commonweal.base.tensors import State
 from commonweal.base.text import quoted
+from commonweal.data import plain_table
+from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.split import some
 from commonweal.datasets._tables import read_batches
+from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
+from commonweal.training.scores import find
 from commonweal.training.task import InUnits
 from commonweal.training.uses import mixed_module, one_model
 
-__all__ = ["Predictor", "class_names", "own_client", "predict_chosen", "predict_table", "predictor"]
+__all__ = ["OUTSIDE", "Models", "Predictor", "class_names", "own_client", "predict_chosen"]
+__all__ += ["predict_table"]
 
 CLASSES = ("cross-entropy", "binary")
 PASS = 10_000  # rows in a forward pass
+OUTSIDE = "outside the training range"  # the column that names such columns of a row
 
 
 class Predictor(nn.Module):
@@ -46,48 +58,63 @@ class Predictor(nn.Module):
         return outputs
 
 
-def predictor(record: Record, client: str | None = None, trust: bool = False) -> Predictor:
-    """A run's final model, or the personal model of a client.
+class Models:
+    """The models of a run: the global one, and what each client uses, where that differs."""
 
-    Args:
-        record: The run.
-        client: The client whose personal model is asked for; None for the global model.
-        trust: Import the programs that the run names.
-    """
-    loss = record.loss
-    if loss == "tokens":
-        raise ConfigError(
-            f"the model of {str(record.folder)!r} predicts tokens: apply its module yourself, "
-            "Record.read(folder).module()"
-        )
-    module = record.raw_module(trust)
-    if client is not None:
-        module = _personal(record, module, client, trust)
-    target = record.facts.target
-    if target is not None:
-        module = InUnits(module, target.mean, target.deviation)
-    return Predictor(module, loss).eval()
+    def __init__(self, record: Record, trust: bool = False) -> None:
+        if record.loss == "tokens":
+            raise ConfigError(
+                f"the model of {str(record.folder)!r} predicts tokens: apply its module yourself, "
+                "Record.read(folder).module()"
+            )
+        self.record = record
+        self.trust = trust
 
+    @cached_property
+    def personal(self) -> bool:
+        """Whether clients use other models than the global one."""
+        return bool(self.record.evaluated and self.record.evaluated[-1].personal)
 
-def _personal(record: Record, module: nn.Module, client: str, trust: bool) -> nn.Module:
-    """What a client uses according to the last checkpoint, as one module of this kind."""
-    job, state = reopen(record.folder, trust=trust)
-    names = job.population.names
-    if client not in names:
-        raise ConfigError(f"client {client!r} is not in this run: {did_you_mean(client, names)}")
-    if not job.algorithm.personalizes:
-        method = record.experiment["client"]["name"]
-        raise ConfigError(
-            f"client method {method!r} trains one model for all: leave --client out, or run with a "
-            "personal method such as client=ditto"
-        )
-    own = None if job.local is None else job.local.states.get(names.index(client))
-    message = job.algorithm.message(state)
-    if own is None:
-        uses = one_model(job.algorithm.model(state))
-    else:
-        uses = job.algorithm.uses(message, own)
-    return mixed_module(job.task, module, uses)
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients that have a personal model."""
+        return self._reopened[0].population.names if self.personal else ()
+
+    @cached_property
+    def _reopened(self) -> tuple[Job, State]:
+        return reopen(self.record.folder, trust=self.trust)
+
+    def of(self, client: str | None = None) -> Predictor:
+        """The global model, or what a client uses."""
+        module = self.record.raw_module(self.trust)
+        if client is not None:
+            module = self._used_by(client, module)
+        target = self.record.facts.target
+        if target is not None:
+            module = InUnits(module, target.mean, target.deviation)
+        return Predictor(module, self.record.loss).eval()
+
+    def _used_by(self, client: str, module: nn.Module) -> nn.Module:
+        """What a client uses according to the last checkpoint, as one module of this kind."""
+        job, state = self._reopened
+        names = job.population.names
+        if client not in names:
+            raise ConfigError(
+                f"client {client!r} is not in this run: {did_you_mean(client, names)}"
+            )
+        if not job.algorithm.personalizes:
+            method = self.record.experiment["client"]["name"]
+            raise ConfigError(
+                f"client method {method!r} trains one model for all: leave --client out, or run "
+                "with a personal method such as client=ditto"
+            )
+        own = None if job.local is None else job.local.states.get(names.index(client))
+        message = job.algorithm.message(state)
+        if own is None:
+            uses = one_model(job.algorithm.model(state))
+        else:
+            uses = job.algorithm.uses(message, own)
+        return mixed_module(job.task, module, uses)
 
 
 def class_names(record: Record, outputs: int) -> list[str]:
@@ -115,17 +142,31 @@ class Predictions:
 def predict_table(
     record: Record, path: str | Path, client: str | None = None, trust: bool = False
 ) -> Predictions:
-    """What a run's model predicts for every row of a table.
+    """What a run's models predict for every row of a table.
 
-    Columns that name rows (ids and the client) are repeated, so that rows can be found again.
+    With personal models each row is predicted by its client's, and by the global model where the
+    client is not known. Columns that name rows (ids and the client) are repeated.
+
+    Args:
+        record: The run.
+        path: The table.
+        client: Use this client's model for all rows.
+        trust: Import the programs that the run names.
     """
-    trained = _trained(record, client, trust)
-    parts = [trained.predict(table) for table in _tables(Path(path), trained.preprocessing)]
-    rows = [row for part in parts for row in part.rows]
-    if not rows:
-        raise DataError(f"{str(path)!r} has no rows: check the file")
-    remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
-    return Predictions(parts[0].header, rows, list(remarks))
+    models = Models(record, trust)
+    preprocessing = _preprocessing(record)
+    if client is not None or not models.personal:
+        trained = _Trained(record, preprocessing, models.of(client))
+        return _predict(path, preprocessing, lambda owner: (trained, None))
+    known: dict[str | None, _Trained] = {}
+
+    def choose(owner: str | None) -> tuple[_Trained, str | None]:
+        named = owner if owner in models.clients else None
+        if named not in known:
+            known[named] = _Trained(record, preprocessing, models.of(named))
+        return known[named], named
+
+    return _predict(path, preprocessing, choose, "personal")
 
 
 def predict_chosen(
@@ -142,38 +183,97 @@ def predict_chosen(
     if client is not None:
         chosen = chosen_model(folder, client)
         return predict_table(Record.read(chosen.folder), path, own_client(chosen), trust)
-    models = chosen_clients(folder)
-    first = Record.read(next(iter(models.values())).folder)
+    first = Record.read(next(iter(chosen_clients(folder).values())).folder)
     preprocessing = _preprocessing(first)
-    column = preprocessing.client
-    if column is None:
+    if preprocessing.client is None:
         raise ConfigError("the table has no column of clients: say whose model, with --client NAME")
-    trained: dict[str, _Trained] = {}
+    known: dict[str, _Trained] = {}
+
+    def choose(owner: str | None) -> tuple[_Trained, str | None]:
+        if owner is None:
+            raise DataError(
+                f"{str(path)!r} has no column {preprocessing.client!r}: add it, or use --client "
+                "NAME"
+            )
+        if owner not in known:
+            chosen = chosen_model(folder, owner)
+            record = Record.read(chosen.folder)
+            model = Models(record, trust).of(own_client(chosen))
+            known[owner] = _Trained(record, _preprocessing(record), model)
+        return known[owner], owner
+
+    return _predict(path, preprocessing, choose, "chosen")
+
+
+# The model of a client, and whose it is (None: the global one), by the name in a row
+Choose = Callable[[str | None], "tuple[_Trained, str | None]"]
+
+
+def _predict(
+    path: str | Path, preprocessing: Preprocessing, choose: Choose, kind: str = ""
+) -> Predictions:
+    """Predict the rows of a table, each by its client's model.
+
+    Args:
+        path: The table.
+        preprocessing: Says which columns name the clients.
+        choose: Gives the model of a client.
+        kind: What the clients' models are called; empty: all rows have the same model.
+    """
     header: tuple[str, ...] = ()
     rows: list[list[str]] = []
     remarks: dict[str, None] = {}
+    used: Counter[str | None] = Counter()
+    strange: set[str] = set()
+    truth = _Truth(preprocessing)
     for table in _tables(Path(path), preprocessing):
-        if column not in table:
-            raise DataError(f"{str(path)!r} has no column {column!r}: add it, or use --client NAME")
-        owners = np.array([owner.strip() for owner in table[column]], object)
-        ordered: list[list[str]] = [[]] * len(owners)
-        for owner in dict.fromkeys(owners.tolist()):
-            if owner not in trained:
-                chosen = chosen_model(folder, owner)
-                record = Record.read(chosen.folder)
-                trained[owner] = _trained(record, own_client(chosen), trust)
-            index = np.flatnonzero(owners == owner).tolist()
-            part = trained[owner].predict(
-                {name: [values[i] for i in index] for name, values in table.items()}
-            )
+        owners = plain_table.owners(preprocessing.values(), table) if kind else None
+        count = len(next(iter(table.values())))
+        by_row: Sequence[str | None] = owners or [None] * count
+        ordered: list[list[str]] = [[]] * count
+        for owner in dict.fromkeys(by_row):
+            trained, named = choose(owner)
+            index = [i for i, name in enumerate(by_row) if name == owner]
+            part = trained.predict({name: _at(texts, index) for name, texts in table.items()})
             header = part.header
             remarks |= dict.fromkeys(part.remarks)
+            used[named] += len(index)
+            strange |= {owner} if owner is not None and named is None else set()
+            truth.add(trained, part, {n: _at(t, index) for n, t in table.items()})
             for i, row in zip(index, part.rows, strict=True):
                 ordered[i] = row
         rows += ordered
     if not rows:
         raise DataError(f"{str(path)!r} has no rows: check the file")
-    return Predictions(header, rows, list(remarks))
+    said = list(remarks)
+    if kind:
+        said.append(_whose(used, kind, preprocessing.client, sorted(strange)))
+    far = sum(bool(row[-1]) for row in rows) if header[-1] == OUTSIDE else 0
+    if far:
+        said.append(
+            f"{far} rows have values far outside the range of the training rows, where predictions "
+            f"are guesses: see the column {OUTSIDE!r}"
+        )
+    return Predictions(header, rows, [*said, *truth.lines()])
+
+
+def _at(texts: Sequence[str], index: Sequence[int]) -> list[str]:
+    return [texts[i] for i in index]
+
+
+def _whose(
+    used: Mapping[str | None, int], kind: str, column: str | None, strange: Sequence[str]
+) -> str:
+    """Which rows were predicted by which models."""
+    own = sum(count for name, count in used.items() if name is not None)
+    clients = sum(name is not None for name in used)
+    text = f"{own} rows by the {kind} models of their {clients} clients ({column})"
+    if not own:
+        text = f"no row names a client of this run ({column})"
+    if not used.get(None):
+        return text
+    why = f", as {some(strange)} took no part in training" if strange else ""
+    return f"{text}; {used[None]} rows by the global model{why}; --client NAME takes another"
 
 
 def own_client(chosen: ChosenModel) -> str | None:
@@ -189,17 +289,81 @@ class _Trained:
     preprocessing: Preprocessing
     model: Predictor
 
-    def predict(self, table: dict[str, Sequence[str]]) -> Predictions:
+    def predict(self, table: dict[str, list[str]]) -> "_Part":
+        values = self.preprocessing.values()
         answers = _answers(self.model, self.preprocessing.rows(table))
-        named = {name: table[name] for name in _naming(self.preprocessing) if name in table}
-        columns = _columns(self.record, self.preprocessing, self.model.loss, answers)
-        rows = [list(row) for row in zip(*named.values(), *columns.values(), strict=True)]
-        return Predictions((*named, *columns), rows, self.preprocessing.unknown(table))
+        columns = {name: table[name] for name in plain_table.naming(values, table)}
+        columns |= _columns(self.record, self.preprocessing, self.model.loss, answers)
+        if any(column.low is not None for column in self.preprocessing.used):
+            far = plain_table.outside(self.preprocessing.used, table)
+            columns[OUTSIDE] = [", ".join(names) for names in far]
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        return _Part(tuple(columns), rows, self.preprocessing.unknown(table), answers)
 
 
-def _trained(record: Record, client: str | None, trust: bool) -> _Trained:
-    preprocessing = _preprocessing(record)
-    return _Trained(record, preprocessing, predictor(record, client, trust))
+class _Part(NamedTuple):
+    """Predictions of some rows."""
+
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    remarks: list[str]
+    answers: Tensor
+
+
+class _Truth:
+    """The labels of the rows, where the table has them, and how well they are predicted."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+        self.score = ""
+        self.outputs: list[Tensor] = []
+        self.labels: list[Tensor] = []
+        self.variance: float | None = None
+
+    def add(self, trained: _Trained, part: _Part, table: Mapping[str, Sequence[str]]) -> None:
+        """Take the predictions of some rows into account."""
+        column = self.preprocessing.label
+        if column not in table or trained.model.loss == "cox":
+            return
+        labels = self._labels(table[column])
+        known = ~labels.isnan()
+        outputs = part.answers.double()
+        if trained.model.loss in CLASSES:
+            outputs = outputs.clamp(min=1e-30).log()
+        self.score = trained.record.facts.score
+        target = trained.record.facts.target
+        self.variance = None if target is None else target.deviation**2
+        self.outputs.append(outputs[known])
+        self.labels.append(labels[known])
+
+    def _labels(self, texts: Sequence[str]) -> Tensor:
+        names = self.preprocessing.class_names
+        if names:
+            number = {name: float(i) for i, name in enumerate(names)}
+            codes = [plain_table.plain_code(text.strip()) for text in texts]
+            return torch.tensor([number.get(code, math.nan) for code in codes])
+        values = []
+        for text in texts:
+            for decimal in (".", ","):
+                column = Column("", "number", decimal=decimal)
+                if plain_table.notation_of(column, [text]) == column:
+                    values.append(plain_table.parser(column)(text))
+                    break
+            else:
+                values.append(math.nan)
+        return torch.tensor(values, dtype=torch.float64)
+
+    def lines(self) -> list[str]:
+        """The run's score over all rows that have a label."""
+        y = torch.cat(self.labels) if self.labels else torch.empty(0)
+        if len(y) == 0 or ":" in self.score:
+            return []
+        labels = y.long() if self.preprocessing.class_names else y
+        score = find(self.score, self.variance)
+        stats = score.row_stats(torch.cat(self.outputs), labels)
+        value = float(score.reduce(stats, torch.tensor([0, len(y)])))
+        shown = f"{100 * value:.2f} %" if score.in_per_cent else f"{value:.4g}"
+        return [f"{self.score} over the {len(y)} rows that have a label: {shown}"]
 
 
 def _preprocessing(record: Record) -> Preprocessing:
@@ -212,13 +376,7 @@ def _preprocessing(record: Record) -> Preprocessing:
     return preprocessing
 
 
-def _naming(preprocessing: Preprocessing) -> list[str]:
-    """The columns that say which row it is."""
-    ids = [column.name for column in preprocessing.columns if column.is_id]
-    return ids if preprocessing.client is None else [preprocessing.client, *ids]
-
-
-def _tables(path: Path, preprocessing: Preprocessing) -> Iterator[dict[str, Sequence[str]]]:
+def _tables(path: Path, preprocessing: Preprocessing) -> Iterator[dict[str, list[str]]]:
     """The rows of a file as texts, some at a time."""
     decimals = {column.name: column.decimal for column in preprocessing.columns}
     for batch in read_batches(path, "auto", preprocessing.encoding):

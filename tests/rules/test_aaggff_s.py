@@ -295,3 +295,16 @@ def test_regret_of_a_decision_that_never_moves_grows_past_the_bound() -> None:
         decision_loss(torch.full((clients,), 1 / clients, dtype=torch.float64), r)
     )
     assert stayed + simplex.best_fixed(r.repeat(rounds, 1))[1] > bound(clients, rounds)
+
+
+def test_alpha_may_be_any_number_above_0() -> None:
+    assert AAggFFS(alpha=0.5).alpha == 0.5
+    with pytest.raises(ConfigError, match="alpha = 0"):
+        AAggFFS(alpha=0.0)
+
+
+def test_the_curvature_is_square_after_clients_joined() -> None:
+    rule = AAggFFS()
+    _, state = play(rule, reports([1.0, 2.0]), rule.init(2))
+    _, state = play(rule, reports([1.0, 2.0, 3.0]), state)
+    assert state["curvature"].shape == (3, 3)

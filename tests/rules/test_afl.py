@@ -446,3 +446,11 @@ def test_a_cohort_of_one_that_moves_nothing_is_warned_of() -> None:
         assert "a single reporter says nothing" in decision.warnings[0]
     assert AFL()(reports([2.0, 1.0], ids=[1, 2], clients=3), AFL().init(3)).warnings == ()
     assert AFL()(reports([2.0]), AFL().init(1)).warnings == ()
+
+
+def test_a_client_that_joins_late_has_no_prior() -> None:
+    late, known = AFL(concentration=(3.0, 3.0)), AFL(concentration=(3.0, 3.0, 1.0))
+    told = reports([1.0, 2.0, 4.0])
+    weights, _ = play(late, told, late.init(2))
+    expected, _ = play(known, told, late.init(2))
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=0)

@@ -99,3 +99,10 @@ def test_the_warning_is_in_the_rounds_that_need_it_once() -> None:
 def test_beta_below_zero_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"beta = -0\.1"):
         SemiVRed(-0.1)
+
+
+def test_weights_of_exactly_zero_are_no_reason_to_warn() -> None:
+    told = reports([0.0, 2.0])
+    assert weigh(SemiVRed(beta=1.0), told).tolist() == [0.0, 1.0]
+    assert SemiVRed(beta=1.0).warnings(told) == ()
+    assert "below 1" in SemiVRed(beta=1.01).warnings(told)[0]

@@ -462,3 +462,11 @@ def test_project_hull_keeps_points_inside_and_finds_corners() -> None:
     torch.testing.assert_close(nearest, simplex.project(v), rtol=0, atol=1e-8)
     inside = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     torch.testing.assert_close(simplex.project_hull(inside, points), inside, rtol=0, atol=1e-7)
+
+
+def test_a_coordinate_at_the_threshold_without_a_pull_is_zero() -> None:
+    corner = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert simplex.project_inside(corner, torch.zeros(2, dtype=torch.float64)).tolist() == [
+        1.0,
+        0.0,
+    ]

@@ -204,3 +204,8 @@ def test_the_distribution_is_the_mixture_by_client(rule: Rule) -> None:
     assert grown is not None
     assert grown[3].item() == pytest.approx(1 / 4)
     torch.testing.assert_close(grown[:3], 0.75 * p, rtol=1e-12, atol=0)
+
+
+def test_a_client_whose_id_is_free_gets_that_slot_before_others() -> None:
+    slots, index = take_slots(empty_slots(3), torch.tensor([-5, 0]), 3)
+    assert index.tolist() == [1, 0] and slots.tolist()[:2] == [0, -5]

@@ -43,7 +43,7 @@ def test_run_takes_overrides(command: Command, file: Path, tmp_path: Path) -> No
         "run", file, "rounds=2", "rule=fedavg", "client.lr=0.05", "--out", tmp_path / "r", "--quiet"
     )
     assert result.code == 0
-    record = commonweal.load(tmp_path / "r")
+    record = commonweal.load_run(tmp_path / "r")
     assert isinstance(record, commonweal.Record)
     assert len(record.rounds) == 2
     assert record.experiment["rule"] == {"name": "fedavg"}
@@ -123,8 +123,10 @@ def test_run_refuses_a_second_time_and_resume_says_it_was_finished(
 
 def test_run_in_another_experiments_folder(command: Command, file: Path, tmp_path: Path) -> None:
     assert command("run", file, "--out", tmp_path / "r", "-q").code == 0
-    sentence = mistake(command("run", file, "rounds=9", "--out", tmp_path / "r", "--resume"))
-    assert "holds another experiment" in sentence and "rounds = 9" in sentence
+    sentence = mistake(command("run", file, "client.lr=9", "--out", tmp_path / "r", "--resume"))
+    assert "holds another experiment" in sentence and "client.lr = 9" in sentence
+    sentence = mistake(command("run", file, "rounds=99", "--out", tmp_path / "r"))
+    assert "--resume adds rounds" in sentence
 
 
 LONG = (

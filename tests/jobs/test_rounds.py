@@ -30,6 +30,7 @@ from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, converse, run
 from commonweal.record.record import Record
 from commonweal.record.store import Store
+from commonweal.record.verify import problems
 from commonweal.rules import AAggFFS, Decision, FedAvg, Reports, Rule
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client
@@ -237,6 +238,35 @@ def test_another_rule_is_another_run(tmp_path: Path) -> None:
     rounds(task(), federation(), rounds=2, out=tmp_path / "own")
     with pytest.raises(RunError, match="holds another experiment"):
         rounds(task(), federation(), rounds=2, rule="aaggff-s", out=tmp_path / "own", resume=True)
+
+
+CONTINUES = {"rule": ("aaggff-s", "afl", "qfedavg"), "client": ("ditto", "scaffold", "fedprox")}
+PLANS = {"rule": ("feddg-ga",), "client": ("fine-tune", "superfed-mm"), "algorithm": ("two-phase",)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, n) for k, names in CONTINUES.items() for n in names]
+)
+def test_more_rounds_give_the_longer_run(tmp_path: Path, kind: str, name: str) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        names = ("model.safetensors", "clients.csv", "experiment.toml", "rounds.jsonl")
+        return {name: (folder / name).read_bytes() for name in names}
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    rounds(task(), federation(), rounds=5, out=whole, **{kind: name})
+    rounds(task(), federation(), rounds=2, out=parts, **{kind: name})
+    assert len(rounds(task(), federation(), rounds=5, out=parts, resume=True, **{kind: name})) == 3
+    assert files(parts) == files(whole)
+    assert not problems(parts)
+    with pytest.raises(RunError, match="holds another experiment"):  # fewer are not more
+        rounds(task(), federation(), rounds=4, out=parts, resume=True, **{kind: name})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, names in PLANS.items() for n in names])
+def test_a_method_that_plans_its_rounds_takes_no_more(tmp_path: Path, kind: str, name: str) -> None:
+    rounds(task(), federation(), rounds=2, out=tmp_path / "r", **{kind: name})
+    with pytest.raises(RunError, match="was planned for 2 rounds"):
+        rounds(task(), federation(), rounds=5, out=tmp_path / "r", resume=True, **{kind: name})
 
 
 # Runs of one's own task and federation can be reopened

@@ -277,7 +277,7 @@ def test_a_folder_whose_run_failed_before_its_first_round_may_be_used_again(tmp_
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"rounds": 8}, "rounds = 8"),
+        ({"rounds": 2}, "rounds = 2"),
         ({"seed": 3}, "seed = 3"),
         ({"rule": "fedavg"}, "fedavg"),
         ({"rule": {"name": "aaggff-s", "cdf": "gumbel"}}, "gumbel"),

@@ -163,6 +163,11 @@ class Algorithm:
         return False
 
     @property
+    def plans_rounds(self) -> bool:
+        """Whether a round depends on how many there are: such a run cannot be given more."""
+        return True
+
+    @property
     def needs(self) -> frozenset[Need]:
         """What the server must know of clients. "labels": their label counts, before `init`."""
         return frozenset()

@@ -85,6 +85,10 @@ class Averaging(Algorithm):
         return (*private, *self.channels)
 
     @property
+    def plans_rounds(self) -> bool:
+        return self.client.plans_rounds or self.rule.plans_rounds
+
+    @property
     def needs(self) -> frozenset[Need]:
         return self.rule.needs
 

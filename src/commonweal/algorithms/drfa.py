@@ -80,6 +80,10 @@ class DRFA(Algorithm):
 
     on_devices: ClassVar[bool] = True
 
+    @property
+    def plans_rounds(self) -> bool:
+        return False
+
     def __post_init__(self) -> None:
         if not self.ascent > 0 or self.steps < 1:
             raise ConfigError(

@@ -52,6 +52,10 @@ class FedCorr(Averaging):
     beta: float = 5.0
     neighbours: int = 20
 
+    @property
+    def plans_rounds(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task.loss != "cross-entropy":

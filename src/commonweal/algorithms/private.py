@@ -87,6 +87,10 @@ class Private(Averaging):
 
     # What is refused
 
+    @property
+    def plans_rounds(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_numbers()

@@ -26,6 +26,10 @@ class TwoPhase(Averaging):
     Where a client does not answer the second request, the others' weights are scaled up.
     """
 
+    @property
+    def plans_rounds(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         unavailable = self.rule.needs & {"update", "loss_after"}

@@ -51,6 +51,7 @@ class Blend(Client):
     """
 
     personalizes: ClassVar[bool] = True
+    plans_rounds: ClassVar[bool] = True
     rejoins: ClassVar[bool] = True
 
     partner: Literal["both", "global", "tuned"] = "both"

@@ -31,6 +31,7 @@ class FineTune(Client):
     """
 
     personalizes: ClassVar[bool] = True
+    plans_rounds: ClassVar[bool] = True
 
     tune_epochs: int | float = 5
     tune_lr: float | None = None

@@ -37,6 +37,7 @@ class SuPerFedMM(Client):
     """
 
     personalizes: ClassVar[bool] = True
+    plans_rounds: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
         "mu": (0.0, 0.01, 0.1, 1.0),
         "nu": (0.0, 1.0, 2.0, 5.0),

@@ -274,7 +274,7 @@ def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
     store = _store(job, folder)
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
-        last, saved = store.open(job.text, about, resume)
+        last, saved = store.open(job.text, about, resume, job.algorithm.plans_rounds)
         best = _Best(job, store, last)
         if not best.ends(last):
             store.remove_model()

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -99,12 +100,30 @@ class Store:
         """Keep other processes from writing to the folder."""
         return locked(self.folder)
 
-    def open(self, experiment: str, facts: RunFacts, resume: bool) -> tuple[int, State]:
-        """Start or continue a run: the last saved round (0: none), and the state after it."""
+    def open(
+        self, experiment: str, facts: RunFacts, resume: bool, plans_rounds: bool = True
+    ) -> tuple[int, State]:
+        """Start or continue a run: the last saved round (0: none), and the state after it.
+
+        Args:
+            experiment: The text of the experiment.
+            facts: About the run.
+            resume: Whether to continue what is there, also with more rounds.
+            plans_rounds: Whether rounds depend on how many there are: then none can be added.
+        """
         self._check_format()
         known = self.folder / EXPERIMENT
-        difference = _difference(known, experiment) if known.exists() else ""
-        self._check(known, difference, resume)
+        changed = _changes(known, experiment) if known.exists() else {}
+        difference = _difference(changed)
+        longer = resume and _adds_rounds(changed)
+        if longer and plans_rounds and self._has_rounds:
+            raise RunError(
+                f"{str(self.folder)!r} was planned for {changed['rounds'][0]} rounds, and its "
+                "method, rule or algorithm depends on that: more rounds need a run of their own "
+                "(--out, or out=)"
+            )
+        if not longer:
+            self._check(known, difference, resume)
         last, saved = self._resumed(facts)
         self._progress.experiment = digest(experiment.encode())
         self._cut(last)
@@ -302,18 +321,40 @@ def _starts(name: str) -> bool:
     return name in STARTED or re.fullmatch(WHOLE + PART, name) is not None
 
 
-def _difference(known: Path, experiment: str) -> str:
-    """What the new experiment changes, as `key = value`; empty where they are the same."""
+Changes: TypeAlias = dict[str, tuple[object, object]]  # by key, the values before and after
+
+
+def _changes(known: Path, experiment: str) -> Changes:
+    """What a new experiment changes; None stands for a key that is not there."""
     try:
         old = read_plain(known).decode()
         if old == experiment:
-            return ""
+            return {}
         before = flat(renamed(tomllib.loads(old)))
         after = flat(tomllib.loads(experiment))
     except (OSError, ValueError, RecursionError):
-        return "its experiment.toml cannot be read"
-    changed = [f"{key} = {value!r}" for key, value in after.items() if before.get(key) != value]
-    if changed:
-        return f"not {changed[0]}"
-    more = sorted(before.keys() - after.keys())
-    return f"it has {', '.join(more)}" if more else ""
+        return {EXPERIMENT: ("text that cannot be read", "")}
+    keys = dict.fromkeys([*after, *sorted(before)])
+    values = {key: (before.get(key), after.get(key)) for key in keys}
+    return {key: (old, new) for key, (old, new) in values.items() if old != new}
+
+
+def _adds_rounds(changed: Changes) -> bool:
+    """Whether an experiment has more rounds, and is the same otherwise."""
+    if list(changed) != ["rounds"]:
+        return False
+    before, after = changed["rounds"]
+    return isinstance(before, int) and isinstance(after, int) and after > before
+
+
+def _difference(changed: Changes) -> str:
+    """The first change in words; empty where there is none."""
+    for key, (before, after) in changed.items():
+        if key == EXPERIMENT:
+            return f"its {EXPERIMENT} cannot be read"
+        if key == "rounds" and _adds_rounds(changed):
+            return f"{before} rounds, not {after}; --resume adds rounds"
+        if after is not None:
+            return f"not {key} = {after!r}"
+        return f"it has {key} = {before!r}"
+    return ""

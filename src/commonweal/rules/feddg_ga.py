@@ -37,6 +37,10 @@ class FedDGGA(Rule):
 
     kind: ClassVar[Kind] = Kind("online", "loss above that after own training", "a signed step")
 
+    @property
+    def plans_rounds(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         if not 0 < self.d <= 1:
             raise ConfigError(f"feddg-ga d = {self.d}: it must be above 0 and at most 1")

@@ -291,6 +291,11 @@ class Rule:
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     @property
+    def plans_rounds(self) -> bool:
+        """Whether a decision depends on how many rounds there are."""
+        return False
+
+    @property
     def mixing(self) -> bool:
         """Whether weights are at least 0 and sum to 1. A subclass may set it as an attribute."""
         return True
@@ -387,6 +392,10 @@ class Combinator(Rule):
     @property
     def needs(self) -> frozenset[Need]:
         return self.rule.needs
+
+    @property
+    def plans_rounds(self) -> bool:
+        return self.rule.plans_rounds
 
     @property
     def local_run(self) -> str | None:

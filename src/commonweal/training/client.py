@@ -53,6 +53,7 @@ class Client:
 
     personalizes: ClassVar[bool] = False  # whether clients use personal models
     rejoins: ClassVar[bool] = False  # whether some stages also train on validation samples
+    plans_rounds: ClassVar[bool] = False  # whether a round depends on how many there are
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     def __post_init__(self) -> None:

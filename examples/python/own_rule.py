@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import commonweal as cw
-from commonweal.rules.rule import Stateless
 
 
 @dataclass(frozen=True)
-class WorseHalf(Stateless):
+class WorseHalf(cw.Stateless):
     def weigh(self, reports: cw.Reports) -> Tensor:
         chosen = (reports.losses >= reports.losses.median()).double()
         return chosen / chosen.sum()

@@ -4,8 +4,7 @@ import torch
 
 import commonweal as cw
 
-list(cw.run(cw.Experiment(dataset="vowel", rounds=5), out="runs/vowel"))
-record = cw.Record.read("runs/vowel")
+record = cw.run(cw.Experiment(dataset="vowel", rounds=5), out="runs/vowel").result()
 table = record.clients()
 worst = table.evaluation.score.argsort()[:3].tolist()
 print("left behind:", [table.names[k] for k in worst])

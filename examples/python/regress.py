@@ -18,8 +18,7 @@ task = cw.Task(nn.Linear(4, 1), loss="squared", score="mae")
 client = {"name": "sgd", "lr": 0.05, "batch": 20}
 for rule in ("fedavg", "term"):
     out = f"runs/{rule}"
-    for _ in cw.run(task, federation, rule=rule, client=client, rounds=20, out=out):
-        pass
-    table = cw.Record.read(out).clients()
+    run = cw.run(task, federation, rule=rule, client=client, rounds=20, out=out)
+    table = run.result().clients()
     errors = dict(zip(table.names, table.evaluation.score.tolist(), strict=True))
     print(rule, "mean absolute error in days:", {name: round(e, 2) for name, e in errors.items()})

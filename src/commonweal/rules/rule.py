@@ -287,7 +287,7 @@ class Kind(NamedTuple):
 class Rule:
     """How much each report counts. Pure: hyper-parameters are fields, memory is a value."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[Kind] = Kind("reweighting", "", "")  # for authors who state none
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
     @property

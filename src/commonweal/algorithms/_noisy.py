@@ -21,13 +21,13 @@ def intrinsic_dimension(points: Tensor, neighbours: int = 20) -> Tensor:
     k = min(neighbours, len(points) - 1)
     if k < 2:
         return points.new_zeros(len(points))
-    each = []
+    dimensions = []
     for part in torch.split(points, AT_ONCE):
         nearest = torch.cdist(part, points).topk(k + 1, largest=False).values[:, 1:]
         farthest = nearest[:, -1:]
         mean = (nearest / farthest).clamp(min=1e-300).log().mean(1)
-        each.append(torch.where((mean < 0) & (farthest[:, 0] > 1e-12), -1 / mean, 0.0))
-    return torch.cat(each)
+        dimensions.append(torch.where((mean < 0) & (farthest[:, 0] > 1e-12), -1 / mean, 0.0))
+    return torch.cat(dimensions)
 
 
 def upper_component(values: Tensor) -> Tensor:

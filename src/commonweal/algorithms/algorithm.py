@@ -251,8 +251,8 @@ def keep_finite(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
     finite = torch.stack([is_finite(value) for value in checked]).all(0)  # (S,)
     if finite.all():
         return after
-    kept = {}
+    states = {}
     for name, value in after.items():
         rows = zip(value, before[name], finite, strict=True)
-        kept[name] = torch.stack([new if good else old for new, old, good in rows])
-    return kept
+        states[name] = torch.stack([new if good else old for new, old, good in rows])
+    return states

@@ -5,7 +5,7 @@ Two exchanges per round: clients sampled by lam train; then clients sampled unif
 loss of the mean model after a random number of the local steps.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from commonweal.rules.simplex import project
 from commonweal.samplers.by_weight import ByWeight
 from commonweal.samplers.uniform import Uniform
 from commonweal.servers.server import ServerOptimizer
-from commonweal.training.client import Client
+from commonweal.training.client import Client, sgd_parameters
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate
 from commonweal.training.local import schedule, train_locally
@@ -99,8 +99,7 @@ class DRFA(Algorithm):
 
     @cached_property
     def _trainer(self) -> _Snapshot:
-        values = {each.name: vars(self.client)[each.name] for each in fields(Client)}
-        return _Snapshot(**(values | {"steps": self.tau}))
+        return _Snapshot(**(sgd_parameters(self.client) | {"steps": self.tau}))
 
     def init(self, population: Population) -> State:
         w = self.task.initial.clone()

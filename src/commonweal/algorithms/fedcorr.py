@@ -85,8 +85,8 @@ class FedCorr(Averaging):
 
     def init(self, population: Population) -> State:
         zeros = torch.zeros(population.clients, dtype=torch.float64)
-        found = {"dimension": zeros, "level": zeros, "noisy": zeros.bool()}
-        return super().init(population) | found
+        unknown = {"dimension": zeros, "level": zeros, "noisy": zeros.bool()}
+        return super().init(population) | unknown
 
     def round(self, state: State, sample: Sample) -> Conversation:
         number = int(state["round"])
@@ -123,10 +123,10 @@ class FedCorr(Averaging):
         cohort = order[part * sample.size : (part + 1) * sample.size].sort().values
         each = {"level": state["level"][cohort].float()}
         replies = yield Request(cohort, self.ask(state), "train", each)
-        kept = replies.finite()
+        usable = replies.finite()
         dimension = state["dimension"].clone()
-        if len(kept.clients):
-            dimension[kept.clients] += kept.values["dimension"].double()
+        if len(usable.clients):
+            dimension[usable.clients] += usable.values["dimension"].double()
         outcome = self._by_rows.tell(state, replies, sample.population.clients)
         following = outcome.state | {"dimension": dimension, "rule": state["rule"]}
         if part == parts - 1:

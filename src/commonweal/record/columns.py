@@ -190,7 +190,7 @@ def _read(file: int, at: int, size: int) -> bytes:
 def _entries(file: int, place: Place, keys: Keys, client: int) -> dict[str, float]:
     header = _header(file, place)
     positions: dict[str, int | None] = {}
-    found = {}
+    arrays = {}
     for name, candidates in keys.items():
         if name not in header:
             continue
@@ -200,22 +200,22 @@ def _entries(file: int, place: Place, keys: Keys, client: int) -> dict[str, floa
             positions[key] = int(places[0]) if len(places) else None
         position = positions[key]
         if position is not None:
-            found[name] = _entry(file, header, name, position)
-    return found
+            arrays[name] = _entry(file, header, name, position)
+    return arrays
 
 
 def _header(file: int, place: Place) -> Header:
     (length,) = struct.unpack("<Q", _read(file, place.at, 8))
     if length > place.size - 8:
         raise ValueError("a header is longer than its chunk")
-    found = {}
+    arrays = {}
     for name, about in json.loads(_read(file, place.at + 8, length)).items():
         begin, end = about["data_offsets"]
         kind = np.dtype(TYPES[about["dtype"]])
         if not 0 <= begin <= end <= place.size - 8 - length:
             raise ValueError(f"{name} is not within its chunk")
-        found[name] = (kind, place.at + 8 + length + begin, (end - begin) // kind.itemsize)
-    return found
+        arrays[name] = (kind, place.at + 8 + length + begin, (end - begin) // kind.itemsize)
+    return arrays
 
 
 def _column(file: int, header: Header, name: str) -> Array:

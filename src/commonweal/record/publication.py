@@ -42,7 +42,7 @@ def publish(private: Path) -> None:
     write_file(private / MARK, ABOUT.encode())
     write_file(public / "experiment.toml", _experiment(private))
     write_facts(public, _facts(record.facts))
-    lines = [{"round": each.number, "public": each.public} for each in record.rounds]
+    lines = [{"round": entry.number, "public": entry.public} for entry in record.rounds]
     write_file(public / ROUNDS, b"".join(to_json(line, indent=None) for line in lines))
     if record.finished:
         write_file(public / MODEL, read_plain(private / MODEL))

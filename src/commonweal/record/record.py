@@ -35,7 +35,6 @@ from commonweal.record.rounds import (
     StoredRound,
     best_round,
     last_round,
-    progress_after,
     read_rounds,
 )
 from commonweal.training.scores import find
@@ -120,10 +119,6 @@ class Outline:
     def last(self) -> Progress:
         """The last round's number, and the last metrics, from the end of rounds.jsonl."""
         return last_round(self.folder)
-
-    def rounds_after(self, offset: int) -> tuple[list[Progress], int]:
-        """The rounds written after some byte of rounds.jsonl, and where the next will begin."""
-        return progress_after(self.folder, offset)
 
 
 def _small_files(folder: Path) -> tuple[dict[str, Any], RunFacts]:
@@ -240,7 +235,7 @@ class Record(Outline):
     @property
     def evaluated(self) -> list[StoredRound]:
         """The rounds that were evaluated."""
-        return [each for each in self.rounds if each.metrics]
+        return [stored for stored in self.rounds if stored.metrics]
 
     def timings(self) -> list[dict[str, float]]:
         """The seconds of every round, by what they were spent on."""
@@ -268,8 +263,8 @@ class Record(Outline):
             if not self.evaluated:
                 raise RunError(f"{where} has no evaluated round yet")
             round = self.evaluated[-1].number
-        for each in self.rounds:
-            table = self.table(each, "test") if each.number == round else None
+        for stored in self.rounds:
+            table = self.table(stored, "test") if stored.number == round else None
             if table is not None:
                 return table
         raise RunError(f"{where}: round {round} was not evaluated")
@@ -278,9 +273,9 @@ class Record(Outline):
         """The last evaluation of the clients that are held out of training, if there are any."""
         return self.table(self.evaluated[-1], "unseen") if self.evaluated else None
 
-    def table(self, each: StoredRound, part: Part) -> ClientTable | None:
+    def table(self, stored: StoredRound, part: Part) -> ClientTable | None:
         """The evaluation of a round on a part of the data, if there is one."""
-        named = each.table(part)
+        named = stored.table(part)
         if named is None:
             return None
         try:
@@ -295,13 +290,13 @@ class Record(Outline):
         its rate of descent, for rules that choose a direction; those of the evaluation on test
         samples are called `test.score`, `test.loss` and so on.
         """
-        columns: dict[str, list[float]] = {"round": [each.number for each in self.rounds]}
+        columns: dict[str, list[float]] = {"round": [stored.number for stored in self.rounds]}
         if not self.rounds or client not in self.rounds[0].names:
             raise RunError(f"no client of this run is called {client!r}")
         number = list(self.rounds[0].names).index(client)
         keys = self._keys()
         columns |= {name: [] for name in keys}
-        places = (each.place for each in self.rounds if each.place is not None)
+        places = (stored.place for stored in self.rounds if stored.place is not None)
         for entries in Chunks(self.folder / VALUES).entries(places, keys, number):
             for name in keys:
                 columns[name].append(entries.get(name, math.nan))
@@ -312,7 +307,7 @@ class Record(Outline):
         keys = {"loss": ("client",), "score": ("client",), "weight": ("weighted", "client")}
         if self.rounds[0].length is not None:
             keys["rate"] = ("weighted", "client")
-        tables = (each.table("test") for each in self.evaluated)
+        tables = (stored.table("test") for stored in self.evaluated)
         _, columns = next((table for table in tables if table is not None), ((), {}))
         return keys | {f"test.{name}": ("test.client",) for name in columns}
 
@@ -322,11 +317,11 @@ class Record(Outline):
         A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
         """
         parts: list[dict[str, Array]] = []
-        for each in self.evaluated:
-            table = each.table("test")
+        for stored in self.evaluated:
+            table = stored.table("test")
             if table is not None:
                 names, columns = table
-                numbers = np.full(len(names), each.number)
+                numbers = np.full(len(names), stored.number)
                 parts.append({"round": numbers, "client": np.array(names, object), **columns})
         keys = parts[0] if parts else ()
         return frame({name: np.concatenate([part[name] for part in parts]) for name in keys})

@@ -73,7 +73,9 @@ def export(
         first = last = before.round if before is not None and identity == known else 0
         rounds = record.follow(stopped=stopped) if follow else iter(record.rounds)
         try:
-            for some in _batches(record, (each for each in rounds if each.number > first), follow):
+            for some in _batches(
+                record, (stored for stored in rounds if stored.number > first), follow
+            ):
                 tracker.log(some)
                 last = some[-1].round
         finally:
@@ -151,38 +153,38 @@ def _batches(record: Record, rounds: Iterator[StoredRound], follow: bool) -> Ite
     while some := list(islice(rounds, size)):
         if some[-1].number not in seconds:
             seconds = {int(line.pop("round")): line for line in record.timings()}
-        yield [moment(each, seconds.get(each.number, {})) for each in some]
+        yield [moment(stored, seconds.get(stored.number, {})) for stored in some]
 
 
-def moment(each: StoredRound, seconds: Mapping[str, float]) -> Moment:
+def moment(stored: StoredRound, seconds: Mapping[str, float]) -> Moment:
     """A round as a tracker takes it: summaries, and per-client values as distributions."""
-    losses = [loss for loss in each.losses if math.isfinite(loss)]
-    weights = [weight * len(each.weights) for weight in each.weights.values()]
+    losses = [loss for loss in stored.losses if math.isfinite(loss)]
+    weights = [weight * len(stored.weights) for weight in stored.weights.values()]
     numbers = {
-        "cohort/clients": float(len(each.clients)),
-        "cohort/replies_used": float(len(each.weights)),
-        "cohort/replies_dropped": float(len(each.dropped)),
-        "cohort/replies_capped": float(len(each.capped)),
-        **_grouped("bytes", each.bytes),
+        "cohort/clients": float(len(stored.clients)),
+        "cohort/replies_used": float(len(stored.weights)),
+        "cohort/replies_dropped": float(len(stored.dropped)),
+        "cohort/replies_capped": float(len(stored.capped)),
+        **_grouped("bytes", stored.bytes),
         **_grouped("seconds", seconds),
-        **_grouped("test", each.metrics),
-        **_grouped("personal", each.personal),
-        **_grouped("validation", each.validation),
-        **_grouped("unseen", each.unseen),
+        **_grouped("test", stored.metrics),
+        **_grouped("personal", stored.personal),
+        **_grouped("validation", stored.validation),
+        **_grouped("unseen", stored.unseen),
     }
-    for name, values in each.more.items():
+    for name, values in stored.more.items():
         numbers |= _grouped(f"test_{name}", values)
     if losses:
         numbers |= {"cohort/loss_mean": sum(losses) / len(losses), "cohort/loss_max": max(losses)}
     if weights:
         numbers["cohort/weight_max"] = max(weights)
     clients = {"cohort/losses": losses, "cohort/relative_weights": weights}
-    if each.metrics:
-        table = each.table("test")
+    if stored.metrics:
+        table = stored.table("test")
         scores = [] if table is None else table[1]["score"].tolist()
         clients["test/scores"] = [score for score in scores if math.isfinite(score)]
     return Moment(
-        each.number,
+        stored.number,
         {name: value for name, value in numbers.items() if math.isfinite(value)},
         {name: values for name, values in clients.items() if values},
     )

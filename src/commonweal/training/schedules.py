@@ -87,5 +87,5 @@ def _value(node: ast.expr, t: float) -> float:
     if isinstance(node, ast.Call) and not node.keywords:
         function = FUNCTIONS.get(ast.unparse(node.func))
         if function is not None:
-            return function(*(_value(each, t) for each in node.args))
+            return function(*(_value(argument, t) for argument in node.args))
     raise ConfigError(f"{ast.unparse(node)!r} is not known")

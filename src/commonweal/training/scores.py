@@ -128,8 +128,8 @@ def _classes_by_client(stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, 
     classes = int(width.max()) if len(width) else 2
     client = torch.repeat_interleave(torch.arange(clients), sizes) * classes
     counts = []
-    for each in ((client + y)[predicted == y], client + predicted, client + y):
-        counts.append(torch.bincount(each, minlength=clients * classes).view(clients, classes))
+    for cells in ((client + y)[predicted == y], client + predicted, client + y):
+        counts.append(torch.bincount(cells, minlength=clients * classes).view(clients, classes))
     right, guessed, true = (count.double() for count in counts)
     return right, guessed, true
 
@@ -154,11 +154,11 @@ def _f1(stats: Tensor, offsets: Tensor) -> Tensor:
     """2 right / (predicted + true): of class 1 where there are two, else the mean over classes."""
     right, guessed, true = _classes_by_client(stats, offsets)
     if right.shape[1] == 2:
-        right, guessed, true = (each[:, 1:] for each in (right, guessed, true))
+        right, guessed, true = (count[:, 1:] for count in (right, guessed, true))
     total = guessed + true
     occurs = total > 0  # a class that is neither predicted nor true says nothing
-    each = 2 * right / total.clamp(min=1)
-    return (each * occurs).sum(1) / occurs.sum(1)
+    f1 = 2 * right / total.clamp(min=1)
+    return (f1 * occurs).sum(1) / occurs.sum(1)
 
 
 def _auprc(stats: Tensor, offsets: Tensor) -> Tensor:
@@ -195,12 +195,12 @@ def _concordance(stats: Tensor, offsets: Tensor) -> Tensor:
 
 def _without_pairs(y: Tensor, offsets: Tensor) -> list[int]:
     """The clients with rows of which none has its event before another's time."""
-    found = []
+    clients = []
     for client, (a, b) in enumerate(pairwise(offsets.tolist())):
         time, event = y[a:b, 0], y[a:b, 1]
         if b > a and not ((time[:, None] < time[None, :]) & (event[:, None] > 0)).any():
-            found.append(client)
-    return found
+            clients.append(client)
+    return clients
 
 
 def _sequences(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

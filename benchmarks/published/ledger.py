@@ -1,61 +1,90 @@
-"""The page of published tables: `python -m benchmarks.published.ledger` prints it."""
+"""The pages of published tables: `python -m benchmarks.published.ledger` writes them."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from . import reproduction
-from .reproduction import Measured, PublishedTable
+from . import reproduction, verdicts
+from .reproduction import Measured
+from .table import TABLES, PublishedTable, find, names
 
-__all__ = ["main", "page"]
+__all__ = ["main", "pages"]
 
-KINDS = ("reproduced", "within noise", "differs", "no verdict", "not run", "cannot")
-PAGE = """# Published tables, cell by cell
+KINDS = ("reproduced", "within noise", "differs", "no verdict", "not run: time", "not run: data")
+FRONT = """# Published tables
 
-This page covers every results table of the five papers, cell by cell, with what Commonweal gives
-or why there is no figure. [Results](../results.md#published-tables) has a summary. From a checkout,
-`commonweal reproduce NAME` repeats a table and `commonweal reproduce` lists them.
+The five papers' main claims, and what our runs say about them. [Cell by cell](cells.md) has every
+table. From a checkout, `commonweal reproduce NAME` repeats a table and `commonweal reproduce` lists
+them.
 
-- *Reproduced*: the published figure is within one point of ours and within two standard errors of
-  the difference of both means over seeds.
-- *Within noise*: within two standard errors, but more than a point away.
-- *Differs*: more than that; the difference is ours minus theirs.
-- *No verdict*: other data, another model, or an unknown spread over seeds.
-- *Not run*: it can be run, but was not. *Cannot*: data or computing time is missing.
+{claims}
+## Cells
 
 {counts}
-Numbers in brackets are population standard deviations over seeds, unless a table says otherwise.
-Ours were measured with the version that is named; "code" is the authors' code, run again.
+- *Differs*: the difference of both means is significant (Welch's test, 95 %). *Reproduced*: it is
+  not, and is at most one point (a tenth of figures below 10). *Within noise*: it is larger.
+- *No verdict*: other data, another model, or an unknown spread over runs.
+- *Not run*: it would take too long on two cores, or files are missing here. All files are public or
+  available on request.
+"""
+CELLS = """# Published tables, cell by cell
+
+This page covers every results table of the five papers, with what Commonweal gives or why there is
+no figure. [Published tables](ledger.md) has the summary. The published settings, with their
+sources, are in `benchmarks/published/tables`.
+
+- Cells are compared by Welch's test of two means over runs. Where the paper prints no spread over
+  seeds, ours is taken for theirs. With fewer than five seeds of ours, the spread is pooled over the
+  table's rows; with one, it is that of the run's evaluations in its last quarter. Where the paper
+  prints a spread over clients, it is divided by the root of their number, and what our seeds differ
+  by is added.
+- Figures that a paper prints as a root (AdaFed's sigma) are compared as squares.
+- Numbers in brackets are population standard deviations over seeds; where the paper's are over
+  clients, so are ours. "code" is the authors' code, run again.
 
 {tables}
-This page is generated: `python -m benchmarks.published.ledger > docs/results/ledger.md`. The
-published cells are in `benchmarks/published/tables`. Tables 3.6 to 3.10 of the thesis repeat Tables
-2, 3, 5, 6 and 7 of AAggFF and are counted there.
+This page is generated: `python -m benchmarks.published.ledger` writes it. Tables 3.6 to 3.10 of the
+thesis repeat Tables 2, 3, 5, 6 and 7 of AAggFF and are counted there.
 """
+DOCS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def page() -> str:
-    """docs/results/ledger.md."""
-    tables = [reproduction.find(name) for name in reproduction.names()]
+def pages() -> dict[str, str]:
+    """The pages in docs/results, by file name."""
+    tables = [find(name) for name in names()]
     papers = dict.fromkeys(table.paper for table in tables)
     sections = [_section(paper, [t for t in tables if t.paper == paper]) for paper in papers]
-    return PAGE.format(counts=_counts(tables), tables="\n".join(sections))
+    return {
+        "ledger.md": FRONT.format(claims=_claims(), counts=_counts(tables)),
+        "cells.md": CELLS.format(tables="\n".join(sections)),
+    }
+
+
+def _claims() -> str:
+    """The papers' main claims as a table."""
+    read = tomllib.loads((TABLES / "claims.toml").read_text("utf-8"))
+    lines = [markdown_row(["paper", "claim", "here", "why"]), "|---|---|---|---|"]
+    for claim in read["claims"]:
+        lines.append(markdown_row([claim[key] for key in ("paper", "claim", "verdict", "why")]))
+    return "\n".join(lines) + "\n"
 
 
 def kinds_of(table: PublishedTable, measured: Measured | None) -> Counter[str]:
     """How many cells of a table are reproduced, differ, and so on."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     if table.repeats:
-        return found
-    for row, column, ours, verdict in reproduction.cells_of(table, measured):
-        if reproduction.figure(row.published, (), column):
-            found[_kind(table, bool(ours), verdict)] += 1
-    return found
+        return counts
+    for row, column, ours, verdict in verdicts.cells_of(table, measured):
+        if verdicts.figure(row.published, (), column):
+            counts[_kind(table, bool(ours), verdict)] += 1
+    return counts
 
 
 def _kind(table: PublishedTable, measured: bool, verdict: str) -> str:
     if not measured:
-        return "cannot" if table.status == "cannot" else "not run"
-    if table.status.startswith("other") or verdict.startswith(("+", "-")):
+        return table.status if table.status in KINDS else "not run: time"
+    if not verdict or verdict.startswith(("+", "-")):
         return "no verdict"
     return verdict.partition(" (")[0]
 
@@ -114,18 +143,18 @@ def _rows(table: PublishedTable, measured: Measured) -> list[str]:
     has_code = any(row.code for row in table.rows)
     header = ["method", "figure", "published", *(["code"] if has_code else []), "ours", ""]
     lines = [markdown_row(header), "|---|---|" + "--:|" * (len(header) - 3) + "---|"]
-    for row, column, ours, verdict in reproduction.cells_of(table, measured):
+    for row, column, ours, verdict in verdicts.cells_of(table, measured):
         if not ours:
             continue
-        code = [reproduction.figure(row.code, (), column)] if has_code else []
+        code = [verdicts.figure(row.code, (), column)] if has_code else []
         lines.append(
             markdown_row(
                 [
-                    row.name + _chosen(measured, row.name) if column == 0 else "",
+                    row.name + _about(measured, row.name) if column == 0 else "",
                     table.columns[column],
-                    reproduction.figure(row.published, row.spreads, column),
+                    verdicts.figure(row.published, row.spreads, column),
                     *code,
-                    reproduction.spread(ours),
+                    verdicts.spread(table, row, column, measured),
                     verdict,
                 ]
             )
@@ -133,9 +162,13 @@ def _rows(table: PublishedTable, measured: Measured) -> list[str]:
     return lines
 
 
-def _chosen(measured: Measured, row: str) -> str:
+def _about(measured: Measured, row: str) -> str:
+    """What a grid gave for a row, and how many seeds it has where they are fewer."""
     chosen = measured.chosen.get(row, {})
     values = [f"{key.partition('.')[2]} {value}" for key, value in chosen.items()]
+    seeds = len(measured.figures[row])
+    if seeds < len(measured.seeds):
+        values.append(f"{seeds} of {len(measured.seeds)} seeds")
     return f" ({', '.join(values)})" if values else ""
 
 
@@ -145,7 +178,8 @@ def markdown_row(cells: Iterable[object]) -> str:
 
 
 def main() -> None:
-    print(page(), end="")
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,153 +1,97 @@
-"""Published tables beside our runs: what a paper printed, what we got, and whether they agree.
-
-A table is a file `tables/<paper>/<name>.toml`: every published cell, what is wrong with them,
-and, where it can be run here, the experiment and what each row changes in it. Beside it stands what
-we measured, `<name>.json`, which `docs/results/ledger.md` shows.
-"""
+"""Published tables by our runs: plan and run a table's experiments, and read their figures."""
 
 import json
 import math
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from commonweal.analysis import curves, interpolation, tuning
 from commonweal.analysis.compare import Cell
-from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.errors import CommonwealError, DataError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json
 from commonweal.config.experiment import Experiment, change
+from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.reopening import reopen
+from commonweal.metrics import against
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
+from commonweal.synthetic import assess
+from commonweal.training.evaluation import Evaluation
 
-__all__ = ["Claim", "Measured", "Ours", "PublishedTable", "Row", "cells_of", "choose", "figure"]
-__all__ += ["find", "measure", "measured_by_us", "names", "plan", "save", "spread", "verdict"]
+from .table import TABLES, Floats, PublishedTable, Row, Setting
 
-TABLES = Path(__file__).parent / "tables"
+__all__ = ["Measured", "Planned", "choose", "figure_of", "measure"]
+__all__ += ["measured_by_us", "plan", "save", "with_files"]
 
-Floats: TypeAlias = tuple[float, ...]
 Chosen: TypeAlias = Mapping[str, Mapping[str, object]]  # row -> key -> value
 
-NOT_SCALED = ("gini", "angle", "kl")  # metrics that are not shares
+NOT_SCALED = ("gini", "angle", "kl", "ece", "mce")  # metrics that are not shares
 LINES = ("superfed-mm", "superfed-lm")  # whose authors report the best point of a line
-NEAR = 1.0  # points by which a reproduced cell may be off
-ROUNDING = 0.005  # of published figures
-VALIDATION = 0.25  # share of the training rows by which parameters are chosen
+VALIDATION = 0.25  # share of the training samples by which parameters are chosen
+LATE = 0.75  # evaluations after this share of the rounds show how much a run swings
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a table: a method and its cells."""
+class Planned(NamedTuple):
+    """A run of a table."""
 
-    name: str
-    published: Floats = ()  # empty: our own row; nan: cannot be read
-    spreads: Floats = ()
-    code: Floats = ()  # what the authors' code gives when it is run again
-    set: tuple[str, ...] | None = None  # changes of the experiment; None: not run here
-    grid: Mapping[str, tuple[object, ...]] | None = None  # key -> the values that the paper tried
-    columns: tuple[str, ...] = ()  # its metrics, where they are others than the table's
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper's text or one of its figures says, and what we got."""
-
-    says: str
-    ours: str
-
-
-@dataclass(frozen=True)
-class Ours:
-    """How a table is run here."""
-
-    seeds: tuple[int, ...]
-    columns: tuple[str, ...]  # the metric of each column, see `_figure`
-    experiment: dict[str, object]
-    tune: int | None = None  # the seed on whose validation rows grids are searched
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """A table of a paper."""
-
-    name: str
-    paper: str
-    table: str
-    data: str
-    unit: str
-    columns: tuple[str, ...]
-    status: str  # "as published", "shortened", "cannot", ...
-    rows: tuple[Row, ...]
-    why: str = ""
-    errors: tuple[str, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    repeats: str = ""  # the table whose published cells are shown again, and counted only there
-    runs: int = 0  # over which the paper averages; 0: it does not say
-    spread: str = ""  # what the numbers in brackets are over: "seeds" or "clients"
-    ours: Ours | None = None
-
-    @property
-    def cells(self) -> int:
-        """How many cells are published, and not in another table."""
-        if self.repeats:
-            return 0
-        return sum(not math.isnan(value) for row in self.rows for value in row.published)
-
-
-# Reading
-
-
-def names() -> list[str]:
-    """All tables, as paper/name."""
-    return sorted(f"{file.parent.name}/{file.stem}" for file in TABLES.glob("*/*.toml"))
-
-
-def find(name: str) -> PublishedTable:
-    """A table by name."""
-    if name not in names():
-        raise ConfigError(f"there is no published table {name!r}: {did_you_mean(name, names())}")
-    read = tomllib.loads(_file(name, "toml"))
-    rows = tuple(Row(**_with_tuples(row)) for row in read.pop("rows"))
-    claims = tuple(Claim(**claim) for claim in read.pop("claims", ()))
-    ours = read.pop("ours", None)
-    return PublishedTable(
-        name=name,
-        rows=_published_in(read["repeats"], rows) if "repeats" in read else rows,
-        claims=claims,
-        ours=None if ours is None else Ours(**_with_tuples(ours)),
-        **_with_tuples(read),
-    )
-
-
-def _published_in(other: str, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows with the cells that another table has in the rows of the same names."""
-    known = {row.name: row for row in find(other).rows}
-    found = []
-    for row in rows:
-        source = known.get(row.name, row)
-        found.append(replace(row, published=source.published, spreads=source.spreads))
-    return tuple(found)
-
-
-def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-
-
-def _file(name: str, suffix: str) -> str:
-    return (TABLES / f"{name}.{suffix}").read_text("utf-8")
+    row: Row
+    setting: Setting
+    seed: int
+    cell: Cell
 
 
 # Running
 
 
+def with_files(
+    table: PublishedTable, settings: Sequence[Setting], warn: Callable[[str], object]
+) -> list[Setting]:
+    """The settings whose files are here.
+
+    Args:
+        table: A table.
+        settings: Some of its settings.
+        warn: Called with what the others need.
+
+    Raises:
+        DataError: Nothing of the table has its files.
+    """
+    problems: dict[str, str] = {}
+    runnable = []
+    for setting in settings:
+        experiment = Experiment(**setting.experiment)
+        key = f"{experiment.dataset} {experiment.model}"
+        if key not in problems:
+            problems[key] = _problem(experiment)
+        if not problems[key]:
+            runnable.append(setting)
+    missing = "\n".join(f"- {problem}" for problem in problems.values() if problem)
+    needs = f"{table.name} needs files that are not here (docs/data.md describes them):\n{missing}"
+    if not runnable:
+        raise DataError(needs)
+    if missing:
+        warn(needs)
+    return runnable
+
+
+def _problem(experiment: Experiment) -> str:
+    """Why an experiment's dataset or model cannot be built; empty: they can."""
+    try:
+        job_from_experiment(experiment)
+    except CommonwealError as error:
+        return str(error)
+    return ""
+
+
 def choose(
     table: PublishedTable,
+    setting: Setting,
     folder: Path,
     jobs: int = 1,
     done: Callable[[str], None] = lambda row: None,
@@ -158,23 +102,22 @@ def choose(
 
     Args:
         table: A table whose rows have grids.
+        setting: One of its settings.
         folder: Where the trials are saved.
         jobs: Worker processes.
         done: Called with each row that has been chosen.
     """
-    if table.ours is None or table.ours.tune is None:
-        return {}
     chosen: dict[str, Mapping[str, object]] = {}
     for row in table.rows:
-        if row.grid is None:
+        if row.grid is None or setting.tune is None or row.name in setting.without:
             continue
-        base = Experiment(**change(table.ours.experiment, row.set or ())).model_dump()
+        base = Experiment(**change(setting.experiment, setting.changes(row))).model_dump()
         rule = base["rule"]["name"]
         trials = tuning.tune(
             base,
             [rule],
-            folder / table.name / "grids" / _slug(row.name),
-            [table.ours.tune],
+            _folder(table, setting, folder) / "grids" / _slug(row.name),
+            [setting.tune],
             VALIDATION,
             jobs=jobs,
             grid=row.grid,
@@ -185,26 +128,26 @@ def choose(
     return chosen
 
 
-def _values(ours: Ours, row: Row, setting: Mapping[str, object]) -> dict[str, object]:
-    changes = [*(row.set or ()), *(f"{key}={value}" for key, value in setting.items())]
-    return Experiment(**change(ours.experiment, changes)).model_dump()
-
-
-def plan(table: PublishedTable, chosen: Chosen, folder: Path) -> list[Cell]:
-    """The runs of a table, a cell per row and seed."""
-    if table.ours is None:
-        raise ConfigError(f"{table.name} cannot be run here: {table.why}")
-    found = []
+def plan(table: PublishedTable, setting: Setting, chosen: Chosen, folder: Path) -> list[Planned]:
+    """The runs of a setting, one per row and seed."""
+    planned = []
     for row in table.rows:
-        if row.set is None:
+        if row.name in setting.without:
             continue
-        values = _values(table.ours, row, chosen.get(row.name, {}))
-        for seed in table.ours.seeds:
-            experiment = Experiment(**values).change(seed=seed)
-            found.append(
-                Cell(row.name, experiment, folder / table.name / _slug(row.name) / f"seed-{seed}")
-            )
-    return found
+        values = [f"{key}={value}" for key, value in chosen.get(row.name, {}).items()]
+        changes = [*setting.changes(row), *values]
+        experiment = Experiment(**change(setting.experiment, changes))
+        place = _folder(table, setting, folder) / _slug(row.name)
+        for seed in setting.seeds:
+            cell = Cell(row.name, experiment.change(seed=seed), place / f"seed-{seed}")
+            planned.append(Planned(row, setting, seed, cell))
+    return planned
+
+
+def _folder(table: PublishedTable, setting: Setting, folder: Path) -> Path:
+    if setting is table.ours:
+        return folder / table.name / "ours"
+    return folder / table.name / _slug(setting.name)
 
 
 def _slug(name: str) -> str:
@@ -216,55 +159,98 @@ def _slug(name: str) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """What we got: a row's figures by seed, (seeds, columns)."""
+    """What we got: a row's figures by seed, (seeds, columns). Rows may have the first seeds only.
+
+    Args:
+        seeds: Of the runs.
+        chosen: What grids gave.
+        figures: Per row and seed; nan where a column was not run.
+        version: Of Commonweal.
+        swings: Per row and column, the standard deviation over the last evaluations of a run.
+        spreads: Per row and column, the standard deviation over clients.
+    """
 
     seeds: tuple[int, ...]
     chosen: Chosen
     figures: Mapping[str, tuple[Floats, ...]]
     version: str
+    swings: Mapping[str, Floats] = field(default_factory=dict)
+    spreads: Mapping[str, Floats] = field(default_factory=dict)
 
     def of(self, row: str, column: int) -> Floats:
         """A cell by seed."""
-        return tuple(seed[column] for seed in self.figures.get(row, ()))
+        cells = [seed[column] for seed in self.figures.get(row, ())]
+        return tuple(cell for cell in cells if not math.isnan(cell))
 
 
-def measure(table: PublishedTable, cells: Sequence[Cell], chosen: Chosen) -> Measured:
-    """The figures of finished runs. Rows whose runs are not all finished are left out."""
+def measure(table: PublishedTable, planned: Sequence[Planned], chosen: Chosen) -> Measured:
+    """The figures of finished runs. A row has the first seeds for which all its runs finished."""
     from commonweal import __version__
 
-    assert table.ours is not None
-    columns = {row.name: row.columns or table.ours.columns for row in table.rows}
-    figures: dict[str, list[Floats]] = {}
-    for cell in cells:
-        if cell.finished:
-            figures.setdefault(cell.label, []).append(_figures(cell.folder, columns[cell.label]))
-    seeds = table.ours.seeds
-    whole = {row: tuple(found) for row, found in figures.items() if len(found) == len(seeds)}
-    return Measured(seeds, chosen, whole, __version__)
+    seeds = planned[0].setting.seeds if planned else ()
+    figures: dict[str, tuple[Floats, ...]] = {}
+    swings: dict[str, Floats] = {}
+    spreads: dict[str, Floats] = {}
+    for row in table.rows:
+        by_seed = []
+        for seed in seeds:
+            runs = [run for run in planned if run.row is row and run.seed == seed]
+            if not runs or not all(run.cell.finished for run in runs):
+                break
+            by_seed.append(_assembled(table, runs, figure_of))
+        if by_seed:
+            figures[row.name] = tuple(by_seed)
+            first = [run for run in planned if run.row is row and run.seed == seeds[0]]
+            swings[row.name] = _assembled(table, first, _swing)
+            if table.spread == "clients":
+                spreads[row.name] = _assembled(table, first, _spread_over_clients)
+    return Measured(seeds, chosen, figures, __version__, swings, spreads)
 
 
-def _figures(folder: Path, columns: Sequence[str]) -> Floats:
-    record = Record.read(folder)
-    return tuple(_figure(record, column) for column in columns)
+def _assembled(
+    table: PublishedTable, runs: Sequence[Planned], read: Callable[[Record, str], float]
+) -> Floats:
+    """A row of the table from the runs of its settings; nan in columns that were not run."""
+    cells = [math.nan] * len(table.columns)
+    for run in runs:
+        record = Record.read(run.cell.folder)
+        for column, metric in enumerate(run.setting.columns, run.setting.first):
+            own = run.row.columns[column] if run.row.columns else metric
+            cells[column] = read(record, own)
+    return tuple(cells)
 
 
-def _figure(record: Record, column: str) -> float:
+def figure_of(record: Record, column: str) -> float:
     """A metric of the last round's model; client:NAME is the score of one client.
 
     own, own:loss, own:ece ...: the clients' mean by the models that they use.
+    personal:worst_10: a metric of the clients' personal models.
+    gains:thriving_change: against the row FedAvg of the same seed, see `metrics.against`.
+    frechet: the distance of synthetic samples from test samples, see `commonweal.synthetic`.
     mean@400: a metric after round 400; objective, improved: curves over all rounds.
     root:std: the square root of a figure, as AdaFed prints its spreads.
+    perplexity, perplexity:NAME, perplexity:worst: of all test tokens, or of one client's.
     """
     if column.startswith("root:"):
-        return math.sqrt(_figure(record, column.removeprefix("root:")))
+        return math.sqrt(figure_of(record, column.removeprefix("root:")))
+    if column.startswith("perplexity"):
+        return math.exp(_loss(record, column.partition(":")[2]))
     if column == "own":
-        return 100 * _own(record)
+        return 100 * float(_own(record).mean())
     if column == "own:loss":
         return _own_loss(record)
     if column.startswith("own:"):
         job, state = reopen(record.folder)
-        found = interpolation.evaluate_score(job, state, column.removeprefix("own:"), own=True)
-        return float(found.score[found.scored].mean())
+        score = column.removeprefix("own:")
+        found = interpolation.evaluate_score(job, state, score, own=True)
+        return _scaled(score, float(found.score[found.scored].mean()))
+    if column.startswith("personal:"):
+        metric = column.removeprefix("personal:")
+        return _scaled(metric, record.evaluated[-1].personal[metric])
+    if column.startswith("gains:"):
+        return 100 * _gain(record, column.removeprefix("gains:"))
+    if column == "frechet":
+        return _frechet(record)
     if column == "objective":
         return curves.cumulative_objective(record.rounds)
     if column == "improved":
@@ -279,6 +265,27 @@ def _figure(record: Record, column: str) -> float:
     return _scaled(column, record.evaluated[-1].metrics[column])
 
 
+def _swing(record: Record, column: str) -> float:
+    """The standard deviation of a metric over the late evaluations of a run; nan: too few."""
+    plain = column.removeprefix("root:")
+    start = LATE * record.rounds[-1].number
+    late = [each.metrics for each in record.evaluated if each.number > start]
+    if len(late) < 5 or plain not in late[-1]:
+        return math.nan
+    values = [_scaled(plain, metrics[plain]) for metrics in late]
+    if column.startswith("root:"):
+        values = [math.sqrt(value) for value in values]
+    return float(np.std(values, ddof=1))
+
+
+def _spread_over_clients(record: Record, column: str) -> float:
+    if column == "own":
+        return 100 * float(np.std(_own(record)))
+    if column == "mean":
+        return 100 * float(np.std(_scores(record.clients().evaluation)))
+    return math.nan
+
+
 def _scaled(metric: str, value: float) -> float:
     return value if metric in NOT_SCALED else 100 * value
 
@@ -287,12 +294,48 @@ def _evaluated_in(record: Record, number: int) -> RoundRecord:
     return next(each for each in record.evaluated if each.number == number)
 
 
-def _own(record: Record) -> float:
-    """The mean score of the models that clients use; on a line, at each client's best point."""
-    last = record.evaluated[-1]
+def _own(record: Record) -> np.ndarray:
+    """The scores of the models that clients use; on a line, at each client's best point."""
     if _on_a_line(record):
-        return float(_line(record).adaptive()["m by oracle"].mean())
-    return last.personal.get("mean", last.metrics["mean"])
+        return np.asarray(_line(record).adaptive()["m by oracle"])
+    evaluation = record.clients().evaluation
+    return _scores(evaluation.personal or evaluation)
+
+
+def _scores(evaluation: Evaluation) -> np.ndarray:
+    return np.asarray(evaluation.score[evaluation.scored])
+
+
+def _gain(record: Record, name: str) -> float:
+    """A change against the run of FedAvg with the same seed, which lies beside this run's row."""
+    baseline = Record.read(record.folder.parent.parent / "FedAvg" / record.folder.name)
+    before = np.asarray(baseline.clients().evaluation.score)
+    after = np.asarray(record.clients().evaluation.score)
+    if name == "mean":
+        return float(after.mean() - before.mean())
+    return float(against(before, after)._asdict()[name])
+
+
+def _frechet(record: Record) -> float:
+    """Between synthetic samples and all test samples, by a classifier of the real samples."""
+    job, state = reopen(record.folder)
+    samples = record.samples()
+    if samples is None or job.local is None:
+        raise RunError(f"{str(record.folder)!r} has no synthetic samples")
+    w = job.algorithm.model(state)
+    quality = assess(job.task, job.local.federation, w, *samples, seed=job.settings.seed)
+    return quality.frechet
+
+
+def _loss(record: Record, client: str) -> float:
+    """The mean loss over all test samples, of one client, or of the worst client."""
+    table = record.clients()
+    losses = np.asarray(table.evaluation.losses)
+    if client == "worst":
+        return float(losses.max())
+    if client:
+        return float(losses[table.names.index(client)])
+    return float(np.average(losses, weights=np.asarray(table.evaluation.sizes)))
 
 
 def _own_loss(record: Record) -> float:
@@ -312,6 +355,9 @@ def _line(record: Record) -> interpolation.Curve:
     return interpolation.curve(*reopen(record.folder))
 
 
+# Records
+
+
 def save(table: PublishedTable, measured: Measured, folder: Path) -> Path:
     """Write what was measured as `<folder>/<paper>/<name>.json`.
 
@@ -329,81 +375,34 @@ def save(table: PublishedTable, measured: Measured, folder: Path) -> Path:
 def _with_rows_of(before: Measured, now: Measured) -> Measured:
     if (before.seeds, before.version) != (now.seeds, now.version):
         return now
-    chosen = {**before.chosen, **now.chosen}
-    return replace(now, chosen=chosen, figures={**before.figures, **now.figures})
+    return replace(
+        now,
+        chosen={**before.chosen, **now.chosen},
+        figures={**before.figures, **now.figures},
+        swings={**before.swings, **now.swings},
+        spreads={**before.spreads, **now.spreads},
+    )
 
 
 def measured_by_us(name: str) -> Measured | None:
     """What stands in the ledger for a table, if it was run."""
     try:
-        return _measured(_file(name, "json"))
+        return _measured((TABLES / f"{name}.json").read_text("utf-8"))
     except FileNotFoundError:
         return None
 
 
 def _measured(text: str) -> Measured:
     read = json.loads(text)
-    figures = {row: tuple(map(tuple, seeds)) for row, seeds in read["figures"].items()}
-    return Measured(tuple(read["seeds"]), read["chosen"], figures, read["version"])
+    return Measured(
+        seeds=tuple(read["seeds"]),
+        chosen=read["chosen"],
+        figures={row: tuple(map(_floats, seeds)) for row, seeds in read["figures"].items()},
+        version=read["version"],
+        swings={row: _floats(cells) for row, cells in read.get("swings", {}).items()},
+        spreads={row: _floats(cells) for row, cells in read.get("spreads", {}).items()},
+    )
 
 
-# Agreement
-
-
-def verdict(table: PublishedTable, row: Row, column: int, ours: Floats) -> str:
-    """Whether a published cell lies within two standard errors of ours, and within one point.
-
-    Spreads over seeds are often so large that many points are within noise: that is said. Where
-    only one of the two spreads is known, the other one is taken to be the same; where none is,
-    the difference is given without a verdict. Of other data or another model nothing is said.
-    """
-    if table.status.startswith("other"):
-        return ""
-    if not row.published or not ours or math.isnan(row.published[column]):
-        return ""
-    difference = float(np.mean(ours)) - row.published[column]
-    error = _standard_error(table, row, column, ours)
-    if error is None:
-        return f"{difference:+.2f}"
-    if abs(difference) > 2 * error + ROUNDING:
-        return f"differs ({difference:+.2f})"
-    return "reproduced" if abs(difference) <= NEAR else f"within noise ({difference:+.2f})"
-
-
-def _standard_error(table: PublishedTable, row: Row, column: int, ours: Floats) -> float | None:
-    """Of the difference of two means over seeds."""
-    theirs = row.spreads[column] if row.spreads and table.spread == "seeds" else math.nan
-    own = float(np.std(ours, ddof=1)) if len(ours) > 1 else math.nan
-    known = [spread for spread in (theirs, own) if not math.isnan(spread)]
-    if not known:
-        return None
-    theirs = known[0] if math.isnan(theirs) else theirs
-    own = known[0] if math.isnan(own) else own
-    return math.sqrt(theirs**2 / max(1, table.runs) + own**2 / len(ours))
-
-
-def cells_of(
-    table: PublishedTable, measured: Measured | None
-) -> Iterator[tuple[Row, int, Floats, str]]:
-    """Every cell of a table: its row, its column, ours by seed, and the verdict."""
-    for row in table.rows:
-        for column in range(len(table.columns)):
-            ours = () if measured is None else measured.of(row.name, column)
-            yield row, column, ours, verdict(table, row, column, ours)
-
-
-def figure(values: Floats, spreads: Floats, column: int) -> str:
-    """A published cell as text: 84.42 (2.45)."""
-    if not values or math.isnan(values[column]):
-        return ""
-    text = f"{values[column]:.2f}"
-    known = bool(spreads) and not math.isnan(spreads[column])
-    return f"{text} ({spreads[column]:.2f})" if known else text
-
-
-def spread(ours: Floats) -> str:
-    """Our cell as text: the mean and, of several seeds, the population standard deviation."""
-    if not ours:
-        return ""
-    mean = f"{np.mean(ours):.2f}"
-    return f"{mean} ({np.std(ours):.2f})" if len(ours) > 1 else mean
+def _floats(cells: Sequence[float | None]) -> Floats:
+    return tuple(math.nan if cell is None else cell for cell in cells)

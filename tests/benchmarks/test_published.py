@@ -7,20 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind_from_stats
 from torch import Tensor
 from typer.testing import CliRunner
 
 from commonweal.analysis import curves
-from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.errors import ConfigError, DataError, RunError
 from commonweal.cli import app
-from commonweal.config.experiment import Experiment, change
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
-from published import ledger, reproduction
+from published import ledger, reproduction, verdicts
 from published.command import restricted
-from published.reproduction import Claim, Measured, Ours, PublishedTable, Row
+from published.reproduction import Measured
+from published.table import Claim, PublishedTable, Row, Setting, find, names
 
-NAMES = reproduction.names()
+NAMES = names()
 
 
 def small() -> PublishedTable:
@@ -46,7 +47,15 @@ def small() -> PublishedTable:
             Row("not run", (1.0, 2.0, 3.0)),
         ),
         runs=3,
-        ours=Ours((0, 1), ("mean", "gini", "client:Andrew"), experiment, tune=5),
+        settings=(
+            Setting(
+                (0, 1),
+                ("mean", "gini", "client:Andrew"),
+                experiment,
+                tune=5,
+                without=("not run",),
+            ),
+        ),
     )
 
 
@@ -55,41 +64,32 @@ def test_every_paper_has_tables() -> None:
     assert papers == {"aaggff", "adafed", "afl", "semi-vred", "thesis"}
 
 
-def test_tables_are_complete_and_their_experiments_valid() -> None:
+def test_tables_are_complete() -> None:
     for name in NAMES:
-        table = reproduction.find(name)
+        table = find(name)
         assert len({row.name for row in table.rows}) == len(table.rows), name
         for row in table.rows:
             for cells in (row.published, row.spreads, row.code, row.columns):
                 assert len(cells) in (0, len(table.columns)), (name, row.name)
-        if table.ours is None:
-            assert all(row.set is None for row in table.rows), name
-            continue
-        assert len(table.ours.columns) == len(table.columns), name
-        assert table.ours.seeds, name
-        for row in table.rows:
-            if row.set is not None:
-                Experiment(**change(table.ours.experiment, row.set))
-            for key, values in (row.grid or {}).items():
-                for value in values:
-                    changes = [*(row.set or ()), f"{key}={value}"]
-                    Experiment(**change(table.ours.experiment, changes))
+        assert (table.spread == "clients") == (table.clients > 0), name
+        assert "cannot" not in table.status, name
 
 
 def test_measured_figures_belong_to_their_tables() -> None:
     for name in NAMES:
-        table = reproduction.find(name)
+        table = find(name)
         measured = reproduction.measured_by_us(name)
         if measured is None:
             continue
-        assert set(measured.figures) <= {row.name for row in table.rows if row.set is not None}
+        assert set(measured.figures) <= {row.name for row in table.rows}
         for seeds in measured.figures.values():
-            assert np.shape(seeds) == (len(measured.seeds), len(table.columns)), name
-            assert np.isfinite(seeds).all(), name
+            assert 1 <= len(seeds) <= len(measured.seeds), name
+            assert all(len(cells) == len(table.columns) for cells in seeds), name
+            assert np.isfinite(seeds).any(), name
 
 
 def test_published_heart_is_as_printed() -> None:
-    rows = {row.name: row for row in reproduction.find("aaggff/heart").rows}
+    rows = {row.name: row for row in find("aaggff/heart").rows}
     assert rows["FedAdam + AAggFF"].published == (84.84, 67.0)
     assert rows["FedAdam + AAggFF"].spreads == (2.85, 10.61)
     assert rows["FedAvg"].code == (84.38, 65.0)
@@ -97,28 +97,44 @@ def test_published_heart_is_as_printed() -> None:
 
 def test_unknown_table_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="aaggff/heart"):
-        reproduction.find("aaggff/hart")
+        find("aaggff/hart")
 
 
-def test_a_table_that_cannot_be_run_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the images are not here"):
-        reproduction.plan(reproduction.find("aaggff/isic"), {}, tmp_path)
+def test_missing_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMONWEAL_DATA", str(tmp_path))
+    result = CliRunner().invoke(app, ["reproduce", "aaggff/isic", "--out", str(tmp_path / "runs")])
+    assert isinstance(result.exception, DataError)
+    message = str(result.exception)
+    assert "train_test_split.csv" in message and str(tmp_path) in message
+    assert "docs/data.md" in message and "cannot" not in message
+
+
+def test_settings_whose_files_are_here_run_without_the_others(tmp_path: Path) -> None:
+    table = small()
+    here = table.settings[0]
+    there = replace(here, experiment=here.experiment | {"dataset": "reddit"})
+    said: list[str] = []
+    assert reproduction.with_files(table, [there, here], said.append) == [here]
+    assert "reddit" in said[0]
 
 
 def test_runs_give_figures(tmp_path: Path) -> None:
     from commonweal.analysis.compare import run_cells
 
     table = small()
-    chosen = reproduction.choose(table, tmp_path)
+    setting = table.settings[0]
+    chosen = reproduction.choose(table, setting, tmp_path)
     assert chosen["TERM"]["rule.t"] in (0.1, 1.0)
-    assert reproduction.choose(table, tmp_path) == chosen  # read back
-    cells = reproduction.plan(table, chosen, tmp_path)
+    assert reproduction.choose(table, setting, tmp_path) == chosen  # read back
+    planned = reproduction.plan(table, setting, chosen, tmp_path)
+    cells = [run.cell for run in planned]
     assert [cell.label for cell in cells] == ["FedAvg"] * 2 + ["TERM"] * 2
     assert cells[2].experiment.rule["t"] == chosen["TERM"]["rule.t"]
-    assert not reproduction.measure(table, cells, chosen).figures  # nothing has run yet
-    for _ in run_cells(cells):
+    assert not reproduction.measure(table, planned, chosen).figures  # nothing has run yet
+    for _ in run_cells([*cells[:2], cells[2]]):
         pass
-    measured = reproduction.measure(table, cells, chosen)
+    measured = reproduction.measure(table, planned, chosen)
+    assert len(measured.figures["TERM"]) == 1  # of two seeds
     mean, gini, andrew = measured.figures["FedAvg"][1]
     record = Record.read(cells[1].folder)
     scores = dict(
@@ -139,22 +155,25 @@ def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
         Row("own", set=changes),
         Row("shared", set=changes, columns=("mean", "gini", "own:ece")),
     )
-    table = replace(small(), rows=rows)
-    assert table.ours is not None
     columns = ("own", "own:loss", "own:accuracy")
-    table = replace(table, ours=replace(table.ours, seeds=(0,), columns=columns))
-    cells = reproduction.plan(table, {}, tmp_path)
+    setting = replace(small().settings[0], seeds=(0,), columns=columns)
+    table = replace(small(), rows=rows, spread="clients", clients=15)
+    planned = reproduction.plan(table, setting, {}, tmp_path)
+    cells = [run.cell for run in planned]
     for _ in run_cells(cells):
         pass
-    figures = reproduction.measure(table, cells, {}).figures
+    measured = reproduction.measure(table, planned, {})
+    figures = measured.figures
     job, state = reopen(cells[0].folder)
     line = interpolation.curve(job, state)
     best = [scores.index(max(scores)) for scores in line.scores.tolist()]
     own, loss, middle = figures["own"][0]
     assert own == pytest.approx(100 * line.scores.amax(1).mean())
+    spread = measured.spreads["own"][0]
+    assert spread == pytest.approx(100 * float(line.scores.amax(1).std(correction=0)))
     losses = [min(_of_best(s, v)) for s, v in zip(line.scores, line.losses, strict=True)]
     assert loss == pytest.approx(np.mean(losses))
-    assert middle == pytest.approx(line.scores[:, 5].mean())
+    assert middle == pytest.approx(100 * line.scores[:, 5].mean())
     shared, _, ece = figures["shared"][0]
     assert shared == pytest.approx(100 * line.scores[:, 0].mean())
     assert 0 < ece < 1 and max(best) > 0
@@ -189,36 +208,95 @@ def test_a_table_can_be_recorded_row_by_row(tmp_path: Path) -> None:
     assert recorded() == {"TERM": [[5.0]]}
 
 
-def cell(ours: tuple[float, ...], spreads: tuple[float, ...] = (), runs: int = 4) -> str:
-    row = Row("FedAvg", (50.0,), spreads)
-    table = replace(small(), rows=(row,), columns=("mean",), runs=runs, spread="seeds")
-    return reproduction.verdict(table, row, 0, ours)
+def cell(
+    ours: tuple[float, ...],
+    spreads: tuple[float, ...] = (),
+    theirs: float = 50.0,
+    metric: str = "mean",
+    swing: float = math.nan,
+    clients: int = 0,
+) -> str:
+    """The verdict on one cell; the published figure is over four runs, or over clients of one."""
+    row = Row("FedAvg", (theirs,), spreads)
+    setting = replace(small().settings[0], columns=(metric,))
+    table = replace(small(), rows=(row,), columns=("mean",), runs=4, settings=(setting,))
+    table = replace(table, spread="seeds")
+    if clients:
+        table = replace(table, spread="clients", clients=clients, runs=0)
+    figures = {"FedAvg": tuple((value,) for value in ours)}
+    measured = Measured(tuple(range(len(ours))), {}, figures, "0", {"FedAvg": (swing,)})
+    return verdicts.verdict(table, row, 0, measured)
 
 
-def test_verdicts() -> None:
-    # Both spreads known: the standard error is sqrt(2^2 / 4 + 2^2 / 2), twice it is 3.46.
-    assert cell((50.0 - math.sqrt(2), 50.0 + math.sqrt(2)), (2.0,)) == "reproduced"
-    assert cell((53.4 - math.sqrt(2), 53.4 + math.sqrt(2)), (2.0,)) == "within noise (+3.40)"
-    assert cell((53.5 - math.sqrt(2), 53.5 + math.sqrt(2)), (2.0,)) == "differs (+3.50)"
+def shifted(mean: float, deviation: float, runs: int) -> tuple[float, ...]:
+    """Runs with this mean and this standard deviation."""
+    values = np.arange(runs) - (runs - 1) / 2
+    return tuple(mean + deviation * values / np.std(values, ddof=1))
+
+
+def test_verdicts_are_welchs() -> None:
+    for runs, deviation in ((5, 0.5), (5, 3.0), (8, 1.0)):
+        kinds = set()
+        for mean in np.arange(50.0, 56.0, 0.1):
+            given = ttest_ind_from_stats(mean, deviation, runs, 50.0, 2.0, 4, equal_var=False)
+            kind = cell(shifted(mean, deviation, runs), (2.0,)).partition(" (")[0]
+            kinds.add(kind)
+            if abs(given.pvalue - 0.05) > 0.002:
+                assert (kind == "differs") == (given.pvalue < 0.05), mean
+            if kind != "differs":
+                assert (kind == "reproduced") == (mean < 51.01)
+        assert kinds == {"reproduced", "within noise", "differs"}
     assert cell((52.0,)) == "+2.00"  # no spread is known
-    assert (
-        cell((52.0,), (2.0,)) == "within noise (+2.00)"
-    )  # theirs stands for ours: 2 sqrt(1 + 4) = 4.47
+    assert cell((52.0,), (2.0,)) == "within noise (+2.00)"  # theirs stands for ours
     assert cell(()) == ""
 
 
+def test_few_seeds_share_their_spread_with_the_rows_of_a_table() -> None:
+    rows = tuple(Row(name, (50.0,)) for name in "abc")
+    setting = replace(small().settings[0], columns=("mean",))
+    table = replace(small(), rows=rows, columns=("mean",), runs=2, settings=(setting,))
+    figures = {"a": ((51.0,), (51.0,)), "b": ((50.0,), (54.0,)), "c": ((60.0,), (62.0,))}
+    measured = Measured((0, 1), {}, figures, "0")
+    found = [verdicts.verdict(table, row, 0, measured) for row in rows]
+    # Pooled: sqrt((0 + 8 + 2) / 3) = 1.83 with 3 degrees of freedom; a has no spread of its own.
+    assert found == ["reproduced", "within noise (+2.00)", "differs (+11.00)"]
+
+
+def test_near_depends_on_the_size_of_the_figure() -> None:
+    assert cell(shifted(0.3, 0.2, 5), (0.3,), theirs=0.1).startswith("within noise")
+    assert cell(shifted(0.105, 0.2, 5), (0.3,), theirs=0.1) == "reproduced"
+
+
+def test_roots_are_compared_as_squares() -> None:
+    # 11.56 and 8.41 are three points apart, their roots half a point.
+    assert cell(shifted(2.9, 0.05, 5), (), theirs=3.4, metric="root:std") == "differs (-3.15)"
+    assert cell(shifted(3.4, 0.05, 5), (), theirs=3.4, metric="root:std") == "reproduced"
+
+
+def test_one_run_is_as_uncertain_as_its_late_evaluations_differ() -> None:
+    assert cell((56.0,), swing=3.0) == "within noise (+6.00)"
+    assert cell((62.0,), swing=3.0) == "differs (+12.00)"
+
+
+def test_a_spread_over_clients_is_divided_by_their_number() -> None:
+    # Theirs: 10 / sqrt(100) = 1 and our 0.1; ours: 0.1 / sqrt(5). The margin is about 2.8.
+    assert cell(shifted(52.0, 0.1, 5), (10.0,), clients=100) == "within noise (+2.00)"
+    assert cell(shifted(53.0, 0.1, 5), (10.0,), clients=100) == "differs (+3.00)"
+    assert cell((52.0,), (10.0,), clients=100) == "+2.00"  # one run: no verdict
+
+
 def test_cells_are_counted_once() -> None:
-    table = small()
+    table = replace(small(), status="not run: time")
     measured = Measured((0,), {}, {"FedAvg": ((50.0, 10.0, 40.0),)}, "0")
     counts = ledger.kinds_of(table, measured)
-    assert counts == {"no verdict": 3, "not run": 6}
+    assert counts == {"no verdict": 3, "not run: time": 6}
     assert counts.total() == table.cells
 
 
 def test_repeated_cells_are_shown_but_not_counted() -> None:
     name = "aaggff/mqp-minilm"
-    table = reproduction.find(name)
-    source = {row.name: row for row in reproduction.find(table.repeats).rows}
+    table = find(name)
+    source = {row.name: row for row in find(table.repeats).rows}
     for row in table.rows:
         if row.name in source:
             assert row.published == source[row.name].published
@@ -261,19 +339,18 @@ def test_metrics_after_a_round(tmp_path: Path) -> None:
     from commonweal.analysis.compare import run_cells
 
     table = small()
-    assert table.ours is not None
-    ours = replace(
-        table.ours,
+    setting = replace(
+        table.settings[0],
         seeds=(0,),
         columns=("mean@1", "mean", "improved", "root:std"),
-        experiment=table.ours.experiment | {"evaluate_every": 1},
+        experiment=table.settings[0].experiment | {"evaluate_every": 1},
     )
-    table = replace(table, ours=ours, rows=table.rows[:1])
-    cells = reproduction.plan(table, {}, tmp_path)
-    for _ in run_cells(cells):
+    table = replace(table, rows=table.rows[:1], columns=("a", "b", "c", "d"))
+    planned = reproduction.plan(table, setting, {}, tmp_path)
+    for _ in run_cells([run.cell for run in planned]):
         pass
-    record = Record.read(cells[0].folder)
-    figures = reproduction.measure(table, cells, {}).figures["FedAvg"][0]
+    record = Record.read(planned[0].cell.folder)
+    figures = reproduction.measure(table, planned, {}).figures["FedAvg"][0]
     means = [each.metrics["mean"] for each in record.evaluated]
     assert figures[:2] == pytest.approx([100 * mean for mean in means])
     fell = [b <= a for a, b in zip(record.rounds[0].losses, record.rounds[1].losses, strict=True)]
@@ -281,9 +358,9 @@ def test_metrics_after_a_round(tmp_path: Path) -> None:
     assert figures[3] ** 2 == pytest.approx(100 * record.evaluated[-1].metrics["std"])
 
 
-def test_the_page_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "results" / "ledger.md"
-    assert page.read_text(encoding="utf-8") == ledger.page()
+def test_the_pages_are_up_to_date() -> None:
+    for name, text in ledger.pages().items():
+        assert (ledger.DOCS / name).read_text(encoding="utf-8") == text, name
 
 
 def test_command_lists_and_shows() -> None:
@@ -299,7 +376,7 @@ def test_other_rows_and_seeds(tmp_path: Path) -> None:
 
 
 def test_a_row_whose_name_has_a_comma() -> None:
-    table = restricted(reproduction.find("semi-vred/cifar10"), "", "FedAvg, Ditto")
+    table = restricted(find("semi-vred/cifar10"), "", "FedAvg, Ditto")
     assert [row.name for row in table.rows] == ["FedAvg, Ditto"]
 
 

@@ -30,6 +30,10 @@ def reproduce(
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Show what we measured, without running anything.")
     ] = False,
+    ours: Annotated[
+        bool,
+        typer.Option("--ours", help="Run what we ran, where it is shorter or has other data."),
+    ] = False,
     record: Annotated[
         Path | None,
         typer.Option(help="Also write the figures as JSON into this folder, to its other rows."),
@@ -39,8 +43,9 @@ def reproduce(
 
     For example: commonweal reproduce aaggff/heart
 
-    Needs a checkout of the repository. Grids are searched as the paper did, on a seed of its own
-    and on validation samples. The same command continues where it was stopped.
+    Needs a checkout of the repository. Files that are missing are listed, with where to put them.
+    Grids are searched as the paper did, on a seed of its own and on validation samples. The same
+    command continues where it was stopped.
     """
     benchmarks = CHECKOUT / "benchmarks"
     if not (benchmarks / "published").is_dir():
@@ -51,4 +56,4 @@ def reproduce(
     sys.path.insert(0, str(benchmarks))  # worker processes inherit it
     from published import command
 
-    command.reproduce(name, out, jobs, seeds, rows, recorded, record)
+    command.reproduce(name, out, jobs, seeds, rows, recorded, record, ours)

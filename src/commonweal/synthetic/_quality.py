@@ -163,9 +163,13 @@ def _principal_axes(features: Features, real: Tensor, dimensions: int) -> Featur
             parts = [features(part) for part in torch.split(rows, AT_ONCE)]
         return torch.cat(parts).double()
 
-    covariance = torch.cov(all_features(real).T)
-    _, axes = torch.linalg.eigh(covariance)  # by rising variance
-    leading = axes[:, -dimensions:]
+    seen = all_features(real)
+    if seen.shape[1] > len(seen):  # a covariance would be larger than the features
+        _, _, axes = torch.linalg.svd(seen - seen.mean(0), full_matrices=False)
+        leading = axes[:dimensions].T
+    else:
+        _, axes = torch.linalg.eigh(torch.cov(seen.T))  # by rising variance
+        leading = axes[:, -dimensions:]
     return lambda rows: all_features(rows) @ leading
 
 

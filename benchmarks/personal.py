@@ -44,7 +44,7 @@ from commonweal.servers import SGD
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.local import schedule, train_locally, vmap_clients
 from commonweal.training.task import Task
-from published import reproduction
+from published.table import find, names
 
 # Methods here, and what the thesis calls them.
 METHODS = {
@@ -65,9 +65,9 @@ LINES = ("apfl", "superfed-mm", "superfed-lm")  # methods whose lines between mo
 
 def published(table: str, method: str) -> dict[str, float]:
     """A method's published cells by column; empty where the thesis has no such table."""
-    if table not in reproduction.names():
+    if table not in names():
         return {}
-    found = reproduction.find(table)
+    found = find(table)
     (row,) = (row for row in found.rows if row.name == METHODS[method])
     return dict(zip(found.columns, row.published, strict=True))
 

@@ -84,10 +84,11 @@ def federation(experiment: Experiment) -> Federation:
     about = made(experiment)
     rng = np.random.default_rng(experiment.seed)
     rows = (TRAIN + TEST) * len(about.clients)
-    x = rng.random((rows, *about.shape)).astype(np.float32)
+    shape = (rows, *about.shape)
+    x: np.ndarray = rng.random(shape).astype(np.float32)
     if about.tokens:
-        x = rng.integers(0, about.tokens, (rows, *about.shape))
-    y = rng.integers(0, about.outputs, (rows, *about.shape) if about.per_token else rows)
+        x = rng.integers(0, about.tokens, shape)
+    y = rng.integers(0, about.outputs, shape if about.per_token else rows)
     if not about.per_token:
         y[: about.outputs] = np.arange(about.outputs)[:rows]
     owner = np.tile(np.arange(len(about.clients)), TRAIN + TEST)
@@ -155,7 +156,7 @@ def test_every_table_has_settings_with_a_source_for_all_its_columns() -> None:
     assert len(names()) >= 55
     for name in names():
         table = find(name)
-        covered = []
+        covered: list[int] = []
         for setting in table.settings:
             assert setting.source and setting.seeds, name
             assert set(setting.rows) <= {row.name for row in table.rows}, name

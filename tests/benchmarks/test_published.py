@@ -239,7 +239,7 @@ def test_verdicts_are_welchs() -> None:
         kinds = set()
         for mean in np.arange(50.0, 56.0, 0.1):
             given = ttest_ind_from_stats(mean, deviation, runs, 50.0, 2.0, 4, equal_var=False)
-            p = float(given.pvalue)  # type: ignore[arg-type]
+            p = float(given.pvalue)
             kind = cell(shifted(mean, deviation, runs), (2.0,)).partition(" (")[0]
             kinds.add(kind)
             if abs(p - 0.05) > 0.002:

@@ -201,7 +201,9 @@ def averaging(
     server: ServerOptimizer | None = None,
     **more: Any,
 ) -> Averaging:
-    return Averaging(task, rule or FedAvg(), client or Client(), server or SGD(), **more)
+    """Averaging whose clients evaluate the received model with any rule."""
+    options = {"loss": "always"} | more
+    return Averaging(task, rule or FedAvg(), client or Client(), server or SGD(), **options)
 
 
 def collected(

@@ -417,7 +417,7 @@ def final(kind: str, f: Federation | None = None, **parts: Any) -> Any:
 @cases("rule", RULES)
 @cases("kind", ["logistic", "mlp", "norm", "cnn-norm"])
 def test_two_phase_equals_averaging(kind: str, rule: str) -> None:
-    one = final(kind, rule=rule, algorithm="averaging")
+    one = final(kind, rule=rule, algorithm={"name": "averaging", "loss": "always"})
     two = final(kind, rule=rule, algorithm="two-phase")
     torch.testing.assert_close(two.state["w"], one.state["w"], rtol=0, atol=1e-6)
     assert two.weights == pytest.approx(one.weights, abs=1e-6)
@@ -629,7 +629,7 @@ def test_the_loss_of_the_first_batch_by_torch(method: str, mode: str) -> None:
     """The received model on the rows of each client's first step, before that step."""
     f, t = federation(SIZES), Task(module("mlp"))
     client: Client = catalog.build("clients", {"name": method, "batch": 8, "lr": 0.2})
-    values = reported(f, averaging(t, client, loss="batch"), mode)
+    values = reported(f, averaging(t, client, AAggFFS(), loss="batch"), mode)
     for k in range(len(SIZES)):
         rows = batches_of(planned(client, t, f, [k]))[0]
         outputs = loaded(t, t.initial)(f.train.x[rows])
@@ -653,7 +653,8 @@ def test_the_loss_of_a_batch_is_unbiased() -> None:
     """Every row is as likely in the first batch: AFL's Lemma 6."""
     f, t = federation({"a": 13, "b": 40}), Task(module("mlp"))
     client = Client(batch=4, steps=1)
-    drawn = [reported(f, averaging(t, client, loss="batch"), "vmap", n) for n in range(1, 601)]
+    sampled = averaging(t, client, AAggFFS(), loss="batch")
+    drawn = [reported(f, sampled, "vmap", n) for n in range(1, 601)]
     losses = torch.stack([values["loss"] for values in drawn])
     full = reported(f, averaging(t, client))["loss"]
     error = losses.std(0) / math.sqrt(len(losses))

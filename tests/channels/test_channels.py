@@ -32,7 +32,7 @@ NOTHING = torch.empty(0)
 
 
 def averaging(t: Task, *channels: Channel, client: Client | None = None) -> Averaging:
-    return Averaging(t, FedAvg(), client or Client(batch=5), SGD(), channels)
+    return Averaging(t, FedAvg(), client or Client(batch=5), SGD(), channels, loss="always")
 
 
 def mlp() -> Task:

@@ -7,7 +7,7 @@ the state is the server's checkpoint.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,11 +35,15 @@ __all__ = [
     "Replies",
     "Request",
     "Sample",
+    "TrainingLoss",
     "first_state",
     "keep_finite",
 ]
 
 
+# The loss that clients report: of the received model, on all training samples or on the first
+# batch, or the mean over the batches of the first epoch.
+TrainingLoss = Literal["received", "first batch", "first epoch"]
 NONE: Tensors = {}
 NOBODY: dict[int, str] = {}
 
@@ -156,6 +160,11 @@ class Algorithm:
     def client_task(self) -> Task:
         """The task that clients train, where it is not the one that is evaluated."""
         return self.task
+
+    @property
+    def training_loss(self) -> TrainingLoss:
+        """What the losses are that clients report."""
+        return "received"
 
     @property
     def one_by_one(self) -> bool:

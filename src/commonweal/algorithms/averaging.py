@@ -20,6 +20,7 @@ from commonweal.algorithms.algorithm import (
     Replies,
     Request,
     Sample,
+    TrainingLoss,
     keep_finite,
 )
 from commonweal.base import randomness
@@ -57,8 +58,10 @@ class Work(NamedTuple):
 class Averaging(Algorithm):
     """w <- server optimizer's step along sum_i weights_i (w - w_i), w_i trained by client i
 
-    loss: the rows on which clients evaluate the received model for the rule: "full", all training
-        rows, or "batch", those of the first batch, as in the sampled algorithm of AFL (Fig. 4)
+    loss: the samples on which clients evaluate the received model for rules that use its loss or
+        score: "full", all training samples, or "batch", those of the first batch, as in the sampled
+        algorithm of AFL (Fig. 4). "always" is "full" with any rule. Otherwise clients report the
+        mean loss of their first epoch's batches, which costs nothing
     """
 
     task: Task
@@ -68,9 +71,10 @@ class Averaging(Algorithm):
     channels: tuple[Channel, ...] = ()
     rounds: int = 100
     seed: int = 0
-    loss: Literal["full", "batch"] = "full"
+    loss: Literal["full", "batch", "always"] = "full"
 
     on_devices: ClassVar[bool] = True
+    always_evaluates: ClassVar[bool] = False  # the received model, whatever the rule needs
 
     def __post_init__(self) -> None:
         self.client.check(self.task, self.rounds)
@@ -91,6 +95,13 @@ class Averaging(Algorithm):
     @property
     def needs(self) -> frozenset[Need]:
         return self.rule.needs
+
+    @cached_property
+    def training_loss(self) -> TrainingLoss:
+        used = self.rule.needs & {"loss", "score", "loss_after"}
+        if not used and not self.always_evaluates and self.loss != "always":
+            return "first epoch"
+        return "first batch" if self.loss == "batch" else "received"
 
     # The server
 
@@ -199,8 +210,8 @@ class Averaging(Algorithm):
         return Reports(
             ids=replies.clients,
             sizes=values["size"],
-            losses=values["loss"],
-            scores=sign * values["score"],
+            losses=values["loss"] if "loss" in values else values["train_loss"],
+            scores=sign * values["score"] if "score" in values else None,
             updates=None if update is None else update[:, : self.task.num_trainable],
             losses_after=values.get("loss_after"),
             clients=clients,
@@ -250,10 +261,12 @@ class Averaging(Algorithm):
         if request.purpose == "train":
             work = self.work(request, group)
             reporting = self.reporting(group, work[-1])
-            reported = self.evaluate_received(request.message, reporting)
+            before: Tensors = {}
+            if self.training_loss != "first epoch":
+                reported = self.evaluate_received(request.message, reporting)
+                before = {"loss": reported.losses, "score": reported.score}
             trained = self.train(work, request, group)
-            replies = trained.replies | {"loss": reported.losses, "score": reported.score}
-            replies |= self.size(group)
+            replies = trained.replies | before | self.size(group)
             if "loss_after" in self.rule.needs:
                 replies["loss_after"] = self.evaluate_trained(trained, reporting)
             return self.encode(replies, trained.states, group)
@@ -273,7 +286,7 @@ class Averaging(Algorithm):
 
     def reporting(self, group: Group, work: Work) -> Group:
         """The group with the samples on which it evaluates the models for the rule."""
-        if self.loss == "full":
+        if self.loss != "batch":
             return group
         ids = torch.arange(len(group.ids))
         return group._replace(ids=ids, rows=first_batches(work.rows, work.plan))
@@ -324,6 +337,7 @@ class Averaging(Algorithm):
                 group.vectorize,
                 group.at_once,
                 models="loss_after" in self.rule.needs,
+                losses=self.training_loss == "first epoch" and request.purpose == "train",
             )
             after = trained.states
             if counter:

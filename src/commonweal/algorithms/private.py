@@ -9,7 +9,7 @@ the proofs.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -84,6 +84,8 @@ class Private(Averaging):
     population: Population | None = None
     cohort_size: int | None = None
     sampler: Sampler | None = None
+
+    always_evaluates: ClassVar[bool] = True  # clients weigh themselves by the received model
 
     # What is refused
 

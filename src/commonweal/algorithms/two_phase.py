@@ -5,11 +5,19 @@ rules that do not need updates.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Conversation, Group, Outcome, Replies, Request, Sample
+from commonweal.algorithms.algorithm import (
+    Conversation,
+    Group,
+    Outcome,
+    Replies,
+    Request,
+    Sample,
+)
 from commonweal.algorithms.averaging import Averaging, buffer_weights
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
@@ -25,6 +33,8 @@ class TwoPhase(Averaging):
 
     Where a client does not answer the second request, the others' weights are scaled up.
     """
+
+    always_evaluates: ClassVar[bool] = True  # losses come first
 
     @property
     def plans_rounds(self) -> bool:

@@ -367,8 +367,10 @@ def _needs(rule: Rule, clients: int, seed: int) -> str | None:
 
 
 def needed_only(reports: Reports, rule: Rule) -> Reports:
+    unknown = torch.ones_like(reports.losses)
     return replace(
         reports,
+        losses=reports.losses if "loss" in rule.needs else unknown,
         scores=reports.scores if "score" in rule.needs else None,
         updates=reports.updates if "update" in rule.needs else None,
         losses_after=reports.losses_after if "loss_after" in rule.needs else None,

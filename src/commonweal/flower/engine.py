@@ -45,7 +45,8 @@ def _check_reply(algorithm: Algorithm, purpose: str, values: Tensors) -> None:
     """Raise DataError where a single reply cannot be used, whatever the others are."""
     if not isinstance(algorithm, Averaging) or purpose != "train":
         return
-    needed = ("loss", "score", "size", "update") if type(algorithm) is Averaging else ()
+    loss = ("train_loss",) if algorithm.training_loss == "first epoch" else ("loss", "score")
+    needed = (*loss, "size", "update") if type(algorithm) is Averaging else ()
     missing = [name for name in needed if name not in values]
     if missing:
         raise DataError(f"its reply has no {', '.join(missing)}")

@@ -496,7 +496,8 @@ def _reported(exchanges: Sequence[Exchange]) -> _Reported:
         by_client = dict(zip(replies.clients.tolist(), values, strict=False))
         return tuple(by_client.get(client, math.nan) for client in asked)
 
-    return _Reported(tuple(asked), column("loss"), column("score"))
+    loss = "loss" if "loss" in replies.values else "train_loss"
+    return _Reported(tuple(asked), column(loss), column("score"))
 
 
 def _failed(exchanges: Sequence[Exchange]) -> dict[int, str]:
@@ -638,6 +639,7 @@ def facts(job: Job) -> RunFacts:
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         data="" if job.local is None else job.local.digest(),
         parameters=job.task.size,
+        training_loss=job.algorithm.training_loss,
         score=job.task.score,
         target=target,
         task=TaskFacts(

@@ -74,6 +74,7 @@ class RunFacts:
     held_out: tuple[str, ...] | None = None  # clients
     data: str | None = None  # a hash; empty where the data may grow during a run
     parameters: int | None = None
+    training_loss: str | None = None  # that clients report: received, first batch or first epoch
     score: str = "accuracy"
     target: TargetScale | None = None
     task: TaskFacts | None = None

@@ -81,7 +81,7 @@ class Guarded(Combinator):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return super().needs | {"update"}
+        return super().needs | {"loss", "update"}
 
     def init(self, setting: Setting | int) -> State:
         return {

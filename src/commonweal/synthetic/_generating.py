@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from commonweal.algorithms.algorithm import Algorithm, Conversation, Group, Request, Sample
+from commonweal.algorithms.algorithm import (
+    Algorithm,
+    Conversation,
+    Group,
+    Request,
+    Sample,
+    TrainingLoss,
+)
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
 from commonweal.base.randomness import BEGIN, CLASSIFY, SAMPLE, stream
@@ -170,6 +177,10 @@ class Generating(Algorithm):
     @property
     def needs(self) -> frozenset[Need]:
         return self.rule.needs
+
+    @property
+    def training_loss(self) -> TrainingLoss:
+        return self.averaging.training_loss
 
     def init(self, population: Population) -> State:
         return self.averaging.init(population) | {"classifier": self.task.initial.clone()}

@@ -9,7 +9,7 @@ from torch import Tensor
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs
-from commonweal.training.objective import Objective, objective_value
+from commonweal.training.objective import Objective, Value, objective_value
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 from commonweal.training.vectorize import Vectorize
@@ -62,26 +62,30 @@ class AutogradSteps:
     def _trained(self) -> tuple[str, ...]:
         return self.trainer.objective.trained
 
-    def __call__(self, batch: Batch, noise: Tensor, first: bool) -> None:
+    def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor:
         """Take a gradient step on batches (S, B, ...), in place.
 
         Args:
             batch: The clients' batches.
             noise: Their random numbers (S, draws).
             first: Whether it is the first step of the round.
+            losses: Whether the batches' losses are asked for, which are known in any case.
+
+        Returns:
+            The mean losses (S,) of the batches, before the step.
         """
         trainer = self.trainer
         learned = trainer.objective.learned if first else ()
         names = (*self._trained, *learned)
         leaves = {name: self.vectors[name].detach().requires_grad_() for name in names}
         value = trainer.vectorize(self._value, (0, 0, 0, 0))
-        losses, statistics = value(self.vectors | leaves | {"noise": noise}, *batch)
+        total, statistics, means = value(self.vectors | leaves | {"noise": noise}, *batch)
         # Clients' losses are separate: one backward of the sum suffices.
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        grads = torch.autograd.grad(total.sum(), list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             for name, grad in zip(names, grads, strict=True):
                 if grad is None:
-                    grad = losses.new_zeros(()).expand_as(leaves[name])
+                    grad = total.new_zeros(()).expand_as(leaves[name])
                 if name in learned:
                     self.vectors[name].sub_(trainer.optimizer.lr * grad).clamp_(0, 1)
                 else:
@@ -90,9 +94,8 @@ class AutogradSteps:
             for name, values in statistics.items():
                 if values.shape[-1]:
                     self.vectors[name][:, trainer.task.num_trainable :] = values
+        return means.detach()
 
-    def _value(
-        self, vectors: Tensors, x: Inputs, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensors]:
+    def _value(self, vectors: Tensors, x: Inputs, y: Tensor, weight: Tensor) -> Value:
         batch = Batch(x, y, weight)
         return objective_value(self.trainer.task, self.trainer.objective, vectors, batch)

@@ -55,6 +55,10 @@ class BatchSchedule:
         noise = self.noise[self.first_noise[:clients] + step]
         return torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise)
 
+    def lengths(self, step: int, clients: int) -> np.ndarray:
+        """The samples (k,) that the first k clients take at a step."""
+        return self._batches_at(step, clients)[1]
+
     def _batches_at(self, step: int, clients: int) -> tuple[np.ndarray, np.ndarray]:
         """Where in `order` the batches begin, and their lengths, (k,) each."""
         k = clients

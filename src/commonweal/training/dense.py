@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Rows
-from commonweal.training.objective import At, Between, Objective, Phase, Proximal, Reduction
+from commonweal.training.objective import At, Between, Objective, Phase, Point, Proximal, Reduction
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import LOSSES, Batch, Task
 
@@ -54,6 +54,7 @@ class Gradients(NamedTuple):
 
     inputs: list[Tensor]  # (S, B, inputs) of each layer
     outputs: list[Tensor]  # (S, B, outputs) the derivatives of the losses by its outputs
+    predictions: Tensor  # (S, B, outputs) what the last layer gives
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,23 +91,28 @@ class DenseStack:
             reduction: How the samples' losses become one.
             lowest: The lowest layer whose gradient is needed.
         """
-        inputs, outputs = forward(layers, batch.x)
-        grad = self.output_gradients(outputs, batch, reduction)
+        inputs, predictions = forward(layers, batch.x)
+        grad = self.output_gradients(predictions, batch, reduction)
         grads = [grad]
         for k in reversed(range(lowest + 1, len(layers))):
             grad = _below(layers, inputs, grad, k)
             grads.append(grad)
         grads += [grad] * lowest  # never used
-        return Gradients(inputs, grads[::-1])
+        return Gradients(inputs, grads[::-1], predictions)
+
+    def sample_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The losses (S, B) of outputs (S, B, outputs), for labels in the model's units."""
+        return LOSSES[self.task.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
+
+    def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean losses (S,) of batches."""
+        losses = self.sample_losses(outputs, self.task.scaled(batch.y))
+        return (losses * batch.weight).sum(-1)
 
     def output_gradients(self, outputs: Tensor, batch: Batch, reduction: Reduction) -> Tensor:
         """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
         y = self.task.scaled(batch.y)
-
-        def losses() -> Tensor:
-            return LOSSES[self.task.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
-
-        factors = reduction.sample_weights(losses, batch.weight)
+        factors = reduction.sample_weights(lambda: self.sample_losses(outputs, y), batch.weight)
         if self.task.loss == "cross-entropy":
             grad = outputs.softmax(-1)
             grad.scatter_add_(-1, y[..., None], grad.new_full((), -1.0).expand(*y.shape, 1))
@@ -132,7 +138,7 @@ class DenseStack:
         for k in reversed(range(1, len(layers))):
             grad = grads[-1] @ layers[k].weight[0]
             grads.append(grad.mul_(inputs[k] > 0) if layers[k - 1].relu else grad)
-        return Gradients(inputs, grads[::-1])
+        return Gradients(inputs, grads[::-1], x)
 
 
 @lru_cache(maxsize=16)
@@ -250,20 +256,24 @@ class DenseTrainer:
         return terms and once and plain and not self.optimizer.weight_decay and all(self.active)
 
     @torch.no_grad()
-    def first_updates(self, received: Tensor, batch: Batch, place: Tensor | None) -> Tensor:
+    def first_updates(
+        self, received: Tensor, batch: Batch, place: Tensor | None, losses: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """The updates (S, d) after that first step, where all clients start at one model (d,).
 
         Args:
             received: The model.
             batch: The clients' batches.
             place: Where the updates are written. None: to a new tensor.
+            losses: Whether the mean losses (S,) of the batches are returned along with them.
         """
         update = received.new_empty(len(batch.y), len(received)) if place is None else place
         batch = batch._replace(inputs=self.stack.inputs(batch.x))
         grads = self.stack.shared_gradients(received, batch, self.objective.reduction)
-        for layer, inputs, grad in zip(self.stack.views(update), *grads, strict=True):
+        layers = self.stack.views(update)
+        for layer, inputs, grad in zip(layers, grads.inputs, grads.outputs, strict=True):
             _add(layer, inputs, grad, beta=0.0, alpha=self.optimizer.lr)
-        return update
+        return update, self.stack.mean_losses(grads.predictions, batch) if losses else None
 
     @cached_property
     def terms(self) -> dict[str, Proximal]:
@@ -338,21 +348,24 @@ class DenseSteps:
         return outputs
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, noise: Tensor, first: bool) -> None:
+    def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor | None:
         """Take a gradient step on batches (S, B, ...), in place.
 
         Args:
             batch: The clients' batches, with the inputs of the lowest layer that moves.
             noise: Their random numbers (S, draws).
             first: Whether it is the first step of the round.
+            losses: Whether the mean losses (S,) of the batches, before the step, are returned.
         """
         trainer = self.trainer
         objective = trainer.objective
+        at: dict[Point, Tensor] = {}  # what the models give at each point
         grads: dict[str, list[Gradients]] = {name: [] for name in trainer.terms}
         derivative: Tensor | None = None
         pair = trainer.pair
         if pair is not None:  # before anything moves
             derivative = self._pair_gradients(pair, batch, noise, grads, first and pair.learns)
+            at[pair] = grads[pair.second][-1].predictions
             if pair.angle:
                 self._rotate(pair)
         lowest = self.active.index(True)
@@ -360,10 +373,12 @@ class DenseSteps:
             if At(name) in objective.at:
                 layers = self.layers[name]
                 parts.append(trainer.stack.gradients(layers, batch, objective.reduction, lowest))
+                at[At(name)] = parts[-1].predictions
             rotated = pair is not None and bool(pair.angle) and name in pair.trains
             self._descend(name, parts, rotated)
         if derivative is not None and pair is not None and isinstance(pair.m, str):
             self.vectors[pair.m].sub_(trainer.optimizer.lr * derivative).clamp_(0, 1)
+        return trainer.stack.mean_losses(at[objective.at[0]], batch) if losses else None
 
     def _pair_gradients(
         self,
@@ -392,12 +407,13 @@ class DenseSteps:
         for at, *tensors in zip(m, *ends, layers, strict=True):
             for a, b, point in zip(*(layer.tensors for layer in tensors), strict=True):
                 torch.lerp(a, b, at, out=point)
-        inputs, outputs = stack.gradients(layers, batch, self.trainer.objective.reduction)
+        reduction = self.trainer.objective.reduction
+        inputs, outputs, predictions = stack.gradients(layers, batch, reduction)
         second = [grad * at for grad, at in zip(outputs, m, strict=True)]
-        grads[pair.second].append(Gradients(inputs, second))
+        grads[pair.second].append(Gradients(inputs, second, predictions))
         if pair.first_trains:
             rest = [grad - part for grad, part in zip(outputs, second, strict=True)]
-            grads[pair.first].append(Gradients(inputs, rest))
+            grads[pair.first].append(Gradients(inputs, rest, predictions))
         if not derivative:
             return None
         total = mixed.new_zeros(len(mixed), 1)

@@ -66,6 +66,7 @@ def train_locally(
     vectorize: Vectorize,
     at_once: int | None = None,
     models: bool = True,
+    losses: bool = False,
 ) -> Trained:
     """Train a group of clients from the message and their states, on the device of the samples.
 
@@ -81,6 +82,7 @@ def train_locally(
         vectorize: How functions of one client are run for a group.
         at_once: The numbers that clients who are trained together may hold. None: any.
         models: Whether the trained models are returned along with the replies.
+        losses: Whether replies have "train_loss", the mean over the batches of the first epoch.
     """
     message = move(message, rows.device)
     states = move(states, rows.device)
@@ -89,7 +91,11 @@ def train_locally(
         where = _adjacent(part)
         group = _Group(client, task, message, select(states, where), rows, plan.of(part), vectorize)
         place = None if models else gathered.place("update", where, message["w"])
-        gathered.put(where, group.train(models, place))
+        watched = _FirstEpoch(group.plan, rows.device) if losses else None
+        done = group.train(models, place, watched)
+        if watched is not None:
+            done.replies["train_loss"] = watched.means()
+        gathered.put(where, done)
     trained = gathered.trained()
     return Trained(move(trained.replies, "cpu"), move(trained.states, "cpu"), trained.models.cpu())
 
@@ -166,6 +172,27 @@ class _Gathered:
         return Trained(self.replies, self.states, self.models["w"])
 
 
+class _FirstEpoch:
+    """The mean losses of clients over the batches of their first epoch."""
+
+    def __init__(self, plan: BatchSchedule, device: torch.device) -> None:
+        self.plan = plan
+        self.last = int(plan.steps_per_epoch.max())  # the step after it, for all clients
+        self.totals = torch.zeros(len(plan.steps), device=device)
+        self.samples = np.zeros(len(plan.steps), dtype=np.float32)
+
+    def add(self, step: int, a: int, b: int, losses: Tensor) -> None:
+        """Take the losses of a step of the clients from position a to b into account."""
+        counts = self.plan.lengths(step, b)[a:]
+        counts = np.where(step < self.plan.steps_per_epoch[a:b], counts, 0).astype(np.float32)
+        self.samples[a:b] += counts
+        taken = torch.from_numpy(counts).to(losses.device)
+        self.totals[a:b] += torch.where(taken > 0, losses * taken, 0.0)
+
+    def means(self) -> Tensor:
+        return self.totals / torch.from_numpy(self.samples).to(self.totals.device)
+
+
 class _Vectors(dict[str, Tensor]):
     """Vectors after training. w may be given by the update alone: few replies need w."""
 
@@ -191,12 +218,13 @@ class _Group:
     plan: BatchSchedule
     vectorize: Vectorize
 
-    def train(self, models: bool, place: Tensor | None) -> Trained:
+    def train(self, models: bool, place: Tensor | None, watched: _FirstEpoch | None) -> Trained:
         """All steps of the clients, and their replies.
 
         Args:
             models: Whether the trained models are returned along with the replies.
             place: Where the updates (S, d) go, if that is known.
+            watched: Gets the losses of the first epoch, if they are asked for.
         """
         objective = self.client.objective(self.task, self.message)
         lr = learning_rate(self.client, int(self.message["round"]))
@@ -209,7 +237,9 @@ class _Group:
         at_received = _place(vectors["w"]) == _place(received)
         if at_received and isinstance(first, DenseTrainer) and first.first_is_shared:
             batch = self._batch(0, len(steps))[0]
-            update = first.first_updates(received, batch, place)
+            update, losses = first.first_updates(received, batch, place, watched is not None)
+            if watched is not None and losses is not None:
+                watched.add(0, 0, len(steps), losses)
             if self.plan.steps[0] == 1 and not models:
                 vectors.pop("w")
                 return self._replied(vectors | {"update": update}, steps, models, update)
@@ -218,7 +248,7 @@ class _Group:
         self._own_copies(vectors, objective, None if taken else place)
         vectors["received"] = received.expand(len(steps), -1)
         with _seeded(self.task, self.plan.seeds, self.rows):
-            self._take_steps(vectors, objective, trainers, lr, taken)
+            self._take_steps(vectors, objective, trainers, lr, taken, watched)
         return self._replied(vectors, steps, models, place)
 
     def _start(self, clients: int) -> Tensors:
@@ -296,6 +326,7 @@ class _Group:
         trainers: tuple[Trainer, ...],
         lr: float,
         taken: int,
+        watched: _FirstEpoch | None,
     ) -> None:
         """Change the vectors by all steps of their clients but the first `taken`."""
         device = self.rows.device
@@ -321,8 +352,12 @@ class _Group:
                 if self.rows.transform is not None:
                     x = self._transformed(x, self.rows.transform, slice(a, b), step)
                 batch = Batch(x, self.rows.y[index[a:b]], weight[a:b])
+                wanted = watched is not None and step < watched.last
                 for substep in range(objective.steps):
-                    view.steps(batch, noise[a:b], step == substep == 0)
+                    asked = wanted and substep == 0
+                    losses = view.steps(batch, noise[a:b], step == substep == 0, asked)
+                    if asked and watched is not None and losses is not None:
+                        watched.add(step, a, b, losses)
                 if objective.after is not None:
                     for name, value in objective.after(view.vectors, lr).items():
                         view.vectors[name].copy_(value)

@@ -24,6 +24,7 @@ __all__ = [
     "Point",
     "Proximal",
     "Reduction",
+    "Value",
     "mixture",
     "objective_value",
 ]
@@ -190,19 +191,30 @@ class Phase(NamedTuple):
     trains: Tensor | None = None
 
 
-def objective_value(
-    task: Task, objective: Objective, vectors: Tensors, batch: Batch
-) -> tuple[Tensor, Tensors]:
-    """The objective of one client on a batch, and the new BatchNorm statistics by vector.
+class Value(NamedTuple):
+    """An objective of one client on a batch.
 
-    This is the definition that all trainers follow.
+    Attributes:
+        total: What is minimised.
+        statistics: The new BatchNorm statistics by vector.
+        loss: The mean of the samples' losses at the first point; `total` where there is none.
     """
+
+    total: Tensor
+    statistics: Tensors
+    loss: Tensor
+
+
+def objective_value(task: Task, objective: Objective, vectors: Tensors, batch: Batch) -> Value:
+    """The objective of one client on a batch. This is the definition that all trainers follow."""
     total = batch.weight.new_zeros(())
     measured: Tensors = {}
+    means = []
     for point in objective.at:
         losses, statistics = task.row_losses(_located(task, vectors, point), batch)
         total = total + objective.reduction.value(losses, batch.weight)
         measured |= dict.fromkeys(point.trains, statistics)
+        means.append(_mean(losses.detach(), batch.weight))
     for term in objective.proximal:
         total = total + _proximal(task, vectors, term)
     for point in objective.at:
@@ -214,7 +226,7 @@ def objective_value(
     if task.size > task.num_trainable:
         for name, point in objective.statistics:
             measured[name] = _statistics(task, objective, vectors, batch, measured, name, point)
-    return total, measured
+    return Value(total, measured, means[0] if means else total.detach())
 
 
 def _proximal(task: Task, vectors: Tensors, term: Proximal) -> Tensor:

@@ -27,7 +27,8 @@ from commonweal.privacy.accounting import epsilon_of, noise_for
 from commonweal.privacy.entropy import Entropy, coins, source
 from commonweal.privacy.form import Federated, PrivateForm, guessing_loss, number
 from commonweal.privacy.promise import Promise
-from commonweal.privacy.release import Sensitivity, adapted_clip, contribute, release
+from commonweal.privacy.release import Sensitivity, adapted_clip, release
+from commonweal.privacy.weighing import Asked, weigh
 from commonweal.samplers.poisson import Poisson
 from commonweal.samplers.sampler import Sampler
 from commonweal.samplers.uniform import Uniform
@@ -335,25 +336,10 @@ class Private(Averaging):
     def weigh(
         self, updates: Tensor, losses: Tensor, memory: Tensors, message: Mapping[str, Tensor]
     ) -> tuple[Tensors, Tensors]:
-        """What clients send, bounded, and what they remember.
-
-        Args:
-            updates: (S, d), without what stays at the client.
-            losses: (S,) of the received model.
-            memory: (S, ...) of each client.
-            message: With the public numbers and the clip bound.
-        """
+        """What clients send, bounded, and what they remember. The message has public numbers."""
         public = {n.removeprefix(PUBLIC): v for n, v in message.items() if n.startswith(PUBLIC)}
-        clip = float(message[CLIP])
-        weighed = self.form.weigh(losses.double().clamp(0, self.bound), memory, public)
-        statistics = weighed.statistics
-        if self.quantile != "none":
-            fits = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64) <= clip
-            statistics = torch.cat([statistics, fits.double()[:, None] - 0.5], 1)
-        sent = contribute(updates, weighed.weights, statistics, clip, self.form.most(public))
-        kept = {}
-        for name, value in weighed.memory.items():
-            kept[name] = torch.where(sent.usable & value.isfinite(), value, memory[name])
+        asked = Asked(public, float(message[CLIP]), self.quantile != "none")
+        sent, kept = weigh(self.form, updates, losses, memory, asked)
         replies = {
             "update": sent.updates,
             "statistics": sent.statistics,

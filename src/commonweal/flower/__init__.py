@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from commonweal.flower.app import make_client_app, make_server_app
     from commonweal.flower.engine import FlowerEngine
     from commonweal.flower.mods import loss_before_training, name_clients
+    from commonweal.flower.private import weigh_privately
     from commonweal.flower.strategy import FairStrategy
 
 __all__ = ["FairStrategy", "FlowerEngine", "loss_before_training", "make_client_app"]
-__all__ += ["make_server_app", "name_clients"]
+__all__ += ["make_server_app", "name_clients", "weigh_privately"]
 
 # Imported when they are asked for: Flower is an extra, and torch takes seconds.
 HOMES = {
@@ -25,6 +26,7 @@ HOMES = {
     "make_client_app": "app",
     "make_server_app": "app",
     "name_clients": "mods",
+    "weigh_privately": "private",
 }
 
 

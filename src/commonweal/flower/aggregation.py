@@ -1,8 +1,9 @@
 """A rule, a server optimizer and channels on a Flower app's arrays."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord
@@ -23,7 +24,10 @@ from commonweal.rules.fedavg import FedAvg
 from commonweal.training.client_state import NO_STATE
 from commonweal.training.local import vmap_clients
 
-__all__ = ["Aggregation"]
+__all__ = ["Aggregation", "Named", "built"]
+
+Part = TypeVar("Part")
+Named = str | Mapping[str, object]  # a part's name, or a table with its name and parameters
 
 
 class Aggregation:
@@ -38,7 +42,7 @@ class Aggregation:
     def __init__(self, layout: Layout, algorithm: Averaging, clients: int) -> None:
         self.layout = layout
         self.algorithm = algorithm
-        if algorithm.init_client(0):
+        if algorithm.init_client(0).channels:
             channels = [catalog.describe(channel)["name"] for channel in algorithm.channels]
             raise ConfigError(
                 f"a channel of {channels} keeps a memory at the client, which FairStrategy cannot "
@@ -140,3 +144,14 @@ class Aggregation:
         record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
         self._data = {name: array.data for name, array in record.items()}
         return record
+
+
+def built(kind: str, part: Named | Part, interface: type[Part]) -> Part:
+    """The part that a name or a table stands for, or the part itself."""
+    built = catalog.build(kind, part) if isinstance(part, str | Mapping) else part
+    if not isinstance(built, interface):
+        raise ConfigError(
+            f"FairStrategy: {part!r} is no {catalog.KINDS[kind].label}: give a name of commonweal "
+            f"list, a table with a name, or a {interface.__name__}; FedAvg's arguments are keywords"
+        )
+    return built

@@ -19,6 +19,7 @@ from commonweal.flower.directory import Directory, number
 from commonweal.flower.reader import Evaluated
 from commonweal.flower.reports import Report
 from commonweal.record.facts import RunFacts
+from commonweal.record.publication import private_folder, publish
 from commonweal.record.rounds import ClientTable, RoundRecord, decided
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
@@ -41,6 +42,7 @@ class Trained:
     warnings: tuple[str, ...]
     bytes: dict[str, int]
     seconds: float
+    public: dict[str, float]  # released numbers of a private round
 
 
 @dataclass
@@ -56,17 +58,30 @@ class Recorder:
     store: Store | None
     score: str
     higher_is_better: bool
+    private: bool = False
     history: list[RoundRecord] = field(default_factory=list)
     unsaved: tuple[int, State] | None = None  # what the next checkpoint will hold
     saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def at(
-        cls, out: str | Path | None, resume: bool, score: str, higher_is_better: bool
+        cls,
+        out: str | Path | None,
+        resume: bool,
+        score: str,
+        higher_is_better: bool,
+        private: bool = False,
     ) -> "Recorder":
-        """A recorder for a folder, by default a free one; None: nothing is written."""
-        store = None if out is None else Store(_folder(Path(out), resume))
-        return cls(store, score, higher_is_better)
+        """A recorder for a folder, by default a free one; None: nothing is written.
+
+        With `private` the values of clients are written apart, and every round is saved at once:
+        a round that is run again would be a second release.
+        """
+        store = None
+        if out is not None:
+            folder = _folder(Path(out), resume)
+            store = Store(private_folder(folder) if private else folder)
+        return cls(store, score, higher_is_better, private)
 
     def open(self, experiment: str, facts: RunFacts, resume: bool) -> tuple[int, State]:
         """Start or continue a run, which may get another number of rounds.
@@ -83,7 +98,7 @@ class Recorder:
                 "another out"
             )
         path = folder / "experiment.toml"
-        if resume and path.exists():
+        if resume and path.exists() and not self.private:
             given = tomllib.loads(experiment)
             if given == tomllib.loads(path.read_text()) | {"rounds": given["rounds"]}:
                 write_file(path, experiment.encode())
@@ -122,7 +137,7 @@ class Recorder:
         test = ClientTable(names, evaluation) if evaluated else None
         self.store.append(record, timings, test=test)
         self.unsaved = (trained.number, {"server": state, "nodes": directory.saved()})
-        if time.monotonic() - self.saved_at > SAVE_EVERY:
+        if self.private or time.monotonic() - self.saved_at > SAVE_EVERY:
             self.save()
 
     def save(self) -> None:
@@ -131,6 +146,8 @@ class Recorder:
             self.store.checkpoint(*self.unsaved)
             self.unsaved = None
             self.saved_at = time.monotonic()
+            if self.private:
+                publish(self.store.folder)
 
     def _round(
         self,
@@ -155,6 +172,7 @@ class Recorder:
             bytes=trained.bytes,
             metrics=summary,
             fallback=trained.fallback,
+            public=trained.public,
             **decided(trained.outcome, cohort),
         )
 
@@ -180,6 +198,8 @@ class Recorder:
         if self.store is not None:
             tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
             self.store.write_model(tensors)
+            if self.private:
+                publish(self.store.folder)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """What one node reports, and why a report cannot be used. Nothing here imports flwr."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 __all__ = ["Problem", "Report", "Settings"]
@@ -33,4 +33,6 @@ class Report:
     loss: float | None = None  # of the received model; None: not known
     score: float = math.nan  # of the received model
     loss_after: float = math.nan  # of the trained model
+    statistics: list[float] = field(default_factory=list)  # of a private round
+    weight: float = math.nan  # by which the client weighed itself, in a private round
     problem: Problem | None = None  # why the reply cannot be used

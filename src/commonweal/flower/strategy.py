@@ -5,19 +5,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    Result,
-    Strategy,
-)
+from flwr.serverapp.strategy import Result, Strategy
 
 import commonweal
 from commonweal.algorithms.algorithm import Outcome
@@ -27,7 +20,7 @@ from commonweal.base.errors import ConfigError, DataError, DivergedError, RunErr
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
-from commonweal.flower.aggregation import Aggregation
+from commonweal.flower.aggregation import Aggregation, Named, built
 from commonweal.flower.arrays import Layout
 from commonweal.flower.directory import Directory
 from commonweal.flower.messages import (
@@ -42,13 +35,13 @@ from commonweal.flower.messages import (
     weighted_mean,
 )
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
+from commonweal.flower.private import PrivateRounds, check_wrapper
 from commonweal.flower.reader import Evaluated, ReplyReader, score_name
 from commonweal.flower.recording import RECORDS, Recorder, Trained, listed
 from commonweal.flower.reports import Problem, Report
 from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import RoundRecord
 from commonweal.rules.rule import Rule
-from commonweal.rules.uniform import Uniform
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
@@ -56,16 +49,8 @@ __all__ = ["FairStrategy"]
 
 DOMINANT = 0.8  # of the weight on one client: the others hardly count
 LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
-PRIVACY = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-)
 LEGACY = ("initialize_parameters", "configure_fit", "aggregate_fit", "evaluate")
 
-Part = TypeVar("Part")
-Named = str | Mapping[str, object]  # a part's name, or a table with its name and parameters
 Summarize = Callable[[list[RecordDict], str], MetricRecord | None]
 EvaluateCentrally = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -82,6 +67,9 @@ class FairStrategy(Strategy):
             a name and parameters, or a `Rule`.
         server: The server optimizer, which moves the model along the weighted updates; likewise.
         channels: What happens to updates on their way, such as clipping; likewise.
+        private: Client-level differential privacy: `clients`, how many there are at all, `cohort`,
+            how many take part in a round on average, and the parameters of the algorithm
+            "private", such as `epsilon`. Clients need the mod `weigh_privately`.
         losses: Where the losses come from that the rule decides by. "train": clients report
             them with their trained models, as the mod `loss_before_training` does.
             "evaluate": each client's last evaluation, on the samples that it is scored on; the
@@ -123,6 +111,7 @@ class FairStrategy(Strategy):
         server: Named | ServerOptimizer = "sgd",
         channels: Iterable[Named | Channel] = (),
         *,
+        private: Mapping[str, object] | None = None,
         losses: Literal["train", "evaluate"] = "train",
         strict: bool = True,
         loss_key: str = LOSS_KEY,
@@ -148,10 +137,11 @@ class FairStrategy(Strategy):
         train_metrics_aggr_fn: Summarize | None = None,
         evaluate_metrics_aggr_fn: Summarize | None = None,
     ) -> None:
-        self.rule = _built("rules", rule, Rule)
-        self.server = _built("servers", server, ServerOptimizer)
+        self.rule = built("rules", rule, Rule)
+        self.server = built("servers", server, ServerOptimizer)
         named = [channels] if isinstance(channels, str | Mapping) else channels
-        self.channels = tuple(_built("channels", channel, Channel) for channel in named)
+        self.channels = tuple(built("channels", channel, Channel) for channel in named)
+        self.private = None if private is None else PrivateRounds.of(private)
         self.losses = losses
         self.strict = strict
         self.loss_key = loss_key
@@ -192,6 +182,8 @@ class FairStrategy(Strategy):
                 f"losses = {self.losses!r} with fraction_evaluate = {self.fraction_evaluate}: "
                 "nobody is evaluated; raise fraction_evaluate, or let clients report their losses"
             )
+        if self.private is not None and (self.channels or self.losses == "evaluate"):
+            raise ConfigError("private: it takes no channels, and losses of training samples only")
         if "labels" in self.rule.needs:
             raise ConfigError(
                 "this rule needs the clients' label counts, which Flower apps do not send: run a "
@@ -218,7 +210,9 @@ class FairStrategy(Strategy):
     def _begin(self) -> None:
         """Start a new run, and forget an earlier one of this strategy."""
         score = score_name(self.score_key, self.higher_is_better)
-        self._recorder = Recorder.at(self.out, self.resume, score, self.higher_is_better)
+        self._recorder = Recorder.at(
+            self.out, self.resume, score, self.higher_is_better, self.private is not None
+        )
         self._clients = Directory()
         self._reader = ReplyReader(
             losses=self.losses,
@@ -265,14 +259,7 @@ class FairStrategy(Strategy):
         A wrapper keeps the strategy and says nothing: only the caller shows that it is there.
         """
         caller = sys._getframe(2).f_locals.get("self")
-        if isinstance(caller, PRIVACY) and not isinstance(self.rule, Uniform):
-            name = catalog.describe(self.rule)["name"]
-            raise ConfigError(
-                f"{type(caller).__name__} around FairStrategy({name!r}): its noise is made for "
-                "equal weights, and losses are sent without noise, so that the privacy that it "
-                'reports does not hold; use FairStrategy("uniform"), or a Commonweal experiment '
-                "with a private channel"
-            )
+        check_wrapper(caller, self.rule, self.private is not None)
 
     # The run
 
@@ -342,15 +329,7 @@ class FairStrategy(Strategy):
     def _open(self, arrays: ArrayRecord) -> ArrayRecord:
         """Open the run's record. Returns the model to start from: a checkpoint's on resuming."""
         layout = Layout.of(values_of(arrays))
-        algorithm = Averaging(
-            layout.task,
-            self.rule,
-            Client(lr=0.1 if self.lr is None else self.lr),
-            self.server,
-            self.channels,
-            max(1, self._rounds),
-            self.seed,
-        )
+        algorithm = self._algorithm(layout)
         self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
         self._aggregation.receive(arrays)
         last, saved = self._recorder.open(self._text(), self._facts(layout), self.resume)
@@ -360,6 +339,19 @@ class FairStrategy(Strategy):
         self._clients.restore(saved["nodes"])
         logger.info("resuming after round %d: Flower's log counts from 1 again", last)
         return self._aggregation.restore(saved["server"])
+
+    def _algorithm(self, layout: Layout) -> Averaging:
+        if self.private is not None:
+            return self.private.algorithm(layout, self.rule, self.server, self._rounds, self.seed)
+        return Averaging(
+            layout.task,
+            self.rule,
+            Client(lr=0.1 if self.lr is None else self.lr),
+            self.server,
+            self.channels,
+            max(1, self._rounds),
+            self.seed,
+        )
 
     def _opened(self) -> Aggregation:
         if self._aggregation is None:
@@ -375,12 +367,20 @@ class FairStrategy(Strategy):
         self._check_wrapper()
         self._record({})  # of a loop that does not evaluate
         self._began = time.perf_counter()
-        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes, "train")
+        nodes = []
+        if self.private is None:
+            least = self.min_train_nodes
+            nodes = self._sample(grid, server_round, self.fraction_train, least, "train")
         if self._aggregation is None:
             self._take_lr(config)
             arrays = self._open(arrays)
         self._opened().receive(arrays)
         self._arrays = arrays
+        if self.private is not None:
+            connected = sorted(grid.get_node_ids())
+            self._clients.meet(connected)
+            nodes = self.private.draw(connected, server_round + self._offset)
+            config.update(self.private.settings(self._opened().state))
         return self._messages(nodes, server_round, arrays, config, MessageType.TRAIN)
 
     def aggregate_train(
@@ -395,10 +395,15 @@ class FairStrategy(Strategy):
         updates = self._read_updates(usable, answers)
         usable = [report for report in usable if report.problem is None]
         self._check_trained(reports)
-        fallback = self._lacks_losses(usable, answers)
-        warnings = self._warnings(number, usable, fallback)
-        outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
-        warnings += self._dominance(outcome, reports)
+        fallback = self.private is None and self._lacks_losses(usable, answers)
+        if self.private is None:
+            warnings = self._warnings(number, usable, fallback)
+            outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
+            warnings += self._dominance(outcome, reports)
+        else:
+            warnings = ()
+            outcome = self.private.tell(aggregation.state, updates, usable)
+            aggregation.state = outcome.state
         self._fallbacks += fallback
         by_client = {report.client: report for report in reports}
         for client, reason in outcome.dropped.items():
@@ -418,7 +423,11 @@ class FairStrategy(Strategy):
                 "up": array_bytes(answers.contents.values()),
             },
             time.perf_counter() - self._began,
+            aggregation.algorithm.public_numbers(outcome.state),
         )
+        if self.private is not None:  # metrics of clients have no noise
+            self._arrays = aggregation.arrays()
+            return self._arrays, None
         self._check_diverged(number, outcome)
         if len(outcome.clients) == 0:
             logger.warning("round %d: no reply can be used; the model stays", number)
@@ -441,6 +450,8 @@ class FairStrategy(Strategy):
             if report.problem is None:
                 values = metrics_of(answers.contents[node])
                 self._reader.fill(report, values, self._clients[node], self.rule.needs)
+                if self.private is not None:
+                    self.private.read(report, values)
             reports.append(report)
         return sorted(reports, key=lambda report: report.client)
 
@@ -660,7 +671,7 @@ class FairStrategy(Strategy):
                 "rule": catalog.describe(self.rule),
                 "server": catalog.describe(self.server),
                 "channels": [catalog.describe(channel) for channel in self.channels],
-                "algorithm": {"name": "averaging"},
+                "algorithm": self.private.table() if self.private else {"name": "averaging"},
             }
         )
 
@@ -670,7 +681,8 @@ class FairStrategy(Strategy):
             engine="flower",
             parameters=layout.size,
             score=self._recorder.score,
-            clients=len(self._clients),
+            clients=len(self._clients) if self.private is None else self.private.clients,
+            privacy=self._opened().algorithm.promise,
         )
 
     def _record(self, evaluated: Mapping[int, Evaluated]) -> None:
@@ -685,14 +697,3 @@ class FairStrategy(Strategy):
             if self._rounds == 0:  # nobody says when a loop of the user's own ends
                 self._recorder.save()
                 self._recorder.write_model(self._arrays)
-
-
-def _built(kind: str, part: Named | Part, interface: type[Part]) -> Part:
-    """The part that a name or a table stands for, or the part itself."""
-    built = catalog.build(kind, part) if isinstance(part, str | Mapping) else part
-    if not isinstance(built, interface):
-        raise ConfigError(
-            f"FairStrategy: {part!r} is no {catalog.KINDS[kind].label}: give a name of commonweal "
-            f"list, a table with a name, or a {interface.__name__}; FedAvg's arguments are keywords"
-        )
-    return built

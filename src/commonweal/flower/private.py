@@ -1,0 +1,256 @@
+"""Private rounds on Flower: clients clip and weigh by a mod, the trusted server adds the noise.
+
+The server draws every connected client by a coin of its own, whatever the number of connected ones,
+and moves the model also where nobody answers.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+from torch import Tensor
+
+from commonweal.algorithms.algorithm import Outcome, Replies
+from commonweal.algorithms.private import CLIP, PUBLIC, Private
+from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
+from commonweal.config import catalog
+from commonweal.data.population import Population
+from commonweal.flower.arrays import Layout
+from commonweal.flower.messages import Metric, settings_of, values_of
+from commonweal.flower.mods import LOSS_KEY, Call, Mod
+from commonweal.flower.reports import Problem, Report, Settings
+from commonweal.privacy.entropy import coins, source
+from commonweal.privacy.release import contribute
+from commonweal.privacy.weighing import Asked, weigh
+from commonweal.rules.rule import Rule
+from commonweal.rules.uniform import Uniform
+from commonweal.samplers.poisson import Poisson
+from commonweal.servers.server import ServerOptimizer
+from commonweal.training.client import Client
+
+__all__ = ["check_wrapper", "PrivateRounds", "weigh_privately"]
+
+FORM = "private-form"  # settings of a message, metrics of a reply, and a record of a client's state
+STATISTICS = "private-statistics"
+WEIGHT = "private-weight"
+MEMORY = "private-memory"
+WRAPPERS = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+NO_MOD = (
+    "its reply is not clipped and weighed: add the mod commonweal.flower.weigh_privately(my_loss) "
+    "to its @app.train"
+)
+
+
+@dataclass
+class PrivateRounds:
+    """What makes the rounds of a strategy private.
+
+    Attributes:
+        clients: K, the number of all clients: a public number, whoever is connected.
+        cohort: S, the expected number of clients in a round.
+        classes: Of the labels; public numbers of losses begin at log(classes).
+        numbers: The parameters of the algorithm "private", such as epsilon.
+        protocol: That algorithm, once the model is known.
+    """
+
+    clients: int
+    cohort: int
+    classes: int
+    numbers: Mapping[str, object]
+    protocol: Private | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> "PrivateRounds":
+        """Read FairStrategy's argument."""
+        numbers = {"classes": 1, **given}
+        counts = {}
+        for name in ("clients", "cohort", "classes"):
+            value = numbers.pop(name, None)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"private: {name} = {value!r}: give a whole number above 0, as in "
+                    "private={'epsilon': 8.0, 'clients': 500, 'cohort': 100}"
+                )
+            counts[name] = value
+        completed = dict(catalog.complete("algorithms", {"name": "private", **numbers}))
+        del completed["name"]
+        return cls(counts["clients"], counts["cohort"], counts["classes"], completed)
+
+    def algorithm(
+        self, layout: Layout, rule: Rule, server: ServerOptimizer, rounds: int, seed: int
+    ) -> Private:
+        """The protocol of the server."""
+        if rounds < 1:
+            raise ConfigError(
+                "private: the number of rounds must be known beforehand: use start(num_rounds=...)"
+            )
+        names = tuple(map(str, range(self.clients)))
+        population = Population(names, torch.ones(self.clients), (), self.classes)
+        self.protocol = Private(
+            layout.task,
+            rule,
+            Client(),
+            server,
+            rounds=rounds,
+            seed=seed,
+            population=population,
+            cohort_size=self.cohort,
+            sampler=Poisson(),
+            **self.numbers,  # type: ignore[arg-type]  # checked by the catalog
+        )
+        return self.protocol
+
+    @property
+    def opened(self) -> Private:
+        """The protocol of a run that has begun."""
+        assert self.protocol is not None
+        return self.protocol
+
+    def table(self) -> dict[str, object]:
+        """The algorithm as an experiment names it."""
+        return {"name": "private", **self.numbers}
+
+    def draw(self, nodes: Sequence[int], round: int) -> list[int]:
+        """Toss a coin for every connected node. The rate does not depend on how many there are."""
+        algorithm = self.opened
+        draw = source(algorithm.entropy, algorithm.seed, round, randomness.COHORT)
+        tossed = coins(algorithm.rate, len(nodes), draw)
+        return [node for node, drawn in zip(nodes, tossed.tolist(), strict=True) if drawn]
+
+    def settings(self, state: State) -> Settings:
+        """What the mod needs: the form of the rule, and the public numbers of the round."""
+        algorithm = self.opened
+        form = {
+            "rule": catalog.describe(algorithm.rule),
+            "cap": algorithm.cap,
+            "bound": algorithm.bound,
+            "adapts": algorithm.quantile != "none",
+        }
+        told: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
+        for name, value in state["rule"].items():
+            told[PUBLIC + name] = float(value)
+        return told
+
+    def tell(self, state: State, updates: Tensor, reports: Sequence[Report]) -> Outcome:
+        """Release what clients sent. It is bounded once more: they may run another program.
+
+        Args:
+            state: Of the server.
+            updates: (S, d), weighted by the clients.
+            reports: Of these clients.
+        """
+        algorithm = self.opened
+        ids = torch.tensor([report.client for report in reports], dtype=torch.int64)
+        values: Tensors = {}
+        if reports:
+            rows = [report.statistics for report in reports]
+            statistics = torch.tensor(rows, dtype=torch.float64).view(len(rows), -1)
+            bound = algorithm.sensitivity(state).update
+            sent = contribute(updates, torch.ones(len(rows)), statistics, bound, 1.0)
+            weights = torch.tensor([report.weight for report in reports], dtype=torch.float64)
+            values = {"update": sent.updates, "statistics": sent.statistics, "weight": weights}
+        return algorithm.tell(state, Replies(ids, values), self.clients)
+
+    def read(self, report: Report, metrics: Mapping[str, object]) -> None:
+        """Read what the mod reported; without it the report gets a problem."""
+        told = metrics.get(STATISTICS)
+        weight = metrics.get(WEIGHT)
+        count = self.opened.statistics
+        if not isinstance(told, list) or len(told) != count or not isinstance(weight, float):
+            report.problem = Problem("arrays", NO_MOD)
+            return
+        report.statistics = [float(value) for value in told]
+        report.weight = weight
+
+
+def check_wrapper(caller: object, rule: Rule, private: bool) -> None:
+    """Raise ConfigError where one of Flower's privacy wrappers calls a strategy."""
+    if not isinstance(caller, WRAPPERS) or (isinstance(rule, Uniform) and not private):
+        return
+    name = catalog.describe(rule).name
+    raise ConfigError(
+        f"{type(caller).__name__} around FairStrategy({name!r}): its noise is made for equal "
+        "weights, and losses are sent without noise, so that the privacy that it reports does not "
+        'hold; use FairStrategy("uniform"), or FairStrategy(..., private=...) without the wrapper'
+    )
+
+
+def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_KEY) -> Mod:
+    """A client mod that clips and weighs what leaves the client, for `FairStrategy(private=...)`.
+
+    Use it as `@app.train(mods=[weigh_privately(my_loss)])`. The arrays of the reply are replaced by
+    the received ones minus the weighted update. What a rule remembers stays in the node's state.
+
+    Args:
+        loss: From the message and the context to the mean loss of the received model on the
+            client's training samples.
+        key: The metric with the loss, for the record that the server keeps apart.
+    """
+
+    def mod(message: Message, context: Context, call_next: Call) -> Message:
+        told = settings_of(message.content)
+        if FORM not in told:
+            raise ConfigError("private: the server's strategy is not private: remove the mod")
+        before = float(loss(message, context))
+        received = next(iter(message.content.array_records.values()))
+        reply = call_next(message, context)
+        if not reply.has_content():
+            return reply
+        (name, trained), *_ = reply.content.array_records.items()
+        layout = Layout.of(values_of(received))
+        w = layout.vector(values_of(received))
+        update = (w - layout.vector(values_of(trained)))[None]
+        weight, statistics, sent = _weighed(told, update, before, context)
+        arrays = layout.arrays(w - sent)
+        reply.content[name] = ArrayRecord({n: Array(array) for n, array in arrays.items()})
+        values: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
+        records = list(reply.content.metric_records.values())
+        if records:
+            records[0].update(values)
+        else:
+            reply.content["metrics"] = MetricRecord(values)
+        return reply
+
+    return mod
+
+
+def _weighed(
+    told: Settings, update: Tensor, loss: float, context: Context
+) -> tuple[float, list[float], Tensor]:
+    """The weight, the statistics and the weighted update (d,) of one client."""
+    form = json.loads(str(told[FORM]))
+    private = catalog.build("rules", form["rule"]).private
+    if private is None:
+        raise ConfigError(f"private: rule {form['rule']['name']!r} has no private form here")
+    private = replace(private, cap=form["cap"], bound=form["bound"])
+    public = {}
+    for name, value in told.items():
+        if name.startswith(PUBLIC):
+            public[name.removeprefix(PUBLIC)] = torch.tensor(value, dtype=torch.float64)
+    memory = {name: value[None] for name, value in private.init_client().items()}
+    kept = dict(context.state.config_records.get(MEMORY) or {})
+    for name in memory:
+        if name in kept:
+            memory[name] = torch.tensor([float(str(kept[name]))], dtype=torch.float64)
+    asked = Asked(public, float(str(told[CLIP])), bool(form["adapts"]))
+    losses = torch.tensor([loss], dtype=torch.float64)
+    sent, memory = weigh(private, update, losses, memory, asked)
+    if memory:
+        remembered: Settings = {name: float(value[0]) for name, value in memory.items()}
+        context.state[MEMORY] = ConfigRecord(remembered)
+    return float(sent.weights[0]), sent.statistics[0].tolist(), sent.updates[0]

@@ -86,7 +86,7 @@ def rules() -> list[str]:
 
 
 def tail(name: str) -> str:
-    """The metric of those worst off: the worst tenth where there are many clients."""
+    """The metric of those worst off: the worst 10 % where there are many clients."""
     return "worst_10" if "writers" in name else "worst"
 
 
@@ -181,7 +181,7 @@ def table(name: str, values: dict[str, Array]) -> Iterator[str]:
         marks[column] = {
             rule: "*" if p < 0.05 else "" for rule, p in zip(others, found, strict=True)
         }
-    last = "worst tenth" if tail(name) == "worst_10" else "worst client"
+    last = "worst 10 %" if tail(name) == "worst_10" else "worst client"
     yield f"**{name}** ({SETS[name]['rounds']} rounds, {len(base)} seeds)\n"
     yield f"| rule | mean | {last} | mean vs FedAvg | {last} vs FedAvg | weight and loss |"
     yield "|---|--:|--:|--:|--:|--:|"

@@ -14,7 +14,7 @@ from commonweal.analysis.tuning import cores
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.text import shown
 
-from . import reproduction, table, verdicts
+from . import pictures, reproduction, table, verdicts
 from .reproduction import Measured, Planned
 from .table import PublishedTable, Setting
 
@@ -30,8 +30,10 @@ def reproduce(
     recorded: bool,
     record: Path | None,
     ours: bool = False,
+    picture: Path | None = None,
+    kind: str = "tradeoff",
 ) -> None:
-    """List the tables, show what was recorded of one, or run it."""
+    """List the tables, show what was recorded of one, draw it, or run it."""
     if name.upper() == "LIST":
         _list()
         return
@@ -41,10 +43,22 @@ def reproduce(
         return
     published = restricted(published, seeds, rows)
     settings = published.ran if ours else published.settings
+    if picture is not None:
+        planned = [run for each in settings for run in _planned(published, each, out)]
+        recorded_figures = reproduction.measured_by_us(name)
+        drawn = pictures.draw(published, recorded_figures, planned, kind, picture)
+        Console().print(f"Drawn to {drawn}")
+        return
     measured = _run(published, settings, out, jobs)
     _print(published, measured)
     if record is not None:
         Console(stderr=True).print(f"Written: {reproduction.save(published, measured, record)}")
+
+
+def _planned(published: PublishedTable, setting: Setting, out: Path) -> list[Planned]:
+    """The runs of a setting, with what its grids gave."""
+    chosen = reproduction.choose(published, setting, out) if out.exists() else {}
+    return reproduction.plan(published, setting, chosen, out)
 
 
 def _list() -> None:

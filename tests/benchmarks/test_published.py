@@ -16,7 +16,7 @@ from commonweal.base.errors import ConfigError, DataError, RunError
 from commonweal.cli import app
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
-from published import ledger, reproduction, verdicts
+from published import ledger, pictures, reproduction, verdicts
 from published.command import restricted
 from published.reproduction import Measured
 from published.table import Claim, PublishedTable, Row, Setting, find, names
@@ -388,3 +388,26 @@ def test_outside_of_a_checkout_the_command_says_where_tables_are(
     result = CliRunner().invoke(app, ["reproduce"])
     assert isinstance(result.exception, ConfigError)
     assert "clone the repository" in str(result.exception)
+
+
+def test_pictures_are_drawn_from_records_and_runs(tmp_path: Path) -> None:
+    from commonweal.analysis.compare import run_cells
+
+    table = small()
+    planned = reproduction.plan(table, replace(table.settings[0], seeds=(0,)), {}, tmp_path)
+    with pytest.raises(RunError, match="run it first"):
+        pictures.draw(table, None, planned, "losses", tmp_path / "losses.png")
+    for _ in run_cells([run.cell for run in planned]):
+        pass
+    for kind in pictures.PANELS:
+        file = pictures.draw(table, None, planned, kind, tmp_path / f"{kind}.svg")
+        text = file.read_text()
+        assert "FedAvg" in text and "TERM" in text, kind
+    with pytest.raises(ConfigError, match="histogram"):
+        pictures.draw(table, None, planned, "histogramm", tmp_path / "x.png")
+    arguments = ["reproduce", "semi-vred/fashion-mnist", "--picture", str(tmp_path / "t.svg")]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "none")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "t.svg").read_text()
+    assert "Semi-VRed" in text and "worst 20 %" in text
+    assert "not shown" in text and "AFL" in text

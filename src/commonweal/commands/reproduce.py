@@ -34,6 +34,12 @@ def reproduce(
         bool,
         typer.Option("--ours", help="Run what we ran, where it is shorter or has other data."),
     ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw finished or recorded runs to this file.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="The picture: tradeoff, histogram, losses or lengths.")
+    ] = "tradeoff",
     record: Annotated[
         Path | None,
         typer.Option(help="Also write the figures as JSON into this folder, to its other rows."),
@@ -56,4 +62,4 @@ def reproduce(
     sys.path.insert(0, str(benchmarks))  # worker processes inherit it
     from published import command
 
-    command.reproduce(name, out, jobs, seeds, rows, recorded, record, ours)
+    command.reproduce(name, out, jobs, seeds, rows, recorded, record, ours, picture, kind)

@@ -1,0 +1,143 @@
+"""The papers' figures from our runs: what `commonweal reproduce NAME --picture FILE` draws."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from commonweal.base.errors import ConfigError, RunError, did_you_mean
+from commonweal.record.record import Record
+from commonweal.report.figures import save
+
+from .reproduction import Measured, Planned
+from .table import PublishedTable
+
+__all__ = ["KINDS", "draw"]
+
+COLUMNS = 2  # of panels
+FAR = 10  # points below the best mean from which a method is not drawn
+BINS = [5.0 * step for step in range(21)]  # per cent
+
+
+def draw(
+    table: PublishedTable,
+    measured: Measured | None,
+    planned: Sequence[Planned],
+    kind: str,
+    path: Path,
+) -> Path:
+    """Draw a table's runs.
+
+    Args:
+        table: A published table.
+        measured: Its recorded figures, for `tradeoff`.
+        planned: Its runs, for the other kinds; those of the first seed that are finished are drawn.
+        kind: One of KINDS.
+        path: The file.
+    """
+    if kind == "tradeoff":
+        figure = _tradeoff(table, measured)
+    elif kind in PANELS:
+        figure = _panels(_records(planned), PANELS[kind])
+    else:
+        raise ConfigError(f"there is no picture {kind!r}: {did_you_mean(kind, KINDS)}")
+    save(figure, path)
+    return path
+
+
+def _records(planned: Sequence[Planned]) -> dict[str, Record]:
+    """The finished runs of the first seed, by row."""
+    records = {}
+    for run in planned:
+        if run.seed == planned[0].seed and run.cell.finished:
+            records[run.row.name] = Record.read(run.cell.folder)
+    if not records:
+        raise RunError("no run of this table is finished: run it first, without --picture")
+    return records
+
+
+def _tradeoff(table: PublishedTable, measured: Measured | None) -> Figure:
+    """Mean by worst 10 and 20 % of clients, a point per method (Semi-VRed, Figures 1 and 2)."""
+    worst = [number for number, name in enumerate(table.columns) if name.startswith("worst ")]
+    if measured is None or not worst:
+        raise RunError(f"{table.name} has no recorded means and worst clients to draw")
+    measured_rows = [row.name for row in table.rows if measured.of(row.name, 0)]
+    means = {name: np.mean(measured.of(name, 0)) for name in measured_rows}
+    best = max(means.values())
+    shown = [name for name, mean in means.items() if mean > best - FAR]
+    left_out = [name for name, mean in means.items() if mean <= best - FAR]
+    figure = Figure(figsize=(4.5 * len(worst), 4), layout="constrained")
+    for panel, column in enumerate(worst, 1):
+        axes = figure.add_subplot(1, len(worst), panel)
+        for name in shown:
+            x = measured.of(name, column)
+            y = measured.of(name, 0)
+            axes.errorbar(
+                np.mean(x),
+                np.mean(y),
+                xerr=np.std(x) / np.sqrt(len(x)),
+                yerr=np.std(y) / np.sqrt(len(y)),
+                fmt="o",
+                elinewidth=0.6,
+                label=name,
+            )
+        axes.set_xlabel(f"{table.columns[column]}, {table.unit}")
+        axes.set_ylabel(f"{table.columns[0]}, {table.unit}")
+        axes.grid(alpha=0.3)
+    if left_out:
+        figure.suptitle(f"not shown, more than {FAR} points below: {', '.join(left_out)}", size=9)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
+    return figure
+
+
+def _panels(records: Mapping[str, Record], fill: Callable[[Axes, Record], None]) -> Figure:
+    """A panel per method."""
+    columns = min(COLUMNS, len(records))
+    rows = -(-len(records) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    for panel, (name, record) in zip(axes, records.items(), strict=False):
+        fill(panel, record)
+        panel.set_title(name)
+        panel.tick_params(labelbottom=True, labelleft=True)
+    for panel in axes[len(records) :]:
+        panel.set_visible(False)
+    return figure
+
+
+def _histogram(axes: Axes, record: Record) -> None:
+    """How many clients have which score (AdaFed, Figure 7)."""
+    scores = 100 * np.asarray(record.clients().evaluation.score)
+    axes.hist(scores[np.isfinite(scores)], BINS)
+    axes.set_xlabel("score in %")
+    axes.set_ylabel("clients")
+
+
+def _losses(axes: Axes, record: Record) -> None:
+    """The losses of two clients by round: those that report most often (AdaFed, Figure 3)."""
+    reported: dict[str, list[tuple[int, float]]] = {}
+    for number, each in enumerate(record.rounds, 1):
+        for client, loss in zip(each.clients, each.losses, strict=True):
+            reported.setdefault(client, []).append((number, loss))
+    often = sorted(reported, key=lambda client: -len(reported[client]))[:2]
+    for client in often:
+        axes.plot(*zip(*reported[client], strict=True), label=f"client {client}", linewidth=1)
+    axes.set_xlabel("round")
+    axes.set_ylabel("training loss")
+    axes.legend()
+
+
+def _lengths(axes: Axes, record: Record) -> None:
+    """The length of the server's direction by round (AdaFed, Figure 4)."""
+    lengths = [(number, each.length) for number, each in enumerate(record.rounds, 1)]
+    known = [(number, length) for number, length in lengths if length is not None]
+    if known:
+        axes.semilogy(*zip(*known, strict=True), linewidth=1)
+    axes.set_xlabel("round")
+    axes.set_ylabel("length of the direction")
+
+
+PANELS = {"histogram": _histogram, "losses": _losses, "lengths": _lengths}
+KINDS = ("tradeoff", *PANELS)

@@ -74,7 +74,7 @@ def accuracy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def test_alone_is_every_clients_own_training() -> None:
     f = federation()
-    client = {"name": "alone", "batch": 0, "lr": 0.5}
+    client = {"name": "alone", "select": False, "batch": 0, "lr": 0.5}
     *_, last = run(task(), f, client=client, rounds=7, rule="fedavg")
     assert last.evaluation is not None and last.evaluation.personal is not None
     for k in range(3):

@@ -117,8 +117,9 @@ class Group(NamedTuple):
     streams: Sequence[np.random.Generator]
     vectorize: Vectorize
     each: Tensors = NONE  # (S, ...) their rows of `Request.each`
-    validation: Rows | None = None  # for methods that learn from them
-    everything: Rows | None = None  # training and validation samples, for the same methods
+    validation: Rows | None = None  # what is held out from `rows`, for methods that use it
+    everything: Rows | None = None  # both together, for the same methods
+    reserved: Rows | None = None  # the run's validation samples, where others are held out
     at_once: int | None = None  # numbers that clients who are trained together may hold
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from commonweal.algorithms import blending
+from commonweal.algorithms import blending, local_fit
 from commonweal.algorithms.algorithm import (
     Algorithm,
     Conversation,
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     rows: Rows
     positions: Tensor  # (S',) of the clients in the group
     plan: BatchSchedule
-    counter: str  # the state that counts its rounds; empty: none does
+    stage: Stage
     times: int  # how many rounds it makes up for
 
 
@@ -144,7 +144,7 @@ class Averaging(Algorithm):
             message = self.message(state) | {"round": state["round"] - 1}  # still this round
             replies = yield Request(everyone, message, purpose)
             if purpose == "mix":
-                learned = blending.everyone(replies, self.task)
+                learned = blending.everyone(replies)
                 if learned is None:
                     warnings = (*outcome.warnings, blending.NO_VALIDATION)
                     outcome = replace(outcome, warnings=warnings)
@@ -266,6 +266,8 @@ class Averaging(Algorithm):
                 reported = self.evaluate_received(request.message, reporting)
                 before = {"loss": reported.losses, "score": reported.score}
             trained = self.train(work, request, group)
+            watched = local_fit.watch(self.client, self.task, request, group, trained.states)
+            trained = trained._replace(states=watched)
             replies = trained.replies | before | self.size(group)
             if "loss_after" in self.rule.needs:
                 replies["loss_after"] = self.evaluate_trained(trained, reporting)
@@ -273,9 +275,13 @@ class Averaging(Algorithm):
         if request.purpose == "weigh":
             method = blending.weigh(self.client, request.message, group.states.method)
             return self.size(group), group.states._replace(method=method)
-        if request.purpose in ("tune", "mix"):
+        if request.purpose in ("tune", "mix", "fit"):
             method = self.train(self.work(request, group), request, group).states
             replies = self.size(group)
+            if request.purpose != "tune":
+                method = local_fit.watch(self.client, self.task, request, group, method)
+            if request.purpose == "fit":
+                method, _ = local_fit.fit(self.client, self.task, group, method)
             if request.purpose == "mix":
                 compared, method = blending.compare(
                     self.client, self.task, request.message, group, method
@@ -287,13 +293,19 @@ class Averaging(Algorithm):
     def reporting(self, group: Group, work: Work) -> Group:
         """The group with the samples on which it evaluates the models for the rule."""
         if self.loss != "batch":
-            return group
+            return group._replace(rows=self.reported_rows(group))
         ids = torch.arange(len(group.ids))
         return group._replace(ids=ids, rows=first_batches(work.rows, work.plan))
 
+    def reported_rows(self, group: Group) -> Rows:
+        """The training samples, those that a method holds out from them included."""
+        if self.client.holds_out == "training" and group.everything is not None:
+            return group.everything
+        return group.rows
+
     def size(self, group: Group) -> Tensors:
         """The numbers of training samples of a group, which every reply has."""
-        return {"size": group.rows.sizes[group.ids]}
+        return {"size": self.reported_rows(group).sizes[group.ids]}
 
     def work(self, request: Request, group: Group) -> list[Work]:
         """The local training that a request asks for, with its batches drawn."""
@@ -306,12 +318,16 @@ class Averaging(Algorithm):
             rows = group.rows
             if stage.samples == "all" and group.everything is not None:
                 rows = group.everything
+            # Each stage draws as if it were the only one, so that it equals that of other methods.
+            streams = group.streams
+            if stage is not stages[-1]:
+                streams = [randomness.copied(stream) for stream in streams]
             for times, positions in _rounds_due(stage, states, request, len(group.ids)):
                 client = _repeated(stage.client, times)
                 ids = group.ids[positions]
-                streams = [group.streams[k] for k in positions.tolist()]
-                plan = schedule(client, self.task, rows, ids, streams)
-                work.append(Work(client, rows, positions, plan, stage.counter, times))
+                own = [streams[k] for k in positions.tolist()]
+                plan = schedule(client, self.task, rows, ids, own)
+                work.append(Work(client, rows, positions, plan, stage, times))
         return work
 
     def train(self, work: list[Work], request: Request, group: Group) -> Trained:
@@ -324,7 +340,7 @@ class Averaging(Algorithm):
         """
         states = group.states.method
         trained = Trained({}, states, torch.empty(len(group.ids), 0))
-        for client, rows, positions, plan, counter, times in work:
+        for client, rows, positions, plan, stage, times in work:
             everyone = len(positions) == len(group.ids)
             before = states if everyone else select(states, positions)
             trained = train_locally(
@@ -340,8 +356,8 @@ class Averaging(Algorithm):
                 losses=self.training_loss == "first epoch" and request.purpose == "train",
             )
             after = trained.states
-            if counter:
-                after |= {counter: before[counter] + times}
+            if stage.counter:
+                after |= {stage.counter: before[stage.counter] + times}
             after = keep_finite(before, after, trained.replies["update"])
             if everyone:
                 states = after
@@ -399,9 +415,14 @@ def _rounds_due(
     if not stage.catches_up:
         yield 1, torch.arange(clients)
         return
-    due = int(request.message["round"]) - states[stage.counter].flatten().long()
+    due = _last_round(stage, request) - states[stage.counter].flatten().long()
     for times in torch.unique(due[due > 0]).tolist():
         yield times, (due == times).nonzero().flatten()
+
+
+def _last_round(stage: Stage, request: Request) -> int:
+    """The round that a stage with a counter trains up to."""
+    return int(request.message["round"]) if stage.until is None else stage.until
 
 
 def _repeated(client: Client, times: int) -> Client:

@@ -5,14 +5,13 @@ losses. Then it receives the sums over all clients, and learns its own weight fr
 """
 
 import torch
-from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Replies
+from commonweal.algorithms.local_fit import evidence, fit, outputs_of
 from commonweal.base.tensors import Tensors
-from commonweal.clients.blend import LIKELIHOODS, Blend
-from commonweal.data.federation import Rows
+from commonweal.clients._local_model import GRID
+from commonweal.clients.blend import Blend
 from commonweal.training.client import Client
-from commonweal.training.evaluation import evaluate_models
 from commonweal.training.task import Task
 
 __all__ = ["NO_VALIDATION", "compare", "everyone", "weigh"]
@@ -37,55 +36,35 @@ def compare(
     """
     assert isinstance(client, Blend)  # no other method asks for this
     count = len(group.ids)
-    losses = torch.zeros(count, states["losses"].shape[-1])
+    losses = torch.zeros(count, len(GRID))
     samples = torch.zeros(count)
     if group.validation is not None:
         samples = group.validation.sizes[group.ids].float()
-        validated = samples.nonzero().flatten()
-        if len(validated):
-            own = {name: value[validated] for name, value in states.items()}
-            sums = _sums(client, task, message, group, own, group.ids[validated], group.validation)
-            losses = losses.index_copy(0, validated, sums)
+        states, local = fit(client, task, group, states)
+        for k, i in enumerate(group.ids.tolist()):
+            held = group.validation.client(i)
+            own = {name: value[k] for name, value in states.items()}
+            partners = client.partners(message, own)
+            predicted = [outputs_of(task, w, held) for w in partners]
+            shares = [GRID / len(partners)] * len(partners)
+            weights = torch.stack([1 - GRID, *shares], 1)
+            outputs = torch.stack([local[k], *predicted])
+            losses[k] = evidence(task, outputs, weights, held)
     return {"sums": losses, "samples": samples}, states | {"losses": losses}
 
 
-def _sums(
-    client: Blend,
-    task: Task,
-    message: Tensors,
-    group: Group,
-    states: Tensors,
-    ids: Tensor,
-    validation: Rows,
-) -> Tensor:
-    mixtures = torch.vmap(lambda state: client.mixtures(message, state))(states)
-    columns = []
-    for uses in mixtures:
-        evaluation = evaluate_models(task, uses, validation, ids, group.vectorize)
-        columns.append(evaluation.losses * validation.sizes[ids])
-    return torch.stack(columns, 1).float()
-
-
-def everyone(replies: Replies, task: Task) -> Tensors | None:
-    """What all clients' losses say about the weights; None without validation samples.
-
-    Losses that are no log-likelihoods are divided by twice the local models' mean loss, as for a
-    normal distribution with that variance.
-    """
+def everyone(replies: Replies) -> Tensors | None:
+    """What all clients' losses say about the weights; None without validation samples."""
     if len(replies.clients) == 0:
         return None
     usable = torch.isfinite(replies.values["sums"]).all(1)
     samples = replies.values["samples"][usable].sum()
     if samples == 0:
         return None
-    mean = replies.values["sums"][usable].sum(0) / samples
-    scale = torch.ones(())
-    if task.loss not in LIKELIHOODS and mean[0] > 0:
-        scale = 2 * mean[0]
-    return {"everyone": mean, "scale": scale}
+    return {"everyone": replies.values["sums"][usable].sum(0) / samples}
 
 
 def weigh(client: Client, message: Tensors, states: Tensors) -> Tensors:
     """The method's states (S, ...) of clients that have learned their weights."""
     assert isinstance(client, Blend)  # no other method asks for this
-    return states | client.learned(states, message["everyone"], message["scale"])
+    return states | client.learned(states, message["everyone"])

@@ -1,30 +1,63 @@
-"""pooled: one model trained on all clients' rows in one place.
+"""pooled: one model trained on all clients' samples in one place.
 
-The ceiling that a federation is measured against, not a federation: it needs all rows in one
+The ceiling that a federation is measured against, not a federation: it needs all samples in one
 process, so only the simulator can run it. Each round is the client method's work (its epochs and
-batches) on all training rows together; the scores are each client's, as always.
+batches) on all training samples together; the scores are each client's, as always. After the last
+round, when to stop and how much a linear model counts are chosen as in local training.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
 from commonweal.algorithms.algorithm import Conversation, Group, Request, Sample
 from commonweal.algorithms.averaging import Averaging
+from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
-from commonweal.data.federation import Rows
+from commonweal.clients._local_model import LocalModel, LocalTraining
+from commonweal.data.federation import HELD_OUT, Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
+from commonweal.training.client import Stage, sgd_parameters
 from commonweal.training.client_state import ClientState
+from commonweal.training.task import Task
+from commonweal.training.uses import Uses, one_model
 
 __all__ = ["Pooled"]
 
 
+@dataclass(frozen=True)
+class _Everything(LocalTraining):
+    """Local training of the received model, as of one client that has all samples."""
+
+    def stages(
+        self, task: Task, purpose: str, message: Tensors, validates: bool
+    ) -> tuple[Stage, ...]:
+        if purpose != "train":
+            return ()
+        whole = Stage(self, "all")
+        if int(message["round"]) > self.scouted(int(message["rounds"])):
+            return (whole,)
+        return (
+            Stage(LocalModel(**sgd_parameters(self), vector="scout"), "train", "scout_rounds"),
+            whole,
+        )
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return self.init_local(task)
+
+    def reply(
+        self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: torch.Tensor
+    ) -> tuple[Tensors, Tensors]:
+        return {}, state | {"local": vectors["w"]}
+
+
 @dataclass(frozen=True, eq=False)
 class Pooled(Averaging):
-    """w <- server optimizer's step along w - w', w' trained on all rows as if of one client"""
+    """w <- server optimizer's step along w - w', w' trained on all samples as if of one client"""
 
     rule: Rule = field(default=FedAvg(), init=False)
     channels: tuple[Channel, ...] = field(default=(), init=False)
@@ -37,14 +70,70 @@ class Pooled(Averaging):
                 "their own: take a client method without own models, such as 'sgd'"
             )
 
+    @property
+    def personalizes(self) -> bool:
+        return True  # all clients use the same: the network and the linear model
+
+    @cached_property
+    def _trainer(self) -> Averaging:
+        """The training of one client that has all samples."""
+        client = _Everything(**sgd_parameters(self.client))
+        return Averaging(self.task, self.rule, client, self.server, (), self.rounds, self.seed)
+
+    def init_client(self, seed: int) -> ClientState:
+        return ClientState({"linear": torch.empty(0), "linear_weight": torch.zeros(1)})
+
     def round(self, state: State, sample: Sample) -> Conversation:
-        """Ask the first client, in whose place all rows are trained on."""
-        replies = yield Request(torch.zeros(1, dtype=torch.int64), self.ask(state))
-        return self.tell(state, replies, sample.population.clients)
+        """Ask the first client, in whose place all samples are trained on."""
+        first = torch.zeros(1, dtype=torch.int64)
+        replies = yield Request(first, self.ask(state))
+        outcome = self.tell(state, replies, sample.population.clients)
+        if int(state["round"]) == self.rounds:
+            replies = yield Request(first, self.ask(state), "fit")
+            fitted = {name: value[0] for name, value in replies.values.items()}
+            outcome = replace(outcome, state=outcome.state | {"w": fitted["network"]})
+            message = self.ask(outcome.state) | fitted
+            yield Request(first, message, "share")  # its state is another than the others'
+            yield Request(torch.arange(1, sample.population.clients), message, "share")
+        return outcome
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
-        everything = Rows(group.rows.x, group.rows.y, torch.tensor([0, len(group.rows.y)]))
-        return super().answer(request, group._replace(rows=everything))
+        if request.purpose == "share":
+            count = len(group.ids)
+            shared = {n: request.message[n].expand(count, -1) for n in ("linear", "linear_weight")}
+            return self.size(group), ClientState(shared)
+        everything = Rows(group.rows.inputs, group.rows.y, torch.tensor([0, len(group.rows.y)]))
+        begun = {n: value[None] for n, value in self._trainer.init_client(0).method.items()}
+        group = group._replace(states=ClientState(begun | group.states.method))
+        replies, states = self._trainer.answer(request, self._divided(group, everything))
+        if request.purpose == "fit":
+            method = states.method
+            fitted = {
+                "network": torch.where(method["stops"] > 0, method["stopped"], method["local"]),
+                "linear": method["linear"],
+                "linear_weight": method["linear_weight"],
+            }
+            return fitted, group.states  # "share" gives it to all clients
+        return replies, states
+
+    def _divided(self, group: Group, everything: Rows) -> Group:
+        """The group with all samples as those of its only client, a part of them held out."""
+        count = len(everything.y)
+        order = randomness.stream(self.seed, 0, 0, randomness.SPLIT).permutation(count)
+        held = torch.zeros(count, dtype=torch.bool)
+        held[torch.from_numpy(order[: int(HELD_OUT * count)])] = True
+        parts = []
+        for mask in (~held, held):
+            index = mask.nonzero().flatten()
+            parts.append(everything.take(index, torch.tensor([0, len(index)])))
+        return group._replace(rows=parts[0], validation=parts[1], everything=everything)
+
+    def uses(self, message: Tensors, client_state: ClientState) -> Uses:
+        linear = client_state.method["linear"]
+        if not len(linear):
+            return one_model(message["w"])
+        weight = client_state.method["linear_weight"]
+        return Uses(message["w"][None], torch.cat([1 - weight, weight]), linear)
 
 
 ENTRIES = {"pooled": Pooled}

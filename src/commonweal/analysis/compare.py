@@ -30,6 +30,7 @@ __all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "s
 Array: TypeAlias = NDArray[np.float64]
 
 ALONE = "alone"  # the label of runs in which every client trains for itself
+POOLED = "pooled"  # and of those in which all samples are in one place
 PAUSE = 1.0  # seconds between looks at a run of another process
 OWN = ", personal models"  # the end of a label
 
@@ -87,7 +88,8 @@ def baseline_cells(
 ) -> list[Cell]:
     """The runs that a federation is measured against: every client alone, and all samples pooled.
 
-    Both train by plain SGD with the experiment's learning rate, epochs and batches.
+    Both train with the experiment's learning rate, epochs and batches, and choose on held-out
+    samples when to stop and how much a linear model counts.
     """
     known = catalog.find("clients", "sgd").parameters
     given = part_table(base.get("client"))
@@ -328,7 +330,7 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     found = []
     for label, runs in records.items():
         tables = [_scores_of(record) for record in by_seed(runs)]
-        if label == ALONE:  # where the global model means nothing
+        if label in (ALONE, POOLED):  # where the network alone is not what clients use
             tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
         lower = find(runs[0].facts.score).lower_is_better
         rows = [table.rows for table in tables]

@@ -1,6 +1,6 @@
 """Is it worth it, for whom: every client's score in the federation beside its score alone.
 
-`alone` is what a client gets by training on its own rows with the same budget, `pooled` what all
+`alone` is what a client gets by training on its own samples as well as it can, `pooled` what all
 samples in one place would give: the ceiling.
 """
 
@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
-from commonweal.analysis.compare import ALONE, Result, align, mean_change
+from commonweal.analysis.compare import ALONE, POOLED, Result, align, mean_change
 from commonweal.metrics import Paired
 
 __all__ = ["ALONE", "POOLED", "Worth", "worth"]
-
-POOLED = "pooled"
 
 Array: TypeAlias = NDArray[np.float64]
 

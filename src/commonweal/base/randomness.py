@@ -12,7 +12,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 __all__ = ["BEGIN", "CLASSIFY", "COHORT", "DRAW", "INIT_CLIENT", "JUDGE", "LANGEVIN", "NOISE"]
 __all__ += ["PARTITION", "RELEASE", "SAMPLE", "SNAPSHOT", "SPLIT", "TRAIN"]
-__all__ += ["digest", "key", "purpose", "stream", "uniforms"]
+__all__ += ["copied", "digest", "key", "purpose", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
 SPLIT, COHORT, TRAIN, INIT_CLIENT = 0, 1, 2, 3
@@ -38,6 +38,14 @@ def stream(seed: int, round: int, who: int, purpose: int) -> np.random.Generator
     key = _Key(np.array([seed & WORD, who], dtype=np.uint64))
     philox = np.random.Philox(key, counter=counter)  # type: ignore[arg-type]  # numpy's own class
     return np.random.Generator(philox)
+
+
+def copied(stream: np.random.Generator) -> np.random.Generator:
+    """A generator that goes on with the same numbers."""
+    state: Any = stream.bit_generator.state
+    copy = np.random.Philox(_Key(state["state"]["key"]))  # type: ignore[arg-type]
+    copy.state = state
+    return np.random.Generator(copy)
 
 
 class _Key(ISeedSequence):

@@ -188,7 +188,7 @@ def _uses(bench: Bench) -> str | None:
     ends = client.endpoints(bench.task, bench.message, state)
     if any(model.shape != bench.task.initial.shape for model in (*uses.models, *ends)):
         return "`uses` and `endpoints` must give vectors of the model's size"
-    if uses.weights.shape != uses.models.shape[:1]:
+    if len(uses.weights) != len(uses.models) + bool(len(uses.linear)):
         return "`uses` must give one weight per model"
     if not (uses.weights >= 0).all() or abs(float(uses.weights.sum()) - 1) > 1e-5:
         return f"the weights of `uses` are {uses.weights.tolist()}: they must be a convex mixture"

@@ -1,8 +1,9 @@
-"""alone: every client trains its personal model on its own samples, and shares nothing.
+"""alone: local training. Every client trains models on its own samples, and shares nothing.
 
-The baseline that every client has without a federation, with the same budget of rounds, epochs
-and batches: Yu et al., Salvaging Federated Learning by Local Adaptation, 2020, ask who gains
-against it. The global model stays the initial one: what counts is the clients' personal models.
+The baseline that every client has without a federation: Yu et al., Salvaging Federated Learning by
+Local Adaptation, 2020, ask who gains against it. It is a good one: a client chooses when to stop,
+and mixes its network with a linear model (`clients/_local_model.py`). The global model stays the
+initial one: what counts is the clients' local models.
 """
 
 from dataclasses import dataclass
@@ -12,23 +13,53 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.training.client import Client
+from commonweal.base.tensors import Tensors
+from commonweal.clients._local_model import LocalTraining
+from commonweal.training.client import HoldsOut, Stage
 from commonweal.training.task import Task
+from commonweal.training.uses import Uses
 
 __all__ = ["Alone"]
 
 
 @dataclass(frozen=True)
-class Alone(Client):
-    """loss(w_i) on the client's own samples; all coordinates of w_i are private
+class Alone(LocalTraining):
+    """(1-a) p_network + a p_linear, both trained on the client's own samples
 
-    The parameters are those of sgd
+    A fifth of the training samples is held out to choose the round at which the network stops, the
+    weight decay of the linear model and a; then both are trained on all training samples. Costs 1.5
+    times sgd's training. A client that was not in every cohort trains the missing rounds at home.
+
+    select: choose as described; otherwise the network is trained for all rounds, and nothing else
+    The others are those of sgd
     """
 
+    select: bool = True
+
     personalizes: ClassVar[bool] = True
+    plans_rounds: ClassVar[bool] = True
+    local: ClassVar[str] = "private"
+
+    @property
+    def holds_out(self) -> HoldsOut:
+        return "training" if self.select else "nothing"
 
     def private(self, task: Task) -> Tensor:
         return _whole(task)
+
+    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
+        return ("fit",) if round == rounds and self.select else ()
+
+    def stages(
+        self, task: Task, purpose: str, message: Tensors, validates: bool
+    ) -> tuple[Stage, ...]:
+        return self.local_stages(purpose, message, validates)
+
+    def init_client(self, task: Task, seed: int) -> Tensors:
+        return self.init_local(task)
+
+    def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
+        return self.local_uses(state)
 
 
 @lru_cache(maxsize=16)

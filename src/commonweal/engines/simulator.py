@@ -72,6 +72,7 @@ class Simulator(LocalEngine):
         self.deterministic = deterministic
         self.device = find_device(device)
         self._placed: dict[str, tuple[Rows, Rows]] = {}  # parts of the rows, and on the device
+        self._divided: tuple[Federation | None, Federation] = (None, federation)
         self.states = ClientStates(federation.clients)
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
@@ -154,24 +155,34 @@ class Simulator(LocalEngine):
         keys = [self.population.key(client) for client in ids.tolist()]
         return Group(
             ids=ids,
-            rows=self._on_device("train"),
             states=self._states(algorithm, ids),
             streams=[randomness.stream(self.seed, round, key, purpose) for key in keys],
             vectorize=self._vectorizer(algorithm),
             each=select(request.each, positions),
             at_once=None if self.vectorize == "vmap" else self.chunk,
-            **self._validation(algorithm),
+            **self._rows(algorithm),
         )
 
-    def _validation(self, algorithm: Algorithm) -> dict[str, Rows]:
-        """The validation samples, and all, for methods that train on them."""
+    def _rows(self, algorithm: Algorithm) -> dict[str, Rows]:
+        """The samples that clients train on, and those that a method holds out from them."""
         client = algorithm.client
-        if client is None or not client.rejoins or self.federation.validation is None:
-            return {}
-        return {
-            "validation": self._on_device("validation"),
-            "everything": self._on_device("everything"),
-        }
+        parts = {"rows": "train"}
+        validates = self.federation.validation is not None
+        if client is not None and client.holds_out == "validation" and validates:
+            parts |= {"validation": "validation", "everything": "everything"}
+        elif client is not None and client.holds_out == "training":
+            parts = {"rows": "kept", "validation": "held", "everything": "train"}
+            if validates:
+                parts["reserved"] = "validation"
+        return {name: self._on_device(part) for name, part in parts.items()}
+
+    def _inner(self) -> Federation:
+        """The federation with a part of the training samples held out."""
+        source, divided = self._divided
+        if source is not self.federation:  # a population may grow between rounds
+            divided = self.federation.divided_again(self.seed)
+            self._divided = (self.federation, divided)
+        return divided
 
     def _answers(
         self, algorithm: Algorithm, request: Request, groups: Iterator[Group], count: int
@@ -305,6 +316,9 @@ class Simulator(LocalEngine):
             "everything": self.federation.undivided,
             "unseen": None if held_out is None else held_out.rows,
         }
+        if part in ("kept", "held"):
+            inner = self._inner()
+            parts |= {"kept": inner.train, "held": inner.validation}
         rows = parts[part]
         if rows is None:
             raise ConfigError(f"the federation has no {part} rows: set {part} = 0.2")

@@ -281,6 +281,7 @@ class NodeClient:
     folder: Path  # of its states, by run
     validation: Rows | None = None
     everything: Rows | None = None  # training and validation samples, where there are both
+    divided: tuple[Rows, Rows] | None = None  # the training samples, as a method may divide them
 
     @classmethod
     def of(cls, federation: Federation, name: str, seed: int, folder: Path) -> "NodeClient":
@@ -308,7 +309,10 @@ class NodeClient:
         everything = None if undivided is None else undivided.client(k)
         train, test = federation.train.client(k), federation.test.client(k)
         place = states_folder(folder, name)
-        return cls(schema, train, test, seed, place, validation, everything)
+        inner = federation.divided_again(seed)
+        assert inner.validation is not None
+        divided = (inner.train.client(k), inner.validation.client(k))
+        return cls(schema, train, test, seed, place, validation, everything, divided)
 
     # Requests
 
@@ -322,8 +326,13 @@ class NodeClient:
         stream = randomness.stream(self.seed, key.round, client, purpose)
         me = torch.tensor([0])
         group = Group(me, self.train, states, [stream], single, request.each)
-        if algorithm.client is not None and algorithm.client.rejoins:
+        holds_out = "nothing" if algorithm.client is None else algorithm.client.holds_out
+        if holds_out == "validation":
             group = group._replace(validation=self.validation, everything=self.everything)
+        elif holds_out == "training" and self.divided is not None:
+            kept, held = self.divided
+            group = group._replace(rows=kept, validation=held, everything=self.train)
+            group = group._replace(reserved=self.validation)
         replies, after = algorithm.answer(request._replace(clients=me), group)
         if after and after is not states:
             files.write(CLIENT, key.version, after.row(0))

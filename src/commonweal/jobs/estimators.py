@@ -29,7 +29,7 @@ from commonweal.data.split import number_clients
 from commonweal.engines.engine import LocalEngine
 from commonweal.jobs.rounds import run
 from commonweal.training.task import Task
-from commonweal.training.uses import mix_outputs, one_model
+from commonweal.training.uses import mixed_module, one_model
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
 
@@ -146,8 +146,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             for name in np.unique(names).tolist():
                 where = torch.from_numpy(names == name)
                 uses = self.uses_.get(name, self.global_)
-                outputs = torch.stack([self.task_.outputs(w, x[where]) for w in uses.models])
-                parts[where] = mix_outputs(self.task_.loss, outputs, uses.weights)
+                module = mixed_module(self.task_, self.task_.module, uses).double()
+                outputs = self.task_.in_units(module(x[where].double()))
+                parts[where] = outputs.to(parts.dtype)
         return parts
 
     def __sklearn_is_fitted__(self) -> bool:

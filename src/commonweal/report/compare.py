@@ -506,7 +506,7 @@ def _compare_own(
 
 
 def _baseline_parts(parts: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """The parts of runs alone and pooled: plain SGD with the same learning rate and batches."""
+    """The parts of runs alone and pooled, with the same learning rate and batches."""
     given = parts.get("client", "sgd")
     table = (
         catalog.describe(given) if isinstance(given, Client) else catalog.complete("clients", given)

@@ -18,8 +18,12 @@ from commonweal.training.schedules import factor
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["Client", "Samples", "Stage", "at_least", "learning_rate"]
+__all__ = ["Client", "HoldsOut", "Samples", "Stage", "at_least", "learning_rate"]
 __all__ += ["sgd_parameters"]
+
+
+# The run's validation samples, a part of the training samples that the client chooses, or none.
+HoldsOut = Literal["nothing", "validation", "training"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,6 @@ class Client:
     beta2: float = 0.999
 
     personalizes: ClassVar[bool] = False  # whether clients use personal models
-    rejoins: ClassVar[bool] = False  # whether some stages also train on validation samples
     plans_rounds: ClassVar[bool] = False  # whether a round depends on how many there are
     grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
 
@@ -74,6 +77,11 @@ class Client:
                 raise ConfigError(f"client {name} = {value}: it must be above 0")
 
     # What the method is
+
+    @property
+    def holds_out(self) -> HoldsOut:
+        """The samples on which clients compare their models, before they train on them too."""
+        return "nothing"
 
     def check(self, task: Task, rounds: int) -> None:
         """Raise ConfigError where the method cannot train this task in this many rounds."""
@@ -177,17 +185,19 @@ class Stage(NamedTuple):
 
     Attributes:
         client: What is trained, and how.
-        samples: "train", or "all": the validation samples too.
+        samples: "train", or "all": those that are held out, too.
         counter: The name of the method's state (1,) that counts the rounds of this stage; empty:
             they are not counted.
         catches_up: Train all rounds that the counter lacks, so that clients who missed rounds make
             up for them at home. Otherwise one round is trained.
+        until: The round up to which that is. None: the present one.
     """
 
     client: Client
     samples: Samples = "train"
     counter: str = ""
     catches_up: bool = False
+    until: int | None = None
 
 
 def sgd_parameters(client: Client) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from commonweal.base.tensors import Tensors, select
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs, Lazy
 from commonweal.training.dense import dense_stack
+from commonweal.training.linear import linear_outputs
 from commonweal.training.memory_format import channels_last
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, mix_outputs
@@ -31,7 +32,7 @@ class Evaluation:
     sizes: Tensor  # (K,) the rows that were evaluated
     undefined: Tensor | None = None  # (K,) true where the main score is undefined for a client
     personal: Optional["Evaluation"] = None  # by the clients' own models, where they have any
-    # (K,) of personal models: the weight of all but the client's first model, if there are several
+    # (K,) of personal models: the weight of all but the local ones, if there are others
     partners: Tensor | None = None
 
     @property
@@ -82,9 +83,11 @@ def evaluate_models(
     """
     losses, stats = evaluate_rows_by_models(task, uses, rows, ids, vectorize)
     evaluation = by_client(task, losses, stats, rows.offsets_of(ids))
-    if uses.weights.shape[1] == 1:
+    models = uses.models.shape[1]
+    if models == 1:
         return evaluation
-    return replace(evaluation, partners=(1 - uses.weights[:, 0]).to(evaluation.losses.dtype))
+    partners = uses.weights[:, 1:models].sum(1)
+    return replace(evaluation, partners=partners.to(evaluation.losses.dtype))
 
 
 def by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
@@ -144,6 +147,8 @@ def evaluate_rows_by_models(
     if vectorize is single:
         task = channels_last(task, rows.inputs)
     uses = Uses(*(value.to(rows.device) for value in uses))
+    if not uses.linear.shape[-1]:
+        uses = uses._replace(linear=uses.weights[:, :0])
     dense = vectorize is vmap_clients and isinstance(rows.inputs, Tensor)
     evaluate_group = _group_function(task, vectorize, dense)
     width = task.width(rows.inputs)
@@ -171,18 +176,18 @@ def _group_function(
     if stack is None:
 
         def evaluate_one(
-            models: Tensor, weights: Tensor, x: Inputs, y: Tensor
+            models: Tensor, weights: Tensor, linear: Tensor, x: Inputs, y: Tensor
         ) -> tuple[Tensor, Tensors]:
             outputs = [task.raw_outputs(w, x) for w in models]
-            return task.row_results(_mixed(task, outputs, weights), y)
+            return task.row_results(_mixed(task, outputs, weights, linear, x), y)
 
-        evaluate_all = vectorize(evaluate_one, (0, 0, 0, 0))
+        evaluate_all = vectorize(evaluate_one, (0, 0, 0, 0, 0))
         return lambda uses, x, y: evaluate_all(*uses, x, y)
 
     def evaluate_stack(uses: Uses, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
         assert isinstance(x, Tensor)
         outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
-        mixed = _mixed(task, outputs, uses.weights.T)
+        mixed = _mixed(task, outputs, uses.weights.T, uses.linear, x)
         losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
         by_client = {name: values.view(*y.shape, -1) for name, values in stats.items()}
         return losses.view(y.shape), by_client
@@ -190,11 +195,14 @@ def _group_function(
     return evaluate_stack
 
 
-def _mixed(task: Task, outputs: list[Tensor], weights: Tensor) -> Tensor:
+def _mixed(task: Task, outputs: list[Tensor], weights: Tensor, linear: Tensor, x: Inputs) -> Tensor:
     """The outputs of a mixture of models; those of a single one stay as they are."""
-    return (
-        outputs[0] if len(outputs) == 1 else mix_outputs(task.loss, torch.stack(outputs), weights)
-    )
+    if linear.shape[-1]:
+        assert isinstance(x, Tensor)  # others have no linear model
+        outputs = [*outputs, linear_outputs(linear, x)]
+    if len(outputs) == 1:
+        return outputs[0]
+    return mix_outputs(task.loss, torch.stack(outputs), weights)
 
 
 def _padded(rows: Rows, ids: Tensor, columns: int) -> Iterator[tuple[Tensor, Tensor]]:

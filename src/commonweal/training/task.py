@@ -381,7 +381,7 @@ class Task:
 
     def outputs(self, w: Tensor, x: Inputs) -> Tensor:
         """The model's outputs in evaluation mode, in the units of the labels."""
-        return self._in_units(self.raw_outputs(w, x))
+        return self.in_units(self.raw_outputs(w, x))
 
     def scaled(self, y: Tensor) -> Tensor:
         """The labels as the module is trained on them."""
@@ -390,7 +390,8 @@ class Task:
         mean, deviation = self.target
         return (y - mean) / deviation
 
-    def _in_units(self, outputs: Tensor) -> Tensor:
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """The module's outputs in the units of the labels."""
         if self.target is None:
             return outputs
         mean, deviation = self.target
@@ -474,7 +475,7 @@ class Task:
         # First the losses: they say where outputs do not fit.
         losses = self.losses(outputs, self.scaled(y)).cpu()
         # Scores are in float64, which not every device has.
-        outputs, y = self._in_units(outputs).cpu(), y.cpu()
+        outputs, y = self.in_units(outputs).cpu(), y.cpu()
         return losses, {name: self.find_score(name).row_stats(outputs, y) for name in self.scores}
 
     def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from commonweal.training.linear import linear_outputs
 from commonweal.training.task import Task
 
 __all__ = ["MixedModule", "Uses", "mix_outputs", "mixed_module", "one_model"]
@@ -13,21 +14,27 @@ __all__ = ["MixedModule", "Uses", "mix_outputs", "mixed_module", "one_model"]
 LOG_PROBABILITIES = ("cross-entropy", "tokens")  # losses of outputs that are logits of classes
 
 
+NO_LINEAR = torch.empty(0)
+
+
 class Uses(NamedTuple):
     """The models that a client predicts with. `mix_outputs` says how predictions are mixed.
 
     Attributes:
         models: The parameter vectors (M, d).
-        weights: Their weights (M,), at least 0 and with sum 1.
+        weights: Their weights (M,), at least 0 and with sum 1; last that of the linear model.
+        linear: A linear model (p,) beside them, of `training/linear.py`; empty: none.
     """
 
     models: Tensor
     weights: Tensor
+    linear: Tensor = NO_LINEAR
 
 
 def one_model(w: Tensor) -> Uses:
     """One model (d,), or one of each client of a group (S, d)."""
-    return Uses(w[..., None, :], w.new_ones(*w.shape[:-1], 1))
+    each = w.shape[:-1]
+    return Uses(w[..., None, :], w.new_ones(*each, 1), w.new_empty(*each, 0))
 
 
 def mix_outputs(loss: str, outputs: Tensor, weights: Tensor) -> Tensor:
@@ -54,6 +61,19 @@ def mix_outputs(loss: str, outputs: Tensor, weights: Tensor) -> Tensor:
         negative = (nn.functional.logsigmoid(-outputs) + weights.log()).logsumexp(0)
         return positive - negative
     return (outputs * weights).sum(0)
+
+
+class LinearModule(nn.Module):
+    """A linear model of `training/linear.py` as a module."""
+
+    linear: Tensor
+
+    def __init__(self, linear: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("linear", linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear_outputs(self.linear, x)
 
 
 class MixedModule(nn.Module):
@@ -84,6 +104,9 @@ def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
     chosen = [k for k, weight in enumerate(uses.weights.tolist()) if weight > 0]
     members: list[nn.Module] = []
     for k in chosen:
+        if k == len(uses.models):
+            members.append(LinearModule(uses.linear))
+            continue
         member = deepcopy(module).eval()
         member.load_state_dict(task.tensors(uses.models[k]), strict=False)
         members.append(member)

@@ -1,0 +1,84 @@
+"""Linear models of single clients: logistic and ridge regression, which scikit-learn fits.
+
+Few samples often suit a linear model better than a network, so that local training has one among
+its candidates. A model of f features and k outputs is a vector of the matrix (k, f + 1), whose last
+column is the intercept.
+"""
+
+import warnings
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from commonweal.data.federation import Rows
+from commonweal.training.task import Task
+
+__all__ = ["STRENGTHS", "fit_linear", "has_linear", "linear_outputs"]
+
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # scikit-learn's C: the inverse of the weight decay
+MOST_FEATURES = 1024  # with more, a linear model is no cheap candidate
+TOLERANCE = 1e-3  # of the solver: a tenth of the default's precision, in half of its time
+ABSENT = -10.0  # the logit of a class that the client does not have
+
+
+def has_linear(task: Task, rows: Rows) -> bool:
+    """Whether there is a linear model for this loss and these samples."""
+    if task.loss not in ("cross-entropy", "binary", "squared") or rows.y.ndim > 1:
+        return False
+    x = rows.inputs
+    return isinstance(x, Tensor) and x.is_floating_point() and x[:1].numel() <= MOST_FEATURES
+
+
+def fit_linear(task: Task, rows: Rows, strength: float) -> Tensor:
+    """Fit a linear model to the samples of one client.
+
+    Args:
+        task: Its loss decides which model is fitted.
+        rows: The samples of the client.
+        strength: scikit-learn's C.
+    """
+    from sklearn.linear_model import Ridge
+
+    x = rows.x.reshape(len(rows.y), -1).cpu().double().numpy()
+    outputs = task.raw_outputs(task.initial.to(rows.device), rows.x[:1]).shape[-1]
+    if task.loss == "squared":
+        ridge = Ridge(alpha=1 / strength).fit(x, task.scaled(rows.y).cpu().double().numpy())
+        matrix = np.append(ridge.coef_, ridge.intercept_)
+    else:
+        matrix = _logistic(x, rows.y.cpu().numpy().astype(np.int64), outputs, strength)
+    return torch.from_numpy(matrix).float().flatten()
+
+
+def _logistic(
+    x: NDArray[np.float64], y: NDArray[np.int64], outputs: int, strength: float
+) -> NDArray[np.float64]:
+    """The matrix (k, f + 1) of a logistic regression. One output is the logit of class 1."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    classes = np.unique(y)
+    matrix = np.zeros((max(outputs, 2), x.shape[1] + 1))
+    matrix[:, -1] = ABSENT
+    if len(classes) == 1:
+        matrix[classes, -1] = 0.0
+    else:
+        model = LogisticRegression(C=strength, tol=TOLERANCE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(x, y)
+        fitted = np.column_stack([model.coef_, model.intercept_])
+        if len(classes) == 2:
+            fitted = np.concatenate([-fitted / 2, fitted / 2])
+        matrix[classes] = fitted
+    return matrix[1:] - matrix[:1] if outputs == 1 else matrix
+
+
+def linear_outputs(linear: Tensor, x: Tensor) -> Tensor:
+    """The outputs (..., N, k) of linear models (..., p) for samples (..., N, features)."""
+    axes = linear.ndim - 1
+    flat = x.flatten(axes + 1).to(linear.dtype)
+    matrix = linear.reshape(*linear.shape[:-1], -1, flat.shape[-1] + 1)
+    outputs: Tensor = flat @ matrix[..., :-1].mT + matrix[..., None, :, -1]
+    return outputs

@@ -1,0 +1,59 @@
+"""pooled: as good as scikit-learn's logistic regression on the same samples."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from commonweal.data.federation import Federation
+from commonweal.jobs.rounds import Round, run
+from commonweal.training.client_state import ClientState
+from commonweal.training.task import Task
+from run_helpers import states_of
+
+NOISE = 0.02  # two standard errors of an accuracy on 2,500 samples
+
+
+def noisy(samples: int = 5000, clients: int = 36) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Four classes that a linear model explains in half of the cases, as in a table of 36 users."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(samples, 20)).astype(np.float32)
+    logits = x @ rng.normal(size=(20, 4)) * 0.25
+    y = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    return x, y, np.arange(samples) % clients
+
+
+def pooled(f: Federation, **settings: Any) -> Round:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
+    client = {"name": "sgd", "lr": 0.1, "batch": 10}
+    *_, done = run(Task(network), f, algorithm="pooled", client=client, **settings)
+    return done
+
+
+def test_it_is_as_good_as_logistic_regression() -> None:
+    """The network alone overfits within ten epochs and loses 6 points."""
+    f = Federation.from_arrays(*noisy(), test=0.5)
+    done = pooled(f, rounds=10, evaluate_every=10)
+    assert done.evaluation is not None and done.evaluation.personal is not None
+    sizes = done.evaluation.sizes
+    score = float((done.evaluation.personal.score * sizes).sum() / sizes.sum())
+    model = LogisticRegression().fit(f.train.x.numpy(), f.train.y.numpy())
+    assert score > model.score(f.test.x.numpy(), f.test.y.numpy()) - NOISE
+
+
+def test_all_clients_use_the_same_models_and_the_labels_of_test_samples_change_nothing() -> None:
+    f = Federation.from_arrays(*noisy(600, 4), test=0.5)
+    first = pooled(f, rounds=3)
+    f.test.y.copy_((f.test.y + 1) % 4)
+    again = pooled(f, rounds=3)
+    for done in (first, again):
+        engine, algorithm = done.job.engine, done.job.algorithm
+        message = algorithm.message(done.state)
+        uses = [algorithm.uses(message, ClientState(states_of(engine)[k])) for k in range(4)]
+        for other in uses:
+            assert all(torch.equal(a, b) for a, b in zip(uses[0], other, strict=True))
+        assert 0 < float(uses[0].weights[1]) <= 1
+    assert torch.equal(first.state["w"], again.state["w"])

@@ -1,27 +1,38 @@
 """Who is better off than with local training: methods on natural federations.
 
-Every client's score under a method is compared with that of its local model, on the same test
+Every client's score under a method is compared with that of its local models, on the same test
 samples of the same seed. "Worse off" counts client-seeds that lose more than 5 points (regression:
 10 % of the error). The noise floor is local training with another seed: what a client would lose or
-gain by chance. blend's constants were fixed on vowels, Heart and Berka with other seeds.
+gain by chance. scikit-learn's logistic (ridge) regression of each client is the reference for local
+training. Constants were fixed on vowels, Heart and Berka with other seeds.
 
-    COMMONWEAL_DATA=... python benchmarks/better_off.py --seeds 5 > table.md
+    COMMONWEAL_DATA=... python benchmarks/better_off.py --seeds 5 --out results.json > tables.md
+
+What is done is in the file of results: after a kill the same command continues.
 """
 
 import argparse
 import csv
 import gzip
+import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
+from sklearn.linear_model import LogisticRegression, Ridge
 
+from commonweal.analysis.choosing import choose
+from commonweal.base.files import write_file
 from commonweal.config.experiment import Experiment
 from commonweal.datasets._files import find
+from commonweal.jobs.job import build_dataset
 from commonweal.jobs.rounds import run
+from commonweal.record.record import Record
 
 Settings = dict[str, object]
 
@@ -37,6 +48,13 @@ METHODS: dict[str, Settings] = {
     "APFL": {"client": "apfl"},
     "SuPerFed-MM": {"client": "superfed-mm"},
     "blend": {"client": "blend", "validation": 0.2},
+}
+CANDIDATES: dict[str, Settings] = {
+    "alone": {"client": "alone"},
+    "fedavg": {},
+    "aaggff-s": {"rule": "aaggff-s"},
+    "fine-tune": {"client": "fine-tune"},
+    "blend": {"client": {"name": "blend", "rejoin": False}},
 }
 
 
@@ -57,7 +75,12 @@ def federations(folder: Path) -> dict[str, Settings]:
     stroke = _stroke(folder / "stroke.csv")
     if stroke is not None:
         path = {"name": "table", "path": str(stroke), "label": "outcome", "test": 0.4}
-        tables["stroke trial, countries"] = {"dataset": path | {"client": "country"}}
+        tables["stroke trial, countries"] = {
+            "dataset": path | {"client": "country", "drop": ["hospital"]}
+        }
+        hospitals = folder / "hospitals.csv"
+        by_hospital = path | {"path": str(hospitals), "client": "hospital", "drop": ["country"]}
+        tables["stroke trial, hospitals"] = {"dataset": by_hospital}
     adult = _adult(folder / "adult.csv")
     if adult is not None:
         path = {"name": "table", "path": str(adult), "label": "income", "client": "country"}
@@ -83,8 +106,11 @@ def _stroke(path: Path) -> Path | None:
     for patient in patients:
         if patient["OCCODE"] in ("1", "2", "3", "4"):
             outcome = "dead or dependent" if patient["OCCODE"] in ("1", "2") else "independent"
-            lines.append([patient["COUNTRY"], outcome, *(patient[name] for name in known)])
-    return _written(path, ["country", "outcome", *known], lines, at_least=20)
+            place = [patient["COUNTRY"], "hospital " + patient["HOSPNUM"]]
+            lines.append([*place, outcome, *(patient[name] for name in known)])
+    header = ["country", "hospital", "outcome", *known]
+    _written(path.parent / "hospitals.csv", header, lines, at_least=100, client=1)
+    return _written(path, header, lines, at_least=20)
 
 
 def _adult(path: Path) -> Path | None:
@@ -114,50 +140,159 @@ def _written(
     return path
 
 
-def scores(settings: Settings, seed: int, rounds: int, split: int) -> tuple[np.ndarray, bool]:
-    """Every client's score by what it uses (NaN without one), and whether lower is better."""
-    client = {"name": settings.get("client", "sgd"), "batch": 10, "lr": 0.1, "clip": 1.0}
+def experiment(settings: Settings, seed: int, rounds: int, split: int) -> Experiment:
+    """The experiment of a method on a federation.
+
+    Args:
+        settings: What differs from FedAvg with an MLP.
+        seed: Of the training.
+        rounds: Of the training.
+        split: The seed of training and test samples.
+    """
+    given = settings.get("client", "sgd")
+    method = given if isinstance(given, dict) else {"name": given}
+    client = {"batch": 10, "lr": 0.1, "clip": 1.0} | method
     values = settings | {"client": client, "model": MLP, "rounds": rounds, "seed": seed}
     data = values["dataset"]
     named = {"name": data} if isinstance(data, str) else dict(data)  # type: ignore[call-overload]
-    values |= {"dataset": named | {"seed": split}, "evaluate_every": rounds}
-    *_, last = run(Experiment(**values))
+    return Experiment(**values | {"dataset": named | {"seed": split}, "evaluate_every": rounds})
+
+
+def scores(what: Experiment, out: Path | None = None) -> np.ndarray:
+    """Every client's score by what it uses; NaN without one."""
+    *_, last = run(what, out=out)
     assert last.evaluation is not None
     evaluation = last.evaluation.personal or last.evaluation
-    found = torch.full_like(evaluation.score, torch.nan)
-    found[last.evaluation.scored] = evaluation.score[last.evaluation.scored]
-    return found.double().numpy(), last.job.task.score == "mae"
+    values = torch.full_like(evaluation.score, torch.nan)
+    values[last.evaluation.scored] = evaluation.score[last.evaluation.scored]
+    array: np.ndarray = values.double().numpy()
+    return array
 
 
-def gains(local: np.ndarray, score: np.ndarray, lower: bool) -> np.ndarray:
-    """Every client's gain over local training, in points or, for errors, in per cent."""
-    change = (local - score) / local if lower else score - local
-    gained: np.ndarray = 100 * change
-    return gained
+def reference(what: Experiment) -> tuple[np.ndarray, np.ndarray]:
+    """Every client's score by scikit-learn, and its number of test samples."""
+    federation = build_dataset(what)
+    values = np.full(federation.clients, np.nan)
+    for client in range(federation.clients):
+        train, test = federation.train.client(client), federation.test.client(client)
+        if len(test.y) == 0:
+            continue
+        x, y = train.x.flatten(1).numpy(), train.y.numpy()
+        x_test, y_test = test.x.flatten(1).numpy(), test.y.numpy()
+        if federation.classes is None:
+            values[client] = np.abs(Ridge().fit(x, y).predict(x_test) - y_test).mean()
+        elif len(np.unique(y)) == 1:
+            values[client] = (y_test == y[0]).mean()
+        else:
+            model = LogisticRegression(max_iter=1000)
+            values[client] = model.fit(x, y).score(x_test, y_test)
+    return values, federation.test.sizes.numpy()
 
 
-def row(settings: Settings, methods: dict[str, Settings], seeds: range, rounds: int) -> list[str]:
-    """The cells of a federation: the noise floor, then every method."""
-    harm = 10.0 if settings.get("score") == "mae" else 5.0
-    found: dict[str, list[np.ndarray]] = {name: [] for name in ("noise floor", *methods)}
-    for seed in seeds:
-        alone = settings | {"client": "alone"}
-        local, lower = scores(alone, seed, rounds, seed)
-        again, _ = scores(alone, seed + 1000, rounds, seed)
-        found["noise floor"].append(gains(local, again, lower))
-        for name, method in methods.items():
-            score, _ = scores(settings | method, seed, rounds, seed)
-            found[name].append(gains(local, score, lower))
-    return [summary(values, harm) for values in found.values()]
+def chosen(settings: Settings, seed: int, rounds: int) -> dict[str, np.ndarray]:
+    """Every client's score by the model that it chooses, for each way to choose."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, method in CANDIDATES.items():
+            own = experiment(settings | method | {"validation": 0.2}, seed, rounds, seed)
+            scores(own, Path(folder) / name / f"seed-{seed}")
+        choice = choose(folder)
+        names = Record.read(Path(folder) / "alone" / f"seed-{seed}").clients().names
+    values = {}
+    for how, result in choice.by_how.items():
+        own_scores = dict(zip(result.clients, result.scores[0], strict=True))
+        values[f"choose, {how}"] = np.array([own_scores.get(name, np.nan) for name in names])
+    return values
 
 
-def summary(values: list[np.ndarray], harm: float) -> str:
-    """The mean gain with its standard error over seeds, and the share worse off."""
-    means = np.array([np.nanmean(v) for v in values])
-    error = means.std(ddof=1) / np.sqrt(len(means)) if len(means) > 1 else np.nan
-    every = np.concatenate(values)
-    every = every[~np.isnan(every)]
-    return f"{means.mean():+.1f} ± {error:.1f} / {100 * np.mean(every < -harm):.0f} %"
+def one_seed(
+    settings: Settings, methods: dict[str, Settings], seed: int, rounds: int, shown: str
+) -> dict[str, list[float]]:
+    """Every client's score under every method, with one seed."""
+    values: dict[str, np.ndarray] = {}
+
+    def note(name: str) -> None:
+        clock = time.strftime("%H:%M:%S")
+        print(f"{clock} {shown}, seed {seed}: {name}", file=sys.stderr, flush=True)
+
+    alone = settings | {"client": "alone"}
+    values["scikit-learn"], values["samples"] = reference(experiment(alone, seed, rounds, seed))
+    for name, own in {"local": seed, "local again": seed + 1000}.items():
+        note(name)
+        values[name] = scores(experiment(alone, own, rounds, seed))
+    for name, method in methods.items():
+        note(name)
+        values[name] = scores(experiment(settings | method, seed, rounds, seed))
+    note("choose")
+    values |= chosen(settings, seed, rounds)
+    return {name: array.tolist() for name, array in values.items()}
+
+
+# Tables
+
+
+def tables(results: dict[str, dict[str, dict[str, list[float]]]], lower: set[str]) -> Iterator[str]:
+    """Two tables in Markdown: gains over local training, and scores."""
+    first = next(iter(next(iter(results.values())).values()))
+    methods = [name for name in first if name not in ("samples", "local")]
+    yield "| federation | " + " | ".join(methods) + " |"
+    yield "|---|" + "--:|" * len(methods)
+    every: dict[str, list[tuple[float, float, float]]] = {name: [] for name in methods}
+    for federation, seeds in results.items():
+        cells = []
+        for name in methods:
+            gain, error, harmed, large = summary(list(seeds.values()), name, federation in lower)
+            if federation not in lower:
+                every[name].append((gain, harmed, large))
+            cells.append(f"{gain:+.1f} ± {error:.1f} / {harmed:.0f} %")
+        mark = " (constants fixed on it)" if federation in FIXED_ON else ""
+        yield f"| {federation}{mark} | " + " | ".join(cells) + " |"
+    means = [np.nanmean(every[name], axis=0) for name in methods]
+    yield "| mean | " + " | ".join(f"{gain:+.1f} / {harm:.1f} %" for gain, harm, _ in means) + " |"
+    shares = " | ".join(f"{large:.1f} %" for *_, large in means)
+    yield f"| worse off, of clients with 50 test samples or more | {shares} |"
+    yield ""
+    methods = ["local", *methods]
+    yield "| federation | clients | seeds | " + " | ".join(methods) + " |"
+    yield "|---|--:|--:|" + "--:|" * len(methods)
+    for federation, seeds in results.items():
+        worst_last = federation in lower
+        count = len(next(iter(seeds.values()))["local"])
+        cells = [spread([s[name] for s in seeds.values()], worst_last) for name in methods]
+        yield f"| {federation} | {count} | {len(seeds)} | " + " | ".join(cells) + " |"
+
+
+def summary(
+    seeds: list[dict[str, list[float]]], name: str, lower: bool
+) -> tuple[float, float, float, float]:
+    """The mean gain, half of its 95 % interval, and the shares worse off of all and of large."""
+    harm = 10.0 if lower else 5.0
+    gains = []
+    for values in seeds:
+        local, score = np.array(values["local"]), np.array(values[name])
+        gains.append(100 * ((local - score) / local if lower else score - local))
+    means = np.array([np.nanmean(gain) for gain in gains])
+    error = np.nan
+    if len(means) > 1:
+        error = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
+    every = np.concatenate(gains)
+    large = np.concatenate([np.array(values["samples"]) >= 50 for values in seeds])
+    known = ~np.isnan(every)
+    harmed = 100 * float(np.mean(every[known] < -harm))
+    large_known = known & large
+    of_large = 100 * float(np.mean(every[large_known] < -harm)) if large_known.any() else np.nan
+    return float(means.mean()), float(error), harmed, of_large
+
+
+def spread(seeds: list[list[float]], lower: bool) -> str:
+    """The mean over clients and the mean of the worst 10 % of them, over seeds."""
+    means, worst = [], []
+    for values in seeds:
+        known = np.sort([v for v in values if not np.isnan(v)])
+        ordered = known[::-1] if lower else known
+        means.append(known.mean())
+        worst.append(ordered[: max(1, round(0.1 * len(known)))].mean())
+    scale = 1 if lower else 100
+    return f"{scale * np.mean(means):.1f} / {scale * np.mean(worst):.1f}"
 
 
 def main() -> None:
@@ -166,22 +301,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--only", default="", help="federations, by a part of their names")
+    parser.add_argument("--only", default="", help="federations, by parts of their names, with ;")
+    parser.add_argument("--out", type=Path, default=Path("better_off.json"))
+    parser.add_argument("--print", action="store_true", help="print what is there, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    seeds = range(options.first, options.first + options.seeds)
-    chosen = {name: METHODS[name] for name in options.methods.split(",")}
-    print("| federation | " + " | ".join(["noise floor", *chosen]) + " |")
-    print("|---|" + "--:|" * (1 + len(chosen)))
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    methods = {name: METHODS[name] for name in options.methods.split(",")}
     with tempfile.TemporaryDirectory() as folder:
-        for name, settings in federations(Path(folder)).items():
-            if options.only and not any(part in name for part in options.only.split(",")):
+        plan = federations(Path(folder))
+        for name, settings in {} if options.print else plan.items():
+            if options.only and not any(part in name for part in options.only.split(";")):
                 continue
-            begun = time.process_time()
-            cells = row(settings, chosen, seeds, options.rounds)
-            mark = " (constants fixed on it)" if name in FIXED_ON else ""
-            print(f"| {name}{mark} | " + " | ".join(cells) + " |", flush=True)
-            print(f"{name}: {time.process_time() - begun:.0f} s", file=sys.stderr, flush=True)
+            for seed in range(options.first, options.first + options.seeds):
+                done = results.setdefault(name, {})
+                if str(seed) not in done:
+                    done[str(seed)] = one_seed(settings, methods, seed, options.rounds, name)
+                    write_file(options.out, json.dumps(results).encode(), durable=False)
+    lower = {name for name, settings in plan.items() if settings.get("score") == "mae"}
+    complete = {name: seeds for name, seeds in results.items() if len(seeds) >= options.seeds}
+    for line in tables(complete, lower):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from commonweal.rules.fedmgda_plus import FedMGDAPlus
 from commonweal.rules.gifair import GIFAIR
 from commonweal.rules.grouped import Grouped
 from commonweal.rules.guarded import Guarded
+from commonweal.rules.maxfl import MaxFL
 from commonweal.rules.owa import OWA
 from commonweal.rules.propfair import PropFair
 from commonweal.rules.qfedavg import QFedAvg
@@ -46,6 +47,7 @@ __all__ = [
     "Grouped",
     "Guarded",
     "Kind",
+    "MaxFL",
     "OWA",
     "PropFair",
     "QFedAvg",

@@ -18,7 +18,7 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Combinator, Decision, Kind, Reports
 
-__all__ = ["Excess"]
+__all__ = ["Excess", "check_local_losses", "local_losses"]
 
 LEAST = 1e-6  # keeps every excess above 0, as losses are
 
@@ -53,20 +53,7 @@ class Excess(Combinator):
         return changed if self.path is None else replace(changed, alone=losses)
 
     def init(self, setting: Setting | int) -> State:
-        setting = Setting.of(setting)
-        if self.path is not None and not self.alone:
-            raise ConfigError(
-                f"excess path = {self.path!r} is read where a run is built: outside of a run give "
-                "alone = [...]"
-            )
-        alone = torch.tensor(self.alone or (0.0,), dtype=torch.float64)
-        if self.alone and setting.members is not None and len(alone) == setting.members.shape[1]:
-            alone = setting.members @ alone  # a group's loss is the mean of its members'
-        if self.alone and len(alone) != setting.clients:
-            raise ConfigError(
-                f"excess: {len(self.alone)} losses alone for {setting.clients} clients; "
-                "give every client's"
-            )
+        alone = check_local_losses("excess", self.alone, self.path, setting)
         return {**super().init(setting), "alone": alone}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
@@ -88,9 +75,48 @@ class Excess(Combinator):
 
 def _excess(losses: Tensor, ids: Tensor, alone: Tensor) -> Tensor:
     """How far the losses (S,) are above the local ones of the clients 0, 1, ... (K,)."""
+    return (losses.double() - local_losses(ids, alone)).clamp(min=0) + LEAST
+
+
+def local_losses(ids: Tensor, alone: Tensor) -> Tensor:
+    """The local losses of some clients; the mean for those that joined late.
+
+    Args:
+        ids: The clients (S,).
+        alone: The local losses of the clients 0, 1, ... (K,).
+    """
     place = ids.clamp(0, len(alone) - 1)
-    floor = torch.where(place == ids, alone[place], alone.mean())
-    return (losses.double() - floor).clamp(min=0) + LEAST
+    return torch.where(place == ids, alone[place], alone.mean())
+
+
+def check_local_losses(
+    rule: str, alone: tuple[float, ...], path: str | None, setting: Setting | int
+) -> Tensor:
+    """The local losses (K,) that a rule was given, one for every client.
+
+    Args:
+        rule: Its name, for errors.
+        alone: The losses; empty: 0 for all.
+        path: The run of local models that they are from.
+        setting: The clients.
+
+    Raises:
+        ConfigError: They are missing, or not those of these clients.
+    """
+    setting = Setting.of(setting)
+    if path is not None and not alone:
+        raise ConfigError(
+            f"{rule} path = {path!r} is read where a run is built: outside of a run give "
+            "alone = [...]"
+        )
+    losses = torch.tensor(alone or (0.0,), dtype=torch.float64)
+    if alone and setting.members is not None and len(losses) == setting.members.shape[1]:
+        losses = setting.members @ losses  # a group's loss is the mean of its members'
+    if alone and len(losses) != setting.clients:
+        raise ConfigError(
+            f"{rule}: {len(alone)} losses alone for {setting.clients} clients; give every client's"
+        )
+    return losses
 
 
 ENTRIES = {"excess": Excess}

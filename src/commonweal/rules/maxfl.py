@@ -1,0 +1,71 @@
+"""MaxFL: as many clients as possible for whom the global model is better than their own.
+
+Cho, Jhunjhunwala, Li, Smith and Joshi, Maximizing Global Model Appeal in Federated Learning, TMLR
+2024 (arXiv 2205.14840), Algorithm 1. It descends the number of clients above their requirement,
+smoothed by a sigmoid. Clients near their requirement count most; it gives up on those far above,
+which is the opposite of AFL: use it to win clients, not to protect the worst off.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from commonweal.base.tensors import State
+from commonweal.data.population import Setting
+from commonweal.rules.excess import check_local_losses, local_losses
+from commonweal.rules.rule import Decision, Kind, Reports, Rule
+
+__all__ = ["MaxFL"]
+
+SMALLEST = 1e-3  # of a client's weight, over the number of clients: nobody is left out for good
+
+
+@dataclass(frozen=True)
+class MaxFL(Rule):
+    """weights_i ~ s_i (1 - s_i) + 1e-3 / S, s_i = sigmoid(f_i - alone_i)
+
+    Any client id is accepted. A client that joins late has the mean of the others' local losses.
+
+    Args:
+        alone: the loss that each client requires, such as the one that it reaches alone, in the
+            order of clients; empty: 0 for all.
+        path: the folder of a run of the same clients with client = "alone", from which a run takes
+            the lowest training loss that each of them reported.
+    """
+
+    alone: tuple[float, ...] = ()
+    path: str | None = None
+
+    kind: ClassVar[Kind] = Kind(
+        "mixture", "log s (1 - s), s = sigmoid(f - alone)", "one entropic step from the uniform"
+    )
+
+    @property
+    def local_run(self) -> str | None:
+        return self.path
+
+    def with_local_losses(self, losses: tuple[float, ...]) -> Self:
+        return self if self.path is None else replace(self, alone=losses)
+
+    def init(self, setting: Setting | int) -> State:
+        return {"alone": check_local_losses("maxfl", self.alone, self.path, setting)}
+
+    def __call__(self, reports: Reports, state: State) -> Decision:
+        gap = reports.losses.double() - local_losses(reports.ids, state["alone"])
+        return Decision(_weights(gap), state)
+
+    def response(self, losses: Tensor) -> Tensor:
+        alone = torch.tensor(self.alone or (0.0,), dtype=torch.float64)
+        gap = losses.double() - local_losses(torch.arange(len(losses)), alone)
+        return _weights(gap).log()
+
+
+def _weights(gap: Tensor) -> Tensor:
+    """The weights of clients whose losses are so far above what they require."""
+    appeal = torch.sigmoid(gap) * torch.sigmoid(-gap) + SMALLEST / len(gap)
+    return appeal / appeal.sum()
+
+
+ENTRIES = {"maxfl": MaxFL}

@@ -18,7 +18,10 @@ from commonweal.data.federation import Federation, Rows
 from commonweal.export import card
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
+from commonweal.report import document
+from commonweal.report.compare import Comparison
 from commonweal.training.task import Task
+from commonweal.ui.views import run_view
 from helpers import close
 from run_helpers import states_of
 
@@ -298,6 +301,10 @@ def test_the_weight_of_the_partners_is_in_the_record_and_the_tables(tmp_path: Pa
     for text in (CliRunner().invoke(app, ["show", str(tmp_path / "r")]).output, card(record)):
         assert "weight of" in text
         assert all(f"{weight:.2f}" in text for weight in learned)
+    page = document.render(Comparison.in_folders([tmp_path]), "Report")
+    assert "Weight of partners" in page
+    assert all(f"<td>{weight:.2f}</td>" in page for weight in learned)
+    assert list(run_view(record, running=False).partners.values()) == pytest.approx(learned)
 
 
 def test_two_phase_says_so_too() -> None:

@@ -14,7 +14,7 @@ from commonweal.report.formats import decimals_of, points, scale, show_score, un
 from commonweal.training import scores
 
 __all__ = ["ClientLine", "ClientLines", "best_method", "client_lines", "gain_cell"]
-__all__ += ["gains_over_local", "samples_of", "text", "used_results"]
+__all__ += ["gains_over_local", "partner_weights", "samples_of", "text", "used_results"]
 
 RING = "○"
 DOTS = "●■▲◆▼✚✖"
@@ -187,3 +187,15 @@ def text(plot: ClientLines, width: int = 79) -> list[str]:
     if plot.compared:
         bar = [f"━ gain of {shown(plot.compared)} over {plot.base} (┄ not significant)"]
     return ["  ".join(legend), *bar, *rows, " " * (names + 2) + axis]
+
+
+def partner_weights(record: Record) -> dict[str, float]:
+    """How much models other than the local ones count, by client; empty where none are mixed."""
+    if not record.evaluated:
+        return {}
+    table = record.clients()
+    personal = table.evaluation.personal
+    if personal is None or personal.partners is None:
+        return {}
+    pairs = zip(table.names, personal.partners.tolist(), strict=True)
+    return {name: weight for name, weight in pairs if not math.isnan(weight)}

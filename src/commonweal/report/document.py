@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from commonweal import __version__
 from commonweal.analysis.labels import seed_of
@@ -10,7 +11,7 @@ from commonweal.base.errors import RunError, TrustError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
 from commonweal.report import figures, html
-from commonweal.report.clients import client_lines, samples_of, used_results
+from commonweal.report.clients import client_lines, partner_weights, samples_of, used_results
 from commonweal.report.compare import Comparison
 from commonweal.report.figures import Drawing, Picture
 from commonweal.report.html import Html, join, tag
@@ -78,6 +79,7 @@ def render(comparison: Comparison, title: str, trust: bool = False) -> str:
         _details(comparison, summary),
         _rounds(comparison),
         _weights(comparison),
+        _partners(comparison),
         _regret(comparison, trust),
         _experiment(comparison),
         _runs(comparison),
@@ -230,6 +232,29 @@ def _draw_weights(record: Record, label: str) -> Picture:
     if figures.relative_weights(record).are_equal:
         raise RunError(f"{label} gives equal weights: nothing to see")
     return figures.weights(record, label)
+
+
+def _partners(comparison: Comparison) -> Section | None:
+    """How much each client's partners count, where predictions are mixed."""
+    columns: dict[str, dict[str, float]] = {}
+    for label, records in _methods(comparison).items():
+        seeds = [weights for weights in map(partner_weights, records) if weights]
+        if seeds:
+            names = [name for name in seeds[0] if all(name in weights for weights in seeds)]
+            columns[label] = {name: fmean(weights[name] for weights in seeds) for name in names}
+    if not columns:
+        return None
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    rows = []
+    for name in names:
+        cells = [f"{column[name]:.2f}" if name in column else "" for column in columns.values()]
+        rows.append([name, *cells])
+    note = (
+        "How much the global and the fine-tuned model count in a client's predictions, as a mean "
+        "over seeds. The rest is the weight of its local models."
+    )
+    table = html.table("Weight of partners by client", ["client", *columns], rows)
+    return _section("partners", "Weight of partners", tag("p", note), table)
 
 
 def _regret(comparison: Comparison, trust: bool) -> Section | None:

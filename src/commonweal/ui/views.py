@@ -21,6 +21,7 @@ from commonweal.report.clients import (
     ClientLines,
     client_lines,
     gain_cell,
+    partner_weights,
     samples_of,
     used_results,
 )
@@ -189,6 +190,7 @@ class RunView:
     curves: dict[str, Curve]
     descent: dict[str, tuple[list[int], list[float | None]]]  # rounds and values
     rates: dict[str, float]  # of descent in the last round, by client
+    partners: dict[str, float]  # the weight of other than local models, by client
     metrics: dict[str, str]
     clients: list[tuple[str, str, str]]  # name, score, test samples; the worst first
     experiment: str
@@ -222,6 +224,7 @@ def run_view(record: Record, running: bool) -> RunView:
         curves=curves,
         descent=_descent(record),
         rates=record.rounds[-1].rates if record.rounds else {},
+        partners=partner_weights(record),
         metrics=METRICS,
         clients=clients,
         experiment=(record.folder / "experiment.toml").read_text(encoding="utf-8"),

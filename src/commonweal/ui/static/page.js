@@ -394,10 +394,13 @@ async function showRun(query) {
   const list = (rows) => {
     worst.textContent = rows.length ? `Served worst now: ${rows[0][0]}, ${rows[0][1]}` : "";
     const rated = Object.keys(view.rates).length > 0;
-    const rate = (name) => (view.rates[name] === undefined ? ["–", NaN] : [view.rates[name].toPrecision(2), view.rates[name]]);
-    clients.replaceChildren(sortable(["client", view.score, "test samples", ...(rated ? ["rate of descent"] : [])],
+    const mixed = Object.keys(view.partners).length > 0;
+    const number = (value) => (value === undefined ? ["–", NaN] : [value.toPrecision(2), value]);
+    clients.replaceChildren(sortable(["client", view.score, "test samples", ...(rated ? ["rate of descent"] : []),
+      ...(mixed ? ["weight of partners"] : [])],
       rows.map(([name, score, samples]) => ({ cells: [[link("client", [["id", id], ["name", name]], name), name],
-        [score, parseFloat(score)], [samples, parseFloat(samples)], ...(rated ? [rate(name)] : [])] })), "Clients"));
+        [score, parseFloat(score)], [samples, parseFloat(samples)], ...(rated ? [number(view.rates[name])] : []),
+        ...(mixed ? [number(view.partners[name])] : [])] })), "Clients"));
   };
   list(view.clients);
   show(

@@ -17,8 +17,8 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
-from commonweal.clients._local_model import LocalModel, LocalTraining
-from commonweal.data.federation import HELD_OUT, Rows
+from commonweal.clients._local_model import HELD_OUT, LocalModel, LocalTraining
+from commonweal.data.federation import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.training.client import Stage, sgd_parameters
@@ -69,6 +69,10 @@ class Pooled(Averaging):
                 f"pooled trains one model for all, but {type(self.client).__name__} gives clients "
                 "their own: take a client method without own models, such as 'sgd'"
             )
+
+    @property
+    def plans_rounds(self) -> bool:
+        return True  # scouts train in the first rounds only
 
     @property
     def personalizes(self) -> bool:

@@ -7,23 +7,31 @@ models that the client uses are trained on all of its samples.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
+from commonweal.data.federation import Federation
 from commonweal.training.client import Client, Stage, sgd_parameters
 from commonweal.training.objective import At, Objective
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["GRID", "LocalModel", "LocalTraining", "posterior_mean"]
+__all__ = ["GRID", "HELD_OUT", "LocalModel", "LocalTraining", "hold_out", "posterior_mean"]
 
 GRID = torch.linspace(0, 1, 11)  # the weights in mixtures that are compared
 LARGEST = torch.finfo(torch.float32).max
 SCOUTED = 0.6  # the share of the rounds in which scouts train; later training may only go on
+HELD_OUT = 0.2  # the share of the training samples on which local models are compared
+
+
+def hold_out(federation: Federation, seed: int) -> Federation:
+    """Hold out a part of the training samples as `validation`, in place of what it was."""
+    plain = replace(federation, validation=None, validated=None)
+    return plain.with_validation(HELD_OUT, seed)
 
 
 def posterior_mean(losses: Tensor) -> Tensor:
@@ -59,7 +67,7 @@ class LocalTraining(Client):
         round, rounds = int(message["round"]), int(message["rounds"])
         last = self.scouted(rounds)
         if purpose == "train":
-            return (local, scout) if held_out and round <= last else (local,)
+            return (scout, local) if held_out and round <= last else (local,)
         stages = []
         if round == rounds:
             stages.append(local._replace(catches_up=True))

@@ -35,7 +35,6 @@ from commonweal.data.split import Part, Split, check_names, held_out_rows, some,
 
 __all__ = ["Features", "Federation", "HeldOut", "Rows"]
 
-HELD_OUT = 0.2  # the share of the training samples that methods hold out themselves
 VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
 HOLD_OUT = 0x756E7365656E
 
@@ -98,11 +97,6 @@ class Federation:
         train = select_rows(self.train, owner, ~chosen)
         validation = select_rows(self.train, owner, chosen)
         return replace(self, train=train, validation=validation, validated=chosen)
-
-    def divided_again(self, seed: int = 0) -> "Federation":
-        """Hold out a fifth of the training samples as `validation`, in place of what it was."""
-        plain = replace(self, validation=None, validated=None)
-        return plain.with_validation(HELD_OUT, seed)
 
     @cached_property
     def undivided(self) -> Rows | None:

@@ -17,6 +17,7 @@ from commonweal.base import randomness
 from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.tensors import State, Tensors, select
+from commonweal.clients._local_model import hold_out
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.data.samples import Inputs, sampled
@@ -180,7 +181,7 @@ class Simulator(LocalEngine):
         """The federation with a part of the training samples held out."""
         source, divided = self._divided
         if source is not self.federation:  # a population may grow between rounds
-            divided = self.federation.divided_again(self.seed)
+            divided = hold_out(self.federation, self.seed)
             self._divided = (self.federation, divided)
         return divided
 

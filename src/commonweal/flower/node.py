@@ -19,6 +19,7 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
+from commonweal.clients._local_model import hold_out
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.flower.own_table import (
@@ -309,7 +310,7 @@ class NodeClient:
         everything = None if undivided is None else undivided.client(k)
         train, test = federation.train.client(k), federation.test.client(k)
         place = states_folder(folder, name)
-        inner = federation.divided_again(seed)
+        inner = hold_out(federation, seed)
         assert inner.validation is not None
         divided = (inner.train.client(k), inner.validation.client(k))
         return cls(schema, train, test, seed, place, validation, everything, divided)

@@ -167,3 +167,36 @@ def test_shares_are_a_partition_with_bounded_parts(sizes: list[int], ranks: int)
     assert sorted(k for part in parts for k in part) == list(range(len(sizes)))
     most = max(sum(sizes[k] for k in part) for part in parts)
     assert most <= sum(sizes) / ranks + max(sizes, default=0)
+
+
+def commonweal_on_ranks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command on two ranks. The second one says what it did."""
+    spy = "import commonweal.analysis.rank_pool as p; answer = p._answer; "
+    spy += "p._answer = lambda q: (print('RANK 1 DID', q.header['do']), answer(q))[1]; "
+    spy += "from commonweal.cli import main; main()"
+    paths = str(Path(commonweal.__file__).parents[1])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    return subprocess.run(
+        [sys.executable, *start, sys.executable, "-c", spy, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+
+
+@pytest.mark.slow
+def test_compare_and_choose_divide_their_runs(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    vowel = [str(PROGRAM.parents[1] / "examples" / "vowel.toml"), "rounds=2", "validation=0.2"]
+    compared = ["compare", *vowel, "--rules", "fedavg,afl", "--seeds", "2"]
+    subprocess.run([sys.executable, "-m", "commonweal", *compared, "-o", str(one)], check=True)
+    ended = commonweal_on_ranks(*compared, "engine=torchrun", "-o", str(two))
+    assert "RANK 1 DID run_cell" in ended.stdout
+    assert ended.stdout.count("clients are better off than with local") == 2  # rules; by rank 0
+    assert contents(one) == contents(two)
+    subprocess.run([sys.executable, "-m", "commonweal", "choose", str(one)], check=True)
+    assert "RANK 1 DID run_evidence" in commonweal_on_ranks("choose", str(two)).stdout
+    assert (one / "choice.json").read_bytes() == (two / "choice.json").read_bytes()

@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, get_args
@@ -27,7 +28,7 @@ from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.frames import frame
-from commonweal.base.plain import to_json
+from commonweal.base.plain import Plain, to_json
 from commonweal.config import catalog
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
@@ -35,7 +36,7 @@ from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_model
 from commonweal.training.vectorize import single
 
 __all__ = ["HOWS", "Candidate", "Choice", "ChosenModel", "ClientChoice", "choose", "chosen_model"]
-__all__ += ["chosen_clients"]
+__all__ += ["chosen_clients", "run_evidence"]
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -167,6 +168,7 @@ def choose(
     margin: float = 0.0,
     level: float = 0.95,
     trust: bool = False,
+    pool: Executor | None = None,
 ) -> Choice:
     """Choose a model for each client among the finished runs of a folder.
 
@@ -180,6 +182,7 @@ def choose(
         margin: How much worse than local training a "proved" candidate may be in expectation.
         level: The confidence level of "proved".
         trust: Import the programs that the runs name.
+        pool: Processes that evaluate the runs. None: this one.
 
     Raises:
         RunError: The runs cannot be compared.
@@ -206,7 +209,8 @@ def choose(
     taken: dict[How, dict[tuple[int, str], str]] = {way: {} for way in HOWS}
     lines = []
     for seed in seeds:
-        evidence = {n: _evaluate(each.runs[seed], trust) for n, each in candidates.items()}
+        runs = {name: each.runs[seed] for name, each in candidates.items()}
+        evidence = _all_evidence(runs, trust, pool)
         names = evidence[ALONE].names
         improvements = _improvements(evidence)
         for way in HOWS:
@@ -322,13 +326,47 @@ class _Evidence(NamedTuple):
     bound: float | None  # what losses are clipped at as proof
 
 
-def _evaluate(record: Record, trust: bool) -> _Evidence:
+def _all_evidence(
+    runs: Mapping[str, Record], trust: bool, pool: Executor | None
+) -> dict[str, _Evidence]:
+    """The evidence for each candidate by name, from its run."""
+    if pool is None:
+        return {name: _evaluate(run.folder, trust) for name, run in runs.items()}
+    futures = {name: pool.submit(run_evidence, trust, run.folder) for name, run in runs.items()}
+    return {name: _from_plain(future.result()) for name, future in futures.items()}
+
+
+def run_evidence(trust: bool, folder: Path) -> dict[str, Plain]:
+    """What each client's validation samples say about a run, as JSON can hold it."""
+    by_client = _evaluate(folder, trust)
+    right = by_client.right
+    return {
+        **by_client._asdict(),
+        "names": list(by_client.names),
+        "losses": [values.tolist() for values in by_client.losses],
+        "right": None if right is None else [values.tolist() for values in right],
+    }
+
+
+def _from_plain(values: Mapping[str, Any]) -> _Evidence:
+    """Invert `run_evidence`."""
+    right = values["right"]
+    return _Evidence(
+        tuple(values["names"]),
+        [np.array(own, dtype=float) for own in values["losses"]],
+        None if right is None else [np.array(own, dtype=float) for own in right],
+        values["by_sample"],
+        values["bound"],
+    )
+
+
+def _evaluate(folder: Path, trust: bool) -> _Evidence:
     """Evaluate what each client of a run uses on its validation samples."""
-    job, state = reopen(record.folder, trust=trust)
+    job, state = reopen(folder, trust=trust)
     algorithm, engine = job.algorithm, job.local
     rows = None if engine is None else engine.federation.validation
     if engine is None or rows is None:
-        raise RunError(f"{str(record.folder)!r}: the validation samples are not on this machine")
+        raise RunError(f"{str(folder)!r}: the validation samples are not on this machine")
     task = algorithm.task
     losses, stats = evaluate_rows(task, algorithm.model(state), rows)
     values = _by_client(losses, rows.offsets)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
+from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError, LockedError, RunError
 from commonweal.base.files import read_plain
@@ -25,7 +27,14 @@ from commonweal.training.scores import find
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
 __all__ += ["finished_runs", "gather", "mean_change", "part_table", "result_of"]
-__all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
+__all__ += [
+    "run_cell",
+    "run_cells",
+    "run_cells_in_processes",
+    "run_folder",
+    "seed_list",
+    "shard_of",
+]
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -214,17 +223,24 @@ def _run_rounds(cell: Cell) -> Iterator[Step]:
         yield Step(cell, (), None, str(error))
 
 
-def run_cells_in_processes(plan: Iterable[Cell], jobs: int) -> Iterator[Step]:
+def run_cells_in_processes(
+    plan: Iterable[Cell], jobs: int, ranks: RankPool | None = None
+) -> Iterator[Step]:
     """Run the cells that are not finished yet in worker processes of one thread each.
 
     A worker holds the folder of its run, so that several commands may share a folder of runs.
+
+    Args:
+        plan: The cells.
+        jobs: How many processes are started.
+        ranks: The processes of torchrun, instead.
     """
     plan = list(plan)
     done = {cell.folder for cell in plan if cell.finished}
-    with worker_pool(jobs) as pool:
+    with worker_pool(jobs) if ranks is None else nullcontext(ranks) as pool:
 
         def start(cell: Cell) -> "Future[str]":
-            return pool.submit(_run_cell, cell.experiment.model_dump(), cell.folder)
+            return pool.submit(run_cell, cell.experiment.model_dump(), cell.folder)
 
         futures = {cell.folder: start(cell) for cell in plan if cell.folder not in done}
         locked = []
@@ -252,7 +268,7 @@ def _when_free(cell: Cell, start: "Callable[[Cell], Future[str]]") -> str:
     return ""
 
 
-def _run_cell(values: dict[str, object], folder: Path) -> str:
+def run_cell(values: dict[str, object], folder: Path) -> str:
     """Run one experiment. Returns why it has no result, if so."""
     try:
         for _ in run(job_from_experiment(Experiment(**values)), out=folder, resume=True):

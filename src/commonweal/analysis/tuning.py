@@ -8,8 +8,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from commonweal.analysis.compare import cells, part_table
+from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.base.files import digest, write_file
@@ -139,6 +140,7 @@ def tune(
     more: Grid | None = None,
     sampler: Sampler = "nsga2",
     grid: Grid | None = None,
+    ranks: RankPool | None = None,
 ) -> list[Trial]:
     """Try every rule's published grid, or some trials within it. A stopped search continues.
 
@@ -154,6 +156,7 @@ def tune(
         more: Values of the experiment's keys to try as well.
         sampler: Which sampler draws between the grid's values.
         grid: Values to try instead of the published ones.
+        ranks: The processes of torchrun, instead of worker processes.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -162,10 +165,11 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
-    numbers = range(FIRST_SEED, FIRST_SEED + seeds) if isinstance(seeds, int) else seeds
+    numbers = list(range(FIRST_SEED, FIRST_SEED + seeds) if isinstance(seeds, int) else seeds)
+    jobs = jobs if ranks is None else ranks.ranks
     identity = _identity(base, seeds, share, more)
     finished: list[Trial] = []
-    with _pool(jobs) as pool:
+    with _pool(jobs) if ranks is None else nullcontext(ranks) as pool:
         for rule in rules:
             values = grid_of(rule, base, more) if grid is None else grid
             study = optuna.create_study(
@@ -283,7 +287,7 @@ class _Settings:
     grid: Grid
     seeds: Sequence[int]
     share: float
-    pool: ProcessPoolExecutor | None
+    pool: Executor | None
 
     def start(self, setting: Setting) -> Future[Scored]:
         """Evaluate a setting in a worker process, or here."""

@@ -1,5 +1,6 @@
 """`commonweal choose`: each client's best model among finished runs."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -54,9 +55,16 @@ def choose(
     if how not in HOWS:
         raise ConfigError(f"--how {how!r}: {did_you_mean(how, HOWS)}")
     from commonweal.analysis import choosing
+    from commonweal.analysis.rank_pool import started_ranks
     from commonweal.report.choice import choice_table, client_table, sentence
 
-    chosen = choosing.choose(folders, choosing.HOWS[HOWS.index(how)], margin, level, trust)
+    ranks = started_ranks()
+    if ranks is not None and not ranks.leads:
+        ranks.serve()
+        return
+    with nullcontext() if ranks is None else ranks.leading():
+        by = choosing.HOWS[HOWS.index(how)]
+        chosen = choosing.choose(folders, by, margin, level, trust, ranks)
     path = chosen.write(folders[0])
     if quiet:
         return

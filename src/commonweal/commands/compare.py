@@ -1,6 +1,7 @@
 """`commonweal compare`: an experiment under several rules and seeds."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
     from commonweal.analysis.compare import Cell
+    from commonweal.analysis.rank_pool import RankPool
     from commonweal.report.compare import Comparison
 
 __all__ = ["compare", "print_comparison", "run_cells"]
@@ -122,6 +124,7 @@ def compare(
         chosen = tuned_rules(tuned, None if rules is None else chosen)
         settings = tuned_settings(tuned)
     from commonweal.analysis.compare import baseline_cells, cells, seed_list
+    from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
     from commonweal.report import figures
     from commonweal.report.compare import Comparison
@@ -130,6 +133,10 @@ def compare(
     figures.check_suffix(picture, curves)
     metrics = None if columns is None else chosen_columns(columns)
     base, stem, suffix = named(file, changes or [])
+    ranks = ranks_of(base)
+    if ranks is not None and not ranks.leads:
+        ranks.serve()
+        return
     folder = to or Path("runs") / f"{stem}-compare{suffix}"
     numbers = seed_list(seeds)
     plan = cells(base, chosen, numbers, vary or [], folder, settings)
@@ -138,7 +145,9 @@ def compare(
         return
     if _few_clients(plan[0]) if baselines is None else baselines:
         plan += baseline_cells(base, numbers, folder)
-    comparison = Comparison.of_plan(plan, run_cells(plan, quiet, jobs))
+    with nullcontext() if ranks is None else ranks.leading():
+        failures = run_cells(plan, quiet, jobs, ranks)
+    comparison = Comparison.of_plan(plan, failures)
     print_comparison(comparison, form, metrics, decimals)
     for line in comparison.failures:
         console.say(line)
@@ -195,7 +204,9 @@ def _check_mistakes(form: str, rules: Sequence[str]) -> None:
             catalog.find("rules", name)
 
 
-def run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int = 1) -> dict[Path, str]:
+def run_cells(
+    plan: Sequence["Cell"], quiet: bool, jobs: int = 1, ranks: "RankPool | None" = None
+) -> dict[Path, str]:
     """Run what is not finished. Returns why some runs have no result, by folder."""
     from commonweal.analysis import compare
     from commonweal.analysis.tuning import cores
@@ -206,7 +217,8 @@ def run_cells(plan: Sequence["Cell"], quiet: bool, jobs: int = 1) -> dict[Path, 
     try:
         with comparison_bar(console.err, plan, quiet) as advance:
             in_processes = compare.run_cells_in_processes
-            steps = compare.run_cells(plan) if jobs == 1 else in_processes(plan, jobs)
+            alone = jobs == 1 and ranks is None
+            steps = compare.run_cells(plan) if alone else in_processes(plan, jobs, ranks)
             for step in steps:
                 advance(step)
                 if step.waiting and not quiet:

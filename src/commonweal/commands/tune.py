@@ -1,5 +1,6 @@
 """`commonweal tune`: each rule's published grid, tried on validation samples."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -81,9 +82,14 @@ def tune(
     except ImportError:
         raise ConfigError(f"tuning needs optuna: install it with {install('tune')}") from None
     from commonweal.analysis import tuning
+    from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
 
     base, stem, suffix = named(file, changes or [])
+    ranks = ranks_of(base)
+    if ranks is not None and not ranks.leads:
+        ranks.serve()
+        return
     folder = to or Path("runs") / f"{stem}-tuned{suffix}"
     more = tuning.further(grid or [])
     grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
@@ -102,18 +108,20 @@ def tune(
             total = tuning.total_of(rule, trials, base, more)
             typer.echo(f"{rule}: {done} of {total} settings", err=True)
 
-    found = tuning.tune(
-        base,
-        chosen,
-        folder,
-        seeds,
-        share,
-        trials,
-        jobs or tuning.cores(),
-        progress,
-        more,
-        "tpe" if sampler == "tpe" else "nsga2",
-    )
+    with nullcontext() if ranks is None else ranks.leading():
+        found = tuning.tune(
+            base,
+            chosen,
+            folder,
+            seeds,
+            share,
+            trials,
+            jobs or tuning.cores(),
+            progress,
+            more,
+            "tpe" if sampler == "tpe" else "nsga2",
+            ranks=ranks,
+        )
     if not found:
         raise ConfigError("no setting of any rule could be run: try other rules, or a smaller lr")
     _finish(found, tuning.score_of(base), folder, by, quiet)

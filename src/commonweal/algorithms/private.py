@@ -186,7 +186,8 @@ class Private(Averaging):
         if fitted:
             raise ConfigError(
                 f"private: the data is scaled by {fitted} in clients' training samples, which "
-                "would be published with the model: scale it by public numbers beforehand"
+                "would be published with the model: scale it by public numbers beforehand, or "
+                "give a table public = 'preparation.json', made from public rows"
             )
 
     # The promise

@@ -25,7 +25,7 @@ PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment
 IN_NAME = ("rule", "algorithm", "seed", "dataset.path", "dataset.label", "dataset.client")
 LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
-PATHS = ("path", "dir")  # parameters that name files
+PATHS = ("path", "dir", "public")  # parameters that name files
 RENAMED = {  # keys of 0.2, which are read until 0.4
     "noise": "label_noise",
     "unseen": "holdout_clients",
@@ -391,7 +391,7 @@ def _located(value: object, folder: Path) -> object:
     located = {key: _located(item, folder) for key, item in value.items()}
     for key in PATHS:
         path = located.get(key)
-        if isinstance(path, str):
+        if isinstance(path, str) and path:
             located[key] = _absolute(path, folder)
     return located
 

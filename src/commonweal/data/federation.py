@@ -20,7 +20,7 @@ from commonweal.base.arguments import expect, expect_callable, expect_int, expec
 from commonweal.base.errors import DataError
 from commonweal.data.arrays import as_array, as_features, as_labels, mapped, named_classes
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.preprocessing import Preprocessing, is_fitted
 from commonweal.data.reading import MEMORY, MapDataset, Table, of_table, read_parts
 from commonweal.data.rows import (
     CLASSIFICATION,
@@ -571,7 +571,7 @@ class Federation:
             notes=(*notes, *features.notes),
             class_names=tuple(class_names),
             preprocessing=features.preprocessing,
-            pooled=features.pooled or features.preprocessing is not None,
+            pooled=features.pooled or is_fitted(features.preprocessing),
         )
 
 

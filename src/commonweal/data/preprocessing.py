@@ -1,7 +1,8 @@
 """How a table's columns become a model's features: part of the model, and saved with it.
 
 The statistics come from training rows only. They are sums, so that clients can compute them
-together without showing a row: `statistics="federated"` combines each client's own.
+together without showing a row: `statistics="federated"` combines each client's own. Those of a
+public file are used as they are, and say nothing about the clients.
 """
 
 import json
@@ -15,9 +16,18 @@ from commonweal.base.errors import DataError
 from commonweal.data import plain_table
 from commonweal.data.plain_table import GAP, OTHER, Column, read_columns
 
-__all__ = ["ID", "Preprocessing", "Statistics", "Summary", "fit_numbers", "fit_sums", "fit_text"]
+__all__ = [
+    "ID",
+    "Preprocessing",
+    "Statistics",
+    "Summary",
+    "fit_numbers",
+    "fit_sums",
+    "fit_text",
+    "is_fitted",
+]
 
-Statistics = Literal["pooled", "federated"]
+Statistics = Literal["pooled", "federated", "public"]
 FORMAT = 1
 SHOWN = 6  # columns that a note names
 ID = "it looks like an id or free text"  # why a column is left out; 0.2 wrote no `is_id`
@@ -61,7 +71,7 @@ class Preprocessing:
                 f"the preprocessing was written by a newer version (format {values['format']}): "
                 "update commonweal"
             )
-        fields = {name: value for name, value in values.items() if name != "format"}
+        fields = {k: value for k, value in values.items() if k not in ("format", "digest")}
         fields["columns"] = tuple(_with_id(column) for column in read_columns(values))
         fields["class_names"] = tuple(values["class_names"])
         return cls(**fields)
@@ -97,6 +107,11 @@ class Preprocessing:
                 f"or category {GAP!r})"
             )
         return notes
+
+
+def is_fitted(preprocessing: Preprocessing | None) -> bool:
+    """Whether columns were fitted to the clients' training rows."""
+    return preprocessing is not None and preprocessing.statistics != "public"
 
 
 NUMERIC = ("mean", "deviation", "median", "indicator", "low", "high")

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError
+from commonweal.base.files import read_plain
 from commonweal.data import plain_table
 from commonweal.data.federation import Features
 from commonweal.data.plain_table import GAP, Column
@@ -33,6 +35,7 @@ class Options:
     statistics: Statistics = "pooled"
     separator: str = ","
     encoding: str = "utf-8"
+    public: str = ""  # a file with fitted columns, in place of a fit
 
 
 class Table:
@@ -160,7 +163,10 @@ def fit(
     clients = split.train.by_client() if options.statistics == "federated" else [train]
     event = table.facts.event
     names = [name for name in table.profiles if name not in table.facts.no_features]
-    columns = tuple(table.fit(name, clients, options) for name in names)
+    if options.public:
+        columns = _public_columns(table, names, Path(options.public))
+    else:
+        columns = tuple(table.fit(name, clients, options) for name in names)
     if all(column.becomes == "nothing" for column in columns):
         reasons = [f"{column.name!r}: {column.why}" for column in columns[:5]]
         raise DataError(f"no column is left to learn from ({'; '.join(reasons) or 'none'})")
@@ -171,7 +177,7 @@ def fit(
         class_names=tuple(class_names),
         separator=options.separator,
         encoding=options.encoding,
-        statistics=options.statistics,
+        statistics="public" if options.public else options.statistics,
         notes=_notes(columns, table, train),
     )
     return Features(
@@ -180,6 +186,26 @@ def fit(
         preprocessing=preprocessing,
         notes=preprocessing.notes,
     )
+
+
+def _public_columns(table: Table, names: Sequence[str], path: Path) -> tuple[Column, ...]:
+    """The columns of a public file. Raises DataError where they are not those of the table."""
+    try:
+        known = {column.name: column for column in Preprocessing.read(read_plain(path)).columns}
+    except OSError as error:
+        raise DataError(f"public = {str(path)!r} cannot be read ({error.strerror})") from None
+    for name in names:
+        column = known.get(name)
+        fits = column is not None and (
+            column.becomes == "nothing" or (column.becomes == "text") == table.is_text(name)
+        )
+        if not fits:
+            found = "missing" if column is None else column.becomes
+            raise DataError(
+                f"public = {str(path)!r} does not fit the table: its column {name!r} is {found}; "
+                "make it from a table with the same columns"
+            )
+    return tuple(known[name] for name in names)
 
 
 def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[str, ...]:

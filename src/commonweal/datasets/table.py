@@ -18,7 +18,6 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.data import plain_table
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
-from commonweal.data.preprocessing import Statistics
 from commonweal.data.split import number_clients
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays, New, cached, checksum
@@ -55,7 +54,8 @@ def table(
     task: Task = "auto",
     scale: bool = True,
     levels: int = 50,
-    statistics: Statistics = "pooled",
+    statistics: Literal["pooled", "federated"] = "pooled",
+    public: str = "",
     separator: str = "auto",
     encoding: str = "utf-8",
     clients: int | None = None,
@@ -76,6 +76,7 @@ def table(
     scale: numbers get mean 0 and standard deviation 1 over all training rows
     levels: of a text, the most frequent ones; the others become level "other"
     statistics: of training rows, "pooled", or "federated": combined from each client's own sums
+    public: a preparation.json of another run, made from public rows: nothing is fitted then
     separator: between a CSV's values; encoding: of a CSV, such as latin-1
     clients: how many of the clients to use; least_rows: clients with fewer rows are left out
     test: the share of each client's rows that is held out, or "last", a fifth, its last rows
@@ -102,7 +103,7 @@ def table(
     opened = open_table(file, roles, separator, encoding)
     if separator == "auto":
         separator = separator_in(file, encoding)
-    options = Options(scale, levels, statistics, separator, encoding)
+    options = Options(scale, levels, statistics, separator, encoding, public)
     return load_table(
         opened, task, options, clients, test, seed, least_rows=least_rows, fold=fold.strip()
     )

@@ -205,6 +205,6 @@ def _limits(record: Record) -> list[str]:
         return [*lines, f"- The clients were {where}."]
     return [
         *lines,
-        f"- The clients were {where}. In the protocol only updates leave a client; without a "
-        "private channel this gives no formal guarantee of privacy.",
+        f"- The clients were {where}. In the protocol only updates leave a client; unless the "
+        "run is private, this gives no formal guarantee of privacy.",
     ]

@@ -19,6 +19,7 @@ from commonweal.record.facts import sealed
 __all__ = [
     "BEST",
     "MODEL",
+    "PREPARATION",
     "read_model",
     "read_preprocessing",
     "read_samples",

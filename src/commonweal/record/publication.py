@@ -13,7 +13,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.plain import to_json
 from commonweal.config.experiment import to_toml
-from commonweal.record.artifacts import MODEL
+from commonweal.record.artifacts import MODEL, PREPARATION
 from commonweal.record.facts import RunFacts, write_facts
 from commonweal.record.record import PRIVATE, Record
 from commonweal.record.rounds import ROUNDS
@@ -44,6 +44,8 @@ def publish(private: Path) -> None:
     write_facts(public, _facts(record.facts))
     lines = [{"round": entry.number, "public": entry.public} for entry in record.rounds]
     write_file(public / ROUNDS, b"".join(to_json(line, indent=None) for line in lines))
+    if (private / PREPARATION).exists():  # with public statistics: others are refused
+        write_file(public / PREPARATION, read_plain(private / PREPARATION))
     if record.finished:
         write_file(public / MODEL, read_plain(private / MODEL))
 

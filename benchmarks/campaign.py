@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from attacks import ATTACKS, MALICIOUS, honest_mean
+from attacks import ATTACKS, MALICIOUS, Cell, Results, honest_mean
 from commonweal import cli
 from commonweal.config.experiment import read
 from commonweal.jobs import rounds
@@ -249,14 +249,16 @@ def comparisons(work: Path, count: int, draw: random.Random) -> tuple[int, int]:
 def malicious(rules: list[str], attacks: Sequence[str], count: int) -> tuple[int, int]:
     """Guarded rules with so many malicious clients of 20: how often little is lost."""
     who = MALICIOUS[count]
-    good = 0
-    for rule in rules:
-        truth = honest_mean("synthetic", rule, None, who, rounds=20)
-        for attack in attacks:
-            guarded = f"guarded(rule={rule})"
-            safe = honest_mean("synthetic", guarded, ATTACKS[attack], who, rounds=20)
-            good += truth - safe <= LOST
-    return len(rules) * len(attacks), good
+    plain = {rule: Cell("synthetic", rule, "", who) for rule in rules}
+    guarded = {
+        Cell("synthetic", f"guarded(rule={rule})", attack, who): plain[rule]
+        for rule in rules
+        for attack in attacks
+    }
+    played = Results(None).of([*plain.values(), *guarded], rounds=20)
+    scores = {cell: honest_mean(result, who) for cell, result in played.items()}
+    good = sum(scores[before] - scores[cell] <= LOST for cell, before in guarded.items())
+    return len(guarded), good
 
 
 FLIPPED = (

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from commonweal.base.tensors import State
 from commonweal.rules._outliers import (
-    CLEAR,
     FEW,
     LEAST,
     cosines_to_others,
     excess,
     median,
-    opposition,
 )
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Reports, required
@@ -169,34 +167,11 @@ class ShortUpdate(Detector):
         return Verdict(short, ratio, state)
 
 
-class Opposed(Detector):
-    """Updates that point against the others'.
-
-    A client that is badly served pulls away from the others in the end; one that points against
-    them from its first report on does not train their model.
-    """
-
-    reason = "its updates point against the others'"
-    tables = ("against", "reports")
-    fading = 0.9
-
-    def __call__(self, seen: Round, state: State) -> Verdict:
-        ids = seen.reports.ids
-        everyone = torch.ones(len(ids), dtype=torch.bool)
-        against = self.fading * lookup(state["against"], ids) + opposition(seen.reports, everyone)
-        count = self.fading * lookup(state["reports"], ids) + 1
-        following = {
-            "against": put(state["against"], ids, against),
-            "reports": put(state["reports"], ids, count),
-        }
-        return Verdict(against > CLEAR * count, against, following)
-
-
 class Contrary(Detector):
     """Losses that rise where the client's own updates promise a fall."""
 
     reason = "its losses rise where its updates promise a fall"
-    tables = ("doubt", "trend", "evidence")
+    tables = ("doubt", "trend", "evidence", "slight_trend", "slight_evidence")
     fading = 0.9
     least = 4.5  # evidence to the contrary, net and after fading
     share = 0.8  # and so large a part of all evidence
@@ -216,6 +191,9 @@ class Contrary(Detector):
         evidence = fading * lookup(state["evidence"], ids) + follows.abs()
         before = lookup(state["doubt"], ids)
         slightly = self._follows(seen, self.weak)
+        fading = torch.where(slightly == 0, 1.0, self.fading)
+        slight_trend = fading * lookup(state["slight_trend"], ids) + slightly
+        slight_evidence = fading * lookup(state["slight_evidence"], ids) + slightly.abs()
         trusted = (before == self.trusted) | (slightly > 0)
         doubt = torch.where(trusted, self.trusted, before - slightly.clamp(max=0))
         contrary = (trend < -self.least) & (trend < -self.share * evidence)
@@ -223,6 +201,8 @@ class Contrary(Detector):
             "doubt": put(state["doubt"], ids, doubt),
             "trend": put(state["trend"], ids, trend),
             "evidence": put(state["evidence"], ids, evidence),
+            "slight_trend": put(state["slight_trend"], ids, slight_trend),
+            "slight_evidence": put(state["slight_evidence"], ids, slight_evidence),
         }
         return Verdict(contrary | (doubt >= self.most_doubt), trend, following)
 
@@ -278,7 +258,6 @@ DETECTORS: dict[str, Detector] = {
     "loss": LargeLoss(),
     "long": LongUpdate(),
     "short": ShortUpdate(),
-    "opposed": Opposed(),
     "contrary": Contrary(),
     "noise": Noise(),
 }

@@ -4,7 +4,7 @@ from torch import Tensor
 
 __all__ = ["as_long_as_the_mean"]
 
-SHORT = 1e-4  # of the mean update's length: a shorter direction is what rounding leaves of none
+SHORT = 1e-5  # of the summed lengths: a shorter direction is what rounding leaves of none
 
 
 def as_long_as_the_mean(weights: Tensor, gram: Tensor) -> Tensor:
@@ -14,6 +14,6 @@ def as_long_as_the_mean(weights: Tensor, gram: Tensor) -> Tensor:
     """
     norm = (weights @ gram @ weights).clamp(min=0).sqrt()
     mean = gram.mean().clamp(min=0).sqrt()
-    if norm <= SHORT * mean:
+    if norm <= SHORT * (weights.abs() @ gram.diagonal().sqrt()):
         return weights
     return weights * (mean / norm)

@@ -13,7 +13,7 @@ from torch import Tensor
 from commonweal.rules.rule import Reports, in_double, required
 
 __all__ = ["CLEAR", "FEW", "LEAST", "cosines_to_others", "excess", "median", "norms_for_sizes"]
-__all__ += ["opposition", "size_excess"]
+__all__ += ["copies", "size_excess"]
 
 FEW = 5
 FEW_FACTOR = 5.0  # with few reporters, the limit is this many times as high
@@ -21,7 +21,8 @@ SCALE = 1.4826  # the standard deviation of a normal distribution, in median dev
 CLEAR = 4.0  # in standard deviations: what is farther out does not belong to the others
 CLEAR_SIZE = 6.0  # the same for sizes
 LEAST = 4.0  # a smaller multiple of the median is never implausible
-LEAST_COSINE = 0.06  # the smallest standard deviation of cosines
+COPY = 8  # the power of a relative cosine: 0.9 counts as 0.43 copies, 0.6 as 0.02
+PARALLEL = 0.99  # a usual cosine above which all updates are alike
 REFERENCES = 64  # each client's update is compared with at most so many others
 APART = 0.1  # the least difference of two log sizes that says something about the norms
 
@@ -93,8 +94,11 @@ def _references(ids: Tensor) -> Tensor:
     return ids.argsort()[torch.linspace(0, size - 1, REFERENCES).long()]
 
 
-def cosines_to_others(reports: Reports) -> Tensor:
-    """The median cosine (S,) of each update with the others', from updates that are not zero."""
+def cosines(reports: Reports) -> Tensor:
+    """The cosines (S, R) of the updates with those of at most REFERENCES clients.
+
+    NaN stands for a client with itself, and where one of both updates is zero.
+    """
     size = len(reports.ids)
     chosen = _references(reports.ids)
     if len(chosen) == size:
@@ -102,9 +106,28 @@ def cosines_to_others(reports: Reports) -> Tensor:
     else:
         products = _products(required(reports.updates, "updates"), chosen)
     norms = reports.norms
-    cosines = products / norms[:, None] / norms[chosen]
     own = torch.arange(size)[:, None] == chosen
-    return cosines.masked_fill(own, torch.nan).nanmedian(1).values
+    return (products / norms[:, None] / norms[chosen]).masked_fill(own, torch.nan)
+
+
+def cosines_to_others(reports: Reports) -> Tensor:
+    """The median cosine (S,) of each update with the others', from updates that are not zero."""
+    return cosines(reports).nanmedian(1).values
+
+
+def copies(reports: Reports) -> Tensor:
+    """How many clients (S,) send the same update as each, itself included.
+
+    A pair counts by how much more alike it is than pairs usually are: two copies count fully, two
+    clients with similar data hardly.
+    """
+    alike = cosines(reports)
+    usual = alike.nanmedian()
+    if len(alike) < FEW or not usual < PARALLEL:
+        return torch.ones(len(alike), dtype=torch.float64)
+    beyond = ((alike - usual) / (1 - usual)).clamp(0, 1).nan_to_num(0)
+    drawn = (len(alike) - 1) / (alike.shape[1] - 1)
+    return 1 + drawn * (beyond**COPY).sum(1)
 
 
 def _products(updates: Tensor, chosen: Tensor) -> Tensor:
@@ -113,22 +136,3 @@ def _products(updates: Tensor, chosen: Tensor) -> Tensor:
     for block in in_double(updates):
         products.addmm_(block, block[chosen].T)
     return products
-
-
-def opposition(reports: Reports, usable: Tensor) -> Tensor:
-    """How much each update (S,) points against the others': positive, in standard deviations.
-
-    0 for updates that agree with most others, for those that are zero or not usable, and if there
-    are few. Cosines of few coordinates with few others are uncertain, and count less.
-    """
-    usable = usable & (reports.norms > 0)
-    against = torch.zeros(len(usable), dtype=torch.float64)
-    size = int(usable.sum())
-    if size < FEW:
-        return against
-    reports = reports.subset(usable)
-    cosines = cosines_to_others(reports)
-    width = required(reports.updates, "updates").shape[1]
-    spread = deviation(cosines).clamp(min=max(LEAST_COSINE, 1.5 / math.sqrt(width * (size - 1))))
-    below = torch.where(cosines < 0, (median(cosines) - cosines) / spread, 0.0)
-    return against.masked_scatter(usable, below.clamp(0, 2 * CLEAR))

@@ -3,8 +3,12 @@
 Fair rules give more weight to larger losses, so one client with a false report can take over a
 model. A report is implausible next to those of the cohort, or next to what the same client reported
 before: `_detectors` has the tests. Medians are reliable as long as most reporters are honest.
-Whatever looks like an honest client that is badly served is believed, so weights are limited in
-every round as well. docs/reliability.md shows what it withstands and what it cannot.
+Whatever looks like an honest client that is badly served is believed, so that weights are kept near
+fair shares in every round as well: whatever the rule asks for, one client moves the model by `most`
+fair shares, and a quarter of the clients by a quarter and the budget. Clients that send the same
+update share less than one fair share, and those that point against the others have next to none,
+unless their losses follow their updates. docs/reliability.md shows what it withstands and what it
+cannot.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +21,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules._detectors import DETECTORS, Last, Round
-from commonweal.rules._outliers import FEW, excess, median, norms_for_sizes, size_excess
+from commonweal.rules._outliers import FEW, copies, excess, median, norms_for_sizes, size_excess
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Combinator, Decision, Descent, Kind, Need, Reports, required
 
@@ -27,7 +31,13 @@ GROWTH = 10.0  # a client's size is at most this many times the one that it firs
 ABSURD = 50.0  # a size so many times the largest plausible one is false, not that of a large client
 RECOVERY = 0.5  # by how much a plausible report reduces the suspicion, which an implausible one
 SUSPICION = 5.0  # raises by 1, up to this
-TOGETHER = 1 / 3  # the most that all clients at the limit of their weights have together
+LONG = 0.75  # the quantile of norms that a fair share may move
+COPIES = 1.9  # so many clients with the same update, itself included, are named
+OPPOSED = -0.3  # a mean cosine with the others' mean update, below which a client is a suspect
+FOLLOWS = 0.5  # net evidence that its losses follow its updates, with which it is none
+ENOUGH = 3.0  # evidence, after fading
+SUSPECT = 0.1  # of its fair share, for a suspect
+FADING = 0.8  # of cosines with the others' mean update
 
 
 class _Findings(NamedTuple):
@@ -44,8 +54,8 @@ class _Findings(NamedTuple):
 
 @dataclass(frozen=True)
 class Guarded(Combinator):
-    """the rule's weights over the reports whose loss, size, norm and direction are plausible next
-    to the cohort's medians; no weight above `most` fair shares
+    """the rule's weights over the reports whose loss, size and norm are plausible next to the
+    cohort's medians, kept near fair shares
 
     Any client id is accepted. A client that joins late begins without suspicion.
 
@@ -56,14 +66,16 @@ class Guarded(Combinator):
             to 4 times.
         action: "drop" an implausible report, or "cap" its loss and the norm of its update at the
             largest plausible ones; reports of which nothing can be used are dropped in any case.
-        most: the largest weight of a client in a round, in fair shares (1 / S, or its part of the
-            samples if that is more), with 5 or more reporters. Clients at this limit have at most
-            a third of the weight together.
+        most: how many fair shares (1 / S, or its part of the samples if that is more) a client
+            moves the model by in a round, with 5 or more reporters.
+        budget: how much clients above their fair shares move the model by beyond these, together;
+            1 leaves weights as the rule gives them.
     """
 
     limit: float = 20.0
     action: Literal["drop", "cap"] = "drop"
-    most: float = 3.0
+    most: float = 2.5
+    budget: float = 0.15
 
     kind: ClassVar[Kind] = Kind(
         "combinator", "the rule's own, of plausible losses", "the rule's own"
@@ -74,6 +86,8 @@ class Guarded(Combinator):
             raise ConfigError(f"guarded limit = {self.limit}: it must be above 1")
         if self.most < 1:
             raise ConfigError(f"guarded most = {self.most}: it must be at least 1, in fair shares")
+        if not 0 <= self.budget <= 1:
+            raise ConfigError(f"guarded budget = {self.budget}: it must be between 0 and 1")
 
     @property
     def mixing(self) -> bool:
@@ -89,6 +103,7 @@ class Guarded(Combinator):
             "sizes": empty_table("settled", "recent"),
             "suspicion": empty_table("settled", "recent"),
             "last": Last.empty()._asdict(),
+            "trust": {name: empty_table("settled", "recent") for name in ("rounds", "agreement")},
             **{name: detector.init() for name, detector in DETECTORS.items()},
         }
 
@@ -98,18 +113,21 @@ class Guarded(Combinator):
         findings = self._findings(checked, false, state)
         decision = self._decide(checked, findings, self.inner(state))
         smaller = {i: why for i, why in shrunk.items() if i not in decision.dropped}
-        weights = self._limited(decision, checked)
+        trust = _trust(checked, norms_for_sizes(checked), findings.states, state["trust"])
+        weights = self._limited(decision, checked, trust.factor)
         following = {
             "rule": decision.state,
             "sizes": _first_sizes(reports.ids, sizes, state["sizes"]),
             "suspicion": put(state["suspicion"], reports.ids, findings.suspicion),
             "last": Last.of(reports, weights)._asdict(),
+            "trust": trust.state,
             **findings.states,
         }
         descent = decision.descent
         if descent is not None:
             descent = Descent.along(weights, reports.gram)
-        capped = smaller | decision.capped
+        capped = {i: why for i, why in trust.reasons.items() if i not in decision.dropped}
+        capped |= smaller | decision.capped
         return replace(decision, weights=weights, state=following, capped=capped, descent=descent)
 
     def _check_sizes(
@@ -192,41 +210,88 @@ class Guarded(Combinator):
             capped=capped | decision.capped,
         )
 
-    def _limited(self, decision: Decision, reports: Reports) -> Tensor:
-        """Limit what each client moves to `most` fair shares, and give the others what is left.
+    def _limited(self, decision: Decision, reports: Reports, trust: Tensor) -> Tensor:
+        """Keep the weights near fair shares.
 
-        A client's fair share is 1 / S, or its part of the samples if that is more. A weight counts
-        more if the update is longer than the cohort's median.
+        What a client moves is its weight times the length of its update in units of the quantile
+        LONG, if it is above that. A fair share is 1 / S or the client's part of the samples, times
+        its trust (S,). Clients above theirs move at most `most` times as much each, and at most
+        `budget` more together, which those below theirs move less.
         """
-        weights = decision.weights
-        size = len(weights)
-        if size < FEW or not weights.any():
-            return weights
-        total = float(weights.abs().sum())
+        weights = decision.weights.double()
+        used = torch.tensor([i not in decision.dropped for i in reports.ids.tolist()])
+        size = int(used.sum())
+        if len(used) < FEW or self.budget == 1 or not weights.any():
+            return decision.weights
         lengths = _relative_lengths(reports.norms)
-        moved = weights.double().abs() * lengths / total
-        fair = (reports.sizes.double() / reports.sizes.double().sum()).clamp(min=1 / size)
-        limit = (self.most * fair).clamp(max=1)
-        over = moved > limit * moved.sum()
-        if not over.any():
-            return weights
-        # Together they have at most TOGETHER, or what is fair; the others get the rest by size.
-        allowed = max(TOGETHER, float(fair[over].sum()))
-        limit = limit * min(1.0, allowed / float(limit[over].sum()))
-        shares = torch.where(over, limit / lengths, weights.double().abs() / total)
-        missing = max(0.0, 1 - float(shares.sum()))
-        dropped = torch.tensor([i in decision.dropped for i in reports.ids.tolist()])
-        extra = torch.where(over | dropped, 0.0, fair)
-        signed = torch.where(weights < 0, -shares, shares)
-        if extra.any():
-            signed = signed + missing * extra / extra.sum()
-        return (total * signed).to(weights.dtype)
+        moved = weights * lengths / (weights.abs() * lengths).sum()
+        sizes = torch.where(used, reports.sizes.double(), 0.0)
+        part = sizes / sizes.sum()
+        even = used / size
+        upper = trust * part.maximum(even)
+        lower = trust * part.minimum(even)
+        above = (moved - upper).clamp(min=0).minimum((self.most - 1) * upper)
+        below = (lower - moved).clamp(min=0)
+        above = _within(above, self.budget)
+        limited = moved.clamp(lower, upper) + above - _within(below, float(above.sum()))
+        if torch.allclose(limited, moved, rtol=0, atol=1e-12):
+            return decision.weights
+        total = min(1.0, float(weights.abs().sum()))
+        limited = limited / lengths
+        return (total * limited / limited.sum()).to(decision.weights.dtype)
+
+
+def _within(values: Tensor, budget: float) -> Tensor:
+    """The values (S,), at least 0, scaled so that they sum to at most the budget."""
+    total = float(values.sum())
+    return values if total <= budget else values * (budget / total)
 
 
 def _relative_lengths(norms: Tensor) -> Tensor:
-    """The norms (S,) in units of the median, those below it as 1."""
-    middle = median(norms)
-    return (norms / middle).clamp(min=1) if middle > 0 else torch.ones_like(norms)
+    """The norms (S,) in units of the quantile LONG, those below it as 1.
+
+    Clients that are badly served send longer updates than most.
+    """
+    unit = norms.quantile(LONG)
+    return (norms / unit).clamp(min=1) if unit > 0 else torch.ones_like(norms)
+
+
+class _Trust(NamedTuple):
+    """By what factor the fair shares of clients shrink, and what is remembered for it."""
+
+    factor: Tensor  # (S,)
+    reasons: dict[int, str]
+    state: State
+
+
+def _trust(reports: Reports, norms: Tensor, states: State, known: State) -> _Trust:
+    """Copies share one fair share, and who points against the others must be borne out by losses.
+
+    A client that is badly served may point against the others for good: then its losses rise and
+    fall as its updates promise. One that claims losses of its own choice does not know how.
+    """
+    ids = reports.ids
+    number = copies(reports)
+    updates = required(reports.updates, "updates")
+    center = (1 / (number * norms.clamp(min=float(median(norms))))).to(updates.dtype) @ updates
+    lengths = reports.norms * center.double().norm()
+    agreement = torch.where(lengths > 0, (updates @ center).double() / lengths, 0.0)
+    rounds = FADING * lookup(known["rounds"], ids) + 1
+    summed = FADING * lookup(known["agreement"], ids) + agreement
+    evidence = lookup(states["contrary"]["slight_evidence"], ids)
+    trend = lookup(states["contrary"]["slight_trend"], ids)
+    follows = (evidence >= ENOUGH) & (trend >= FOLLOWS * evidence)
+    suspect = (summed < OPPOSED * rounds) & ~follows
+    factor = torch.where(suspect, SUSPECT, 1.0) / number**2
+    following = {
+        "rounds": put(known["rounds"], ids, rounds),
+        "agreement": put(known["agreement"], ids, summed),
+    }
+    same = number >= COPIES
+    reasons = _why(ids, same, "its update is that of {:.2g} others", number - 1)
+    text = "its updates point against the others' ({:.2g}), and its losses do not follow them"
+    reasons |= _why(ids, suspect & ~same, text, summed / rounds)
+    return _Trust(factor, reasons, following)
 
 
 def _why(ids: Tensor, which: Tensor, text: str, values: Tensor) -> dict[int, str]:

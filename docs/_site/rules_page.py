@@ -25,7 +25,12 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     rule = entry.factory
     assert isinstance(rule, type) and issubclass(rule, Rule)
     kind = rule.kind
-    return (entry.name, kind.family, kind.response, kind.update, _formula(entry))
+    return (entry.name, kind.family, _code(kind.response), kind.update, _code(_formula(entry)))
+
+
+def _code(formula: str) -> str:
+    """A formula as code: a browser takes a bare <g, p> for a tag."""
+    return f"`{formula}`" if formula else ""
 
 
 def _formula(entry: Entry) -> str:

@@ -54,14 +54,18 @@ def test_the_page_of_own_parts(
     assert Path("predictions.csv").read_text() != Path("bonn.csv").read_text()
 
 
-def test_the_rule_of_the_page_about_rules_is_explained(
+def test_the_page_about_ones_own_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "write.md").read_text(encoding="utf-8")
-    code = re.search(r"^```python\n(# my_rules.py\n.*?)^```$", page, re.M | re.S)
-    assert code is not None
-    Path("my_rules.py").write_text(code[1], encoding="utf-8")
-    printed = call("commonweal show ./my_rules.py:WorstHalf", capsys)
-    assert "Equal weights for the clients" in printed
-    assert "power = 0.0" in printed
+    blocks = re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```$", page, re.M | re.S)
+    assert len(blocks) == 4
+    for code, name in blocks:
+        Path(name).write_text(code, encoding="utf-8")
+    commands = re.findall(r"^    (commonweal .*)$", page, re.M)
+    printed = {command: call(command, capsys) for command in commands}
+    assert len(printed) == 7
+    explained = printed["commonweal show ./my_rules.py:WorstHalf"]
+    assert "Equal weights for the clients" in explained and "power = 0.0" in explained
+    assert "ok" in printed["commonweal check ./my_memory.py:Hedge"]

@@ -36,10 +36,6 @@ class TwoPhase(Averaging):
 
     always_evaluates: ClassVar[bool] = True  # losses come first
 
-    @property
-    def plans_rounds(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         unavailable = self.rule.needs & {"update", "loss_after"}

@@ -85,12 +85,12 @@ def tune(
     from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
 
-    base, stem, suffix = named(file, changes or [])
+    base, stem, _ = named(file, changes or [])
     ranks = ranks_of(base)
     if ranks is not None and not ranks.leads:
         ranks.serve()
         return
-    folder = to or Path("runs") / f"{stem}-tuned{suffix}"
+    folder = to or Path("runs") / f"{stem}-tuned"
     more = tuning.further(grid or [])
     grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
     for key in more:

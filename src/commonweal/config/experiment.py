@@ -21,8 +21,10 @@ __all__ += ["Named", "file_name"]
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
-# Keys that say nothing more in the name of a run's folder: its first words, or what a table is.
+# Keys that say nothing more in the name of a run's folder: its first words, what a table is, and
+# how long and how often.
 IN_NAME = ("rule", "algorithm", "seed", "dataset.path", "dataset.label", "dataset.client")
+IN_NAME += ("rounds", "evaluate_every")
 LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 PATHS = ("path", "dir", "public")  # parameters that name files
@@ -343,8 +345,7 @@ def suffix(changes: Iterable[str]) -> str:
     words = []
     for text in changes:
         key, _, value = text.partition("=")
-        in_name = key.strip() in IN_NAME and "(" not in value
-        if not in_name and key.strip() != "rounds":
+        if key.strip() not in IN_NAME or "(" in value:
             words.append(file_name(text))
     name = "".join(f"-{word}" for word in words)
     if len(name) <= LONGEST_SUFFIX:

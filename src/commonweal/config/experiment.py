@@ -23,8 +23,16 @@ MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
 # Keys that say nothing more in the name of a run's folder: its first words, what a table is, and
 # how long and how often.
-IN_NAME = ("rule", "algorithm", "seed", "dataset.path", "dataset.label", "dataset.client")
-IN_NAME += ("rounds", "evaluate_every")
+IN_NAME = (
+    "rule",
+    "algorithm",
+    "seed",
+    "rounds",
+    "evaluate_every",
+    "dataset.path",
+    "dataset.label",
+    "dataset.client",
+)
 LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 PATHS = ("path", "dir", "public")  # parameters that name files

@@ -272,6 +272,11 @@ class Averaging(Algorithm):
             if "loss_after" in self.rule.needs:
                 replies["loss_after"] = self.evaluate_trained(trained, reporting)
             return self.encode(replies, trained.states, group)
+        if request.purpose == "choose":
+            taken, method = local_fit.choose(
+                self.client, self.task, request.message, group, group.states.method
+            )
+            return {"taken": taken}, group.states._replace(method=method)
         if request.purpose == "weigh":
             method = blending.weigh(self.client, request.message, group.states.method)
             return self.size(group), group.states._replace(method=method)

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Request
+from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import GRID, LocalTraining, posterior_mean
 from commonweal.clients.blend import LIKELIHOODS
+from commonweal.clients.choice import ChoiceClient
 from commonweal.data.federation import Rows
 from commonweal.training.client import Client
-from commonweal.training.evaluation import evaluate_models
+from commonweal.training.evaluation import evaluate_models, evaluate_rows_by_models
 from commonweal.training.linear import STRENGTHS, fit_linear, has_linear, linear_outputs
 from commonweal.training.task import Task
-from commonweal.training.uses import mix_outputs, one_model
+from commonweal.training.uses import Uses, mix_outputs, one_model
+from commonweal.training.vectorize import single
 
-__all__ = ["evidence", "fit", "outputs_of", "watch"]
+__all__ = ["choose", "evidence", "fit", "outputs_of", "watch"]
 
 
 SMALLEST = 1e-12  # mean loss of a model that is right on all samples
@@ -38,6 +41,11 @@ def watch(client: Client, task: Task, request: Request, group: Group, states: Te
     """
     if not isinstance(client, LocalTraining) or group.validation is None:
         return states
+    if isinstance(client, ChoiceClient) and group.reserved is None:
+        raise ConfigError(
+            "client 'choice' chooses on validation samples, and there are none: set "
+            "validation = 0.2"
+        )
     round, rounds = (int(request.message[name]) for name in ("round", "rounds"))
     if request.purpose == "train" and round > client.scouted(rounds):
         return states
@@ -141,3 +149,32 @@ def _loss_sums(task: Task, outputs: Tensor, weights: Tensor, rows: Rows) -> Tens
         losses, _ = plain.row_results(mix_outputs(task.loss, outputs, own), rows.y.cpu())
         sums.append(count * plain.mean_losses(losses, torch.tensor([0, count])))
     return torch.cat(sums).float()
+
+
+def choose(
+    client: Client, task: Task, message: Tensors, group: Group, states: Tensors
+) -> tuple[Tensor, Tensors]:
+    """Let clients choose among their models on validation samples that none was trained on.
+
+    Returns:
+        What each client takes, as one-hot rows (S, 3), and the states (S, ...) with it.
+    """
+    assert isinstance(client, ChoiceClient)  # no other method asks for this
+    taken = torch.zeros(len(group.ids), len(client.candidates))
+    assert group.reserved is not None  # checked in the first round
+    for k, i in enumerate(group.ids.tolist()):
+        own = {name: value[k] for name, value in states.items()}
+        rows = group.reserved.client(i)
+        evaluated = {
+            name: _by_sample(task, client.uses_of(name, message, own), rows)
+            for name in client.candidates
+        }
+        taken[k, client.candidates.index(client.choose(task, evaluated))] = 1.0
+    return taken, states | {"taken": taken}
+
+
+def _by_sample(task: Task, uses: Uses, rows: Rows) -> Tensor:
+    """The loss and the main score (N, 2) of every sample by what a client uses."""
+    stacked = Uses(*(value[None] for value in uses))
+    losses, stats = evaluate_rows_by_models(task, stacked, rows, torch.tensor([0]), single)
+    return torch.stack([losses.double(), stats[task.score][:, 0].double()], 1)

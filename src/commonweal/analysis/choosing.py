@@ -19,8 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.analysis import choice
-from commonweal.analysis.choice import ALONE, How
 from commonweal.analysis.compare import OWN, Result, gather, result_of
 from commonweal.analysis.labels import by_label, find_runs, seed_of
 from commonweal.analysis.worth import POOLED, Worth, worth
@@ -32,6 +30,8 @@ from commonweal.base.plain import Plain, to_json
 from commonweal.config import catalog
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
+from commonweal.training import choice
+from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, How
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
 from commonweal.training.vectorize import single
 
@@ -42,7 +42,6 @@ Array: TypeAlias = NDArray[np.float64]
 
 HOWS: tuple[How, ...] = get_args(How)
 FILE = "choice.json"
-RIGHT_OR_WRONG = ("accuracy", "top-5")  # scores that are 0 or 1 for each sample
 
 
 class Candidate(NamedTuple):
@@ -391,7 +390,7 @@ def _evaluate(folder: Path, trust: bool) -> _Evidence:
         losses=[_array(own) for own in values],
         right=[_array(own[:, 0]) for own in scored] if task.score in RIGHT_OR_WRONG else None,
         by_sample=by_sample,
-        bound=None if classes is None else 2 * math.log(max(2, classes)),
+        bound=None if classes is None else choice.largest_loss(classes),
     )
 
 
@@ -444,10 +443,7 @@ def _proof(local: _Evidence, other: _Evidence, client: int) -> Array:
     """The improvements that a proof is about: of what is right or wrong, or of clipped losses."""
     if local.right is not None and other.right is not None:
         return other.right[client] - local.right[client]
-    before, after = local.losses[client], other.losses[client]
-    if local.bound is None:
-        return before - after
-    return np.minimum(before, local.bound) - np.minimum(after, local.bound)
+    return choice.clipped(local.losses[client], other.losses[client], local.bound)
 
 
 def _line(

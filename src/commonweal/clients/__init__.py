@@ -3,6 +3,7 @@
 from commonweal.clients.alone import Alone
 from commonweal.clients.apfl import APFL
 from commonweal.clients.blend import Blend
+from commonweal.clients.choice import ChoiceClient
 from commonweal.clients.ditto import Ditto
 from commonweal.clients.fedbabu import FedBABU
 from commonweal.clients.fedbn import FedBN
@@ -22,6 +23,7 @@ __all__ = [
     "APFL",
     "Alone",
     "Blend",
+    "ChoiceClient",
     "Client",
     "Ditto",
     "FedBABU",

@@ -1,0 +1,169 @@
+"""Choose a model for each client: leave local training only for what is better on held-out samples.
+
+After training, a client can use several models: its local one, the global one, a fine-tuned one
+and others. It compares them on validation samples that none of them was trained on. Three methods
+differ in how much evidence they ask for:
+
+- `likely` takes the candidate with the largest mean improvement over local training.
+- `safe` asks that the mean improvement exceeds one standard error.
+- `proved` asks for a proof: at the confidence level, the expected improvement is above minus the
+  margin. The proof holds for each client separately, over the draw of its validation samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from commonweal.base.errors import ConfigError, DataError, did_you_mean
+
+__all__ = ["ALONE", "RIGHT_OR_WRONG", "How", "choose", "clipped", "largest_loss"]
+
+How = Literal["safe", "likely", "proved"]
+ALONE = "alone"  # the name of local training, which needs no evidence
+
+RIGHT_OR_WRONG = ("accuracy", "top-5")  # scores that are 0 or 1 for each sample
+
+# The bets of `_betting_evidence`, as shares of the largest that cannot lose everything.
+BETS = np.geomspace(0.01, 0.99, 24)
+
+
+def choose(
+    rows: Sequence[Mapping[str, ArrayLike]],
+    how: How = "safe",
+    margin: float = 0.0,
+    level: float = 0.95,
+    bound: float | None = None,
+) -> list[str]:
+    """Choose a model for each client from its improvements over local training.
+
+    Args:
+        rows: For each client, candidate -> one improvement per validation sample: the loss of the
+            local model minus the candidate's loss, or +1, 0, -1 where the candidate is right and
+            the local model wrong, both agree, or the reverse. Above 0 is better.
+        how: How much evidence a client needs before it leaves local training.
+        margin: How much worse than local training a "proved" candidate may be in expectation.
+        level: The confidence level of "proved", for each client, over all its candidates together.
+        bound: The largest possible loss of a sample, for "proved" with losses: improvements below
+            -bound are impossible. By default the largest absolute improvement of any client.
+
+    Returns:
+        The name of the chosen candidate for each client, "alone" where nothing is better.
+
+    >>> choose([{"global": [0.5, 0.3, 0.4], "tuned": [0.9, -0.8, 0.1]}])
+    ['global']
+    >>> choose([{"global": [1, 1, 0, -1]}, {}], how="proved")
+    ['alone', 'alone']
+    """
+    if how not in get_args(How):
+        raise ConfigError(f"how = {how!r}: {did_you_mean(str(how), get_args(How))}")
+    if not 0.5 <= level < 1:
+        raise ConfigError(f"level = {level}: give a confidence level from 0.5 to below 1")
+    if not 0 <= margin < np.inf:
+        raise ConfigError(f"margin = {margin}: give a finite number, 0 or more")
+    if bound is not None and not 0 < bound < np.inf:
+        raise ConfigError(f"bound = {bound}: give a finite number above 0")
+    clients = [_improvements(k, candidates) for k, candidates in enumerate(rows)]
+    if bound is None:
+        every = [values for client in clients for values in client.values()]
+        bound = max((float(np.abs(values).max(initial=0.0)) for values in every), default=0.0)
+    chosen = []
+    for improvements in clients:
+        allowed = {}
+        for name, values in improvements.items():
+            if how == "likely":
+                enough = len(values) > 0 and values.mean() > 0
+            elif how == "safe":
+                enough = _exceeds_one_error(values)
+            else:
+                alpha = (1 - level) / len(improvements)  # Bonferroni, over the candidates
+                enough = _is_proved(values, margin, alpha, bound)
+            if enough:
+                allowed[name] = float(values.mean())
+        chosen.append(_best(allowed))
+    return chosen
+
+
+def _improvements(
+    client: int, candidates: Mapping[str, ArrayLike]
+) -> dict[str, NDArray[np.float64]]:
+    """Check the improvements of one client."""
+    improvements = {}
+    for name, given in candidates.items():
+        values = np.asarray(given, dtype=np.float64)
+        if values.ndim != 1:
+            raise DataError(
+                f"client {client}, candidate {name!r}: improvements have shape {values.shape}; "
+                "give one number per validation sample"
+            )
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"client {client}, candidate {name!r}: an improvement is not finite; leave out "
+                "candidates whose loss is not a number"
+            )
+        if name != ALONE:
+            improvements[name] = values
+    if len({len(values) for values in improvements.values()}) > 1:
+        raise DataError(
+            f"client {client}: its candidates have different numbers of samples; compare all of "
+            "them on the same validation samples"
+        )
+    return improvements
+
+
+def _best(means: Mapping[str, float]) -> str:
+    """The candidate with the largest mean; of equal ones the first by name."""
+    if not means:
+        return ALONE
+    return min(means, key=lambda name: (-means[name], name))
+
+
+def _exceeds_one_error(values: NDArray[np.float64]) -> bool:
+    """Whether the mean is above one standard error, which needs two samples."""
+    if len(values) < 2:
+        return False
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return bool(values.mean() > error)
+
+
+def _is_proved(values: NDArray[np.float64], margin: float, alpha: float, bound: float) -> bool:
+    """Whether the expected improvement is above -margin, with error probability alpha."""
+    if len(values) == 0 or values.mean() <= 0:
+        return False
+    if margin == 0 and np.isin(values, (-1.0, 0.0, 1.0)).all():
+        # Exact one-sided sign test on the samples on which the two models differ.
+        wins, losses = int((values > 0).sum()), int((values < 0).sum())
+        return bool(stats.binomtest(wins, wins + losses, 0.5, "greater").pvalue <= alpha)
+    return _betting_evidence(values + margin, bound + margin) >= 1 / alpha
+
+
+def _betting_evidence(values: NDArray[np.float64], bound: float) -> float:
+    """Evidence (an e-value) against a mean of at most 0, for values of at least -bound.
+
+    The capital of a gambler who bets on a positive mean with a fixed stake grows on average only if
+    the mean is positive, so that it exceeds 1 / alpha with probability at most alpha (Markov).
+    The mean of the capitals over several stakes has the same property, and does not depend on the
+    order of the samples. Waudby-Smith and Ramdas, Estimating means of bounded random variables by
+    betting, JRSS B 2024.
+    """
+    if bound <= 0:
+        return 1.0
+    capital = np.log1p(np.outer(BETS / bound, np.maximum(values, -bound))).sum(1)
+    with np.errstate(over="ignore"):
+        return float(np.exp(capital).mean())
+
+
+def largest_loss(classes: int) -> float:
+    """What losses of a classification are clipped at as proof: twice that of a guess."""
+    return 2 * float(np.log(max(2, classes)))
+
+
+def clipped(
+    before: NDArray[np.float64], after: NDArray[np.float64], bound: float | None
+) -> NDArray[np.float64]:
+    """The improvements of losses that are clipped at a bound; None: as they are."""
+    if bound is None:
+        return before - after
+    return np.minimum(before, bound) - np.minimum(after, bound)

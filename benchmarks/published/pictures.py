@@ -7,7 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from commonweal.analysis import interpolation
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
+from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
 from commonweal.report.figures import save
 
@@ -16,7 +18,8 @@ from .table import PublishedTable
 
 __all__ = ["KINDS", "draw"]
 
-COLUMNS = 2  # of panels
+COLUMNS = 4  # of panels
+MIXED = ("apfl", "superfed-mm", "superfed-lm")  # methods that mix two models
 FAR = 10  # points below the best mean from which a method is not drawn
 BINS = [5.0 * step for step in range(21)]  # per cent
 
@@ -40,7 +43,10 @@ def draw(
     if kind == "tradeoff":
         figure = _tradeoff(table, measured)
     elif kind in PANELS:
-        figure = _panels(_records(planned), PANELS[kind])
+        records = _records(planned)
+        if kind == "curves":
+            records = {name: record for name, record in records.items() if _has_line(record)}
+        figure = _panels(records, PANELS[kind])
     else:
         raise ConfigError(f"there is no picture {kind!r}: {did_you_mean(kind, KINDS)}")
     save(figure, path)
@@ -56,6 +62,10 @@ def _records(planned: Sequence[Planned]) -> dict[str, Record]:
     if not records:
         raise RunError("no run of this table is finished: run it first, without --picture")
     return records
+
+
+def _has_line(record: Record) -> bool:
+    return record.experiment["client"]["name"] in MIXED
 
 
 def _tradeoff(table: PublishedTable, measured: Measured | None) -> Figure:
@@ -94,9 +104,11 @@ def _tradeoff(table: PublishedTable, measured: Measured | None) -> Figure:
 
 def _panels(records: Mapping[str, Record], fill: Callable[[Axes, Record], None]) -> Figure:
     """A panel per method."""
+    if not records:
+        raise RunError("no finished run of this table has what the picture shows")
     columns = min(COLUMNS, len(records))
     rows = -(-len(records) // columns)
-    figure = Figure(figsize=(4.5 * columns, 3 * rows), layout="constrained")
+    figure = Figure(figsize=(3.4 * columns, 2.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     for panel, (name, record) in zip(axes, records.items(), strict=False):
         fill(panel, record)
@@ -129,15 +141,32 @@ def _losses(axes: Axes, record: Record) -> None:
     axes.legend()
 
 
+def _plain(value: float, position: float) -> str:
+    return f"{value:g}"
+
+
 def _lengths(axes: Axes, record: Record) -> None:
     """The length of the server's direction by round (AdaFed, Figure 4)."""
     lengths = [(number, each.length) for number, each in enumerate(record.rounds, 1)]
     known = [(number, length) for number, length in lengths if length is not None]
     if known:
         axes.semilogy(*zip(*known, strict=True), linewidth=1)
+    axes.yaxis.set_major_formatter(_plain)
+    axes.yaxis.set_minor_formatter(_plain)
     axes.set_xlabel("round")
     axes.set_ylabel("length of the direction")
 
 
-PANELS = {"histogram": _histogram, "losses": _losses, "lengths": _lengths}
+def _curves(axes: Axes, record: Record) -> None:
+    """Scores between global and personal models (thesis, Figures 2.3 and 2.5)."""
+    scores = 100 * np.asarray(interpolation.curve(*reopen(record.folder)).scores)
+    mean = scores.mean(0)
+    best = int(mean.argmax())
+    axes.errorbar(interpolation.POINTS, mean, yerr=scores.std(0), capsize=2)
+    axes.annotate(f"{mean[best]:.2f}", (interpolation.POINTS[best], mean[best]), va="bottom")
+    axes.set_xlabel("m: 0 global, 1 personal model")
+    axes.set_ylabel("score in %")
+
+
+PANELS = {"curves": _curves, "histogram": _histogram, "losses": _losses, "lengths": _lengths}
 KINDS = ("tradeoff", *PANELS)

@@ -191,7 +191,8 @@ BASE = {"dataset": "vowel", "rounds": 2}
 def test_seeds_are_a_number_or_a_list() -> None:
     plan = cells(BASE, ["fedavg"], seed_list("2,4,6"), [], Path("x"))
     assert [cell.experiment.seed for cell in plan] == [2, 4, 6]
-    for text in ("0", "a", "1,1", "", "-1"):
+    assert seed_list("4,") == [4]
+    for text in ("0", "a", "1,1", "", "-1", ","):
         with pytest.raises(ConfigError, match="seeds"):
             seed_list(text)
 

@@ -162,7 +162,9 @@ def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
     cells = [run.cell for run in planned]
     for _ in run_cells(cells):
         pass
+    drawn = pictures.draw(table, None, planned, "curves", tmp_path / "curves.svg").read_text()
     measured = reproduction.measure(table, planned, {})
+    assert "personal model" in drawn
     figures = measured.figures
     job, state = reopen(cells[0].folder)
     line = interpolation.curve(job, state)
@@ -399,10 +401,12 @@ def test_pictures_are_drawn_from_records_and_runs(tmp_path: Path) -> None:
         pictures.draw(table, None, planned, "losses", tmp_path / "losses.png")
     for _ in run_cells([run.cell for run in planned]):
         pass
-    for kind in pictures.PANELS:
+    for kind in ("histogram", "losses", "lengths"):
         file = pictures.draw(table, None, planned, kind, tmp_path / f"{kind}.svg")
         text = file.read_text()
         assert "FedAvg" in text and "TERM" in text, kind
+    with pytest.raises(RunError, match="what the picture shows"):
+        pictures.draw(table, None, planned, "curves", tmp_path / "x.png")
     with pytest.raises(ConfigError, match="histogram"):
         pictures.draw(table, None, planned, "histogramm", tmp_path / "x.png")
     arguments = ["reproduce", "semi-vred/fashion-mnist", "--picture", str(tmp_path / "t.svg")]

@@ -78,14 +78,14 @@ class Step(NamedTuple):
 def seed_list(text: str) -> list[int]:
     """The seeds that a text names: how many (0, 1, ...), or the seeds themselves.
 
-    >>> seed_list("3"), seed_list("2,4,6")
-    ([0, 1, 2], [2, 4, 6])
+    >>> seed_list("3"), seed_list("2,4,6"), seed_list("4,")
+    ([0, 1, 2], [2, 4, 6], [4])
     """
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.removesuffix(",").split(",")]
     if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
         raise ConfigError(f"seeds = {text!r}: give a number of seeds, or a list such as 2,4,6")
     numbers = [int(part) for part in parts]
-    if len(numbers) > 1:
+    if "," in text:
         return numbers
     if numbers[0] < 1:
         raise ConfigError(f"seeds = {text!r}: give at least one")

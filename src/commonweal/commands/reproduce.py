@@ -24,7 +24,7 @@ def reproduce(
         int, typer.Option(min=0, help="Worker processes; 0: one per processor core.")
     ] = 0,
     seeds: Annotated[
-        str, typer.Option(help="Other seeds than the table's: a number, or 2,4,6.")
+        str, typer.Option(help="Other seeds than the table's: a number, or 2,4,6; 4, is seed 4.")
     ] = "",
     rows: Annotated[str, typer.Option(help="Only these rows: FedAvg,AFL.")] = "",
     recorded: Annotated[
@@ -38,7 +38,7 @@ def reproduce(
         Path | None, typer.Option(help="Draw finished or recorded runs to this file.")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="The picture: tradeoff, histogram, losses or lengths.")
+        str, typer.Option(help="tradeoff, histogram, losses, lengths or curves.")
     ] = "tradeoff",
     record: Annotated[
         Path | None,

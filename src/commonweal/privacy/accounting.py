@@ -9,7 +9,7 @@ from functools import cache
 
 from scipy.optimize import brentq
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, install
 
 __all__ = ["epsilon_of", "noise_for"]
 
@@ -34,7 +34,7 @@ def epsilon_of(*, noise: float, rate: float, rounds: int, delta: float) -> float
         import dp_accounting
         from dp_accounting.pld import PLDAccountant
     except ImportError:
-        raise ConfigError("private needs dp-accounting: pip install 'commonweal[dp]'") from None
+        raise ConfigError(f"private needs dp-accounting: {install('dp')}") from None
     event = dp_accounting.GaussianDpEvent(noise)
     if rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(rate, event)

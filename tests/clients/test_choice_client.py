@@ -86,8 +86,11 @@ def test_the_reply_says_what_was_taken_and_nothing_else(tmp_path: Path) -> None:
 def test_it_needs_validation_samples_and_losses_by_sample() -> None:
     x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
     f = Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.repeat(["a", "b"], 30))
-    with pytest.raises(ConfigError, match="set validation"):
-        list(run(Task(nn.Linear(2, 2)), f, client={"name": "choice"}, rounds=2))
+    *_, done = run(Task(nn.Linear(2, 2)), f, client={"name": "choice"}, rounds=2)
+    assert any("validation = 0.2" in warning for warning in done.warnings)
+    assert all(
+        state["taken"].tolist() == [1, 0, 0] for state in states_of(done.job.engine).values()
+    )
     with pytest.raises(ConfigError, match="how = 'sure'"):
         list(run(Task(nn.Linear(2, 2)), f, client={"name": "choice", "how": "sure"}, rounds=2))
     values = Federation.from_arrays(x, x[:, 0], np.repeat(["a", "b"], 30))

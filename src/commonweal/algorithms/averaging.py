@@ -143,6 +143,9 @@ class Averaging(Algorithm):
         for purpose in self.client.exchanges(int(state["round"]) - 1, self.rounds):
             message = self.message(state) | {"round": state["round"] - 1}  # still this round
             replies = yield Request(everyone, message, purpose)
+            if purpose == "choose" and not replies.values["taken"][:, 1:].any():
+                warnings = (*outcome.warnings, local_fit.NOBODY_LEAVES)
+                outcome = replace(outcome, warnings=warnings)
             if purpose == "mix":
                 learned = blending.everyone(replies)
                 if learned is None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Request
-from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import GRID, LocalTraining, posterior_mean
 from commonweal.clients.blend import LIKELIHOODS
 from commonweal.clients.choice import ChoiceClient
 from commonweal.data.federation import Rows
+from commonweal.training.choice import ALONE
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate_models, evaluate_rows_by_models
 from commonweal.training.linear import STRENGTHS, fit_linear, has_linear, linear_outputs
@@ -23,9 +23,13 @@ from commonweal.training.task import Task
 from commonweal.training.uses import Uses, mix_outputs, one_model
 from commonweal.training.vectorize import single
 
-__all__ = ["choose", "evidence", "fit", "outputs_of", "watch"]
+__all__ = ["NOBODY_LEAVES", "choose", "evidence", "fit", "outputs_of", "watch"]
 
 
+NOBODY_LEAVES = (
+    "no client takes the global or the fine-tuned model; choosing needs validation samples: set "
+    "validation = 0.2 where there are none"
+)
 SMALLEST = 1e-12  # mean loss of a model that is right on all samples
 
 
@@ -41,11 +45,6 @@ def watch(client: Client, task: Task, request: Request, group: Group, states: Te
     """
     if not isinstance(client, LocalTraining) or group.validation is None:
         return states
-    if isinstance(client, ChoiceClient) and group.reserved is None:
-        raise ConfigError(
-            "client 'choice' chooses on validation samples, and there are none: set "
-            "validation = 0.2"
-        )
     round, rounds = (int(request.message[name]) for name in ("round", "rounds"))
     if request.purpose == "train" and round > client.scouted(rounds):
         return states
@@ -161,7 +160,9 @@ def choose(
     """
     assert isinstance(client, ChoiceClient)  # no other method asks for this
     taken = torch.zeros(len(group.ids), len(client.candidates))
-    assert group.reserved is not None  # checked in the first round
+    if group.reserved is None:  # there is nothing to choose on
+        taken[:, client.candidates.index(ALONE)] = 1.0
+        return taken, states | {"taken": taken}
     for k, i in enumerate(group.ids.tolist()):
         own = {name: value[k] for name, value in states.items()}
         rows = group.reserved.client(i)

@@ -3,7 +3,8 @@
 What `commonweal choose` does with finished runs of `alone`, `sgd` and `fine-tune` happens inside
 one run, and on Flower at the clients' own nodes. A client leaves its local models only for one that
 is better on validation samples that none of them was trained on. Its reply says which one it took,
-and nothing else: with a secure sum the server learns only how many took which.
+and nothing else: with a secure sum the server learns only how many took which. Yu et al., Salvaging
+Federated Learning by Local Adaptation, 2020, compare the same models.
 """
 
 from collections.abc import Mapping
@@ -33,8 +34,8 @@ class ChoiceClient(LocalTraining):
 
     p_local is that of `alone`. The local models stay unless another is better: with how = "safe" by
     more than a standard error of the mean loss, with "likely" at all, with "proved" with the
-    confidence `level`, for classification only. Needs validation samples. Costs as much training
-    as `blend`.
+    confidence `level`, for classification only. Without validation samples everybody keeps them,
+    and the run says so. Costs as much training as `blend`.
 
     how: how much evidence a client needs before it leaves its local models
     level: the confidence level of "proved"

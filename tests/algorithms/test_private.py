@@ -180,6 +180,12 @@ def test_system_entropy_ignores_the_seed() -> None:
     assert not torch.equal(one, two)
     one, two = (cohorts(private(FedAvg()), 5) for _ in range(2))
     assert torch.equal(one, two)
+    nobody = Replies(torch.empty(0, dtype=torch.int64), {})
+    for entropy, repeated in (("system", False), ("seed", True)):
+        algorithm = private(FedAvg(), entropy=entropy)
+        state = start(algorithm)
+        one, two = (algorithm.tell(state, nobody, CLIENTS).state["w"] for _ in range(2))
+        assert torch.equal(one, two) == repeated
 
 
 # What reaches the state

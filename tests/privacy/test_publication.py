@@ -107,6 +107,12 @@ def test_asked_for_by_name_everything_is_there_and_marked(tmp_path: Path) -> Non
     assert NAMES[0] in card and "outside the promise" in card
 
 
+def test_rounds_that_ask_nobody_can_be_reported(tmp_path: Path) -> None:
+    whole = private_run(tmp_path / "run", "seed", cohort=1, rounds=6).result().whole()
+    assert not all(each.clients for each in whole.rounds)
+    assert NAMES[0] in document.render(Comparison.in_folders([whole.folder]), "title")
+
+
 def test_a_seeded_run_is_a_simulated_promise(tmp_path: Path) -> None:
     record = private_run(tmp_path / "run", "seed").result()
     for each in (record, record.whole()):

@@ -72,7 +72,7 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
         index = torch.tensor([ids.setdefault(name, len(ids)) for name in each.weights])
         losses = dict(zip(each.clients, each.losses, strict=True))
         reported = _by_name(losses, list(each.weights))
-        if each.fallback or reported.isnan().any():
+        if each.fallback or not each.weights or reported.isnan().any():
             _refuse_cohorts(record)
         decision = rule.distribution(state, clients)
         response = rule.cohort_response(reported, clients)

@@ -93,6 +93,24 @@ def _check_score(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _check_weights(value: object) -> object:
+    """Weights of classes: "balanced", a list in the order of classes, or a table by name."""
+    if value in (None, "balanced"):
+        return value
+    if isinstance(value, Mapping) and _are_numbers(list(value.values())):
+        return {str(name): float(number) for name, number in value.items()}
+    if isinstance(value, list | tuple) and _are_numbers(value):
+        return tuple(map(float, value))
+    raise ConfigError(
+        f"class_weight = {value!r}: give 'balanced', a list of numbers in the order of the "
+        "classes, or a table of numbers by class"
+    )
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    return len(values) > 0 and all(type(value) in (int, float) for value in values)
+
+
 class RunSettings(pydantic.BaseModel):
     """What determines a run besides its parts."""
 
@@ -120,6 +138,13 @@ class RunSettings(pydantic.BaseModel):
     synthetic_from: str = ""  # a run's folder, whose synthetic samples every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
     score: Annotated[str | tuple[str, ...] | None, BeforeValidator(_check_score)] = None
+    loss: Literal["squared", "huber", "absolute", "poisson"] | None = None  # of a regression
+    target: Literal["log"] | None = None  # a regression's model is trained on logarithms
+    # By what the losses of classes are multiplied
+    class_weight: Annotated[
+        Literal["balanced"] | tuple[float, ...] | dict[str, float] | None,
+        BeforeValidator(_check_weights),
+    ] = None
 
     def __init__(self, **values: object) -> None:
         values = renamed(values, warn=True)

@@ -24,6 +24,7 @@ from commonweal.data.preprocessing import Preprocessing, is_fitted
 from commonweal.data.reading import MEMORY, MapDataset, Table, of_table, read_parts
 from commonweal.data.rows import (
     CLASSIFICATION,
+    REGRESSION,
     Rows,
     joined_rows,
     of_clients,
@@ -130,7 +131,7 @@ class Federation:
         """
         if loss == self.loss:
             return self
-        if loss == "squared" and self.class_names:
+        if loss in REGRESSION and self.class_names:
             raise DataError(f"the labels are classes ({self.class_names[0]!r}, ...), not numbers")
         held_out = self.held_out
         if held_out is not None:
@@ -239,9 +240,27 @@ class Federation:
     @cached_property
     def target(self) -> tuple[float, float] | None:
         """The mean and deviation of the training labels of a regression; None: not scaled."""
-        if self.loss != "squared":
+        return self.scale_target()
+
+    def scale_target(self, log: bool = False) -> tuple[float, float] | None:
+        """The mean and deviation of the training labels, or of their logarithms.
+
+        For "poisson" the logarithm of the mean, and 1: the model gives log-rates relative to it.
+
+        Raises:
+            DataError: A logarithm needs labels above 0, "poisson" none below.
+        """
+        if self.loss not in REGRESSION:
             return None
         y = self.train.y.double()
+        least = float(torch.cat([self.train.y, self.test.y]).min())
+        if least < 0 and self.loss == "poisson":
+            raise DataError(f"loss 'poisson' is for counts, but a label is {least:g}: use another")
+        if least <= 0 and log and self.loss != "poisson":
+            raise DataError(f"target = 'log' needs labels above 0, but one is {least:g}")
+        if self.loss == "poisson":
+            return math.log(max(float(y.mean()), 1e-12)), 1.0
+        y = y.log() if log else y
         mean = float(y.mean())
         deviation = float((y - mean).square().mean().sqrt())
         if not math.isfinite(deviation) or deviation <= 1e-12 * abs(mean):  # but for rounding
@@ -591,7 +610,7 @@ def _infer_task(labels: Tensor) -> _Task:
 
 def _outputs(labels: Tensor, loss: str) -> int:
     """How many numbers a model gives per row: those of a label, or one per class."""
-    if loss in ("binary", "squared", "cox"):
+    if loss in ("binary", *REGRESSION, "cox"):
         return 1
     if loss in ("cross-entropy", "tokens"):
         return int(labels.max()) + 1
@@ -639,7 +658,7 @@ def _check_offsets(part: Rows, names: Sequence[str]) -> None:
 
 
 def _check_shapes(part: Rows, federation: Federation) -> None:
-    single = federation.loss in (*CLASSIFICATION, "squared")  # one label per row
+    single = federation.loss in (*CLASSIFICATION, *REGRESSION)  # one label per row
     axes = 2 if single else 1
     if federation.loss == "cox" and tuple(part.y.shape[1:]) != (2,):
         shape = tuple(part.y.shape)

@@ -13,9 +13,18 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.data.samples import Inputs, Transform, joined, subset
 
-__all__ = ["CLASSIFICATION", "Rows", "joined_rows", "of_clients", "select_rows", "with_labels"]
+__all__ = [
+    "CLASSIFICATION",
+    "REGRESSION",
+    "Rows",
+    "joined_rows",
+    "of_clients",
+    "select_rows",
+    "with_labels",
+]
 
 CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per sample
+REGRESSION = ("squared", "huber", "absolute", "poisson")  # losses of tasks with a value per sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +107,7 @@ def joined_rows(first: Rows, second: Rows, ids: Tensor) -> Rows:
 def with_labels(rows: Rows, loss: str) -> Rows:
     """The rows with labels of the type that a loss takes."""
     y = rows.y
-    if loss in ("squared", "cox"):
+    if loss in (*REGRESSION, "cox"):
         y = y.to(torch.float32)
     elif loss in (*CLASSIFICATION, "tokens") and bool((y == y.round()).all()):
         y = y.to(torch.int64)

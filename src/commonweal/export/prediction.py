@@ -91,7 +91,7 @@ class Models:
             module = self._used_by(client, module)
         target = self.record.facts.target
         if target is not None:
-            module = InUnits(module, target.mean, target.deviation)
+            module = InUnits(module, target.mean, target.deviation, target.log)
         return Predictor(module, self.record.loss).eval()
 
     def _used_by(self, client: str, module: nn.Module) -> nn.Module:
@@ -332,7 +332,8 @@ class _Truth:
             outputs = outputs.clamp(min=1e-30).log()
         self.score = trained.record.facts.score
         target = trained.record.facts.target
-        self.variance = None if target is None else target.deviation**2
+        if target is not None:
+            self.variance = target.deviation**2 if target.variance is None else target.variance
         self.outputs.append(outputs[known])
         self.labels.append(labels[known])
 

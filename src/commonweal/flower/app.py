@@ -50,6 +50,9 @@ def _read(experiment: Experiment | str | Path) -> Experiment:
 
 
 def _task(experiment: Experiment, schema: Schema) -> Task:
+    for key in ("loss", "target", "class_weight"):
+        if getattr(experiment, key) is not None:
+            raise ConfigError(f"{key} does not work on Flower: leave it out")
     return build_task(
         experiment,
         shape=schema.shape,

@@ -24,6 +24,7 @@ from commonweal.config.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.rows import REGRESSION
 from commonweal.datasets import build_federation
 from commonweal.engines import Engine, LocalEngine
 from commonweal.record.record import Record
@@ -224,6 +225,7 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
     _check_engine(experiment)
     if federation is None:
         federation = _divided(build_dataset(experiment), experiment)
+    federation = with_loss(federation, experiment)
     task = build_task(
         experiment,
         shape=tuple(federation.train.inputs.shape[1:]),
@@ -231,8 +233,8 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
         outputs=federation.outputs,
         loss=federation.loss,
         score=federation.score,
-        target=federation.target,
     )
+    task = fitted(task, federation, experiment)
     return job_on(experiment, task, _engine(federation, experiment))
 
 
@@ -263,6 +265,63 @@ def _divided(federation: Federation, settings: RunSettings) -> Federation:
     if settings.synthetic_from:
         federation = federation.augmented(*_synthetic_rows(settings.synthetic_from))
     return federation
+
+
+def with_loss(federation: Federation, settings: RunSettings) -> Federation:
+    """The federation with the loss that a run names for its regression."""
+    if settings.loss is None:
+        return federation
+    if federation.loss not in REGRESSION:
+        raise ConfigError(
+            f"loss = {settings.loss!r} is for regression, but this data has the loss "
+            f"{federation.loss!r}: leave it out"
+        )
+    return federation.with_loss(settings.loss)
+
+
+def fitted(task: Task, federation: Federation, settings: RunSettings) -> Task:
+    """The task with what follows from training labels: the target's scale, weights of classes."""
+    if settings.target == "log" and task.loss not in REGRESSION:
+        raise ConfigError("target = 'log' is for regression: leave it out")
+    log = settings.target == "log" or task.loss == "poisson"
+    target = federation.scale_target(log)
+    if log and target is None:
+        raise ConfigError("target = 'log': the labels are all the same")
+    if target is None or not log:
+        task = replace(task, target=target)
+    else:
+        variance = float(federation.train.y.double().var(correction=0))
+        task = replace(task, target=target, log_target=True, variance=variance)
+    return replace(task, class_weight=_class_weight(settings, federation))
+
+
+def _class_weight(settings: RunSettings, federation: Federation) -> tuple[float, ...] | None:
+    """By what the losses of classes are multiplied, in the order of the classes."""
+    given = settings.class_weight
+    if given is None:
+        return None
+    classes = federation.classes
+    if classes is None:
+        raise ConfigError(
+            f"class_weight needs classes, but this data has the loss {federation.loss!r}: leave it "
+            "out"
+        )
+    if given == "balanced":
+        counts = torch.bincount(federation.train.y, minlength=classes).double()
+        weights = len(federation.train.y) / (classes * counts.clamp(min=1))
+        return tuple(weights.tolist())
+    names = federation.class_names or tuple(map(str, range(classes)))
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            hint = did_you_mean(unknown[0], names)
+            raise ConfigError(f"class_weight names {unknown[0]!r}, which is no class: {hint}")
+        return tuple(float(given.get(name, 1.0)) for name in names)
+    if len(given) != classes:
+        raise ConfigError(
+            f"class_weight has {len(given)} numbers for {classes} classes ({', '.join(names[:5])})"
+        )
+    return tuple(map(float, given))
 
 
 def _synthetic_rows(folder: str) -> tuple[Tensor, Tensor]:
@@ -339,6 +398,7 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     _check_engine(settings)
     task = task.suited_to(federation.loss)
     federation = _divided(federation.with_loss(task.loss), settings)
+    federation = with_loss(federation, settings)
     if settings.scores:
         score, *also = settings.scores
         task = replace(task, score=score, also=tuple(also))
@@ -346,7 +406,7 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
         kind = KINDS[PARTS[key]]
         parts.setdefault(key, [] if kind.several else kind.default)
     if task.target is None and not isinstance(parts["algorithm"], Algorithm):
-        task = replace(task, target=federation.target)
+        task = fitted(replace(task, loss=federation.loss), federation, settings)
     return _job(task, _engine(federation, settings), parts, settings, None)
 
 
@@ -456,7 +516,7 @@ def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, objec
                 f"{key} = {parts[key]!r} beside an algorithm that has its own parts: leave it out"
             )
     own = algorithm.task
-    facts = [(t.module, t.loss, t.scores, t.target) for t in (own, task)]
+    facts = [(t.module, t.loss, t.scores, t.target, t.class_weight) for t in (own, task)]
     if facts[0] != facts[1]:
         raise ConfigError(
             f"the algorithm has another task ({own!r}) than the run ({task!r}): give both the same "

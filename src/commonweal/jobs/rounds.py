@@ -32,6 +32,7 @@ from commonweal.base.errors import (
 from commonweal.base.tensors import State, Tensors, num_bytes
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
+from commonweal.data.rows import REGRESSION
 from commonweal.engines import Engine, gains_from_threads
 from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore
@@ -586,7 +587,7 @@ def _mixture(job: Job, state: State) -> dict[str, float]:
 
 def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:
     """Raise DivergedError where the losses of most clients are not finite, or are absurd."""
-    in_units = job.task.loss == "squared" and job.task.target is None  # may be of any size
+    in_units = job.task.loss in REGRESSION and job.task.target is None  # may be of any size
     limit = torch.inf if in_units else HOPELESS
     for each in (evaluation, evaluation.personal):
         if each is not None:
@@ -629,7 +630,12 @@ def facts(job: Job) -> RunFacts:
     target = None
     if job.task.target is not None:
         mean, deviation = job.task.target
-        target = TargetScale(mean=mean, deviation=deviation)
+        target = TargetScale(
+            mean=mean,
+            deviation=deviation,
+            log=job.task.log_target,
+            variance=job.task.variance,
+        )
     return replace(
         job.engine.facts(job.algorithm),
         commonweal=commonweal.__version__,

@@ -37,6 +37,8 @@ class TargetScale:
 
     mean: float
     deviation: float
+    log: bool = False  # of the label's logarithm
+    variance: float | None = None  # of the label, for R^2, where it is not deviation^2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -368,7 +368,9 @@ class Record(Outline):
         """
         module = self.raw_module(trust)
         target = self.facts.target
-        return module if target is None else InUnits(module, target.mean, target.deviation).eval()
+        if target is None:
+            return module
+        return InUnits(module, target.mean, target.deviation, target.log).eval()
 
     def raw_module(self, trust: bool = False) -> nn.Module:
         """The final model as the module that was trained."""

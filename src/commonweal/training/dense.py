@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
-from commonweal.data.federation import Rows
+from commonweal.data.rows import CLASSIFICATION, REGRESSION, Rows
 from commonweal.training.objective import At, Between, Objective, Phase, Point, Proximal, Reduction
 from commonweal.training.optimizers import Optimizer
-from commonweal.training.task import LOSSES, Batch, Task
+from commonweal.training.task import Batch, Task
 
 __all__ = ["Affine", "DenseStack", "DenseSteps", "DenseTrainer", "Features", "Layer"]
 __all__ += ["dense_stack", "forward"]
 
-CLOSED = ("cross-entropy", "binary", "squared")  # losses whose derivative is written down here
+CLOSED = (*CLASSIFICATION, *REGRESSION)  # losses whose derivative is written down here
 
 
 class Layer(NamedTuple):
@@ -102,7 +102,7 @@ class DenseStack:
 
     def sample_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The losses (S, B) of outputs (S, B, outputs), for labels in the model's units."""
-        return LOSSES[self.task.loss](outputs.flatten(0, 1), y.flatten()).view(y.shape)
+        return self.task.losses(outputs.flatten(0, 1), y.flatten()).view(y.shape)
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The mean losses (S,) of batches."""
@@ -113,13 +113,17 @@ class DenseStack:
         """The derivatives of the clients' losses by the outputs (S, B, outputs)."""
         y = self.task.scaled(batch.y)
         factors = reduction.sample_weights(lambda: self.sample_losses(outputs, y), batch.weight)
+        if self.task.class_weight is not None:
+            factors = factors * self.task.weight_of(y)
         if self.task.loss == "cross-entropy":
             grad = outputs.softmax(-1)
             grad.scatter_add_(-1, y[..., None], grad.new_full((), -1.0).expand(*y.shape, 1))
         elif self.task.loss == "binary":
             grad = outputs.sigmoid() - y[..., None]
+        elif self.task.loss == "poisson":
+            grad = outputs.exp() - y[..., None]
         else:
-            grad = 2 * (outputs - y[..., None])
+            grad = _by_error(self.task.loss, outputs - y[..., None])
         return grad.mul_(factors[..., None])
 
     def shared_gradients(self, w: Tensor, batch: Batch, reduction: Reduction) -> Gradients:
@@ -139,6 +143,13 @@ class DenseStack:
             grad = grads[-1] @ layers[k].weight[0]
             grads.append(grad.mul_(inputs[k] > 0) if layers[k - 1].relu else grad)
         return Gradients(inputs, grads[::-1], x)
+
+
+def _by_error(loss: str, error: Tensor) -> Tensor:
+    """The derivatives of the losses of errors."""
+    if loss == "huber":
+        return error.clamp(-1, 1)
+    return error.sign() if loss == "absolute" else 2 * error
 
 
 @lru_cache(maxsize=16)

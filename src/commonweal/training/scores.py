@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.data.rows import CLASSIFICATION, REGRESSION
 from commonweal.training import calibration
 
 __all__ = [
@@ -233,13 +234,13 @@ def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
     return mean_by_client(stats[:, 0], offsets)
 
 
-CLASSES = ("cross-entropy", "binary")
-VALUES = ("squared",)
+CLASSES = CLASSIFICATION
+VALUES = REGRESSION
 SURVIVAL = ("cox",)
 TOKENS = ("tokens", "cross-entropy")
 
 # The score of a task that names none, by its loss.
-DEFAULTS = {"squared": "r2", "tokens": "token-accuracy"}
+DEFAULTS = dict.fromkeys(VALUES, "r2") | {"tokens": "token-accuracy", "cox": "concordance"}
 
 SCORES = {
     "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSES),

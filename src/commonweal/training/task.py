@@ -4,6 +4,7 @@ The vector holds the trainable parameters first and the floating-point buffers (
 statistics) after them. Buffers are sent and averaged like the rest, but not trained.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -65,6 +66,22 @@ def _squared(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - y).square()
 
 
+def _huber(outputs: Tensor, y: Tensor) -> Tensor:
+    """Half the squared error up to one deviation of the labels, linear beyond."""
+    error = (outputs.squeeze(-1) - y).abs()
+    return torch.where(error < 1, 0.5 * error.square(), error - 0.5)
+
+
+def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.squeeze(-1) - y).abs()
+
+
+def _poisson(outputs: Tensor, y: Tensor) -> Tensor:
+    """Half the deviance of Poisson's distribution, at least 0. outputs: logarithms of rates"""
+    log_rate = outputs.squeeze(-1)
+    return log_rate.exp() - y * log_rate + torch.xlogy(y, y) - y
+
+
 def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
     """The mean over a row's tokens, (N, L, V), (N, L) -> (N,). Tokens with label -1 are skipped."""
     if outputs.ndim != 3:
@@ -97,6 +114,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) 
     "cross-entropy": _cross_entropy,
     "binary": _binary,
     "squared": _squared,
+    "huber": _huber,
+    "absolute": _absolute,
+    "poisson": _poisson,
     "tokens": _tokens,
     "cox": _cox,
 }
@@ -119,6 +139,9 @@ class Task:
             scaled labels, its loss is relative to their variance; outputs and scores are in units.
         output: Picks the outputs among what the module returns. `.logits` is found without it.
         lower_is_better: Whether a lower value of `score`, where it is a function, is better.
+        class_weight: By what the loss of a sample is multiplied, for each class.
+        log_target: Whether `target` is of the labels' logarithms. Outputs are in units still.
+        variance: The variance of all labels, for R^2; by default that of `target`.
 
     >>> task = Task(nn.Linear(2, 3))
     >>> task.size, task.initial.shape
@@ -137,6 +160,9 @@ class Task:
     own_loss: LossFunction | None
     own_score: OwnScore | None
     implied: bool  # neither the loss nor its function was given
+    class_weight: tuple[float, ...] | None
+    log_target: bool
+    variance: float | None
 
     def __init__(
         self,
@@ -150,6 +176,9 @@ class Task:
         own_loss: LossFunction | None = None,
         own_score: OwnScore | None = None,
         implied: bool = False,
+        class_weight: tuple[float, ...] | None = None,
+        log_target: bool = False,
+        variance: float | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module = {module!r}: give a torch.nn.Module")
@@ -186,6 +215,9 @@ class Task:
             "own_loss": own_loss,
             "own_score": own_score,
             "implied": implied,
+            "class_weight": None if class_weight is None else tuple(class_weight),
+            "log_target": log_target or loss == "poisson",
+            "variance": variance,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -236,7 +268,13 @@ class Task:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample (N,), of outputs and labels in the module's units."""
         function = LOSSES[self.loss] if self.own_loss is None else self.own_loss
-        return function(outputs, y)
+        losses = function(outputs, y)
+        return losses if self.class_weight is None else losses * self.weight_of(y)
+
+    def weight_of(self, y: Tensor) -> Tensor:
+        """The factors of the samples' losses, by their classes."""
+        weights = torch.tensor(self.class_weight, dtype=torch.float32, device=y.device)
+        return weights[y.long()]
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -312,7 +350,9 @@ class Task:
         """
         module = deepcopy(self.module).eval()
         module.load_state_dict(self.tensors(w), strict=False)
-        return module if self.target is None else InUnits(module, *self.target).eval()
+        if self.target is None:
+            return module
+        return InUnits(module, *self.target, self.log_target).eval()
 
     @cached_property
     def _training(self) -> nn.Module:
@@ -388,20 +428,26 @@ class Task:
         if self.target is None:
             return y
         mean, deviation = self.target
-        return (y - mean) / deviation
+        if self.loss == "poisson":
+            return y / math.exp(mean)
+        return ((y.log() if self.log_target else y) - mean) / deviation
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """The module's outputs in the units of the labels."""
         if self.target is None:
-            return outputs
+            return outputs.exp() if self.loss == "poisson" else outputs
         mean, deviation = self.target
-        return mean + deviation * outputs
+        values = mean + deviation * outputs
+        return values.exp() if self.log_target else values
 
     def find_score(self, name: str) -> Score:
         """A score by name. R^2 is against the variance of the target where that is known."""
         if self.own_score is not None and name == self.score:
             return self.own_score.score()
-        return scores.find(name, None if self.target is None else self.target[1] ** 2)
+        variance = self.variance
+        if variance is None and self.target is not None and not self.log_target:
+            variance = self.target[1] ** 2
+        return scores.find(name, variance)
 
     def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         if x.device.type != "cpu":
@@ -490,7 +536,7 @@ class Task:
 
     def undefined(self, y: Tensor, offsets: Tensor) -> list[int]:
         """The clients with rows whose main score is undefined."""
-        own_variance = self.score == "r2" and self.target is None
+        own_variance = self.score == "r2" and self.target is None and self.variance is None
         return scores.undefined("r2-own" if own_variance else self.score, y, offsets)
 
     @cached_property
@@ -536,15 +582,16 @@ class InUnits(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, module: nn.Module, mean: float, deviation: float) -> None:
+    def __init__(self, module: nn.Module, mean: float, deviation: float, log: bool = False) -> None:
         super().__init__()
         self.module = module
+        self.log = log  # whether mean and deviation are of the target's logarithm
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
 
     def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
         outputs: Tensor = self.mean + self.deviation * self.module(*x, **named)
-        return outputs
+        return outputs.exp() if self.log else outputs
 
 
 class _Linear(nn.Linear):

@@ -140,6 +140,8 @@ class RunSettings(pydantic.BaseModel):
     score: Annotated[str | tuple[str, ...] | None, BeforeValidator(_check_score)] = None
     loss: Literal["squared", "huber", "absolute", "poisson"] | None = None  # of a regression
     target: Literal["log"] | None = None  # a regression's model is trained on logarithms
+    # The score for which a threshold of two classes is chosen on validation samples
+    threshold: Literal["f1", "balanced-accuracy", "accuracy"] | None = None
     # By what the losses of classes are multiplied
     class_weight: Annotated[
         Literal["balanced"] | tuple[float, ...] | dict[str, float] | None,
@@ -163,6 +165,11 @@ class RunSettings(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(catalog.explain(error)) from None
+        if self.threshold is not None and not self.validation:
+            raise ConfigError(
+                f"threshold = {self.threshold!r} needs validation rows, as nothing is chosen on "
+                "test rows: set validation = 0.2"
+            )
         if self.patience is not None and not self.validation:
             raise ConfigError(
                 f"patience = {self.patience} needs validation rows, as nothing is chosen on test "

@@ -45,6 +45,7 @@ class Preprocessing:
     encoding: str = "utf-8"
     statistics: Statistics = "pooled"
     target: Mapping[str, float] = field(default_factory=dict)  # mean and deviation of a value
+    threshold: float | None = None  # the least probability of the second of two classes; None: half
     notes: tuple[str, ...] = field(default=(), compare=False)  # on columns; not saved
 
     @property

@@ -81,7 +81,10 @@ def main():
     columns = {{name: table[name] for name in naming(preprocessing, table)}}
     label = "predicted " + preprocessing["label"]
     if names:
-        columns[label] = [names[i] for i in answers.argmax(1).tolist()]
+        classes = answers.argmax(1)
+        if preprocessing.get("threshold") is not None:
+            classes = (answers[:, 1] >= preprocessing["threshold"]).astype(int)
+        columns[label] = [names[i] for i in classes.tolist()]
         for i, name in enumerate(names):
             shares = answers[:, i].tolist()
             columns["probability of " + name] = [f"{{share:.6f}}" for share in shares]

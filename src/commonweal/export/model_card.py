@@ -13,9 +13,9 @@ from commonweal.base.plain import Table
 from commonweal.base.text import shown
 from commonweal.export.badge import badge, sentence
 from commonweal.export.prediction import class_names
-from commonweal.metrics import wilson
+from commonweal.record.final import read_final
 from commonweal.record.record import Record
-from commonweal.report.formats import show_score
+from commonweal.report.formats import show_client
 from commonweal.training.scores import find
 
 __all__ = ["card", "write_card"]
@@ -117,6 +117,8 @@ def _served(record: Record) -> list[str]:
     table = record.clients()
     evaluation = table.evaluation
     personal = evaluation.personal
+    final = read_final(record.folder)
+    shared, own = final.bounds.get(score), final.personal.get(score)
     titles = ["client", "test samples", score if personal is None else f"{score}, global model"]
     if personal is not None:
         titles.append("personal model")
@@ -127,7 +129,7 @@ def _served(record: Record) -> list[str]:
         "## How well each client is served",
         "",
         f"`{score}` on each client's test samples, after round {record.evaluated[-1].number}"
-        + (", with 95 % confidence intervals (Wilson)." if score == "accuracy" else "."),
+        + (", with 95 % confidence intervals." if shared else "."),
         "",
         f"| {' | '.join(titles)} |",
         "|---|" + "--:|" * (len(titles) - 1),
@@ -135,9 +137,13 @@ def _served(record: Record) -> list[str]:
     sign = -1 if find(score).lower_is_better else 1
     for k in (sign * evaluation.score).nan_to_num(nan=torch.inf).argsort().tolist():
         samples = int(evaluation.sizes[k])
-        cells = [_name(table.names[k]), str(samples), _cell(evaluation.score[k], score, samples)]
+        cells = [
+            _name(table.names[k]),
+            str(samples),
+            show_client(float(evaluation.score[k]), score, shared, k),
+        ]
         if personal is not None:
-            cells.append(_cell(personal.score[k], score, samples))
+            cells.append(show_client(float(personal.score[k]), score, own, k))
         if partners is not None:
             cells.append(f"{float(partners[k]):.2f}")
         lines.append(f"| {' | '.join(cells)} |")
@@ -145,14 +151,6 @@ def _served(record: Record) -> list[str]:
     if unscored:
         lines += ["", f"Without a score: {', '.join(map(_name, unscored))}."]
     return lines
-
-
-def _cell(value: torch.Tensor, score: str, samples: int) -> str:
-    text = show_score(float(value), score)
-    if score != "accuracy" or text == "-":
-        return text
-    low, high = wilson(float(value), samples)
-    return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def _privacy(record: Record) -> list[str]:

@@ -330,6 +330,9 @@ class _Truth:
         outputs = part.answers.double()
         if trained.model.loss in CLASSES:
             outputs = outputs.clamp(min=1e-30).log()
+            limit = trained.preprocessing.threshold
+            if limit is not None and outputs.shape[1] == 2:
+                outputs[:, 1] -= math.log(limit / (1 - limit))  # at the threshold both are equal
         self.score = trained.record.facts.score
         target = trained.record.facts.target
         if target is not None:
@@ -364,7 +367,9 @@ class _Truth:
         stats = score.row_stats(torch.cat(self.outputs), labels)
         value = float(score.reduce(stats, torch.tensor([0, len(y)])))
         shown = f"{100 * value:.2f} %" if score.in_per_cent else f"{value:.4g}"
-        return [f"{self.score} over the {len(y)} rows that have a label: {shown}"]
+        limit = self.preprocessing.threshold
+        at = "" if limit is None else f" at the threshold {limit:.3g}"
+        return [f"{self.score}{at} over the {len(y)} rows that have a label: {shown}"]
 
 
 def _preprocessing(record: Record) -> Preprocessing:
@@ -405,7 +410,10 @@ def _columns(
         values = answers.reshape(len(answers), -1)[:, 0]
         return {f"predicted {preprocessing.label}": [f"{value:.6g}" for value in values.tolist()]}
     names = class_names(record, answers.shape[1])
-    chosen = [names[i] for i in answers.argmax(1).tolist()]
+    classes = answers.argmax(1)
+    if preprocessing.threshold is not None and answers.shape[1] == 2:
+        classes = (answers[:, 1] >= preprocessing.threshold).long()
+    chosen = [names[i] for i in classes.tolist()]
     columns = {f"predicted {preprocessing.label}": chosen}
     for i, name in enumerate(names):
         columns[f"probability of {name}"] = [f"{value:.6f}" for value in answers[:, i].tolist()]

@@ -34,10 +34,12 @@ from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.data.rows import REGRESSION
 from commonweal.engines import Engine, gains_from_threads
+from commonweal.jobs.final import check_threshold, final
 from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore
 from commonweal.record.artifacts import read_model
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
+from commonweal.record.final import write_final
 from commonweal.record.publication import private_folder, publish
 from commonweal.record.record import Record, title_of
 from commonweal.record.rounds import ClientTable, RoundRecord, best_round, decided, read_rounds
@@ -273,6 +275,7 @@ def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
         yield from _from_round(job, None, _Best(job, None), 0, {})
         return
     store = _store(job, folder)
+    check_threshold(job)
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
         last, saved = store.open(job.text, about, resume, job.algorithm.plans_rounds)
@@ -281,8 +284,7 @@ def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
             store.remove_model()
             _warn_of_changes(store, about)
         if job.preprocessing is not None:
-            target = {} if about.target is None else asdict(about.target)
-            store.write_preprocessing(replace(job.preprocessing, target=target))
+            _write_preprocessing(job, store)
         if job.algorithm.promise is not None:
             publish(store.folder)
         yield from _from_round(job, store, best, last, saved)
@@ -337,10 +339,25 @@ def _from_round(
 
 
 def _write_model(job: Job, store: Store | None, state: State) -> None:
-    if store is not None:
-        store.write_model(job.task.tensors(job.algorithm.model(state)))
-        if job.algorithm.promise is not None:
-            publish(store.folder)
+    if store is None:
+        return
+    if job.algorithm.promise is None:  # numbers of clients' rows are not released
+        computed = final(job, state)
+        write_final(store.folder, computed)
+        if job.preprocessing is not None and computed.threshold is not None:
+            _write_preprocessing(job, store, computed.threshold.value)
+    store.write_model(job.task.tensors(job.algorithm.model(state)))
+    if job.algorithm.promise is not None:
+        publish(store.folder)
+
+
+def _write_preprocessing(job: Job, store: Store, threshold: float | None = None) -> None:
+    """Write how a table's columns became features, and outputs become predictions."""
+    assert job.preprocessing is not None
+    target = facts(job).target
+    scale = {} if target is None else asdict(target)
+    known = {key: float(value) for key, value in scale.items() if value is not None}
+    store.write_preprocessing(replace(job.preprocessing, target=known, threshold=threshold))
 
 
 class _Best:
@@ -469,7 +486,7 @@ def _round(job: Job, state: State, number: int) -> Round:
         public=algorithm.public_numbers(new_state),
         evaluation=scores.evaluation,
         held_out=scores.held_out,
-        diverged=bool(dropped) and not len(outcome.clients) and outcome.diverged >= dropped.keys(),
+        diverged=2 * len(outcome.diverged) > len(reported.clients),
         state=new_state,
         seconds={"train": trained - start, "evaluate": evaluated - trained},
         job=job,

@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.table import Table
 
 from commonweal.base.text import quoted, shown
+from commonweal.record.final import Bounds
 from commonweal.training import scores
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "points",
     "scale",
     "score_label",
+    "show_client",
     "show_score",
     "terminal",
     "unit",
@@ -98,6 +100,19 @@ def decimals_of(score: str, values: Array | float) -> int:
     sizes = np.abs(np.atleast_1d(values))
     largest = float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
     return 2 if largest == 0 else min(4, max(0, 2 - math.floor(math.log10(largest))))
+
+
+def show_client(value: float, score: str, bounds: Bounds | None, k: int) -> str:
+    """Format the score of client k, with its confidence interval where there is one."""
+    text = show_score(value, score)
+    if text == "-" or bounds is None or k >= len(bounds.low):
+        return text
+    low, high = bounds.low[k], bounds.high[k]
+    if low is None or high is None:
+        return text
+    if scores.find(score).in_per_cent:
+        return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
+    return f"{text} [{low:.3g}, {high:.3g}]"
 
 
 def show_score(value: float, score: str, digits: int = 2) -> str:

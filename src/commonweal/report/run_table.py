@@ -1,20 +1,24 @@
 """One run as a table in a terminal, or as plain values."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
 from rich.console import Group
 from rich.table import Table
+from torch import Tensor
 
 from commonweal import metrics
 from commonweal.analysis import curves
 from commonweal.analysis.interpolation import Curve
+from commonweal.record.final import Bounds, Final, read_final
 from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord
-from commonweal.report.formats import METRICS, markup, show_score
+from commonweal.report.formats import METRICS, markup, show_client, show_score
 from commonweal.training import scores
 from commonweal.training.evaluation import Evaluation
+from commonweal.training.intervals import FEW
 
 __all__ = [
     "add_column",
@@ -28,6 +32,7 @@ __all__ = [
 
 ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
 SHOWN = 5
+UNSTABLE = -1.0  # a mean R^2
 FEW_SAMPLES = 20  # test samples below which a note says what a single one is worth
 
 
@@ -72,6 +77,7 @@ class _Model(NamedTuple):
     score: str
     metrics: dict[str, float]
     clients: list[float]
+    bounds: Bounds | None  # of the clients' scores
 
 
 def promised(record: Record) -> list[str]:
@@ -90,7 +96,7 @@ def result(record: Record) -> Group:
     last = record.evaluated[-1]
     clients = record.clients()
     evaluation = clients.evaluation
-    models = _models(last, evaluation)
+    models = _models(last, evaluation, read_final(record.folder))
     table = Table(title=_title(record, last))
     add_column(table, "over clients")
     for model in models:
@@ -108,8 +114,7 @@ def result(record: Record) -> Group:
         table.add_row(METRICS[key].title, *cells)
     table.add_section()
     for k in _ends(models[0]):
-        samples = int(evaluation.sizes[k])
-        cells = [_show_client(model, k, samples) for model in models]
+        cells = [show_client(model.clients[k], model.score, model.bounds, k) for model in models]
         if last.mixture:
             cells.append(f"{last.mixture.get(clients.names[k], math.nan):.3f}")
         if last.rates:
@@ -125,18 +130,24 @@ def _title(record: Record, last: RoundRecord) -> str:
     return markup(f"{record.title}: round {last.number}{total}, {record.facts.score}")
 
 
-def _models(last: RoundRecord, evaluation: Evaluation) -> list[_Model]:
+def _models(last: RoundRecord, evaluation: Evaluation, final: Final) -> list[_Model]:
     """The columns: the global model, personal models, and further scores of the global model."""
     main, *further = evaluation.scores
     personal = evaluation.personal
     several = personal is not None or bool(further)
     title = "global model" if several else "value"
-    models = [_Model(title, main, last.metrics, evaluation.score.tolist())]
+    scores = evaluation.score.tolist()
+    sizes = evaluation.sizes
+    bounds = _bounds(final.bounds, main, scores, sizes)
+    models = [_Model(title, main, last.metrics, scores, bounds)]
     if personal is not None:
-        models.append(_Model("personal model", main, last.personal, personal.score.tolist()))
+        scores = personal.score.tolist()
+        bounds = _bounds(final.personal, main, scores, sizes)
+        models.append(_Model("personal model", main, last.personal, scores, bounds))
     for name in further:
         values = evaluation.scores[name].tolist()
-        models.append(_Model(name, name, last.more.get(name, {}), values))
+        bounds = _bounds(final.bounds, name, values, sizes)
+        models.append(_Model(name, name, last.more.get(name, {}), values, bounds))
     return models
 
 
@@ -146,13 +157,16 @@ def _show_metric(value: float, score: str, metric: str) -> str:
     return f"{value:.2f}"
 
 
-def _show_client(model: _Model, k: int, samples: int) -> str:
-    """A client's score; for an accuracy also Wilson's interval."""
-    text = show_score(model.clients[k], model.score)
-    if model.score != "accuracy" or text == "-":
-        return text
-    low, high = metrics.wilson(model.clients[k], samples)
-    return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
+def _bounds(
+    known: Mapping[str, Bounds], score: str, values: list[float], sizes: Tensor
+) -> Bounds | None:
+    """The intervals of the clients' scores; those of an accuracy follow from the sizes."""
+    if score in known or score != "accuracy":
+        return known.get(score)
+    pairs = zip(values, sizes.tolist(), strict=True)
+    both = [(None, None) if math.isnan(v) else metrics.wilson(v, n) for v, n in pairs]
+    low, high = zip(*both, strict=True) if both else ((), ())
+    return Bounds(low=low, high=high, support=tuple(sizes.tolist()), unit="rows")
 
 
 def _ends(model: _Model) -> list[int]:
@@ -168,8 +182,18 @@ def _ends(model: _Model) -> list[int]:
 def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
     """What a reader of a run's table should know."""
     notes = []
-    if model.score == "accuracy":
-        notes.append("[low, high]: 95 % confidence interval of a client's accuracy (Wilson)")
+    final = read_final(record.folder)
+    if model.bounds is not None:
+        notes.append(
+            f"[low, high]: 95 % confidence interval of a client's {model.score}, for new samples"
+        )
+    notes += _final_notes(final, clients.names, model)
+    notes += _random_partition(record)
+    if model.score == "r2" and model.metrics.get("mean", 0.0) < UNSTABLE:
+        notes.append(
+            "R^2 is far below 0, worse than a constant: training is unstable; lower client.lr, or "
+            "set client.clip=1"
+        )
     if scores.find(model.score).lower_is_better:
         notes.append(f"{model.score}: lower is better, so the worst is the highest")
     majority = record.facts.majority
@@ -215,6 +239,51 @@ def _descent_notes(record: Record) -> list[str]:
             "in the worst round"
         )
     return notes
+
+
+def _final_notes(final: Final, names: Sequence[str], model: _Model) -> list[str]:
+    """Classes that are never predicted, the threshold, and clients with few positives or events."""
+    notes = []
+    if final.never_predicted:
+        missing = ", ".join(map(repr, final.never_predicted[:SHOWN]))
+        notes.append(
+            f"never predicted by the global model: {missing}; class_weight=balanced, or for two "
+            "classes threshold=f1 validation=0.2, may help"
+        )
+    threshold = final.threshold
+    if threshold is not None:
+        changes = []
+        for name, after in threshold.after.items():
+            changes.append(f"{name} {100 * threshold.before[name]:.1f} -> {100 * after:.1f} %")
+        notes.append(
+            f"threshold {threshold.value:.3g} instead of 0.5, the best {threshold.score} on "
+            f"{threshold.samples} validation samples: {', '.join(changes)} (means over clients on "
+            "test samples); predict and export use it"
+        )
+    bounds = model.bounds
+    if bounds is None or bounds.unit == "rows":
+        return notes
+    pairs = zip(bounds.support, names, strict=False)
+    few = sorted((number, name) for number, name in pairs if number and number < FEW[bounds.unit])
+    if few:
+        notes.append(
+            f"few {bounds.unit}: {len(few)} clients have fewer than {FEW[bounds.unit]} in their "
+            f"test samples, {few[0][1]} has {few[0][0]:.0f}: their scores say little"
+        )
+    return notes
+
+
+def _random_partition(record: Record) -> list[str]:
+    """Whether the clients of a table are no sites, but a partition."""
+    dataset, partition = (record.experiment.get(key) for key in ("dataset", "partition"))
+    if not isinstance(dataset, dict) or not isinstance(partition, dict):
+        return []
+    if dataset.get("name") != "table":
+        return []
+    return [
+        f"the clients are no sites: the rows of the table were divided at random "
+        f"(partition {partition['name']})"
+    ]
 
 
 def fallback_notes(record: Record) -> list[str]:

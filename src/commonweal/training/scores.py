@@ -22,6 +22,7 @@ __all__ = [
     "SCORES",
     "Score",
     "check",
+    "classes_by_client",
     "find",
     "mean_by_client",
     "undefined",
@@ -121,7 +122,7 @@ def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.squeeze(-1).double() - y.double()).abs()[:, None]
 
 
-def _classes_by_client(stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def classes_by_client(stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Right, predicted and true rows per client and class, (K, classes)."""
     predicted, y, width = stats.long().unbind(1)
     sizes = offsets.diff()
@@ -145,7 +146,7 @@ def _predicted(outputs: Tensor, y: Tensor) -> Tensor:
 
 def _balanced_accuracy(stats: Tensor, offsets: Tensor) -> Tensor:
     """The mean over a client's classes of the share of their rows that is right."""
-    right, _, true = _classes_by_client(stats, offsets)
+    right, _, true = classes_by_client(stats, offsets)
     present = true > 0
     recall = right / true.clamp(min=1)
     return (recall * present).sum(1) / present.sum(1)
@@ -153,7 +154,7 @@ def _balanced_accuracy(stats: Tensor, offsets: Tensor) -> Tensor:
 
 def _f1(stats: Tensor, offsets: Tensor) -> Tensor:
     """2 right / (predicted + true): of class 1 where there are two, else the mean over classes."""
-    right, guessed, true = _classes_by_client(stats, offsets)
+    right, guessed, true = classes_by_client(stats, offsets)
     if right.shape[1] == 2:
         right, guessed, true = (count[:, 1:] for count in (right, guessed, true))
     total = guessed + true

@@ -1,0 +1,160 @@
+"""What is computed of a run's models once, when it ends: intervals and the threshold."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commonweal.base.errors import ConfigError
+from commonweal.base.tensors import State, Tensors
+from commonweal.data.rows import CLASSIFICATION, Rows
+from commonweal.jobs.job import Job
+from commonweal.record.final import Bounds, Final, Threshold
+from commonweal.training.dense import dense_stack
+from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
+from commonweal.training.intervals import interval
+from commonweal.training.scores import find
+from commonweal.training.task import Task
+from commonweal.training.vectorize import single, vmap_clients
+
+__all__ = ["check_threshold", "final"]
+
+AT_THRESHOLD = ("accuracy", "balanced-accuracy", "f1")  # scores that depend on it
+
+
+def check_threshold(job: Job) -> None:
+    """Raise ConfigError where no threshold can be chosen."""
+    score = job.settings.threshold
+    if score is None:
+        return
+    if job.local is None or job.task.loss not in CLASSIFICATION:
+        raise ConfigError(f"threshold = {score!r} needs classes, and all samples in one place")
+    if job.local.federation.classes != 2:
+        raise ConfigError(
+            f"threshold = {score!r} is for two classes: use class_weight = 'balanced' for more"
+        )
+
+
+def final(job: Job, state: State) -> Final:
+    """Compute it, where all clients' samples are in this process."""
+    local = job.local
+    if local is None or job.task.own_score is not None:
+        return Final()
+    task, test = job.task, local.federation.test
+    w = job.algorithm.model(state)
+    _, stats = evaluate_rows(task, w, test)
+    return Final(
+        bounds=_bounds(task, stats, test.offsets),
+        personal=_personal(job, state) if job.algorithm.personalizes else {},
+        never_predicted=_never_predicted(job, w),
+        threshold=_threshold(job, w),
+    )
+
+
+def _bounds(task: Task, stats: Tensors, offsets: Tensor) -> dict[str, Bounds]:
+    found = {}
+    for name, rows in stats.items():
+        score = task.find_score(name)
+        variance = task.variance
+        if variance is None and task.target is not None and not task.log_target:
+            variance = task.target[1] ** 2
+        bounds = interval(name, rows, offsets, score.reduce(rows, offsets), variance)
+        if bounds is not None:
+            numbers = {key: _numbers(getattr(bounds, key)) for key in ("low", "high", "support")}
+            found[name] = Bounds(unit=bounds.unit, **numbers)
+    return found
+
+
+def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(value if np.isfinite(value) else None for value in values.tolist())
+
+
+def _personal(job: Job, state: State) -> dict[str, Bounds]:
+    """The intervals of what clients use; undefined for those that took no part."""
+    local, task = job.local, job.task
+    assert local is not None
+    test = local.federation.test
+    message = job.algorithm.message(state)
+    vectorize = single if dense_stack(task) is None else vmap_clients
+    columns: dict[str, dict[str, list[float | None]]] = {}
+    units: dict[str, str] = {}
+    for ids, uses in local.models(job.algorithm, lambda own: job.algorithm.uses(message, own)):
+        _, stats = evaluate_rows_by_models(task, uses, test, ids, vectorize)
+        for name, bounds in _bounds(task, stats, test.offsets_of(ids)).items():
+            empty: list[float | None] = [None] * local.population.clients
+            by_key = columns.setdefault(
+                name, {key: empty.copy() for key in ("low", "high", "support")}
+            )
+            units[name] = bounds.unit
+            for key, values in by_key.items():
+                for client, value in zip(ids.tolist(), getattr(bounds, key), strict=True):
+                    values[client] = value
+    return {
+        name: Bounds(unit=units[name], **{key: tuple(v) for key, v in by_key.items()})
+        for name, by_key in columns.items()
+    }
+
+
+def _never_predicted(job: Job, w: Tensor) -> tuple[str, ...]:
+    """The classes with test samples of which the global model predicts none."""
+    local = job.local
+    if local is None or job.task.loss not in CLASSIFICATION:
+        return ()
+    stats = _stats(job.task, "f1", w, local.federation.test)
+    predicted, true = (np.unique(stats[:, k].numpy()) for k in (0, 1))
+    names = job.class_names
+    missing = np.setdiff1d(true, predicted).astype(int).tolist()
+    return tuple(names[k] if names else str(k) for k in missing)
+
+
+def _stats(task: Task, score: str, w: Tensor, rows: Rows) -> Tensor:
+    return evaluate_rows(replace(task, score=score, also=()), w, rows)[1][score]
+
+
+# The threshold
+
+
+def _threshold(job: Job, w: Tensor) -> Threshold | None:
+    """The threshold at which a score of all validation samples together is best."""
+    name = job.settings.threshold
+    if name is None or job.local is None or job.local.federation.validation is None:
+        return None
+    validation, test = job.local.federation.validation, job.local.federation.test
+    margin, y = _stats(job.task, "auroc", w, validation).unbind(1)
+    cut = best_cut(name, margin, y)
+    own, labels = _stats(job.task, "auroc", w, test).unbind(1)
+    return Threshold(
+        value=float(torch.tensor(cut).sigmoid()),
+        score=name,
+        samples=len(y),
+        before=_at(own, labels, 0.0, test.offsets),
+        after=_at(own, labels, cut, test.offsets),
+    )
+
+
+def best_cut(name: str, margin: Tensor, y: Tensor) -> float:
+    """The margin from which on the second class is predicted best, between two samples'."""
+    values = torch.from_numpy(np.unique(margin.numpy()))
+    between = (values[1:] + values[:-1]) / 2
+    if len(between) > 500:
+        between = between[torch.linspace(0, len(between) - 1, 500).long()]
+    cuts = torch.cat([torch.zeros(1, dtype=margin.dtype), between])
+    everyone = torch.tensor([0, len(y)])
+    scores = [_score(name, margin, y, float(cut), everyone) for cut in cuts]
+    return float(cuts[int(torch.cat(scores).nan_to_num(nan=-1.0).argmax())])
+
+
+def _score(name: str, margin: Tensor, y: Tensor, cut: float, offsets: Tensor) -> Tensor:
+    score = find(name)
+    return score.reduce(score.row_stats((margin - cut)[:, None], y.long()), offsets)
+
+
+def _at(margin: Tensor, y: Tensor, cut: float, offsets: Tensor) -> dict[str, float]:
+    """The means over clients of the scores that depend on a threshold."""
+    means = {}
+    for name in AT_THRESHOLD:
+        values = _score(name, margin, y, cut, offsets)
+        known = values[~values.isnan()]
+        means[name] = float(known.mean()) if len(known) else 0.0
+    return means

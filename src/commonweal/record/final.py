@@ -1,0 +1,67 @@
+"""final.json: what is computed of a run's models once, when it ends.
+
+Confidence intervals of the clients' scores, the classes that are never predicted, and the
+threshold that was chosen on validation samples.
+"""
+
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pydantic
+
+from commonweal.base.files import read_plain, write_file
+from commonweal.base.plain import to_json
+
+__all__ = ["Bounds", "Final", "Threshold", "read_final", "write_final"]
+
+NAME = "final.json"
+Numbers = tuple[float | None, ...]  # by client; None: not defined
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """95 % confidence intervals of the clients' scores, in the order of the clients."""
+
+    low: Numbers
+    high: Numbers
+    support: Numbers  # how many rows decide the width
+    unit: str  # what they are: rows, positives or events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """The least probability of the second class with which it is predicted."""
+
+    value: float
+    score: str  # that is best at it on validation samples
+    samples: int  # that it was chosen on
+    before: dict[str, float]  # means over clients on test samples, at 0.5
+    after: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final:
+    """What is computed of a run's models once."""
+
+    bounds: dict[str, Bounds] = field(default_factory=dict)  # of the global model, by score
+    personal: dict[str, Bounds] = field(default_factory=dict)
+    never_predicted: tuple[str, ...] = ()  # classes with test samples, by the global model
+    threshold: Threshold | None = None
+
+
+def write_final(folder: Path, final: Final) -> None:
+    write_file(folder / NAME, to_json(asdict(final)))
+
+
+def read_final(folder: Path) -> Final:
+    """What final.json says; nothing where a run has none, or a damaged one."""
+    try:
+        return _adapter().validate_json(read_plain(folder / NAME))
+    except (OSError, ValueError, RecursionError):
+        return Final()
+
+
+@cache
+def _adapter() -> pydantic.TypeAdapter[Final]:
+    return pydantic.TypeAdapter(Final)

@@ -19,6 +19,7 @@ from commonweal.base.text import shown
 from commonweal.config.experiment import to_toml
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import GAP, OTHER, Column
+from commonweal.data.rows import REGRESSION
 from commonweal.datasets import build_federation
 from commonweal.datasets._fit import Table
 from commonweal.datasets._shared import Pool
@@ -44,6 +45,7 @@ MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 CLIENTS_OF_POOL = 10  # for a table that names none
 SHOWN = 8  # columns that a remark names
+SKEWED = 4.0  # times as far from the median above as below: a skewed label
 
 
 @dataclass(frozen=True)
@@ -287,9 +289,27 @@ def _remarks(federation: Federation, is_pool: bool) -> list[str]:
             f"no column looks like the clients': rows are divided at random among "
             f"{CLIENTS_OF_POOL}; name the column with --client if there is one"
         )
-    elif federation.unscored:
+    if federation.class_names and _score(federation) != "accuracy":
+        notes.append(
+            "a rare class may never be predicted: class_weight=balanced weighs it up, and for two "
+            "classes threshold=f1 validation=0.2 chooses when to predict it"
+        )
+    if federation.loss in REGRESSION and _is_skewed(federation.train.y.numpy()):
+        notes.append(
+            "the label is skewed and above 0: target=log trains on its logarithm, loss=poisson is "
+            "for counts, loss=huber bounds the influence of far values"
+        )
+    if federation.unscored and not is_pool:
         notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
     return notes
+
+
+def _is_skewed(y: np.ndarray) -> bool:
+    """Whether positive values lie far above their median more often than far below."""
+    if y.min() <= 0:
+        return False
+    low, middle, high = np.quantile(y, [0.05, 0.5, 0.95])
+    return bool(high - middle > SKEWED * (middle - low))
 
 
 def _on_columns(contents: Table, again: Sequence[str], codes: Sequence[str]) -> list[str]:
@@ -403,7 +423,10 @@ def _toml(
         values["partition"] = {"name": "iid", "clients": CLIENTS_OF_POOL}
     values["dataset"] = dataset
     values["model"] = linear if small else {"name": "mlp", "hidden": [32]}
-    values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32}
+    sgd: dict[str, object] = {"name": "sgd", "lr": 0.1, "batch": 32}
+    if federation.loss in REGRESSION:
+        sgd["clip"] = 1.0  # a single far label would throw the model away
+    values["client"] = sgd
     comments = [f"#   {name}: {text}" for name, text in lines]
     if leaks:
         names = ", ".join(f'"{shown(leak.name)}"' for leak in leaks)

@@ -49,6 +49,7 @@ FILES = {
     "timings.jsonl",
     "clients.chunks",
     "clients.csv",
+    "final.json",
     "model.safetensors",
     "checkpoint.safetensors",
 }

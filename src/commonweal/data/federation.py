@@ -3,7 +3,6 @@
 Nothing is padded: a million clients with three rows each take the memory of three million rows.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,6 +27,7 @@ from commonweal.data.rows import (
     Rows,
     joined_rows,
     of_clients,
+    scale_target,
     select_rows,
     with_labels,
 )
@@ -240,32 +240,7 @@ class Federation:
     @cached_property
     def target(self) -> tuple[float, float] | None:
         """The mean and deviation of the training labels of a regression; None: not scaled."""
-        return self.scale_target()
-
-    def scale_target(self, log: bool = False) -> tuple[float, float] | None:
-        """The mean and deviation of the training labels, or of their logarithms.
-
-        For "poisson" the logarithm of the mean, and 1: the model gives log-rates relative to it.
-
-        Raises:
-            DataError: A logarithm needs labels above 0, "poisson" none below.
-        """
-        if self.loss not in REGRESSION:
-            return None
-        y = self.train.y.double()
-        least = float(torch.cat([self.train.y, self.test.y]).min())
-        if least < 0 and self.loss == "poisson":
-            raise DataError(f"loss 'poisson' is for counts, but a label is {least:g}: use another")
-        if least <= 0 and log and self.loss != "poisson":
-            raise DataError(f"target = 'log' needs labels above 0, but one is {least:g}")
-        if self.loss == "poisson":
-            return math.log(max(float(y.mean()), 1e-12)), 1.0
-        y = y.log() if log else y
-        mean = float(y.mean())
-        deviation = float((y - mean).square().mean().sqrt())
-        if not math.isfinite(deviation) or deviation <= 1e-12 * abs(mean):  # but for rounding
-            return None
-        return mean, deviation
+        return scale_target(self.train.y, self.loss)
 
     @cached_property
     def scored(self) -> Tensor:

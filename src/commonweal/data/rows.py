@@ -3,6 +3,7 @@
 Nothing is padded: a million clients with three samples each take the memory of three million.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -119,3 +120,31 @@ def select_rows(rows: Rows, owner: np.ndarray, mask: np.ndarray) -> Rows:
     sizes = np.bincount(owner[mask], minlength=len(rows.offsets) - 1)
     offsets = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
     return rows.take(torch.from_numpy(np.flatnonzero(mask)), torch.from_numpy(offsets))
+
+
+def scale_target(y: Tensor, loss: str, log: bool = False) -> tuple[float, float] | None:
+    """The mean and deviation of the labels of a regression, or of their logarithms.
+
+    For "poisson" the logarithm of the mean, and 1: the model gives log-rates relative to it. None:
+    there is no regression, or the labels are all the same.
+
+    Raises:
+        DataError: A logarithm needs labels above 0, "poisson" none below.
+    """
+    if loss not in REGRESSION:
+        return None
+    least = float(y.min())
+    if least < 0 and loss == "poisson":
+        raise DataError(f"loss 'poisson' is for counts, but a label is {least:g}: use another")
+    if least <= 0 and log and loss != "poisson":
+        raise DataError(f"target = 'log' needs labels above 0, but one is {least:g}")
+    labels = y.double()
+    if loss == "poisson":
+        return math.log(max(float(labels.mean()), 1e-12)), 1.0
+    if log:
+        labels = labels.log()
+    mean = float(labels.mean())
+    deviation = float((labels - mean).square().mean().sqrt())
+    if not math.isfinite(deviation) or deviation <= 1e-12 * abs(mean):  # but for rounding
+        return None
+    return mean, deviation

@@ -24,7 +24,7 @@ from commonweal.config.experiment import PARTS, Experiment, RunSettings, to_toml
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
-from commonweal.data.rows import REGRESSION
+from commonweal.data.rows import REGRESSION, scale_target
 from commonweal.datasets import build_federation
 from commonweal.engines import Engine, LocalEngine
 from commonweal.record.record import Record
@@ -284,7 +284,9 @@ def fitted(task: Task, federation: Federation, settings: RunSettings) -> Task:
     if settings.target == "log" and task.loss not in REGRESSION:
         raise ConfigError("target = 'log' is for regression: leave it out")
     log = settings.target == "log" or task.loss == "poisson"
-    target = federation.scale_target(log)
+    everything = torch.cat([federation.train.y, federation.test.y])
+    scale_target(everything, task.loss, log)  # raises where a test label has no logarithm
+    target = scale_target(federation.train.y, task.loss, log)
     if log and target is None:
         raise ConfigError("target = 'log': the labels are all the same")
     if target is None or not log:

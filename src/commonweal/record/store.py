@@ -5,6 +5,7 @@
     rounds.jsonl            one line per round: metrics, who was dropped and why, bytes, warnings
     clients.chunks          the values of clients by round: cohort, losses, weights, test scores
     clients.csv             every client's samples, loss and scores at the end of the run
+    final.json              their confidence intervals, and the threshold that was chosen
     synthetic.npz           synthetic samples (images, labels), where the algorithm makes some
     preparation.json        how a table's columns became features, where the data is a table
     model.safetensors       the final model, by the module's own names
@@ -74,7 +75,7 @@ STARTED = ("run.json", LOCK)  # left by a kill at the very start
 PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
 # What is replaced as a whole.
 WHOLE = (
-    r"(run|experiment|rounds|timings|model|best|checkpoint|synthetic|preprocessing|clients|unseen)"
+    r"(run|experiment|rounds|timings|model|best|checkpoint|synthetic|preprocessing|clients|unseen|final)"
     r"\.[a-z]+"
 )
 

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from commonweal import __version__
-from commonweal.base.errors import CommonwealError, ResumeWarning
+from commonweal.base.errors import CommonwealError, CommonwealWarning
 from commonweal.commands.card import card
 from commonweal.commands.check import check
 from commonweal.commands.choose import choose
@@ -165,7 +165,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning for users as one line, and others as Python does."""
-    if issubclass(category, ResumeWarning):
+    if issubclass(category, CommonwealWarning):
         say(str(message))
     else:
         say(f"{filename}:{lineno}: {category.__name__}: {message}")

@@ -80,6 +80,17 @@ def test_the_whole_grid_is_tried_once_and_diverging_settings_are_skipped(
     assert len(found) == tuning.total_of(RULE, 0) - 1
 
 
+def test_equal_settings_rank_by_the_plan_whoever_ends_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "evaluate", lambda *given: (0.5, 0.5))
+    results = tuning._results
+    monkeypatch.setattr(tuning, "_results", lambda s, missing: reversed([*results(s, missing)]))
+    trials = tuning.tune(BASE, [RULE], tmp_path)
+    assert [tilt(trial.values) for trial in trials] == TILTS
+    assert tuning.choose(trials, "worst")[RULE].best.values == {"t": TILTS[0]}
+
+
 def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
     fake.stop_after = 2
     with pytest.raises(KeyboardInterrupt):

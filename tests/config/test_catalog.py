@@ -20,7 +20,9 @@ from commonweal.channels import Clip
 from commonweal.clients.ditto import Ditto
 from commonweal.config import catalog
 from commonweal.config.catalog import parse, split_list
+from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
+from commonweal.jobs.job import job_from_experiment
 from commonweal.rules import AAggFFS, FedAvg, Grouped, Guarded, Rule
 from commonweal.samplers import Poisson, Trace
 from commonweal.servers.sgd import SGD
@@ -565,3 +567,26 @@ def test_a_name_may_be_wrong_in_every_function() -> None:
     for make in (commonweal.rule, commonweal.client, commonweal.server, commonweal.dataset):
         with pytest.raises(CommonwealError, match="'nothing-like-it'"):
             make("nothing-like-it")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("import sys\nsys.exit(0)\ndef make(): ...\n", r"importing it ends the program"),
+        ("import sys\ndef make(): sys.exit(3)\n", r"calls sys\.exit\(3\): raise an error"),
+        ("def make(): return None\n", r"returns = None: give a torch\.nn\.Module"),
+        ("def make(): return 'mlp'\n", r"returns = 'mlp': give a torch\.nn\.Module"),
+    ],
+)
+def test_a_model_of_ones_own_that_makes_no_module(
+    tmp_path: Path, model: str, sentence: str
+) -> None:
+    (tmp_path / "mine.py").write_text(model)
+    with pytest.raises(ConfigError, match=sentence):
+        job_from_experiment(Experiment(dataset="vowel", model=f"{tmp_path}/mine.py:make"))
+
+
+def test_a_dataset_of_ones_own_that_gives_no_samples(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def load(): return None\n")
+    with pytest.raises(ConfigError, match="returns = None: give a Federation or Pool"):
+        job_from_experiment(Experiment(dataset=f"{tmp_path}/mine.py:load"))

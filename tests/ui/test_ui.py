@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 import socket
 import threading
@@ -19,10 +20,11 @@ import uvicorn
 from scipy import stats
 
 from browser import Browser, browser
-from commonweal.record.record import Outline
+from commonweal.base import text
+from commonweal.record.record import Outline, Record
 from commonweal.report import document
 from commonweal.report.compare import Comparison
-from commonweal.ui import runs
+from commonweal.ui import runs, views
 from commonweal.ui.server import application
 from page_helpers import IMAGE, NAMES, make_runs
 from run_helpers import as_documented, weights_of
@@ -301,6 +303,24 @@ def test_nothing_outside_the_folder_is_read(page: Page, tmp_path: Path) -> None:
         (page.root / "link").unlink()
 
 
+def test_links_within_a_run_are_not_followed(page: Page, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.toml"
+    secret.write_text('rounds = 4\npassword = "hunter2"\n')
+    folder = shutil.copytree(page.root / "fedavg" / "seed-0", page.root / "zlinked")
+    try:
+        (folder / "experiment.toml").unlink()
+        (folder / "experiment.toml").symlink_to(secret)
+        for what in ("run", "client", "compare", "figure", "follow", "report"):
+            answer = page.get(f"/api/{what}", id="zlinked", what="weights", name="d")
+            assert answer.status_code == 404
+            assert "is a link" in answer.text and "hunter2" not in answer.text
+        home = page.get("/api/home").json()
+        (broken,) = [line for line in home["broken"] if line["id"] == "zlinked"]
+        assert "'experiment.toml' is a link" in broken["problem"]
+    finally:
+        shutil.rmtree(folder)
+
+
 def test_nothing_can_be_written_and_other_hosts_are_refused(page: Page) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert httpx.request(method, page.address + "/api/home").status_code == 405
@@ -314,7 +334,7 @@ def test_the_client_plot_holds_scores_of_the_files(page: Page) -> None:
     folders = {"fedavg": "fedavg", "aaggff-s": "aaggff-s"}
     local = [scores(page.root / "local/fedavg" / f"seed-{s}", "personal_score") for s in (0, 1)]
     for line in view["lines"]:
-        name = line["client"]
+        name = text.shown(line["client"])
         assert line["local"] == pytest.approx(50 * sum(each[name] for each in local))
         for method, value in zip(view["methods"], line["scores"], strict=True):
             both = [scores(page.root / folders[method] / f"seed-{s}")[name] for s in (0, 1)]
@@ -413,6 +433,65 @@ def test_one_broken_folder_never_empties_the_page(
     assert [run.state == "broken" for run in found] == [False, True, False]
     assert "NoneType" in found[1].problem
     assert len(runs.federations(found)[0].methods[0].ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("experiment.toml", "seed = 1", "seed = inf"),
+        ("experiment.toml", "seed = 1", 'seed = "x"'),
+        ("run.json", '"score": "accuracy"', '"score": "nobody knows"'),
+        ("rounds.jsonl", '"metrics": {', '"metrics": ' + "[" * 12_000 + "{"),
+    ],
+)
+def test_a_damaged_value_breaks_its_own_line_only(
+    page: Page, tmp_path: Path, file: str, old: str, new: str
+) -> None:
+    copies(page, tmp_path, 2)
+    path = tmp_path / "run-0001" / file
+    content = path.read_text(encoding="utf-8")
+    assert old in content
+    path.write_text(content.replace(old, new), encoding="utf-8")
+    found = runs.scan(tmp_path)
+    assert [run.state == "broken" for run in found] == [False, True]
+    assert len(runs.federations(found)[0].methods) == 1
+    assert runs.select(found, "broken") == [found[1]]
+
+
+def test_a_long_run_is_drawn_from_some_of_its_rounds(page: Page, tmp_path: Path) -> None:
+    """The last client table, the end of the curve and the names are those of all rounds."""
+    folder = shutil.copytree(page.root / "aaggff-s" / "seed-0", tmp_path / "long")
+    lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    last = json.loads(lines[-1]) | {"new": []}
+    with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+        for number in range(5, 5001):
+            metrics = last["metrics"] | {"mean": number / 1e4} if number % 2 else {}
+            file.write(json.dumps(last | {"round": number, "metrics": metrics}) + "\n")
+    record = Record.sample(folder, 300)
+    assert len(record.rounds) < 1300
+    assert record.rounds[-1].number == 5000 and record.evaluated[-1].number == 4999
+    view = views.run_view(record, "stopped")
+    whole = views.run_view(Record.read(folder), "stopped")
+    assert view.clients == whole.clients and view.round == whole.round
+    curve = view.curves["mean"]
+    assert len(curve.round) <= 300 and curve.round[-1] == 4999
+    shown = dict(zip(curve.round, curve.mean, strict=True))
+    assert all(shown[number] == pytest.approx(number / 100) for number in curve.round[2:])
+
+
+def test_deep_folders_are_searched(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(1100):  # more levels than Python's stack has frames
+        deep = deep / "d"
+        os.mkdir(deep)
+    (deep / "run.json").write_text("{}")
+    try:
+        assert [run.state for run in runs.scan(tmp_path)] == ["broken"]
+    finally:
+        (deep / "run.json").unlink()
+        while deep != tmp_path:
+            deep.rmdir()
+            deep = deep.parent
 
 
 def test_gains_over_fedavg_are_paired_by_seed(page: Page, tmp_path: Path) -> None:

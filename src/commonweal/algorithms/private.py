@@ -113,11 +113,12 @@ class Private(Averaging):
                 "give it a fixed weight, or use 'ditto' or 'fedper'"
             )
         if self.channels:
-            raise ConfigError("private: it clips by itself and takes no channels: remove them")
+            names = [catalog.describe(channel).name for channel in self.channels]
+            raise ConfigError(f"private: it clips by itself: remove channels = {names}")
         if self._sent_buffers:
             raise ConfigError(
-                "private: the model sends averages over samples (BatchNorm): use a model without "
-                "them, or client = 'fedbn', which keeps them at the client"
+                f"private: the model sends {self._sent_buffers} averages over samples (BatchNorm): "
+                "use a model without them, or client = 'fedbn', which keeps them at the client"
             )
 
     def _check_numbers(self) -> None:

@@ -185,10 +185,21 @@ def tune(
                 _try_between(study, settings, trials, jobs, progress)
             else:
                 _try_grid(study, settings, progress)
-            for trial in study.trials:
+            plan = _combinations(values)
+            # Equal settings rank by the plan, not by which worker was first.
+            for trial in sorted(study.trials, key=lambda t: _place(t.params, plan)):
                 if trial.values:
                     finished.append(Trial(rule, trial.params, *trial.values))
     return finished
+
+
+def _combinations(grid: Grid) -> list[dict[str, object]]:
+    return [dict(zip(grid, chosen, strict=True)) for chosen in product(*grid.values())]
+
+
+def _place(setting: Mapping[str, object], plan: Sequence[Mapping[str, object]]) -> int:
+    """Where a setting is in the plan. What a sampler drew comes after it."""
+    return plan.index(setting) if setting in plan else len(plan)
 
 
 def _sampler(name: Sampler, trials: int) -> "BaseSampler":
@@ -310,8 +321,7 @@ def _try_grid(study: "Study", settings: _Settings, progress: Progress) -> None:
     from optuna.trial import TrialState, create_trial
 
     tried = [trial.params for trial in _ended(study)]
-    combinations = product(*settings.grid.values())
-    grid = [dict(zip(settings.grid, chosen, strict=True)) for chosen in combinations]
+    grid = _combinations(settings.grid)
     missing = [setting for setting in grid if setting not in tried]
     count = len(grid) - len(missing)
     progress(settings.rule, count)

@@ -5,11 +5,12 @@ import hashlib
 import os
 import stat
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from commonweal.base.errors import LockedError, RunError
+from commonweal.base.errors import CommonwealWarning, LockedError, RunError
 
 __all__ = [
     "LOCK",
@@ -164,3 +165,9 @@ def _lock(handle: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
+        warnings.warn(
+            f"the file system of {str(path.parent)!r} has no locks ({error.strerror}): make sure "
+            "that one process at a time writes to it",
+            CommonwealWarning,
+            stacklevel=2,
+        )

@@ -24,6 +24,7 @@ __all__ = [
 __all__ += ["take", "unflatten"]
 
 Tensors = dict[str, Tensor]
+DEPTH = 20  # of dicts within each other
 State = dict[str, Any]  # tensors by name, in nested dicts: saved without pickling
 
 
@@ -47,6 +48,8 @@ def unflatten(flat: Mapping[str, Tensor]) -> State:
     nested: State = {}
     for path, value in sorted(flat.items()):  # a name before names within it
         *parents, name = path.split("/")
+        if len(parents) > DEPTH:
+            raise ValueError(f"{len(parents)} dicts within each other")
         place = nested
         for parent in parents:
             place = place.setdefault(parent, {})

@@ -195,8 +195,16 @@ def _interfaces() -> dict[type, str]:
 
 def _import(module: str) -> ModuleType:
     """Import a module by its name, or a file by its path."""
-    if not module.endswith(".py"):
-        return importlib.import_module(module)
+    try:
+        return _import_file(module) if module.endswith(".py") else importlib.import_module(module)
+    except SystemExit as error:
+        raise ImportError(
+            f"importing it ends the program (sys.exit({error.code!r})): move that below "
+            'if __name__ == "__main__"'
+        ) from None
+
+
+def _import_file(module: str) -> ModuleType:
     path = Path(module).resolve()
     if not path.is_file():
         raise ImportError(f"there is no file {module!r}")
@@ -527,7 +535,13 @@ def build(kind: str, part: object, **supplied: object) -> object:
         if isinstance(value, list) and _takes_tuple(entry.hints.get(key)):
             values[key] = tuple(value)
     taken = inspect.signature(entry.factory).parameters
-    return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken})
+    try:
+        return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken})
+    except SystemExit as error:
+        raise ConfigError(
+            f"{KINDS[kind].label} {entry.name!r} calls sys.exit({error.code!r}): raise an error "
+            "instead"
+        ) from None
 
 
 def _takes_tuple(hint: object) -> bool:

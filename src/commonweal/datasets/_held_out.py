@@ -72,7 +72,8 @@ def _test_rows(
     """The share of test rows that are drawn at random, or a mask (n,)."""
     order, split = table.facts.roles.order, table.facts.roles.split
     if split and (order or test == "last"):
-        raise ConfigError("split and order both say which rows are tested: give one of them")
+        given = f"split = {split!r}, order = {order!r}, test = {test!r}"
+        raise ConfigError(f"{given}: give split or the others, as both say which rows are tested")
     if split:
         return _by_column(table, rows, split, fold)
     share = LAST if isinstance(test, str) else test

@@ -595,8 +595,9 @@ class Facts:
             some = list(table.profiles)[:10]
             raise DataError(f"label names the events {facts.event!r}, which is no column: {some}")
         table.check("client", facts.client)
-        for key in ("drop", "keep", "categories"):
-            table.check(key, getattr(roles, key))
+        table.check("drop", roles.drop)
+        table.check("keep", roles.keep)
+        table.check("categories", roles.categories)
         for key, name in (("order", roles.order), ("split", roles.split)):
             table.check(key, (name,) if name else ())
         used = [*facts.no_features, *roles.categories]

@@ -404,8 +404,8 @@ def _raising_on_sigterm() -> Iterator[None]:
 
     def stop(number: int, frame: object) -> NoReturn:
         raise RankError(
-            "torchrun ended this process, as where another one has ended: start the same command "
-            "again, with --resume to continue after the last saved round"
+            f"torchrun ended this process (signal {number}), as where another one has ended: start "
+            "the same command again, with --resume to continue after the last saved round"
         )
 
     if not _in_main_thread():  # signals are for the main thread

@@ -113,7 +113,8 @@ class TableOptions:
         bound.apply_defaults()
         unused = [key for key in ("order", "split") if bound.arguments[key]]
         if unused or bound.arguments["test"] == "last":
-            raise DataError("order, split and test = 'last' do not work on nodes: remove them")
+            given = unused or ["test = 'last'"]
+            raise DataError(f"{', '.join(given)} does not work on nodes: remove it")
         return pydantic.TypeAdapter(cls).validate_python(bound.arguments)
 
 

@@ -97,7 +97,8 @@ class PrivateRounds:
         """The protocol of the server."""
         if rounds < 1:
             raise ConfigError(
-                "private: the number of rounds must be known beforehand: use start(num_rounds=...)"
+                f"private: {rounds} rounds, but their number must be known beforehand: use "
+                "start(num_rounds=...)"
             )
         names = tuple(map(str, range(self.clients)))
         population = Population(names, torch.ones(self.clients), (), self.classes)
@@ -205,7 +206,10 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
     def mod(message: Message, context: Context, call_next: Call) -> Message:
         told = settings_of(message.content)
         if FORM not in told:
-            raise ConfigError("private: the server's strategy is not private: remove the mod")
+            raise ConfigError(
+                f"private: the server's strategy is not private (it sent {sorted(told)}): remove "
+                "the mod"
+            )
         before = float(loss(message, context))
         received = next(iter(message.content.array_records.values()))
         reply = call_next(message, context)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from commonweal import engines
 from commonweal.algorithms.algorithm import Algorithm, Request, Sample
@@ -25,7 +25,7 @@ from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.rows import REGRESSION, scale_target
-from commonweal.datasets import build_federation
+from commonweal.datasets import Pool, build_federation
 from commonweal.engines import Engine, LocalEngine
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
@@ -174,6 +174,8 @@ def build_dataset(experiment: Experiment) -> Federation:
     seed = dataset.get("seed", experiment.seed)
     with _building("dataset", dataset, DataError):
         loaded = catalog.build("datasets", dataset)
+        kinds = Federation | Pool
+        expect(f"what dataset {dataset['name']!r} returns", loaded, kinds, "a Federation or Pool")
         partition = noise = None
         if experiment.partition is not None:
             partition = catalog.build("partitions", experiment.partition)
@@ -360,6 +362,9 @@ def build_task(
     with torch.random.fork_rng(devices=[]), _building("model", experiment.model, ConfigError):
         torch.manual_seed(experiment.seed)  # modules are initialised by torch's own generator
         module = catalog.build("models", experiment.model, **about)
+    expect(
+        f"what model {experiment.model['name']!r} returns", module, nn.Module, "a torch.nn.Module"
+    )
     main, *also = experiment.scores or (score,)
     return Task(module, loss, main, tuple(also), target)
 

@@ -152,7 +152,7 @@ class Run(Iterator[Round]):
             for _ in self:
                 pass
             if not self.job.engine.leads:
-                raise RunError("only rank 0 has the record of a run: iterate over it elsewhere")
+                raise RunError(f"{self!r}: only rank 0 has its record, iterate over it elsewhere")
             self._record = Record.read(self.folder)
         except BaseException:
             if temporary:

@@ -43,7 +43,9 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         tensors, digests = unpack(read_plain(path), name)
         state = unflatten(tensors)
         last = state.pop("last")
-        if last.shape != () or not state["server"]:
+        server = state["server"]
+        is_number = last.shape == () and last.dtype == torch.int64 and int(last) > 0
+        if not is_number or not isinstance(server, dict) or not server:
             raise KeyError
     except OSError as error:
         raise RunError(f"{name} cannot be read ({error.strerror}): {START_AGAIN}") from None

@@ -12,8 +12,10 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+from torch import Tensor
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
@@ -163,14 +165,18 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self.reset()
         self.folder = folder
         self._durable = True
-        for client, state in saved.get("client_states", {}).items():
+        inside = saved.get("client_states", {})
+        if not isinstance(inside, dict) or not all(_is_number(client) for client in inside):
+            _refuse("client_states are not by client")
+        for client, state in inside.items():
+            if not isinstance(state, dict):
+                _refuse(f"client_states/{client} is a tensor")
             self._hold(int(client), ClientState.read(state))
-        named = saved.get("client_rounds", torch.empty(0, 2))
-        if named.ndim != 2 or named.shape[1] != 2:
-            shape = tuple(named.shape)
-            raise RunError(
-                f"checkpoint.safetensors is damaged (client_rounds of shape {shape}): delete it"
-            )
+        named = saved.get("client_rounds", torch.empty(0, 2, dtype=torch.int64))
+        if not isinstance(named, Tensor) or named.dtype != torch.int64 or named.ndim != 2:
+            _refuse("client_rounds are not pairs of numbers")
+        if named.shape[1] != 2:
+            _refuse(f"client_rounds of shape {tuple(named.shape)}")
         for client, round in named.tolist():
             path = StateFiles(folder).path(client, round)
             if not path.exists():
@@ -222,6 +228,14 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         files = StateFiles(self.folder, self._durable)
         self._files[client] = files.write(client, self._rounds[client], state)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _refuse(what: str) -> NoReturn:
+    raise RunError(f"checkpoint.safetensors is damaged ({what}): delete it to start again")
 
 
 def read_state(path: Path) -> ClientState:

@@ -14,17 +14,17 @@ __all__ = ["all_lines", "damaged_rounds", "damaged_values", "places", "whole_lin
 
 def all_lines(path: Path) -> list[bytes]:
     """The lines of a file with their ends, the last one perhaps without."""
-    data = read_plain(path) if path.exists() else b""
+    try:
+        data = read_plain(path) if path.exists() else b""
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     *lines, rest = data.split(b"\n")
     return [line + b"\n" for line in lines] + ([rest] if rest else [])
 
 
 def whole_lines(path: Path, last: int) -> list[bytes]:
     """At most the first `last` complete lines of a file."""
-    try:
-        return [line for line in all_lines(path)[:last] if line.endswith(b"\n")]
-    except OSError as error:
-        raise RunError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    return [line for line in all_lines(path)[:last] if line.endswith(b"\n")]
 
 
 def damaged_rounds(folder: Path, lines: Sequence[bytes], last: int, expected: str) -> list[str]:

@@ -34,8 +34,10 @@ from commonweal.record.rounds import (
     RoundRecord,
     StoredRound,
     best_round,
+    last_lines,
     last_round,
     read_rounds,
+    sample_rounds,
 )
 from commonweal.training.scores import find
 from commonweal.training.task import InUnits
@@ -54,17 +56,18 @@ def find_runs(root: str | Path) -> Iterator[Path]:
 
     What is below a run belongs to it.
     """
-    try:
-        with os.scandir(root) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    if MARKS & {entry.name for entry in listed}:
-        yield Path(root)
-        return
-    for entry in listed:
-        if entry.is_dir(follow_symlinks=False):
-            yield from find_runs(entry.path)
+    pending = [str(root)]
+    while pending:
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name, reverse=True)
+        except OSError:
+            continue
+        if MARKS & {entry.name for entry in listed}:
+            yield Path(folder)
+            continue
+        pending += [entry.path for entry in listed if entry.is_dir(follow_symlinks=False)]
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,10 @@ class Outline:
 def _small_files(folder: Path) -> tuple[dict[str, Any], RunFacts]:
     try:
         experiment = dict(_parse(read_plain(folder / "experiment.toml").decode()))
-        rounds = experiment.get("rounds", 0)
-        if not isinstance(rounds, int):
-            raise ValueError(f"rounds = {rounds!r}")
+        for key in ("rounds", "seed"):
+            number = experiment.get(key, 0)
+            if not isinstance(number, int):
+                raise ValueError(f"{key} = {number!r}")
         return experiment, read_facts(folder)
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
@@ -172,6 +176,12 @@ class Record(Outline):
         """Read a run, finished or not."""
         folder = Path(folder)
         return cls(folder, *_small_files(folder), read_rounds(folder))
+
+    @classmethod
+    def sample(cls, folder: str | Path, most: int) -> "Record":
+        """Read a run with a part of its rounds, to draw it: see `sample_rounds`."""
+        folder = Path(folder)
+        return cls(folder, *_small_files(folder), sample_rounds(folder, most))
 
     @classmethod
     def find(cls, root: str | Path) -> "list[Record]":
@@ -237,10 +247,16 @@ class Record(Outline):
         """The rounds that were evaluated."""
         return [stored for stored in self.rounds if stored.metrics]
 
-    def timings(self) -> list[dict[str, float]]:
-        """The seconds of every round, by what they were spent on."""
+    def timings(self, last: bool = False) -> list[dict[str, float]]:
+        """The seconds of every round, by what they were spent on.
+
+        Args:
+            last: Read the end of the file only.
+        """
         path = self.folder / "timings.jsonl"
         try:
+            if last:
+                return [json.loads(line) for line in last_lines(path)]
             lines = read_plain(path).decode().split("\n") if path.exists() else []
             return [json.loads(line) for line in lines if line.endswith("}")]
         except (OSError, ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Required, TypeAlias, TypedDict
@@ -30,7 +30,7 @@ from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
 from commonweal.base.files import check_plain, read_plain
 from commonweal.base.tensors import Tensors
-from commonweal.base.text import quoted
+from commonweal.base.text import quoted, shown
 from commonweal.record.columns import Array, Chunks, Columns, Place
 from commonweal.training.evaluation import Evaluation
 
@@ -41,11 +41,15 @@ __all__ = [
     "StoredRound",
     "best_round",
     "decided",
+    "last_lines",
     "last_round",
     "numbered",
     "progress_after",
     "read_rounds",
     "round_columns",
+    "sample_rounds",
+    "spaced",
+    "tail",
 ]
 
 ROUNDS = "rounds.jsonl"
@@ -53,6 +57,8 @@ VALUES = "clients.chunks"
 PERSONAL = "personal_"  # begins the names of columns of the clients' personal models
 TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation is looked for
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
+EVALUATED = b'"metrics": {"'  # in a line with metrics
+NAMING = b'"new": ["'  # in a line with new clients
 OPTIONAL = (
     "capped",
     "personal",
@@ -231,8 +237,9 @@ class ClientTable:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["client", *columns])
+        names = [quoted(shown(name)) for name in self.names]  # `cat` shows them without effects
         cells = [[_cell(value) for value in column.tolist()] for column in columns.values()]
-        writer.writerows(zip(map(quoted, self.names), *cells, strict=True))
+        writer.writerows(zip(names, *cells, strict=True))
         return text.getvalue().encode()
 
 
@@ -396,12 +403,59 @@ def read_rounds(folder: Path) -> list[StoredRound]:
     try:
         *lines, _unfinished = read_plain(path).decode().split("\n")
         for line in lines:
-            values = json.loads(line)
-            names += map(str, values.get("new", ()))
-            rounds.append(StoredRound(values, names, chunks))
+            rounds.append(_stored(line, names, chunks))
     except (OSError, *MALFORMED) as error:
         raise RunError(_damaged(path, error)) from None
     return rounds
+
+
+def _stored(line: str | bytes, names: list[str], chunks: Chunks) -> StoredRound:
+    """The round of a line, which adds its new clients to the names."""
+    values = json.loads(line)
+    names += map(str, values.get("new", ()))
+    return StoredRound(values, names, chunks)
+
+
+def sample_rounds(folder: Path, most: int) -> list[StoredRound]:
+    """Rounds to draw: all of a short run; of a long one evenly spaced ones, and the last.
+
+    They are at most `most` rounds, as many evaluated ones, and the round after each of them. One
+    line at a time is in memory.
+    """
+    path = folder / ROUNDS
+    if not path.exists():
+        return []
+    names: list[str] = []
+    chunks = Chunks(folder / VALUES)
+    rounds = []
+    try:
+        is_evaluated = [EVALUATED in line for line in _whole_lines(path)]
+        evaluated = [k for k, has_metrics in enumerate(is_evaluated) if has_metrics]
+        chosen = {evaluated[k] for k in spaced(len(evaluated), most)}
+        chosen |= set(spaced(len(is_evaluated), most))
+        chosen |= {k + 1 for k in chosen}
+        for k, line in enumerate(_whole_lines(path)):
+            if k in chosen:
+                rounds.append(_stored(line, names, chunks))
+            elif NAMING in line:
+                names += map(str, json.loads(line)["new"])
+    except (OSError, *MALFORMED) as error:
+        raise RunError(_damaged(path, error)) from None
+    return rounds
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    check_plain(path)
+    with open(path, "rb", buffering=BUFFER) as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def spaced(size: int, most: int) -> list[int]:
+    """Evenly spaced indices, at most `most`, with the first and the last."""
+    if size == 0:
+        return []
+    indices = np.linspace(0, size - 1, min(size, most)).astype(int)
+    return sorted(set(indices.tolist()))
 
 
 def _damaged(path: Path, error: Exception) -> str:
@@ -448,7 +502,7 @@ def last_round(folder: Path) -> Progress:
     path = folder / ROUNDS
     number = 0
     try:
-        for line in reversed(_last_lines(path)):
+        for line in reversed(last_lines(path)):
             progress = Progress.parse(line)
             number = number or progress.number
             if progress.metrics:
@@ -458,7 +512,20 @@ def last_round(folder: Path) -> Progress:
     return Progress(number, {})
 
 
-def _last_lines(path: Path) -> list[bytes]:
+def tail(folder: Path) -> int:
+    """Where the first of the last rounds begins in rounds.jsonl: they are some megabytes."""
+    path = folder / ROUNDS
+    try:
+        check_plain(path)
+        with open(path, "rb") as file:
+            begin = max(0, file.seek(0, os.SEEK_END) - BUFFER)
+            file.seek(begin)
+            return begin + (len(file.readline()) if begin else 0)
+    except OSError:
+        return 0
+
+
+def last_lines(path: Path) -> list[bytes]:
     """The complete lines in the last bytes of a file, at least one where there is one."""
     if not path.exists():
         return []

@@ -1,6 +1,7 @@
 """The list of runs: federations, their methods over seeds, and folders that cannot be read."""
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +11,12 @@ import numpy as np
 
 from commonweal import metrics
 from commonweal.analysis.labels import baseline_of, federation_of, identity, labels, seed_of
+from commonweal.base.errors import RunError
 from commonweal.record.record import Outline, find_runs
 from commonweal.report.formats import points, scale
 
-__all__ = ["Federation", "Method", "Run", "broken", "describe", "federations", "scan", "select"]
+__all__ = ["Federation", "Method", "Run", "broken", "check_links", "describe", "federations"]
+__all__ += ["scan", "select"]
 
 RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
 FILES = ("experiment.toml", "run.json", "rounds.jsonl", "model.safetensors")
@@ -78,10 +81,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _read(folder: Path, name: str) -> Run:
     try:
+        check_links(folder)
         outline = Outline.open(folder)
         last = outline.last()
         changed = max(_changed(folder / file) for file in FILES)
-        return Run(
+        run = Run(
             id=name,
             state=_state(outline, changed),
             round=last.number,
@@ -93,8 +97,18 @@ def _read(folder: Path, name: str) -> Run:
             method=identity(outline),
             outline=outline,
         )
+        _federation("", [(run, outline)])  # what cannot be listed fails here, not with the others
+        return run
     except Exception as error:  # a folder may hold anything; it must not hide the others
         return Run(name, "broken", problem=str(error) or type(error).__name__)
+
+
+def check_links(folder: Path) -> None:
+    """Raise RunError where a file of a run is a link: the page reads its own folder only."""
+    with os.scandir(folder) as entries:
+        links = sorted(entry.name for entry in entries if entry.is_symlink())
+    if links:
+        raise RunError(f"{links[0]!r} is a link, which this page does not follow: copy the file")
 
 
 def _state(outline: Outline, changed: float) -> str:

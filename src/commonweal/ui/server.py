@@ -21,7 +21,7 @@ from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
 from commonweal.config import catalog
 from commonweal.record.record import Record
-from commonweal.record.rounds import progress_after
+from commonweal.record.rounds import progress_after, tail
 from commonweal.report import Format, document, figures
 from commonweal.report.clients import client_lines, samples_of, used_results
 from commonweal.report.compare import Comparison
@@ -121,6 +121,7 @@ def _folder(root: Path, name: str) -> Path:
         found = False
     if not found:
         raise RunError(f"there is no run {name!r} here")
+    runs.check_links(folder)
     return folder
 
 
@@ -200,8 +201,8 @@ def _run(root: Path, request: Request) -> dict[str, object]:
     described = runs.describe(root, folder)
     if described.problem:
         raise RunError(described.problem)
-    record = Record.read(folder)
-    view = views.run_view(record, described.state == "running")
+    record = Record.sample(folder, views.MOST_POINTS)
+    view = views.run_view(record, described.state)
     return asdict(view) | {"id": described.id, "state": described.state, "rule": _rule(record)}
 
 
@@ -291,8 +292,8 @@ async def _follow(root: Path, request: Request) -> Response:
 
 
 async def _events(folder: Path) -> AsyncIterator[str]:
-    """New rounds as server-sent events, until the run is finished."""
-    offset = 0
+    """New rounds as server-sent events, after some of the last, until the run is finished."""
+    offset = await run_in_threadpool(tail, folder)
     while True:
         finished = (folder / "model.safetensors").exists()
         path = folder / "rounds.jsonl"

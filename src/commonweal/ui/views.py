@@ -15,7 +15,7 @@ from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
-from commonweal.record.rounds import StoredRound
+from commonweal.record.rounds import StoredRound, spaced
 from commonweal.report.clients import (
     ClientLine,
     ClientLines,
@@ -144,21 +144,13 @@ def _shown(value: float, factor: float) -> float | None:
 
 def _curve(records: Sequence[Record], key: str, factor: float) -> Curve:
     found = band(records, key)
-    shown = _thin(len(found.rounds))
+    shown = spaced(len(found.rounds), MOST_POINTS)
 
     def column(values: Array) -> list[float | None]:
         return [_shown(float(values[k]), factor) for k in shown]
 
     numbers = [found.rounds[k] for k in shown]
     return Curve(numbers, column(found.mean), column(found.low), column(found.high))
-
-
-def _thin(size: int, most: int = MOST_POINTS) -> list[int]:
-    """Evenly spaced indices, at most `most`, with the first and the last."""
-    if size == 0:
-        return []
-    indices = np.linspace(0, size - 1, min(size, most)).astype(int)
-    return sorted(set(indices.tolist()))
 
 
 def _differing(runs: Mapping[str, Sequence[Record]]) -> dict[str, list[str]]:
@@ -197,12 +189,12 @@ class RunView:
     facts: dict[str, object]
 
 
-def run_view(record: Record, running: bool) -> RunView:
+def run_view(record: Record, state: str) -> RunView:
     """What the page shows of one run.
 
     Args:
-        record: The run.
-        running: Whether it still goes on.
+        record: The run, perhaps with a part of its rounds.
+        state: finished, running or stopped.
     """
     score = record.facts.score
     factor = scale(score)
@@ -219,8 +211,8 @@ def run_view(record: Record, running: bool) -> RunView:
         total=record.total,
         round=last,
         worst=worst,
-        seconds_left=_seconds_left(record, last) if running else None,
-        resume="" if record.finished or running else _resume(record),
+        seconds_left=_seconds_left(record, last) if state == "running" else None,
+        resume=_resume(record) if state == "stopped" else "",
         curves=curves,
         descent=_descent(record),
         rates=record.rounds[-1].rates if record.rounds else {},
@@ -237,7 +229,7 @@ def _descent(record: Record) -> dict[str, tuple[list[int], list[float | None]]]:
     lengths = {r.number: r.length for r in record.rounds if r.length is not None}
     if not lengths:
         return {}
-    thin = [record.rounds[k] for k in _thin(len(record.rounds), most=MOST_POINTS // 2)]
+    thin = [record.rounds[k] for k in spaced(len(record.rounds), MOST_POINTS // 2)]
     near = {k.number for k in thin} | {k.number + 1 for k in thin}  # rho takes two rounds in a row
     improved = improved_by_round([r for r in record.rounds if r.number in near])
     shown = [r.number for r in thin]
@@ -266,7 +258,9 @@ def _clients(record: Record) -> list[tuple[str, str, str]]:
 
 def _seconds_left(record: Record, last: int) -> float | None:
     """From the time of the last rounds; None where it is not known."""
-    recent = [sum(v for k, v in line.items() if k != "round") for line in record.timings()[-20:]]
+    recent = [
+        sum(v for k, v in line.items() if k != "round") for line in record.timings(last=True)[-20:]
+    ]
     return (record.total - last) * float(np.mean(recent)) if recent else None
 
 
@@ -358,11 +352,11 @@ def _client_method(
     values = record.history(name)
     used = values.get("test.personal_score", values.get("test.score", []))
     evaluated = [k for k, value in enumerate(used) if not math.isnan(value)]
-    shown = [evaluated[k] for k in _thin(len(evaluated))]
+    shown = [evaluated[k] for k in spaced(len(evaluated), MOST_POINTS)]
     part = [k for k, each in enumerate(record.rounds) if _took_part(each, name, values, k)]
     relative = [_relative(record.rounds[k], values["weight"][k], values["loss"][k]) for k in part]
     weights = [weight for weight, _ in relative if weight is not None]
-    thin = _thin(len(part))
+    thin = spaced(len(part), MOST_POINTS)
     events = []
     for k in part:
         each = record.rounds[k]

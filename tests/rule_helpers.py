@@ -13,7 +13,7 @@ from commonweal.rules import Decision, FedAvg, Reports, Rule
 Numbers = Sequence[float] | Tensor
 Table = Sequence[Sequence[float]] | Tensor
 
-# Table 1 of AAggFF, written a second time.
+# Appendix B.1 of AAggFF, written a second time.
 ORACLE_CDFS: dict[str, Callable[[float], float]] = {
     "weibull": lambda x: 1 - math.exp(-(x**2)),
     "frechet": lambda x: math.exp(-1 / x),
@@ -21,6 +21,8 @@ ORACLE_CDFS: dict[str, Callable[[float], float]] = {
     "exponential": lambda x: 1 - math.exp(-x),
     "logistic": lambda x: 1 / (1 + math.exp(-(x - 1))),
     "normal": lambda x: 0.5 * (1 + math.erf((x - 1) / math.sqrt(2))),
+    "clipped": lambda x: min(x, 2) / 2,
+    "subtracted": lambda x: math.log(3 / max(3 - x, 0.2)) / math.log(15),
 }
 
 

@@ -6,6 +6,7 @@ from commonweal.rules.adafed import AdaFed
 from commonweal.rules.afl import AFL
 from commonweal.rules.cvar import CVaR
 from commonweal.rules.directions import Directions
+from commonweal.rules.eg import EG
 from commonweal.rules.excess import Excess
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.feddg_ga import FedDGGA
@@ -35,6 +36,7 @@ __all__ = [
     "CVaR",
     "Decision",
     "Directions",
+    "EG",
     "Excess",
     "FedAvg",
     "FedDGGA",

@@ -45,9 +45,20 @@ __all__ = [
     "spacing_scale",
 ]
 
-CDF = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
+CDF = Literal[
+    "weibull",
+    "frechet",
+    "gumbel",
+    "exponential",
+    "logistic",
+    "normal",
+    "clipped",
+    "subtracted",
+]
 
-# App. B.1, with scale 1, as functions of a loss relative to the cohort's mean.
+# App. B.1, with scale 1, as functions of a loss relative to the cohort's mean. The last two are the
+# heuristics that it names: a loss clipped at twice the mean, and PropFair's -log(M - x), from 0 to
+# 1, with the M and the margin of the rule propfair.
 CDFS: dict[str, Callable[[Tensor], Tensor]] = {
     "weibull": lambda x: 1 - torch.exp(-x.square()),
     "frechet": lambda x: torch.exp(-1 / x),
@@ -55,6 +66,8 @@ CDFS: dict[str, Callable[[Tensor], Tensor]] = {
     "exponential": lambda x: 1 - torch.exp(-x),
     "logistic": lambda x: torch.sigmoid(x - 1),
     "normal": lambda x: torch.special.ndtr(x - 1),
+    "clipped": lambda x: (x / 2).clamp(max=1),
+    "subtracted": lambda x: (1 - (5 * (3 - x)).clamp(1, 15).log() / math.log(15)).clamp(min=0),
 }
 
 Scale = float | Literal["spacing"]  # of a CDF: a number, or fitted to each cohort

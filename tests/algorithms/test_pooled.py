@@ -34,9 +34,9 @@ def pooled(f: Federation, **settings: Any) -> Round:
 
 
 def test_it_is_as_good_as_logistic_regression() -> None:
-    """The network alone overfits within ten epochs and loses 6 points."""
+    """Plain SGD of the same network loses 3.9 points in 20 epochs."""
     f = Federation.from_arrays(*noisy(), test=0.5)
-    done = pooled(f, rounds=10, evaluate_every=10)
+    done = pooled(f, rounds=20, evaluate_every=20)
     assert done.evaluation is not None and done.evaluation.personal is not None
     sizes = done.evaluation.sizes
     score = float((done.evaluation.personal.score * sizes).sum() / sizes.sum())

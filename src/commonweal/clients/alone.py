@@ -28,7 +28,8 @@ class Alone(LocalTraining):
 
     A fifth of the training samples is held out to choose the round at which the network stops, the
     weight decay of the linear model and a; then both are trained on all training samples. Costs 1.5
-    times sgd's training. A client that was not in every cohort trains the missing rounds at home.
+    times sgd's training and six fits of the linear model. A client that was not in every cohort
+    trains the missing rounds at home.
 
     select: choose as described; otherwise the network is trained for all rounds, and nothing else
     The others are those of sgd

@@ -199,10 +199,30 @@ def test_files_that_are_not_tables(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
+@pytest.mark.parametrize("letter", ["\x0b", "\x0c", "\x85", "\u2028"])
+def test_names_with_unusual_line_ends(tmp_path: Path, letter: str) -> None:
+    path = written(tmp_path / "t.csv", TABLE.replace("city", f"ci{letter}ty"))
+    assert load(path).train.x.shape[1] == 3
+
+
+def test_wide_letters_and_nul_bytes(tmp_path: Path) -> None:
+    plain = load(written(tmp_path / "t.csv", TABLE))
+    for encoding in ("utf-16", "utf-16-be"):
+        path = written(tmp_path / "wide.csv", TABLE, encoding)
+        with pytest.raises(DataError, match=f"is UTF-16.*say encoding = '{encoding}'"):
+            load(path)
+        assert torch.equal(load(path, encoding=encoding).train.x, plain.train.x)
+    with pytest.raises(DataError, match="has NUL bytes"):
+        load(written(tmp_path / "nul.csv", TABLE.replace("w1", "w\0", 1)))
+
+
 def test_arrays_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "t.npz").write_bytes(b"no zip")
     with pytest.raises(DataError, match="not an npz file"):
         commonweal.dataset("table", path=str(tmp_path / "t.npz"))
+    np.savez(tmp_path / "v.npz", x=np.zeros((24, 0)), y=np.arange(24) % 2)
+    with pytest.raises(DataError, match="nothing to learn from"):
+        commonweal.dataset("table", path=str(tmp_path / "v.npz"), partition=FIVE)
     np.savez(tmp_path / "u.npz", x=np.zeros(3))
     with pytest.raises(DataError, match="it needs y too"):
         commonweal.dataset("table", path=str(tmp_path / "u.npz"))

@@ -303,6 +303,8 @@ def _from_npz(
     needed = ["x", "y"] if client is None else ["x", "y", client]
     arrays = _load_npz(file, needed)
     x, y = arrays["x"], arrays["y"]
+    if x.size == 0 or x.ndim == 0:
+        raise DataError(f"{str(file)!r} has x of shape {x.shape}: there is nothing to learn from")
     numeric = x.shape[1] if scale and x.ndim == 2 and x.dtype.kind == "f" else 0
     features = partial(standardized, torch.from_numpy(x), numeric) if numeric else x
     owners = arrays.get(client or CLIENT)

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 
 from typer.testing import CliRunner
 
-from commonweal.base.errors import DataError, RunError
+from commonweal.base.errors import ConfigError, DataError, RunError
 from commonweal.cli import app as command
 from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, make_client_app
@@ -91,6 +91,9 @@ def test_the_run_predicts_a_new_table(tmp_path: Path) -> None:
         found = list(csv.DictReader(file))
     assert len(found) == 5
     assert {row["predicted state"] for row in found} <= {"well", "ill", "dead"}
+    assert "predicted by the global model" in done.output
+    refused = CliRunner().invoke(command, [*arguments, "--client", "c"])
+    assert isinstance(refused.exception, ConfigError) and "nodes" in str(refused.exception)
 
 
 def test_values_are_scaled_by_all_clients_sums(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ __all__ += ["predict_table"]
 
 CLASSES = ("cross-entropy", "binary")
 PASS = 10_000  # rows in a forward pass
+AT_NODES = "personal models of a Flower run stay at its nodes, and only the global one is here"
 OUTSIDE = "outside the training range"  # the column that names such columns of a row
 
 
@@ -71,8 +72,17 @@ class Models:
         self.trust = trust
 
     @cached_property
+    def at_nodes(self) -> bool:
+        """Whether clients use other models than the global one, which their nodes keep."""
+        return self._differ and self.record.facts.engine == "flower"
+
+    @cached_property
     def personal(self) -> bool:
-        """Whether clients use other models than the global one."""
+        """Whether clients use other models than the global one, which are here."""
+        return self._differ and not self.at_nodes
+
+    @property
+    def _differ(self) -> bool:
         return bool(self.record.evaluated and self.record.evaluated[-1].personal)
 
     @property
@@ -96,6 +106,8 @@ class Models:
 
     def _used_by(self, client: str, module: nn.Module) -> nn.Module:
         """What a client uses according to the last checkpoint, as one module of this kind."""
+        if self.at_nodes:
+            raise ConfigError(f"client {client!r}: {AT_NODES}; leave --client out")
         job, state = self._reopened
         names = job.population.names
         if client not in names:
@@ -157,7 +169,10 @@ def predict_table(
     preprocessing = _preprocessing(record)
     if client is not None or not models.personal:
         trained = _Trained(record, preprocessing, models.of(client))
-        return _predict(path, preprocessing, lambda owner: (trained, None))
+        predictions = _predict(path, preprocessing, lambda owner: (trained, None))
+        if models.at_nodes:
+            predictions.remarks.append(f"predicted by the global model: {AT_NODES}")
+        return predictions
     known: dict[str | None, _Trained] = {}
 
     def choose(owner: str | None) -> tuple[_Trained, str | None]:

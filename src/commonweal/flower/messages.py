@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -184,16 +185,25 @@ def values_of(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def _view(name: str, array: Array) -> np.ndarray:
-    stream = io.BytesIO(array.data)
+    data = array.data
+    long = data[6:7] != b"\1"  # version 1 of the format has two bytes for the header's length
+    begin = 12 if long else 10
+    offset = begin + int.from_bytes(data[8:begin], "little")
     try:
-        if np.lib.format.read_magic(stream) == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-        flat = np.frombuffer(array.data, dtype, offset=stream.tell())
+        shape, fortran, dtype = _header(data[:offset])
+        flat = np.frombuffer(data, dtype, offset=offset)
         return flat.reshape(shape, order="F" if fortran else "C")
     except ValueError as error:
         raise DataError(f"its array {name!r} cannot be read ({error})") from None
+
+
+@lru_cache(4096)
+def _header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and type of an array: the same for every client, and slow to read."""
+    stream = io.BytesIO(header)
+    if np.lib.format.read_magic(stream) == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    return np.lib.format.read_array_header_2_0(stream)
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
+from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError, DataError
@@ -35,7 +37,7 @@ __all__ += ["Stateless", "in_double", "prior_weights", "required"]
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
 
-BLOCK = 1 << 12  # columns of the updates that are held in float64 at a time: they fit a cache
+BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: they fit a cache
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,10 +148,10 @@ class Reports:
     def gram(self) -> Tensor:
         """The inner products (S, S) of the updates, in float64: all that direction rules need."""
         updates = required(self.updates, "updates")
-        gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-        for block in in_double(updates):
-            gram.addmm_(block, block.T)
-        return gram
+        gram = np.zeros((len(updates), len(updates)), order="F")
+        for block in in_double(updates):  # half of a symmetric product, in twice the speed
+            gram = dsyrk(1.0, block.numpy().T, beta=1.0, c=gram, trans=1, overwrite_c=1)
+        return torch.from_numpy(gram + np.triu(gram, 1).T)
 
     def subset(self, which: Tensor) -> "Reports":
         """Keep the reports at these positions, or where a mask (S,) is true."""

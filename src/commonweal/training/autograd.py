@@ -1,20 +1,83 @@
 """The reference trainer: gradients by autograd, for any model and any objective."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs
+from commonweal.training.dense import Features
+from commonweal.training.memory_format import channels_last
 from commonweal.training.objective import Objective, Value, objective_value
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 from commonweal.training.vectorize import Vectorize
 
 __all__ = ["AutogradSteps", "AutogradTrainer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The last layers of a model, where a phase trains no others.
+
+    What the layers below give for a sample is computed once.
+
+    Attributes:
+        body: The layers below.
+        task: The last layers, with the loss.
+        features: What the body gives for each sample.
+    """
+
+    body: Task
+    task: Task
+    features: Features
+
+    @classmethod
+    def of(
+        cls, task: Task, objective: Objective, mask: Tensor | None, rows: Rows, features: Features
+    ) -> "Head | None":
+        """The layers that a mask (d,) trains; None: these are not the last layers of a stack."""
+        if mask is None or objective != Objective() or rows.transform is not None:
+            return None
+        if not isinstance(rows.inputs, Tensor) or task.draws_inside(rows.inputs):
+            return None
+        parts = _divided(task, mask)
+        if parts is None:
+            return None
+        body, last = parts
+        return cls(channels_last(body, rows.inputs), last, features)
+
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """What the bodies (S, p) give for samples (S, B, ...)."""
+        with torch.no_grad():
+            pairs = zip(w, x, strict=True)
+            return torch.stack([self.body.raw_outputs(own, samples) for own, samples in pairs])
+
+
+@lru_cache(maxsize=16)
+def _divided(task: Task, mask: Tensor) -> tuple[Task, Task] | None:
+    """A stack below and above the first layer that a mask (d,) trains; None: it is not such one.
+
+    Remembered by the tensor, not by its values: masks are never changed.
+    """
+    module = task.module
+    if type(module) is not nn.Sequential or task.output is not None:
+        return None
+    counts = [sum(p.numel() for p in layer.parameters()) for layer in module.children()]
+    if task.size != sum(counts):  # buffers, or parameters that are not trained
+        return None
+    begin = int((~mask).sum())
+    below = [sum(counts[:k]) for k in range(len(counts))]
+    if begin == 0 or mask[:begin].any() or begin not in below:
+        return None
+    k = max(k for k, size in enumerate(below) if size == begin)
+    flat = any(type(layer) is nn.Flatten for layer in list(module.children())[:k])
+    if type(module[k]) is not nn.Linear or not flat:
+        return None
+    return Task(module[:k], implied=True), replace(task, module=module[k:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +90,7 @@ class AutogradTrainer:
         optimizer: How vectors move.
         mask: The coordinates (d,) that move. None: all of them.
         vectorize: How functions of one client are run for a group.
+        head: The layers that move, where the others' outputs are computed once.
     """
 
     task: Task
@@ -34,6 +98,7 @@ class AutogradTrainer:
     optimizer: Optimizer
     mask: Tensor | None
     vectorize: Vectorize
+    head: Head | None = None
 
     def on(self, vectors: Tensors, memory: dict[str, Tensors], start: int) -> "AutogradSteps":
         """The steps of neighbouring clients from position `start` on, in place.
@@ -43,7 +108,13 @@ class AutogradTrainer:
             memory: What the optimizer remembers of each vector.
             start: The position of the first client.
         """
-        return AutogradSteps(self, vectors, memory)
+        if self.head is None:
+            return AutogradSteps(self, vectors, memory, start)
+        n = self.head.task.size
+        remembered = {key: value[:, -n:] for key, value in memory["w"].items()}
+        last = {"w": vectors["w"][:, -n:]}
+        trainer = replace(self, task=self.head.task, mask=None)
+        return AutogradSteps(trainer, last, {"w": remembered}, start, vectors["w"][:, :-n])
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +124,19 @@ class AutogradSteps:
     trainer: AutogradTrainer
     vectors: Tensors  # (S, ...)
     memory: dict[str, Tensors]  # of the optimizer, by vector
+    start: int  # the position of the first client
+    body: Tensor | None = None  # (S, p) the layers below those that move
 
     def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Inputs:
-        """The samples (S, B, ...) with these numbers (S, B)."""
-        return rows.inputs[index]
+        """The samples (S, B, ...) with these numbers (S, B), or what the body gives for them."""
+        head = self.trainer.head
+        if head is None or self.body is None:
+            return rows.inputs[index]
+        if epoch:
+            return head.features.read(index, self.start)
+        outputs = head.outputs(self.body, rows.x[index])
+        head.features.write(index, self.start, outputs)
+        return outputs
 
     @cached_property
     def _trained(self) -> tuple[str, ...]:

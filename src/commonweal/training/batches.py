@@ -55,9 +55,12 @@ class BatchSchedule:
         noise = self.noise[self.first_noise[:clients] + step]
         return torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise)
 
-    def lengths(self, step: int, clients: int) -> np.ndarray:
-        """The samples (k,) that the first k clients take at a step."""
-        return self._batches_at(step, clients)[1]
+    def first_epoch(self) -> np.ndarray:
+        """The samples (steps, S) that clients take at the steps of their first epoch, else 0."""
+        last = np.minimum(self.steps_per_epoch, self.steps)
+        step = np.arange(last.max())[:, None]
+        lengths = np.minimum(self.batch, self.sizes - step * self.batch)
+        return np.where(step < last, lengths, 0).astype(np.float32)
 
     def _batches_at(self, step: int, clients: int) -> tuple[np.ndarray, np.ndarray]:
         """Where in `order` the batches begin, and their lengths, (k,) each."""

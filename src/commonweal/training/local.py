@@ -20,7 +20,7 @@ from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors, move, select
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs, Transform
-from commonweal.training.autograd import AutogradSteps, AutogradTrainer
+from commonweal.training.autograd import AutogradSteps, AutogradTrainer, Head
 from commonweal.training.batches import BatchSchedule, chunks, schedule
 from commonweal.training.client import Client, learning_rate
 from commonweal.training.dense import DenseSteps, DenseTrainer, Features
@@ -176,21 +176,18 @@ class _FirstEpoch:
     """The mean losses of clients over the batches of their first epoch."""
 
     def __init__(self, plan: BatchSchedule, device: torch.device) -> None:
-        self.plan = plan
-        self.last = int(plan.steps_per_epoch.max())  # the step after it, for all clients
-        self.totals = torch.zeros(len(plan.steps), device=device)
-        self.samples = np.zeros(len(plan.steps), dtype=np.float32)
+        self.samples = plan.first_epoch()  # (steps, S)
+        self.losses = torch.zeros(self.samples.shape, device=device)
 
-    def add(self, step: int, a: int, b: int, losses: Tensor) -> None:
-        """Take the losses of a step of the clients from position a to b into account."""
-        counts = self.plan.lengths(step, b)[a:]
-        counts = np.where(step < self.plan.steps_per_epoch[a:b], counts, 0).astype(np.float32)
-        self.samples[a:b] += counts
-        taken = torch.from_numpy(counts).to(losses.device)
-        self.totals[a:b] += torch.where(taken > 0, losses * taken, 0.0)
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
 
     def means(self) -> Tensor:
-        return self.totals / torch.from_numpy(self.samples).to(self.totals.device)
+        samples = torch.from_numpy(self.samples).to(self.losses.device)
+        # A loss of a later epoch may be infinite, which times 0 is not 0.
+        totals = torch.where(samples > 0, self.losses * samples, 0.0).sum(0)
+        return totals / samples.sum(0)
 
 
 class _Vectors(dict[str, Tensor]):
@@ -239,7 +236,7 @@ class _Group:
             batch = self._batch(0, len(steps))[0]
             update, losses = first.first_updates(received, batch, place, watched is not None)
             if watched is not None and losses is not None:
-                watched.add(0, 0, len(steps), losses)
+                watched.losses[0] = losses
             if self.plan.steps[0] == 1 and not models:
                 vectors.pop("w")
                 return self._replied(vectors | {"update": update}, steps, models, update)
@@ -281,9 +278,13 @@ class _Group:
                 return dense
         task = channels_last(self.task, self.rows.inputs) if self.vectorize is single else self.task
         trainers = []
-        for phase in phases:
+        features = Features(self.plan.sizes, self.plan.first_row)
+        for number, phase in enumerate(phases):
             mask = None if phase.trains is None else phase.trains.to(self.rows.device)
-            trainers.append(AutogradTrainer(task, objective, optimizer, mask, self.vectorize))
+            head = None
+            if number == 0 and self.vectorize is single:  # nothing has moved before
+                head = Head.of(self.task, objective, phase.trains, self.rows, features)
+            trainers.append(AutogradTrainer(task, objective, optimizer, mask, self.vectorize, head))
         return tuple(trainers)
 
     def _own_copies(self, vectors: Tensors, objective: Objective, place: Tensor | None) -> None:
@@ -352,12 +353,12 @@ class _Group:
                 if self.rows.transform is not None:
                     x = self._transformed(x, self.rows.transform, slice(a, b), step)
                 batch = Batch(x, self.rows.y[index[a:b]], weight[a:b])
-                wanted = watched is not None and step < watched.last
+                wanted = watched is not None and step < watched.steps
                 for substep in range(objective.steps):
                     asked = wanted and substep == 0
                     losses = view.steps(batch, noise[a:b], step == substep == 0, asked)
                     if asked and watched is not None and losses is not None:
-                        watched.add(step, a, b, losses)
+                        watched.losses[step, a:b] = losses
                 if objective.after is not None:
                     for name, value in objective.after(view.vectors, lr).items():
                         view.vectors[name].copy_(value)

@@ -30,6 +30,7 @@ from commonweal.jobs.rounds import run
 from commonweal.rules.rule import Rule
 from commonweal.training import scores
 from commonweal.training.client import Client
+from commonweal.training.own import score_name, score_path
 
 if TYPE_CHECKING:  # optuna is installed with commonweal[tune] only
     from optuna import Study
@@ -260,6 +261,9 @@ def score_of(base: Mapping[str, object]) -> str:
     """The main score of an experiment."""
     experiment = Experiment(**base)
     score, *_ = experiment.scores or (build_dataset(experiment).score,)
+    path = score_path(score)
+    if path:
+        return score_name(catalog.function("score", path), score.startswith("lower:"))
     return str(score)
 
 

@@ -50,8 +50,13 @@ if TYPE_CHECKING:
     from commonweal.training.client import Client
 
 __all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
+__all__ += ["function"]
 __all__ += ["parse_value", "read_toml", "split_list", "split_name", "trusting"]
 
+UNTRUSTED = (
+    "is a program that the run names: it is imported only if you trust whoever wrote the run "
+    "(--trust, or trust=True)"
+)
 LARGEST = 1e30  # a number in an experiment; float32 ends at 3e38
 DEPTH = 20  # of tables and lists within each other
 SIZE = 1 << 20  # characters of a TOML file
@@ -224,6 +229,26 @@ def _import_file(module: str) -> ModuleType:
     return loaded
 
 
+def function(key: str, path: str) -> Callable[..., Any]:
+    """A user's function by its import path, as in loss = "./my_losses.py:focal".
+
+    Args:
+        key: Of the experiment, for messages.
+        path: `package.module:function`, or `./file.py:function`.
+    """
+    if not _trusted.get():
+        raise TrustError(f"{key} = {path!r} {UNTRUSTED}")
+    module, _, attribute = path.rpartition(":")
+    try:
+        named = getattr(_import(module), attribute)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{key} = {path!r} cannot be used: {error}") from None
+    if not callable(named):
+        raise ConfigError(f"{key} = {path!r} is {named!r:.80}: name a function")
+    callback: Callable[..., Any] = named
+    return callback
+
+
 @cache
 def entries(kind: str) -> Mapping[str, Entry]:
     """Everything of a kind, by name. Nothing is imported."""
@@ -304,10 +329,7 @@ def find(kind: str, name: str) -> Entry:
     if ":" not in name:
         raise ConfigError(f"no {KINDS[kind].label} is called {name!r}: {did_you_mean(name, known)}")
     if not _trusted.get():
-        raise TrustError(
-            f"{KINDS[kind].label} = {name!r} is a program that the run names: it is imported only "
-            "if you trust whoever wrote the run (--trust, or trust=True)"
-        )
+        raise TrustError(f"{KINDS[kind].label} = {name!r} {UNTRUSTED}")
     module, _, attribute = name.rpartition(":")
     entry = Entry(kind, name, module, attribute)
     docs = inspect.cleandoc(entry.factory.__doc__ or "")

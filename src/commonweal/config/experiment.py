@@ -35,6 +35,8 @@ IN_NAME = (
 )
 LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
+REGRESSION_LOSSES = ("squared", "huber", "absolute", "poisson")
+DIRECTIONS = ("lower:", "higher:")  # in front of a score of one's own: what is better
 PATHS = ("path", "dir", "public")  # parameters that name files
 RENAMED = {  # keys of 0.2, which are read until 0.4
     "noise": "label_noise",
@@ -111,6 +113,14 @@ def _are_numbers(values: Sequence[object]) -> bool:
     return len(values) > 0 and all(type(value) in (int, float) for value in values)
 
 
+def _check_loss(value: object) -> object:
+    """A loss of a regression, or the import path of a function; None: the dataset's own."""
+    if value is None or value in REGRESSION_LOSSES or (isinstance(value, str) and ":" in value):
+        return value
+    hint = did_you_mean(str(value), REGRESSION_LOSSES)
+    raise ConfigError(f"loss = {value!r}: {hint}; a loss of your own is written ./file.py:function")
+
+
 class RunSettings(pydantic.BaseModel):
     """What determines a run besides its parts."""
 
@@ -138,7 +148,8 @@ class RunSettings(pydantic.BaseModel):
     synthetic_from: str = ""  # a run's folder, whose synthetic samples every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
     score: Annotated[str | tuple[str, ...] | None, BeforeValidator(_check_score)] = None
-    loss: Literal["squared", "huber", "absolute", "poisson"] | None = None  # of a regression
+    # Of a regression by name, or a function of one's own: "./my_losses.py:focal"
+    loss: Annotated[str | None, BeforeValidator(_check_loss)] = None
     target: Literal["log"] | None = None  # a regression's model is trained on logarithms
     # The score for which a threshold of two classes is chosen on validation samples
     threshold: Literal["f1", "balanced-accuracy", "accuracy"] | None = None
@@ -424,6 +435,9 @@ def values(path: str | Path) -> Tree:
 
 def _located(value: object, folder: Path) -> object:
     """A part with its relative paths made absolute, seen from a folder."""
+    if isinstance(value, str) and value.startswith(DIRECTIONS):
+        direction, _, rest = value.partition(":")
+        return f"{direction}:{_located(rest, folder)}"
     if isinstance(value, str) and ".py:" in value:
         file, _, attribute = value.rpartition(":")
         return f"{_absolute(file, folder)}:{attribute}"

@@ -32,6 +32,7 @@ from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
+from commonweal.training.own import score_path
 from commonweal.training.task import Task
 
 __all__ = ["Job", "Parts", "build_algorithm", "build_dataset", "build_task"]
@@ -273,6 +274,8 @@ def with_loss(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with the loss that a run names for its regression."""
     if settings.loss is None:
         return federation
+    if ":" in settings.loss:  # a function, which takes labels as they are
+        return federation.with_loss(settings.loss)
     if federation.loss not in REGRESSION:
         raise ConfigError(
             f"loss = {settings.loss!r} is for regression, but this data has the loss "
@@ -365,8 +368,16 @@ def build_task(
     expect(
         f"what model {experiment.model['name']!r} returns", module, nn.Module, "a torch.nn.Module"
     )
-    main, *also = experiment.scores or (score,)
-    return Task(module, loss, main, tuple(also), target)
+    main, *also = experiment.scores or ("" if ":" in loss else score,)
+    path = score_path(main)
+    return Task(
+        module,
+        catalog.function("loss", loss) if ":" in loss else loss,
+        catalog.function("score", path) if path else main,
+        tuple(also),
+        target,
+        lower_is_better=main.startswith("lower:"),
+    )
 
 
 def build_algorithm(experiment: Experiment, task: Task, population: Population) -> Algorithm:

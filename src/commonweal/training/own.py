@@ -13,7 +13,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.training.scores import Score
 
 __all__ = ["LossFunction", "OwnScore", "Pick", "ScoreFunction", "known_loss", "loss_name"]
-__all__ += ["pick_outputs", "score_name", "unreduced"]
+__all__ += ["pick_outputs", "score_name", "score_path", "unreduced"]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> (N,), or a torch loss
 ScoreFunction = Callable[[Tensor, Tensor], Tensor | float]  # of a client: (N,), or one number
@@ -108,6 +108,16 @@ def loss_name(function: object) -> str:
 
 
 # Scores
+
+
+def score_path(text: str) -> str:
+    """The import path of a score of the user's own, as an experiment names it; empty: it is not.
+
+    >>> score_path("lower:./my_scores.py:log_error"), score_path("accuracy")
+    ('./my_scores.py:log_error', '')
+    """
+    path = text.removeprefix("lower:").removeprefix("higher:")
+    return path if ":" in path else ""
 
 
 def score_name(function: object, lower_is_better: bool) -> str:

@@ -7,6 +7,8 @@ all rules of a federation, is below 0.05. "weight and loss" is the correlation o
 over the clients of a round, as a mean over rounds and seeds: what a rule favours.
 
     COMMONWEAL_DATA=... python benchmarks/defaults.py --seeds 10 --minutes 60 --kept defaults.jsonl
+
+`benchmarks/recorded/defaults.jsonl` has the runs of docs/results.md.
 """
 
 import argparse
@@ -92,7 +94,10 @@ def tail(name: str) -> str:
 
 def experiment(name: str, rule: str, seed: int) -> Experiment:
     settings = SETS[name]
-    return Experiment(**settings, rule=rule, seed=seed, evaluate_every=settings["rounds"])
+    losses = {"name": "averaging", "loss": "always"}  # to correlate them with weights
+    return Experiment(
+        **settings, algorithm=losses, rule=rule, seed=seed, evaluate_every=settings["rounds"]
+    )
 
 
 def result(cell: Cell, rows: Federation) -> tuple[float, float, float]:
@@ -146,9 +151,11 @@ def collect(seeds: int, minutes: float, names: list[str], path: Path) -> Scores:
 
 def complete(name: str, scores: Scores) -> dict[str, Array]:
     """Every rule's scores (seeds, 3), of the seeds that all rules have."""
-    known = {cell.seed for cell in scores if cell.federation == name}
-    whole = [s for s in sorted(known) if all(Cell(name, rule, s) in scores for rule in rules())]
-    return {rule: np.array([scores[Cell(name, rule, s)] for s in whole]) for rule in rules()}
+    cells = [cell for cell in scores if cell.federation == name]
+    names = dict.fromkeys(cell.rule for cell in cells)
+    seeds = sorted({cell.seed for cell in cells})
+    whole = [s for s in seeds if all(Cell(name, rule, s) in scores for rule in names)]
+    return {rule: np.array([scores[Cell(name, rule, s)] for s in whole]) for rule in sorted(names)}
 
 
 def holm(p: list[float]) -> list[float]:
@@ -174,7 +181,7 @@ def p_values(differences: list[Array]) -> list[float]:
 def table(name: str, values: dict[str, Array]) -> Iterator[str]:
     """The lines of one federation's table."""
     base = values["fedavg"]
-    others = rules()[1:]
+    others = [rule for rule in values if rule != "fedavg"]
     marks = {}
     for column in (0, 1):
         found = p_values([values[rule][:, column] - base[:, column] for rule in others])

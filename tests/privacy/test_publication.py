@@ -80,7 +80,9 @@ def test_reports_pages_and_json_leave_clients_out(tmp_path: Path) -> None:
     summary = run_table.run_summary(record)
     assert summary["metrics"] is None and summary["clients"] == []
     assert_public(json.dumps(summary["privacy"]))
-    assert_public(json.dumps(views.run_view(record, "finished").clients))
+    page = views.run_view(record, "finished")
+    assert page.clients == [] and page.curves == {} and "epsilon" in str(page.facts["privacy"])
+    assert_public(json.dumps(page.facts))
     described = runs.scan(tmp_path)
     assert [each.id for each in described] == ["run"]  # the private part is not listed
     assert described[0].mean is None and described[0].worst is None

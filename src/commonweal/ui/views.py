@@ -29,6 +29,7 @@ from commonweal.report.compare import Comparison
 from commonweal.report.figures import band
 from commonweal.report.formats import points, scale, show_score
 from commonweal.report.overview import Overview, overview
+from commonweal.report.run_table import promised
 
 __all__ = [
     "ClientView",
@@ -201,6 +202,9 @@ def run_view(record: Record, state: str) -> RunView:
     clients = _clients(record)
     worst = "" if not clients else f"{clients[0][0]} {clients[0][1]}"
     last = record.rounds[-1].number if record.rounds else 0
+    facts = record.facts.table()
+    if record.facts.privacy is not None:
+        facts["privacy"] = "; ".join(promised(record))
     curves = {}
     if record.evaluated:
         curves = {key: _curve([record], key, factor) for key in METRICS}
@@ -220,7 +224,7 @@ def run_view(record: Record, state: str) -> RunView:
         metrics=METRICS,
         clients=clients,
         experiment=(record.folder / "experiment.toml").read_text(encoding="utf-8"),
-        facts=record.facts.table(),
+        facts=facts,
     )
 
 

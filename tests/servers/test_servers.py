@@ -372,6 +372,6 @@ def test_parameters_out_of_range_are_errors(kind: Any, wrong: dict[str, float]) 
 
 
 def test_every_optimizer_is_found_by_name() -> None:
-    assert set(catalog.entries("servers")) == {*OPTIMIZERS, "optimistic", "polyak"}
+    assert set(catalog.entries("servers")) == {*OPTIMIZERS, "ball", "optimistic", "polyak"}
     for name in OPTIMIZERS:
         assert type(commonweal.server(name)) is type(OPTIMIZERS[name])

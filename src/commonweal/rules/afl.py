@@ -2,9 +2,9 @@
 
 Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Fig. 3. The paper's own algorithm
 takes a single stochastic gradient of every domain per round: local training of one step, all
-clients, server "polyak" for the averaged model, and `grouped` for domains. There every domain
-reports in every round; for clients that are not asked a loss is imputed here, since a loss of 0
-would let every reporter gain on every absent client.
+clients, server "polyak" for the averaged model, "ball" for the projection of w, and `grouped` for
+domains. There every domain reports in every round; for clients that are not asked a loss is imputed
+here, since a loss of 0 would let every reporter gain on every absent client.
 """
 
 from collections.abc import Mapping

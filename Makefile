@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup browser demo test coverage mutants lint bench campaign docs clean
+.PHONY: setup browser demo test coverage mutants lint bench campaign soak docs clean
 
 setup: .venv/.done
 
@@ -52,9 +52,15 @@ mutants: setup
 bench: setup
 	$(BIN)/python -m benchmarks.speed $(BENCH)
 
-# Kills, flips, full disks and two processes: minutes.
+# Kills, flips, full disks, two processes, and FUZZ random changes of what each reader reads: minutes.
+FUZZ ?= 1000
 campaign: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/campaign.py
+	OMP_NUM_THREADS=1 COMMONWEAL_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/test_fuzz.py
+
+# 100,000 rounds with 200 kills: hours. SOAK="--rounds 2000 --kills 20" is shorter.
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py $(SOAK)
 
 clean:
 	rm -rf .venv build src/*.egg-info

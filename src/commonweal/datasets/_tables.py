@@ -214,7 +214,7 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
         raise DataError(
             f"{str(path)!r} has a header that is not a line of names: {error}"
         ) from None
-    except (pyarrow.ArrowException, OSError, EOFError) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, UnicodeError) as error:
         problem, byte = _csv_problem(path, separator, encoding, str(error))
         if byte is not None:
             raise EncodingError(problem) from None

@@ -4,7 +4,8 @@ import io
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal
 
@@ -189,11 +190,18 @@ def _view(name: str, array: Array) -> np.ndarray:
     long = data[6:7] != b"\1"  # version 1 of the format has two bytes for the header's length
     begin = 12 if long else 10
     offset = begin + int.from_bytes(data[8:begin], "little")
-    try:
+    with _reading(name):
         shape, fortran, dtype = _header(data[:offset])
         flat = np.frombuffer(data, dtype, offset=offset)
         return flat.reshape(shape, order="F" if fortran else "C")
-    except ValueError as error:
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turn whatever numpy raises into an error: it parses the header of an array as Python."""
+    try:
+        yield
+    except Exception as error:
         raise DataError(f"its array {name!r} cannot be read ({error})") from None
 
 
@@ -212,5 +220,13 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def to_tensors(record: ArrayRecord) -> Tensors:
-    """Tensors from a message. They are copies, aligned as in a process that computed them."""
-    return {name: torch.tensor(array.numpy()) for name, array in record.items()}
+    """Tensors from a message. They are copies, aligned as in a process that computed them.
+
+    Raises:
+        DataError: The bytes are not those of tensors.
+    """
+    tensors = {}
+    for name, array in record.items():
+        with _reading(name):
+            tensors[name] = torch.tensor(array.numpy())
+    return tensors

@@ -390,19 +390,24 @@ class Record(Outline):
 
     def raw_module(self, trust: bool = False) -> nn.Module:
         """The final model as the module that was trained."""
-        part = self.experiment["model"]
-        if part["name"] == "given":
+        part = self.experiment.get("model", {})
+        if _name(part) == "given":
             raise RunError(
                 f"{str(self.folder)!r} is a run of your own module: load the tensors into it, "
                 "module.load_state_dict(record.state_dict(), strict=False)"
             )
         task = self._task
         with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
-            torch.manual_seed(self.experiment["seed"])  # for parameters that are not trained
+            torch.manual_seed(self.experiment.get("seed", 0))  # for parameters that are not trained
             module: nn.Module = catalog.build(
                 "models", part, outputs=task.outputs, labels=task.labels, shape=task.shape
             )
-        module.load_state_dict(self.state_dict(), strict=False)
+        try:
+            module.load_state_dict(self.state_dict(), strict=False)
+        except RuntimeError as error:
+            raise RunError(
+                f"{str(self.folder)!r} has the tensors of another model: {error}"
+            ) from None
         return module.eval()
 
 

@@ -65,13 +65,25 @@ class ClientState(NamedTuple):
         if all(isinstance(value, Tensor) for value in saved.values()):
             saved = {"method": saved}
         parts = [saved.get(name, {}) for name in cls._fields]
-        if set(saved) - set(cls._fields) or not all(isinstance(part, dict) for part in parts):
+        is_known = not set(saved) - set(cls._fields)
+        if not is_known or not all(isinstance(part, dict) for part in parts) or not _fit(*parts):
             raise RunError(
                 f"the saved state of a client does not fit this experiment (its parts are "
                 f"{sorted(saved)}): delete checkpoint.safetensors to start again"
             )
         method, channels, protocol = parts
         return cls(method, {int(k): memory for k, memory in channels.items()}, protocol)
+
+
+def _fit(method: State, channels: State, protocol: State) -> bool:
+    """Whether the parts hold tensors, and those of channels are by position."""
+    if not all(k.isascii() and k.isdecimal() for k in channels):
+        return False
+    tables = (method, protocol, *channels.values())
+    return all(
+        isinstance(table, dict) and all(isinstance(value, Tensor) for value in table.values())
+        for table in tables
+    )
 
 
 NO_STATE = ClientState()  # of a client that keeps nothing

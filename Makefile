@@ -56,7 +56,7 @@ bench: setup
 FUZZ ?= 1000
 campaign: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/campaign.py
-	OMP_NUM_THREADS=1 COMMONWEAL_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/test_fuzz.py
+	OMP_NUM_THREADS=1 COMMONWEAL_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/test_readers.py
 
 # 100,000 rounds with 200 kills: hours. SOAK="--rounds 2000 --kills 20" is shorter.
 soak: setup

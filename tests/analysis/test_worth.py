@@ -206,6 +206,22 @@ def test_a_run_that_fails_is_a_line_and_the_others_go_on(tmp_path: Path) -> None
     assert line.startswith("fedavg client.lr=1e30: no result; seed 0: training diverged in round 1")
 
 
+def test_a_failed_seed_does_not_remove_the_others(tmp_path: Path) -> None:
+    plan = cells(BASE, ["fedavg", "term"], 3, [], tmp_path)
+    list(run_cells(plan))
+    lost = next(c for c in plan if c.label == "term" and c.experiment.seed == 1)
+    failures = {lost.folder: "training diverged in round 12"}
+    comparison = Comparison.of_plan(plan, failures)
+    assert [result.label for result in comparison.results] == ["fedavg", "term"]
+    assert [result.seeds for result in comparison.results] == [2, 2]  # paired: 0 and 2
+    (line,) = comparison.failures
+    assert line.startswith("term: no result with seed 1 of 3 (training diverged in round 12)")
+    also = next(c for c in plan if c.label == "term" and c.experiment.seed == 2)
+    most = Comparison.of_plan(plan, failures | {also.folder: "the same"})
+    assert [(r.label, r.seeds) for r in most.results] == [("fedavg", 3)]
+    assert most.failures[0].startswith("term: no result; seed 1")
+
+
 def test_a_comparisons_folder_is_read_again(tmp_path: Path) -> None:
     plan = [*cells(BASE, ["fedavg", "term"], 2, [], tmp_path), *baseline_cells(BASE, 2, tmp_path)]
     steps = list(run_cells(plan))

@@ -1,6 +1,7 @@
 """Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -312,27 +313,58 @@ class Result:
 Failures: TypeAlias = Mapping[Path, str]  # by the run's folder, why it has no result
 
 
+Failed: TypeAlias = Mapping[str, Mapping[int, str]]  # by label and seed, why there is no result
+
+
+def keeps(failed: Mapping[int, str], seeds: int) -> bool:
+    """Whether a method with failed seeds is still compared: over half of its seeds finished."""
+    return 2 * len(failed) < seeds
+
+
 def finished_runs(
     plan: Iterable[Cell], failures: Failures | None = None
 ) -> dict[str, list[Record]]:
-    """The runs of a plan by label. A label is left out where one of its runs failed."""
+    """The finished runs of a plan by label, where over half of a label's seeds finished."""
     plan = list(plan)
-    failed = {cell.label for cell in plan if cell.folder in (failures or {})}
+    failed = _failed(plan, failures or {})
+    counts = Counter(cell.label for cell in plan)
     records: dict[str, list[Record]] = {}
     for cell in plan:
-        if cell.label not in failed:
+        own = failed.get(cell.label, {})
+        if cell.experiment.seed not in own and keeps(own, counts[cell.label]):
             records.setdefault(cell.label, []).append(Record.read(cell.folder).whole())
     return records
 
 
-def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:
-    """A line for every label that has no result, with the first of its failures."""
-    lines: dict[str, str] = {}
+def _failed(plan: Iterable[Cell], failures: Failures) -> Failed:
+    table: dict[str, dict[int, str]] = {}
     for cell in plan:
         if cell.folder in failures:
-            sentence = f"{cell.label}: no result; seed {cell.experiment.seed}: "
-            lines.setdefault(cell.label, sentence + failures[cell.folder])
-    return list(lines.values())
+            table.setdefault(cell.label, {})[cell.experiment.seed] = failures[cell.folder]
+    return table
+
+
+def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:
+    """A line for every label with failed seeds, with the first of its failures."""
+    plan = list(plan)
+    counts = Counter(cell.label for cell in plan)
+    return lines_of(_failed(plan, failures), counts)
+
+
+def lines_of(failed: Failed, seeds: Mapping[str, int]) -> list[str]:
+    """Describe the failures of some methods, each of which has a number of seeds."""
+    lines = []
+    for label, by_seed in failed.items():
+        first, reason = next(iter(by_seed.items()))
+        if not keeps(by_seed, seeds[label]):
+            lines.append(f"{label}: no result; seed {first}: {reason}")
+            continue
+        numbers = ", ".join(map(str, by_seed))
+        lines.append(
+            f"{label}: no result with seed {numbers} of {seeds[label]} ({reason}); all methods are "
+            "compared over the other seeds, which flatters this one"
+        )
+    return lines
 
 
 def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:

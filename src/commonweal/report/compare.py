@@ -21,6 +21,8 @@ from commonweal.analysis.compare import (
     failed_lines,
     finished_runs,
     gather,
+    keeps,
+    lines_of,
     run_cells,
     run_folder,
 )
@@ -487,7 +489,7 @@ def _compare_own(
     if baselines:
         kinds |= _baseline_parts(parts)
     records: dict[str, list[Record]] = {}
-    failures: dict[str, str] = {}
+    failed: dict[str, dict[int, str]] = {}
     for seed in seeds:
         task = own.task(seed)
         federation = own.federation(seed)
@@ -498,11 +500,12 @@ def _compare_own(
                 record = run(job, out=to, resume=True).result()
                 records.setdefault(label, []).append(record)
             except (ConfigError, DataError, DivergedError) as error:
-                failures.setdefault(label, f"{label}: no result; seed {seed}: {error}")
-    complete = {label: runs for label, runs in records.items() if label not in failures}
+                failed.setdefault(label, {})[seed] = str(error)
+    lines = lines_of(failed, dict.fromkeys(kinds, len(seeds)))
+    complete = {k: r for k, r in records.items() if keeps(failed.get(k, {}), len(seeds))}
     if not any(label in complete for label in labels):
-        raise RunError("; ".join(failures.values()))
-    return Comparison.of(complete, list(failures.values()), own.varied)
+        raise RunError("; ".join(lines))
+    return Comparison.of(complete, lines, own.varied)
 
 
 def _baseline_parts(parts: Mapping[str, object]) -> dict[str, dict[str, object]]:

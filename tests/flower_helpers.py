@@ -13,7 +13,9 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity  # private, and needed to make messages
 
@@ -88,6 +90,27 @@ class LocalGrid(Grid):
             return Message(
                 Error(2, f"Traceback\n{type(error).__name__}: {error}"), reply_to=message
             )
+
+
+class WithKeys(LocalGrid):
+    """A grid whose nodes have keys, as those of a deployment."""
+
+    def __init__(self, app: Callable[[Message, Context], Message], configs: list[Any]) -> None:
+        super().__init__(app, configs)
+        self.keys = {node: generate_key_pairs()[1] for node in self.nodes}
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [
+            NodeInfo(node_id=node, public_key=public_key_to_bytes(self.keys[node]))
+            for node in self.nodes
+        ]
+
+    def move(self, old: int, new: int) -> None:
+        """Let another node, with another key, say that it is the client of an old one."""
+        self.nodes[new] = self.nodes.pop(old)
+        self.contexts[new] = self.contexts.pop(old)
+        self.contexts[new].node_id = new
+        self.keys[new] = generate_key_pairs()[1]
 
 
 # A NumPy app: each node fits the mean of its rows

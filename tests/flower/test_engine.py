@@ -12,14 +12,14 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 import torch
 from flwr.app import Array, ArrayRecord, Message
 
-from commonweal.base.errors import RunError
+from commonweal.base.errors import DataError, RunError
 from commonweal.config.experiment import Experiment
 from commonweal.flower import FlowerEngine, make_client_app
 from commonweal.flower.app import job_of, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.record.record import Record
-from flower_helpers import LocalGrid
+from flower_helpers import LocalGrid, WithKeys
 from helpers import close
 
 CLIENTS = 5
@@ -203,6 +203,27 @@ def test_a_client_that_comes_back_at_another_node_has_its_state(tmp_path: Path) 
     assert dropped == [{}, {name: "its node is not connected"}, {}, {}]
     assert states == ["000000-001000", "000000-001000", "000000-003000", "000000-004000"]
     assert engine.nodes[name] == 77 and engine.population.clients == CLIENTS
+
+
+def test_a_node_with_another_key_cannot_take_a_clients_place(tmp_path: Path) -> None:
+    """Neither while the client's node is away, nor in a resumed run; unless nothing is bound."""
+    given = experiment(rounds=3)
+    configs = [{"partition-id": k, "state-dir": str(tmp_path)} for k in range(CLIENTS)]
+    grid = WithKeys(make_client_app(given), configs)
+    engine = FlowerEngine(grid, nodes=CLIENTS, timeout=0.2)
+    name = engine.population.names[2]
+    dropped = []
+    for done in rounds.run(job_of(given, engine)):
+        dropped.append(dict(done.dropped))
+        if done.number == 1:
+            grid.move(engine.nodes[name], 77)
+    assert dropped == [{}, *2 * [{name: "its node is not connected"}]]
+    assert "belongs to the node with the key SHA256:" in engine.refused[77]
+    saved = engine.save(3) | {"server": {"round": torch.tensor(4)}}
+    again = FlowerEngine(grid, nodes=CLIENTS, timeout=0.2)
+    with pytest.raises(DataError, match=f"{name!r} belongs to the node with the key"):
+        again.restore(saved, tmp_path)
+    FlowerEngine(grid, nodes=CLIENTS, bind_names=False).restore(saved, tmp_path)
 
 
 def test_a_client_that_joins_late_takes_part(tmp_path: Path) -> None:

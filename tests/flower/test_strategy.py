@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -25,9 +27,10 @@ import commonweal
 from commonweal.base.errors import ConfigError, DivergedError, RunError
 from commonweal.cli import app as command
 from commonweal.flower import FairStrategy, loss_before_training, name_clients
+from commonweal.flower.messages import node_keys
 from commonweal.record.record import Record
 from commonweal.rules.rule import Reports
-from flower_helpers import FIRST, LocalGrid, configs, distance, mean_app, rows
+from flower_helpers import FIRST, LocalGrid, WithKeys, configs, distance, mean_app, rows
 
 NODES = [FIRST + 7919 * k for k in range(4)]
 START = ArrayRecord([np.zeros(3, np.float32)])
@@ -602,3 +605,36 @@ def test_without_flower_an_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(ConfigError, match=r'pip install "commonweal\[flower\]"'):
         _ = commonweal.flower.FairStrategy
+
+
+# Keys of nodes
+
+
+@pytest.mark.parametrize("binds", [False, True])
+def test_a_name_belongs_to_the_key_that_gave_it_first(tmp_path: Path, binds: bool) -> None:
+    """Client 1 is away, and another registered node says that it is client 1."""
+    grid = WithKeys(mean_app(before), configs(4))
+    strategy = FairStrategy("aaggff-s", out=tmp_path / "run")
+    start(strategy, grid, 2)
+    stranger = NODES[1] + 5
+    grid.move(NODES[1], stranger)
+    resumed = FairStrategy("aaggff-s", out=tmp_path / "run", resume=True, bind_names=binds)
+    start(resumed, grid, 3)
+    last = resumed.history[-1]
+    if binds:
+        assert "belongs to the node with the key SHA256:" in last.dropped[str(stranger)]
+        assert "1" not in last.weights and len(last.weights) == 3
+    else:
+        assert last.dropped == {} and last.weights["1"] > 0
+
+
+def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
+    grid = WithKeys(mean_app(), configs(1))
+    (node,) = grid.nodes
+    path = tmp_path / "key.pub"
+    path.write_bytes(grid.keys[node].public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    printed = subprocess.run(
+        ["ssh-keygen", "-lf", path], capture_output=True, text=True, check=True
+    )
+    assert node_keys(grid) == {node: printed.stdout.split()[1]}
+    assert node_keys(LocalGrid(mean_app(), configs(2))) == {}

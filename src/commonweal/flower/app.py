@@ -42,7 +42,7 @@ __all__ = ["job_of", "make_client_app", "make_server_app", "open_node", "run_on"
 
 Config = Mapping[str, str | int | float | bool]  # of a node, or of a run
 STATES = "state-dir"  # where a node keeps its client's states
-SETTINGS = ("out", "resume", "nodes", "wait", "timeout")  # of a run
+SETTINGS = ("out", "resume", "nodes", "wait", "timeout", "bind_names")  # of a run
 
 
 def _read(experiment: Experiment | str | Path) -> Experiment:
@@ -213,6 +213,7 @@ def make_server_app(
         out        the run's folder; resume: continue the run in it
         nodes      how many nodes must be there at the start; wait: seconds to wait for them
         timeout    seconds to wait for replies
+        bind_names refuse a node that gives the name of a client with another key
 
     Args:
         experiment: The experiment, or the path of its TOML file.
@@ -235,6 +236,7 @@ def make_server_app(
             nodes=int(chosen.get("nodes", 1)),
             wait=float(chosen.get("wait", 120.0)),
             timeout=float(chosen.get("timeout", 120.0)),
+            bind_names=bool(chosen.get("bind_names", True)),
         )
 
     return app
@@ -253,6 +255,7 @@ def run_on(
     nodes: int = 1,
     wait: float = 120.0,
     timeout: float = 120.0,
+    bind_names: bool = True,
 ) -> None:
     """Run an experiment on a grid and write it to a folder.
 
@@ -264,12 +267,13 @@ def run_on(
         nodes: How many nodes must be connected at the start.
         wait: Seconds to wait for them.
         timeout: Seconds to wait for replies.
+        bind_names: Refuse a node that gives the name of a client with another key.
     """
     check_experiment(experiment)
     folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
     begun = resume and (folder / "rounds.jsonl").exists()
     preprocessing = Record.read(folder).preprocessing() if begun else None
-    engine = FlowerEngine(grid, nodes, wait, timeout, preprocessing)
+    engine = FlowerEngine(grid, nodes, wait, timeout, preprocessing, bind_names)
     job = job_of(experiment, engine)
     for done in rounds.run(job, out=folder, resume=resume):
         shown = {name: round(value, 4) for name, value in list(done.metrics.items())[:3]}

@@ -1,16 +1,20 @@
 """The clients of a Flower app as the server knows them: by node, and by the name that they give."""
 
+import json
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
+from flwr.serverapp import Grid
+from torch import Tensor
 
 from commonweal.base.errors import DataError
 from commonweal.base.tensors import State
 from commonweal.flower.arrays import name_id, to_id
+from commonweal.flower.messages import node_keys
 
-__all__ = ["Directory", "Known", "number"]
+__all__ = ["Directory", "Known", "NodeKeys", "number"]
 
 
 @dataclass
@@ -24,11 +28,41 @@ class Known:
 
 
 @dataclass
+class NodeKeys:
+    """Which node's key a client's name belongs to: that of the first node that gave the name."""
+
+    bound: dict[str, str] = field(default_factory=dict)  # fingerprints by name
+
+    def bind(self, name: str, key: str | None) -> None:
+        """Bind a name to a key. Raises DataError where it belongs to another one."""
+        if key is not None and self.bound.setdefault(name, key) != key:
+            raise DataError(
+                f"the name {name!r} belongs to the node with the key {self.bound[name]}, but this "
+                f"node has {key}: start it with its client's key, or, where nodes do not "
+                "authenticate, set bind_names=False"
+            )
+
+    def saved(self) -> Tensor:
+        """All names and keys, for a checkpoint."""
+        return torch.tensor(list(json.dumps(self.bound).encode()), dtype=torch.uint8)
+
+    def restore(self, saved: Tensor) -> None:
+        """Take over the names of a checkpoint. Raises DataError where one has another key now."""
+        now = self.bound
+        self.bound = json.loads(bytes(saved.tolist()))
+        for name, key in now.items():
+            self.bind(name, key)
+
+
+@dataclass
 class Directory:
     """All clients by the id of their node. A node's id is its client's name until it gives one."""
 
+    bind_names: bool = False  # to keys
     known: dict[int, Known] = field(default_factory=dict)
     remembered: dict[int, Known] = field(default_factory=dict)  # of the run that is resumed
+    keys: NodeKeys = field(default_factory=NodeKeys)
+    key_of: dict[int, str] = field(default_factory=dict)  # fingerprints by node
 
     def __getitem__(self, node: int) -> Known:
         return self.known[node]
@@ -41,12 +75,14 @@ class Directory:
         """All nodes, in the order of their clients' names."""
         return sorted(self.known, key=lambda node: (self.known[node].name, node))
 
-    def meet(self, nodes: Iterable[int]) -> None:
-        """Add nodes that were not seen before."""
-        for node in nodes:
-            if node not in self.known:
-                self.known[node] = Known(str(node))
-                self._recall(node)
+    def meet(self, nodes: Iterable[int], grid: Grid) -> None:
+        """Add nodes that were not seen before, with the fingerprints of their keys."""
+        new = [node for node in nodes if node not in self.known]
+        if new and self.bind_names:
+            self.key_of |= node_keys(grid)
+        for node in new:
+            self.known[node] = Known(str(node))
+            self._recall(node)
 
     def name(self, node: int, name: str, asked: Container[int]) -> None:
         """Give a node's client a name. A node that took another's place inherits its client.
@@ -57,8 +93,9 @@ class Directory:
             asked: The nodes that take part now.
 
         Raises:
-            DataError: Another of them has this name.
+            DataError: Another of them has this name, or it belongs to another key.
         """
+        self.keys.bind(name, self.key_of.get(node))
         if name == self.known[node].name:
             return
         for other, known in list(self.known.items()):
@@ -79,7 +116,7 @@ class Directory:
 
     def saved(self) -> State:
         """All clients, for a checkpoint."""
-        nodes = {}
+        nodes: State = {"keys": self.keys.saved()}
         for node, known in self.known.items():
             values = [number(known.loss), known.score, float(known.evaluated)]
             nodes[str(node)] = {
@@ -88,9 +125,12 @@ class Directory:
             }
         return nodes
 
-    def restore(self, saved: Mapping[str, State]) -> None:
+    def restore(self, saved: State) -> None:
         """Take over the clients of a checkpoint, as far as they are there again."""
-        for node, values in saved.items():
+        nodes = dict(saved)
+        if "keys" in nodes:
+            self.keys.restore(nodes.pop("keys"))
+        for node, values in nodes.items():
             loss, score, evaluated = values["evaluated"].tolist()
             name = bytes(values["name"].tolist()).decode()
             known_loss = None if math.isnan(loss) else loss

@@ -16,12 +16,14 @@ from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import State, Tensors, select
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.engines.engine import Engine
+from commonweal.flower.directory import NodeKeys
 from commonweal.flower.messages import (
     POLL,
     PULL,
     SLACK,
     Answers,
     logger,
+    node_keys,
     settings_of,
     to_record,
     to_tensors,
@@ -30,7 +32,7 @@ from commonweal.flower.messages import (
 from commonweal.flower.node import RequestKey, RunSetting, Schema, agreed, fits, joined
 from commonweal.flower.own_table import CommonSchema
 from commonweal.flower.replies import evaluated, gathered, unusual
-from commonweal.flower.reports import Problem
+from commonweal.flower.reports import Problem, listed
 from commonweal.record.client_states import StateStore
 from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
@@ -72,6 +74,7 @@ class FlowerEngine(Engine, StateStore):
         timeout: Seconds to wait for replies; who has not answered by then is left out of the
             round.
         preprocessing: Of a run that is resumed; without it, clients with own files agree on one.
+        bind_names: Refuse a node that gives the name of a client with another key.
     """
 
     def __init__(
@@ -81,8 +84,11 @@ class FlowerEngine(Engine, StateStore):
         wait: float = 120.0,
         timeout: float = 120.0,
         preprocessing: Preprocessing | None = None,
+        bind_names: bool = True,
     ) -> None:
         self.grid = grid
+        self.bind_names = bind_names
+        self.keys = NodeKeys()
         self.timeout = timeout
         self.clients: dict[str, Schema] = {}
         self.nodes: dict[str, int] = {}  # by client
@@ -123,10 +129,13 @@ class FlowerEngine(Engine, StateStore):
             if len(self.clients) >= nodes and (late or not self._asked):
                 return
             if late or (self.refused.keys() >= set(connected)):
-                reasons = "; ".join(dict.fromkeys(self.refused.values()))
+                reasons = list(dict.fromkeys(self.refused.values()))
+                silent = sorted({*connected} - {*self.nodes.values(), *self.refused})
+                if silent:
+                    reasons.append(f"no answer from {listed([str(node) for node in silent])}")
                 raise RunError(
                     f"{len(self.clients)} of {len(connected)} connected nodes can take part, but "
-                    f"{nodes} are needed ({reasons or 'the others did not answer'})"
+                    f"{nodes} are needed ({'; '.join(reasons)})"
                 )
             time.sleep(PULL if self._asked else POLL)
 
@@ -177,6 +186,8 @@ class FlowerEngine(Engine, StateStore):
 
     def _admit(self, node: int, schema: Schema) -> None:
         """Add a client, or give one that was away its new node."""
+        if self.bind_names:
+            self.keys.bind(schema.name, node_keys(self.grid).get(node))
         other = self.nodes.get(schema.name)
         if other is not None and other in set(self.grid.get_node_ids()):
             raise DataError(f"its client {schema.name!r} is already at node {other}")
@@ -358,7 +369,7 @@ class FlowerEngine(Engine, StateStore):
 
     def save(self, last: int) -> State:
         self._saving = last
-        return {"flower_run": torch.tensor(self.run)}
+        return {"flower_run": torch.tensor(self.run), "flower_keys": self.keys.saved()}
 
     def confirm(self) -> None:
         self.saved = self._saving
@@ -367,6 +378,8 @@ class FlowerEngine(Engine, StateStore):
         if "flower_run" in saved:
             self.run = int(saved["flower_run"])
             self.saved = int(saved["server"]["round"]) - 1
+        if self.bind_names and "flower_keys" in saved:
+            self.keys.restore(saved["flower_keys"])
 
     def finish(self, keep: bool) -> None:
         """Tell the nodes that the run is over, so that they delete its states.

@@ -1,5 +1,7 @@
 """Flower's nodes and messages: who is connected, who replied, and why others did not."""
 
+import base64
+import hashlib
 import io
 import logging
 import math
@@ -11,6 +13,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+)
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -26,6 +33,7 @@ __all__ = [
     "array_bytes",
     "logger",
     "metrics_of",
+    "node_keys",
     "settings_of",
     "to_record",
     "to_tensors",
@@ -78,6 +86,23 @@ def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
             logger.info("waiting up to %g s for %d nodes", patience, least)
             logged = True
         time.sleep(min(POLL, max(0.0, deadline - time.monotonic())))
+
+
+def node_keys(grid: Grid) -> dict[int, str]:
+    """The fingerprints of the nodes' public keys. Nodes of a simulation have none."""
+    return {
+        node.node_id: _fingerprint(node.public_key)
+        for node in grid.get_nodes()
+        if node.public_key.startswith(b"-----BEGIN PUBLIC KEY")
+    }
+
+
+@lru_cache(4096)
+def _fingerprint(pem: bytes) -> str:
+    """As `ssh-keygen -l` prints it."""
+    line = load_pem_public_key(pem).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 class Answers:

@@ -17,17 +17,16 @@ from commonweal.base.files import write_file
 from commonweal.base.tensors import State
 from commonweal.flower.directory import Directory, number
 from commonweal.flower.reader import Evaluated
-from commonweal.flower.reports import Report
+from commonweal.flower.reports import Report, listed
 from commonweal.record.facts import RunFacts
 from commonweal.record.publication import private_folder, publish
 from commonweal.record.rounds import ClientTable, RoundRecord, decided
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["RECORDS", "Recorder", "Trained", "listed"]
+__all__ = ["RECORDS", "Recorder", "Trained"]
 
 RECORDS = "runs/flower"  # where records are written by default
-SHOWN = 5  # clients that a warning names
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
 
 
@@ -200,16 +199,6 @@ class Recorder:
             self.store.write_model(tensors)
             if self.private:
                 publish(self.store.folder)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Some names, and how many more there are.
-
-    >>> listed(["c", "a"]), listed([str(k) for k in range(7)])
-    ('a, c', '0, 1, 2, 3, 4 and 2 more')
-    """
-    shown = ", ".join(sorted(names)[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
 def _folder(folder: Path, resume: bool) -> Path:

@@ -1,10 +1,13 @@
 """What one node reports, and why a report cannot be used. Nothing here imports flwr."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["Problem", "Report", "Settings"]
+__all__ = ["Problem", "Report", "Settings", "listed"]
+
+SHOWN = 5  # clients or nodes that a message names
 
 Numbers = list[int] | list[float]
 Texts = list[str] | list[bytes] | list[bool]
@@ -36,3 +39,13 @@ class Report:
     statistics: list[float] = field(default_factory=list)  # of a private round
     weight: float = math.nan  # by which the client weighed itself, in a private round
     problem: Problem | None = None  # why the reply cannot be used
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names, and how many more there are.
+
+    >>> listed(["c", "a"]), listed([str(k) for k in range(7)])
+    ('a, c', '0, 1, 2, 3, 4 and 2 more')
+    """
+    shown = ", ".join(sorted(names)[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

@@ -37,8 +37,8 @@ from commonweal.flower.messages import (
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
 from commonweal.flower.reader import Evaluated, ReplyReader, score_name
-from commonweal.flower.recording import RECORDS, Recorder, Trained, listed
-from commonweal.flower.reports import Problem, Report
+from commonweal.flower.recording import RECORDS, Recorder, Trained
+from commonweal.flower.reports import Problem, Report, listed
 from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import RoundRecord
 from commonweal.rules.rule import Rule
@@ -84,6 +84,7 @@ class FairStrategy(Strategy):
         higher_is_better: Whether higher scores are better.
         name_key: The setting or metric of a reply with the client's name, as the mod
             `name_clients` adds it. Without one, a node's id is its client's name.
+        bind_names: Refuse a node that gives the name of a client with another key.
         max_examples: Clients that report more samples are dropped.
         out: The folder of the run's record; None writes none. By default `runs/flower`, or
             `runs/flower-2` and so on where it exists.
@@ -119,6 +120,7 @@ class FairStrategy(Strategy):
         score_key: str | None = None,
         higher_is_better: bool = True,
         name_key: str = NAME_KEY,
+        bind_names: bool = True,
         max_examples: int | None = None,
         out: str | Path | None = RECORDS,
         resume: bool = False,
@@ -149,6 +151,7 @@ class FairStrategy(Strategy):
         self.score_key = score_key
         self.higher_is_better = higher_is_better
         self.name_key = name_key
+        self.bind_names = bind_names
         self.max_examples = max_examples
         self.out = out
         self.resume = resume
@@ -213,7 +216,7 @@ class FairStrategy(Strategy):
         self._recorder = Recorder.at(
             self.out, self.resume, score, self.higher_is_better, self.private is not None
         )
-        self._clients = Directory()
+        self._clients = Directory(self.bind_names)
         self._reader = ReplyReader(
             losses=self.losses,
             loss_key=self.loss_key,
@@ -284,7 +287,7 @@ class FairStrategy(Strategy):
         self._patience = timeout if self.timeout is None else self.timeout
         self._rounds = num_rounds
         self._take_lr(train_config)
-        self._clients.meet(wait_for_nodes(grid, self.min_available_nodes, self.wait))
+        self._clients.meet(wait_for_nodes(grid, self.min_available_nodes, self.wait), grid)
         with nullcontext() if self._recorder.store is None else self._recorder.store.locked():
             arrays = self._open(initial_arrays)
 
@@ -378,7 +381,7 @@ class FairStrategy(Strategy):
         self._arrays = arrays
         if self.private is not None:
             connected = sorted(grid.get_node_ids())
-            self._clients.meet(connected)
+            self._clients.meet(connected, grid)
             nodes = self.private.draw(connected, server_round + self._offset)
             config.update(self.private.settings(self._opened().state))
         return self._messages(nodes, server_round, arrays, config, MessageType.TRAIN)
@@ -623,7 +626,7 @@ class FairStrategy(Strategy):
         if fraction == 0:
             return []
         nodes = wait_for_nodes(grid, max(least, self.min_available_nodes), self.wait)
-        self._clients.meet(nodes)
+        self._clients.meet(nodes, grid)
         size = min(len(nodes), max(least, int(len(nodes) * fraction)))
         ordered = [node for node in self._clients.by_name if node in nodes]
         number = server_round + self._offset
@@ -643,8 +646,7 @@ class FairStrategy(Strategy):
     ) -> list[Message]:
         config["server-round"] = server_round + self._offset
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        ttl = self._patience + SLACK
-        self._sent = [Message(content, node, kind, ttl=ttl) for node in nodes]
+        self._sent = [Message(content, node, kind, ttl=self._patience + SLACK) for node in nodes]
         return list(self._sent)
 
     def _name(self, node: int, content: RecordDict) -> None:
@@ -689,9 +691,8 @@ class FairStrategy(Strategy):
         """Write the round that was trained, with the evaluation after it."""
         if self._trained is not None:
             seconds = time.perf_counter() - self._began
-            aggregation = self._opened()
-            aggregation.receive(self._arrays)  # a subclass may have changed them
-            state = aggregation.state
+            self._opened().receive(self._arrays)  # a subclass may have changed them
+            state = self._opened().state
             self._recorder.write(self._trained, evaluated, self._clients, state, seconds)
             self._trained = None
             if self._rounds == 0:  # nobody says when a loop of the user's own ends

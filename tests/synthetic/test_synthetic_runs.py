@@ -225,7 +225,7 @@ def test_averaging_sends_what_weights_cost() -> None:
     size = 4 * task().size
     assert done.bytes["weights"] == 2 * 3 * size
     assert done.bytes["down"] == 3 * (size + 8 * 2)  # with the round and the number of rounds
-    assert done.bytes["up"] == 3 * (size + 8 * 3)  # with loss, score and size
+    assert done.bytes["up"] == 3 * (size + 8 + 4)  # with loss, score and size
 
 
 # Pictures

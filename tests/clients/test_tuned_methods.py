@@ -1,4 +1,4 @@
-"""Objectives on the client (propfair, term), fedbn, fine-tuning and fedbabu, and parts of epochs.
+"""Objectives on the client, fedbn, fine-tuning and fedbabu, and parts of epochs.
 
 Each against plain torch on the same batches.
 """
@@ -21,11 +21,13 @@ from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
+from commonweal.rules import SemiVRed
 from commonweal.training.client import learning_rate
 from commonweal.training.local import schedule
 from commonweal.training.task import Task
 from helpers import batches_of, close, planned
 from personal_helpers import client, federation, sent, task, trained
+from rule_helpers import reports, weigh
 from run_helpers import states_of
 
 F, T = federation(), task()
@@ -69,6 +71,58 @@ def test_propfair_on_the_client(baseline: float, huber: bool) -> None:
     expected = by_torch(T.initial, batches_of(planned(method, T, F, [2])), objective)
     close(trained(method, T, F, sent(T))[0]["update"], T.initial - expected)
     assert any(beyond) == (baseline == 1.0)
+
+
+def test_semi_vred_on_the_client() -> None:
+    """Against plain torch, with a mean that some batches are above and others below."""
+    method = client("semi-vred", beta=2.0)
+    above = []
+
+    def objective(losses: Tensor) -> Tensor:
+        loss = losses.mean()
+        above.append(float(loss.detach()) > 1.05)
+        return loss + 2 * (loss - 1.05) ** 2 if above[-1] else loss
+
+    expected = by_torch(T.initial, batches_of(planned(method, T, F, [2])), objective)
+    message = sent(T, mean=torch.tensor(1.05))
+    close(trained(method, T, F, message)[0]["update"], T.initial - expected)
+    assert 0 < sum(above) < len(above)
+
+
+def test_semi_vred_on_the_client_is_the_rule_but_for_a_step_along_the_mean() -> None:
+    """One full gradient per client: the rule's direction plus 2 beta sum p (f - mean)_+ mean u."""
+    beta = 3.0
+    settings = {"batch": 0, "epochs": 1, "momentum": 0.0}
+    plain = client("sgd", **settings)
+    sizes, losses, updates = [], [], []
+    for who in range(5):
+        (rows,) = batches_of(planned(plain, T, F, [who]))
+        scores = module_of(T.initial)(F.train.x[rows]).detach()
+        sizes.append(len(rows))
+        losses.append(nn.functional.cross_entropy(scores, F.train.y[rows]))
+        updates.append(trained(plain, T, F, sent(T), who=who)[0]["update"])
+    p = np.array(sizes) / sum(sizes)
+    f, u = np.array(losses, dtype=float), torch.stack(updates).numpy()
+    above = np.maximum(f - p @ f, 0)
+
+    method = client("semi-vred", beta=beta, **settings)
+    replies = {"size": torch.tensor(sizes), "loss": torch.tensor(losses)}
+    shared = method.update_shared(method.init_shared(T), replies, 5)
+    assert float(shared["mean"]) == pytest.approx(p @ f, rel=1e-6)
+    got = [trained(method, T, F, sent(T) | shared, who=k)[0]["update"] for k in range(5)]
+    rule = weigh(SemiVRed(beta), reports(torch.from_numpy(f), sizes=sizes)).numpy()
+    expected = rule @ u + 2 * beta * (p @ above) * (p @ u)
+    np.testing.assert_allclose(p @ torch.stack(got).numpy(), expected, rtol=1e-4, atol=1e-7)
+    assert above.max() > 0.01
+
+
+def test_semi_vred_on_the_client_begins_as_sgd() -> None:
+    """Without a mean, and with the losses of the first epoch where no others are sent."""
+    method = client("semi-vred")
+    first = trained(method, T, F, sent(T) | method.init_shared(T))[0]["update"]
+    close(first, trained(client("sgd"), T, F, sent(T))[0]["update"])
+    replies = {"size": torch.tensor([1, 3]), "train_loss": torch.tensor([2.0, 4.0])}
+    assert method.update_shared({}, replies, 2)["mean"].item() == 3.5
 
 
 def test_propfair_with_a_far_baseline_is_sgd_with_a_rate_over_m() -> None:

@@ -24,6 +24,7 @@ from commonweal.clients.lg_fedavg import LGFedAvg
 from commonweal.clients.pfedme import PFedMe
 from commonweal.clients.propfair import PropFairClient
 from commonweal.clients.scaffold import Scaffold
+from commonweal.clients.semi_vred import SemiVRedClient
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 from commonweal.clients.term import TERMClient
 from commonweal.data.federation import Federation
@@ -344,6 +345,7 @@ METHODS: dict[str, Client] = {
     "propfair, beyond": PropFairClient(batch=8, epochs=2, baseline=0.9, margin=0.3, huber=True),
     "propfair with all": PropFairClient(batch=8, momentum=0.5, weight_decay=0.1),
     "propfair, clipped": PropFairClient(batch=8, clip=0.1),
+    "semi-vred": SemiVRedClient(batch=8, epochs=2),
     "term": TERMClient(batch=8, epochs=2, t=2.0),
     "term, untilted": TERMClient(batch=8, t=0.0),
     "term with all": TERMClient(batch=8, t=-1.0, momentum=0.5, weight_decay=0.1),

@@ -15,6 +15,7 @@ from commonweal.clients.lg_fedavg import LGFedAvg
 from commonweal.clients.pfedme import PFedMe
 from commonweal.clients.propfair import PropFairClient
 from commonweal.clients.scaffold import Scaffold
+from commonweal.clients.semi_vred import SemiVRedClient
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 from commonweal.clients.term import TERMClient
 from commonweal.training.client import Client
@@ -36,6 +37,7 @@ __all__ = [
     "PFedMe",
     "PropFairClient",
     "Scaffold",
+    "SemiVRedClient",
     "SuPerFedLM",
     "SuPerFedMM",
     "TERMClient",

@@ -1,4 +1,4 @@
-"""A campaign against runs: kills at file operations, flips, full disks, two processes, attacks.
+"""A campaign against runs: kills at file operations, flips, full and read-only disks, attacks.
 
     make campaign                 a few minutes
     python benchmarks/campaign.py --short
@@ -41,9 +41,12 @@ KINDS = {
     "personal models in files": 'client = "ditto"\nrule = "aaggff-s"\n',
     "client and server states": 'client = "scaffold"\nserver = "adam"\n',
     "a guarded rule, validation, clients held out": (
-        'rule = "guarded(rule=term)"\nvalidation = 0.3\nunseen = 0.2\n'
+        'rule = "guarded(rule=term)"\nvalidation = 0.3\nholdout_clients = 0.2\n'
     ),
+    "blend, which keeps several models": 'client = "blend"\n',
+    "a private run": 'algorithm = { name = "private", noise = 1.0 }\nsampler = "poisson"\n',
 }
+GUARDED = "a guarded rule, validation, clients held out"
 DRAW = random.Random(0)
 LOST = 10.0  # points that an attack may cost
 
@@ -126,6 +129,10 @@ def kill() -> None:
 
 def full() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only() -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 class Campaign:
@@ -290,12 +297,15 @@ def main() -> None:
             every = 1 if kind == "plain" and not short else 5
             add(f"killed at a file operation: {kind}", campaign.operations(kill, every))
             add(f"disk full from an operation on: {kind}", campaign.operations(full, 2 * every))
+            add(
+                f"read-only from an operation on: {kind}", campaign.operations(read_only, 4 * every)
+            )
             if kind == "plain":
                 add("two processes on one folder", campaign.doubles(5 if short else 10))
     with tempfile.TemporaryDirectory() as folder:
         count = 1 if short else 3
         add("comparison with workers, killed twice", comparisons(Path(folder), count, DRAW))
-    for kind, names in (("personal models in files", FLIPPED), (list(KINDS)[-1], FINISHED)):
+    for kind, names in (("personal models in files", FLIPPED), (GUARDED, FINISHED)):
         with tempfile.TemporaryDirectory() as folder:
             campaign = Campaign(Path(folder), kind, seed=1)
             for name in names:

@@ -134,6 +134,14 @@ def test_training_is_shortened() -> None:
     )
 
 
+def test_the_tests_that_hold_promises_exist() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    tests = re.findall(r"`(tests/\S+\.py)::(\w+)`", page)
+    assert len(tests) > 20
+    for file, name in tests:
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
+
+
 def test_the_walk_of_a_sample_names_functions_that_exist() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     walk = page.partition("## From a CSV to the page")[2].partition("\n## ")[0]

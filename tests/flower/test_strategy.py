@@ -564,6 +564,14 @@ def test_a_resumed_run_may_have_more_rounds_and_other_nodes(
         run(named, 3, 0, "whole")
 
 
+def test_a_rule_that_plans_its_rounds_gets_no_more_of_them(tmp_path: Path) -> None:
+    app = mean_app(lambda k, w, mine: before(k, w, mine) | {"loss-after": 0.1})
+    start(FairStrategy("feddg-ga", out=tmp_path / "run"), LocalGrid(app, configs(4)), 2)
+    resumed = FairStrategy("feddg-ga", out=tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match="planned for 2 rounds"):
+        start(resumed, LocalGrid(app, configs(4)), 3)
+
+
 def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     app = ClientApp()

@@ -2,7 +2,6 @@
 
 import itertools
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from flwr.app import ArrayRecord
 from commonweal import metrics
 from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
-from commonweal.base.files import write_file
 from commonweal.base.tensors import State
 from commonweal.flower.directory import Directory, number
 from commonweal.flower.reader import Evaluated
@@ -82,8 +80,16 @@ class Recorder:
             store = Store(private_folder(folder) if private else folder)
         return cls(store, score, higher_is_better, private)
 
-    def open(self, experiment: str, facts: RunFacts, resume: bool) -> tuple[int, State]:
-        """Start or continue a run, which may get another number of rounds.
+    def open(
+        self, experiment: str, facts: RunFacts, resume: bool, plans_rounds: bool
+    ) -> tuple[int, State]:
+        """Start or continue a run, which may get more rounds.
+
+        Args:
+            experiment: The text of the experiment.
+            facts: About the run.
+            resume: Whether to continue what is there.
+            plans_rounds: Whether rounds depend on how many there are: then none can be added.
 
         Returns:
             The last saved round (0: none), and the state after it.
@@ -96,12 +102,7 @@ class Recorder:
                 f"{str(folder)!r} holds a run already: continue it with resume=True, or choose "
                 "another out"
             )
-        path = folder / "experiment.toml"
-        if resume and path.exists() and not self.private:
-            given = tomllib.loads(experiment)
-            if given == tomllib.loads(path.read_text()) | {"rounds": given["rounds"]}:
-                write_file(path, experiment.encode())
-        last, saved = self.store.open(experiment, facts, resume)
+        last, saved = self.store.open(experiment, facts, resume, plans_rounds)
         if last:
             self.store.remove_model()
         return last, saved

@@ -335,7 +335,8 @@ class FairStrategy(Strategy):
         algorithm = self._algorithm(layout)
         self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
         self._aggregation.receive(arrays)
-        last, saved = self._recorder.open(self._text(), self._facts(layout), self.resume)
+        facts, planned = self._facts(layout), algorithm.plans_rounds
+        last, saved = self._recorder.open(self._text(), facts, self.resume, planned)
         if last == 0:
             return arrays
         self._offset = last
@@ -616,8 +617,6 @@ class FairStrategy(Strategy):
         self._record(evaluated)
         used = [answers.contents[node] for node in evaluated]
         return self.evaluate_metrics_aggr_fn(used, self.weighted_by_key) if used else None
-
-    # Nodes
 
     def _sample(
         self, grid: Grid, server_round: int, fraction: float, least: int, purpose: str

@@ -44,7 +44,9 @@ KINDS = {
         'rule = "guarded(rule=term)"\nvalidation = 0.3\nholdout_clients = 0.2\n'
     ),
     "blend, which keeps several models": 'client = "blend"\n',
-    "a private run": 'algorithm = { name = "private", noise = 1.0 }\nsampler = "poisson"\n',
+    "a private run with seeded noise": (
+        'algorithm = { name = "private", noise = 1.0, entropy = "seed" }\nsampler = "poisson"\n'
+    ),
 }
 GUARDED = "a guarded rule, validation, clients held out"
 DRAW = random.Random(0)

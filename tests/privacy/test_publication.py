@@ -166,3 +166,13 @@ def test_a_folder_with_another_run_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="another experiment"):
         plain.result()
     assert Record.read(tmp_path / "other").is_public_part
+
+
+def test_temporary_files_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
+    private_run(tmp_path / "run").result()
+    left = ["rounds.jsonl.12.part", "private/PRIVATE.txt.12.part"]
+    for name in [*left, "mine.part"]:
+        (tmp_path / "run" / name).write_text("half")
+    private_run(tmp_path / "run", resume=True).result()
+    assert not any((tmp_path / "run" / name).exists() for name in left)
+    assert (tmp_path / "run" / "mine.part").read_text() == "half"

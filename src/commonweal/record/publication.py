@@ -5,6 +5,7 @@ The promise of a private run covers its model and the numbers that were released
 run's folder, which is a run's folder itself: `show RUN/private` reads it.
 """
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from commonweal.record.rounds import ROUNDS
 __all__ = ["private_folder", "publish"]
 
 MARK = "PRIVATE.txt"
+WRITTEN = (MARK, "experiment.toml", "run.json", ROUNDS, PREPARATION, MODEL)
 ABOUT = """Values of single clients: losses, scores, cohorts, failures, times and states.
 
 The promise of privacy does not cover this folder. Publish the folder above, without this one.
@@ -39,6 +41,8 @@ def publish(private: Path) -> None:
     """Write what may be published of a run to the folder above it."""
     record = Record.read(private)
     public = private.parent
+    _remove_leftovers(public)
+    _remove_leftovers(private)
     write_file(private / MARK, ABOUT.encode())
     write_file(public / "experiment.toml", _experiment(private))
     write_facts(public, _facts(record.facts))
@@ -48,6 +52,14 @@ def publish(private: Path) -> None:
         write_file(public / PREPARATION, read_plain(private / PREPARATION))
     if record.finished:
         write_file(public / MODEL, read_plain(private / MODEL))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files that a process which was killed left behind."""
+    names = "|".join(map(re.escape, WRITTEN))
+    for path in folder.glob("*.part"):
+        if re.fullmatch(rf"({names})\.\d+\.part", path.name) and path.is_file():
+            path.unlink()
 
 
 def _experiment(private: Path) -> bytes:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from commonweal.base.errors import DataError
+from commonweal.base.tensors import flatten
 from commonweal.config import catalog
 from commonweal.data.population import Setting
 from commonweal.rules import Reports, Rule
@@ -83,6 +84,8 @@ def check_weights(name: str, told: list[Reports]) -> None:
             assert (weights >= 0).all()
             assert weights.sum().item() == pytest.approx(1, abs=1e-9)
         state = decision.state
+        for key, value in flatten(state).items():  # it would spoil later rounds unseen
+            assert not value.isnan().any(), key
 
 
 GOOD = reports([1.0, 2.0, 3.0], ids=[4, 7, 9], clients=10, after=[0.5, 1.0, 1.5])

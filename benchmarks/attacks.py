@@ -66,7 +66,7 @@ class Lie:
         self.values = {name: value.clone() for name, value in values.items()}
         self.malicious = malicious
         self.number = number
-        self.honest = torch.ones(len(values["loss"]), dtype=torch.bool)
+        self.honest = torch.ones(len(values["update"]), dtype=torch.bool)
         self.honest[malicious] = False
         self.random = torch.Generator().manual_seed(number)
 
@@ -92,17 +92,19 @@ class Lie:
         self.update[self.malicious] = update
 
     def claim(self, times_median: float) -> None:
-        """Report so many times the honest clients' median loss."""
+        """Report so many times the honest clients' median loss, where the rule asks for losses."""
+        if "loss" not in self.values:
+            return
         loss = times_median * float(self.values["loss"][self.honest].median())
         self.values["loss"][self.malicious] = loss
         if "loss_after" in self.values:
             self.values["loss_after"][self.malicious] = loss
 
     def multiply(self, loss: float = 1.0, update: float = 1.0) -> None:
-        self.values["loss"][self.malicious] *= loss
         self.update[self.malicious] *= update
-        if "loss_after" in self.values:
-            self.values["loss_after"][self.malicious] *= loss
+        for name in ("loss", "loss_after"):
+            if name in self.values:
+                self.values[name][self.malicious] *= loss
 
 
 Attack = Callable[[Lie], None]

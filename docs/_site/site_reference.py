@@ -38,6 +38,10 @@ MEANINGS = {  # of keys whose fields have no comment
     "rounds": "how many rounds",
     "cohort": "clients per round: a number, a share below 1, or all",
     "score": "one of [Scores](scores.md), or several with commas; by default the dataset's own",
+    "loss": "of a regression: squared, huber, absolute or poisson; or a function of your own, as "
+    "`./my_losses.py:focal`; by default the dataset's",
+    "threshold": "the score for which a threshold of two classes is chosen on validation samples",
+    "class_weight": "by what the losses of classes are multiplied: `balanced`, or numbers",
     "seed": "seed of everything that is random",
     "evaluate_every": "rounds from one evaluation to the next",
 }

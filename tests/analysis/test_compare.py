@@ -116,7 +116,7 @@ def test_a_comparison_that_was_stopped_continues_to_the_same_bytes(tmp_path: Pat
 def test_a_folder_of_another_experiment_is_refused(tmp_path: Path) -> None:
     list(run_cells(cells(BASE, ["fedavg"], 1, [], tmp_path)))
     with pytest.raises(RunError, match="another experiment"):
-        list(run_cells(cells(BASE | {"rounds": 4}, ["fedavg"], 1, [], tmp_path)))
+        list(run_cells(cells(BASE | {"evaluate_every": 2}, ["fedavg"], 1, [], tmp_path)))
 
 
 def scores_of(record: Record, own: bool = False) -> list[float]:

@@ -113,7 +113,7 @@ def test_codes_are_categories(tmp_path: Path) -> None:
     [
         ({"order": "part"}, "holds strings, which have no order"),
         ({"order": "dya"}, "order = 'dya': there is no such column; did you mean 'day'"),
-        ({"split": "part", "order": "day"}, "give one of them"),
+        ({"split": "part", "order": "day"}, "give split or the others"),
         ({"split": "label"}, "column 'label' is named twice"),
         ({"split": "hosp=7"}, "it needs rows called 'test' and others"),
         ({"split": "fold=9"}, "it needs rows called 'test' and others"),

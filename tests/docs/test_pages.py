@@ -38,6 +38,8 @@ NOT_RUN = {
     r"commonweal data get": "it downloads: tests/datasets/test_download.py",
     r"commonweal reproduce \S": "minutes to hours: tests of reproduce",
     r"(PYTHONPATH\S+ |COMMONWEAL_DATA\S+ )*python3? benchmarks/": "minutes; the file must exist",
+    r"python -m benchmarks\.": "minutes, on several hosts",
+    r"torchrun |srun |sbatch ": "several processes: tests/engines/test_ranks.py",
     r"COMMONWEAL_DATA": "it needs files that are not here",
     r"python docs/_site|python tests/": "tests/docs/test_site.py, tests/docs/test_own_page.py",
 }

@@ -136,7 +136,7 @@ class Entry:
     def factory(self) -> Callable[..., object]:
         """The class or function itself."""
         try:
-            factory: Callable[..., object] = getattr(_import(self.module), self.attribute)
+            factory: Callable[..., object] = _attribute(self.module, self.attribute)
             inspect.signature(factory)
         except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(
@@ -198,6 +198,11 @@ def _interfaces() -> dict[type, str]:
     return kinds
 
 
+def _attribute(module: str, name: str) -> Any:
+    """What a module, or a file, calls by a name."""
+    return getattr(_import(module), name)
+
+
 def _import(module: str) -> ModuleType:
     """Import a module by its name, or a file by its path."""
     try:
@@ -240,7 +245,7 @@ def function(key: str, path: str) -> Callable[..., Any]:
         raise TrustError(f"{key} = {path!r} {UNTRUSTED}")
     module, _, attribute = path.rpartition(":")
     try:
-        named = getattr(_import(module), attribute)
+        named = _attribute(module, attribute)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{key} = {path!r} cannot be used: {error}") from None
     if not callable(named):

@@ -50,9 +50,14 @@ def _read(experiment: Experiment | str | Path) -> Experiment:
 
 
 def _task(experiment: Experiment, schema: Schema) -> Task:
-    for key in ("loss", "target", "class_weight"):
-        if getattr(experiment, key) is not None:
-            raise ConfigError(f"{key} does not work on Flower: leave it out")
+    given = {
+        "loss": experiment.loss,
+        "target": experiment.target,
+        "class_weight": experiment.class_weight,
+    }
+    for key, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{key} = {value!r} does not work on Flower: leave it out")
     return build_task(
         experiment,
         shape=schema.shape,

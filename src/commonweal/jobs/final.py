@@ -61,8 +61,12 @@ def _bounds(task: Task, stats: Tensors, offsets: Tensor) -> dict[str, Bounds]:
             variance = task.target[1] ** 2
         bounds = interval(name, rows, offsets, score.reduce(rows, offsets), variance)
         if bounds is not None:
-            numbers = {key: _numbers(getattr(bounds, key)) for key in ("low", "high", "support")}
-            found[name] = Bounds(unit=bounds.unit, **numbers)
+            found[name] = Bounds(
+                low=_numbers(bounds.low),
+                high=_numbers(bounds.high),
+                support=_numbers(bounds.support),
+                unit=bounds.unit,
+            )
     return found
 
 
@@ -88,7 +92,7 @@ def _personal(job: Job, state: State) -> dict[str, Bounds]:
             )
             units[name] = bounds.unit
             for key, values in by_key.items():
-                for client, value in zip(ids.tolist(), getattr(bounds, key), strict=True):
+                for client, value in zip(ids.tolist(), vars(bounds)[key], strict=True):
                     values[client] = value
     return {
         name: Bounds(unit=units[name], **{key: tuple(v) for key, v in by_key.items()})

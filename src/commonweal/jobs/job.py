@@ -61,6 +61,10 @@ class Parts(TypedDict, total=False):
     cohort: int | float | Literal["all"]
     seed: int
     score: str | Sequence[str] | None
+    loss: str | None
+    target: Literal["log"] | None
+    threshold: Literal["f1", "balanced-accuracy", "accuracy"] | None
+    class_weight: Literal["balanced"] | Sequence[float] | Mapping[str, float] | None
     evaluate_every: int
     validation: float
     patience: int | None
@@ -287,13 +291,16 @@ def with_loss(federation: Federation, settings: RunSettings) -> Federation:
 def fitted(task: Task, federation: Federation, settings: RunSettings) -> Task:
     """The task with what follows from training labels: the target's scale, weights of classes."""
     if settings.target == "log" and task.loss not in REGRESSION:
-        raise ConfigError("target = 'log' is for regression: leave it out")
+        raise ConfigError(
+            f"target = 'log' is for regression, but the loss is {task.loss!r}: leave it out"
+        )
     log = settings.target == "log" or task.loss == "poisson"
     everything = torch.cat([federation.train.y, federation.test.y])
     scale_target(everything, task.loss, log)  # raises where a test label has no logarithm
     target = scale_target(federation.train.y, task.loss, log)
     if log and target is None:
-        raise ConfigError("target = 'log': the labels are all the same")
+        same = float(federation.train.y[0])
+        raise ConfigError(f"target = 'log': all labels are {same:g}, which leaves nothing to learn")
     if target is None or not log:
         task = replace(task, target=target)
     else:

@@ -205,6 +205,10 @@ def run(
         cohort: How many clients a round asks: a number, a share, or "all".
         seed: Determines everything random (0).
         score: The score, or several, the main one first. By default that of the task.
+        loss: Of a regression: "squared", "huber", "absolute" or "poisson". By default the task's.
+        target: "log" trains the model of a regression on logarithms.
+        threshold: The score for which a threshold of two classes is chosen on validation samples.
+        class_weight: By what the losses of classes are multiplied: "balanced", or numbers.
         evaluate_every: Rounds between evaluations (1).
         validation: The share of each client's training samples to choose the best round by.
         patience: Rounds without a better one, on validation samples, before the run stops.

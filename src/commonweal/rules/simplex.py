@@ -34,7 +34,7 @@ RANK = 1e-10  # eigenvalues below this fraction of the largest one are rounding 
 TWINS = 1e-13  # relative squared distance of two updates that are equal up to rounding
 # PIQP's tolerance and step length: shorter steps the second time, since updates of very different
 # sizes can stall the first.
-TRIES = ((1e-12, 0.99), (1e-11, 0.9))
+TRIES = ((1e-12, 0.99, 50), (1e-11, 0.9, 50), (1e-9, 0.5, 500))  # tolerance, step, iterations
 NEWTON_STEPS = 100
 
 
@@ -239,13 +239,13 @@ def _interior_point(a: Array, c: Array, low: Array, high: Array, units: Array) -
     # A bound far above anything short is never met, and would spoil the solver's scaling.
     upper = np.where((units > 1) & (high * units > SPREAD), np.inf, high * units)
     gap = float("inf")
-    for tolerance, step in TRIES:
+    for tolerance, step, iterations in TRIES:
         solver = piqp.DenseSolver()
         settings = solver.settings
         settings.eps_abs = settings.eps_rel = tolerance
         settings.eps_duality_gap_abs = settings.eps_duality_gap_rel = tolerance
         settings.tau = step
-        settings.max_iter = 50
+        settings.max_iter = iterations
         settings.preconditioner_scale_cost = True
         solver.setup(
             scaled,

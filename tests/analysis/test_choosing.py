@@ -11,10 +11,11 @@ import torch
 import commonweal as cw
 from commonweal.analysis.choice import choose as choose_from_improvements
 from commonweal.analysis.choosing import Choice, chosen_model
-from commonweal.analysis.compare import baseline_cells, cells, run_cells
+from commonweal.analysis.compare import Cell, Step, baseline_cells, cells, run_cells
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.config.experiment import change, values
 from commonweal.jobs.reopening import reopen
+from commonweal.record.record import Record
 from commonweal.training.uses import mixed_module
 
 PROGRAM = '''
@@ -85,13 +86,14 @@ def test_the_losses_are_those_of_what_a_client_uses_on_its_validation_samples(
 ) -> None:
     """Against whole modules that predict one client's samples."""
     losses = {}
-    for name in safe.candidates:
-        job, state = reopen(safe.candidates[name].runs[1].folder, trust=True)
+    candidates = cw.choose(runs, trust=True, refit=False).candidates
+    for name in candidates:
+        job, state = reopen(candidates[name].runs[1].folder, trust=True)
         assert job.local is not None and job.local.federation.validation is not None
         rows = job.local.federation.validation
         a, b = rows.offsets[2:4].tolist()
         module = job.task.module_of(job.algorithm.model(state))
-        if safe.candidates[name].personal:
+        if candidates[name].personal:
             uses = job.algorithm.uses(job.algorithm.message(state), job.local.states[2])
             module = mixed_module(job.task, job.task.module, uses)
         with torch.no_grad():
@@ -146,12 +148,86 @@ def test_a_client_takes_what_it_took_in_most_seeds(safe: Choice, runs: Path) -> 
         model = safe.model_of(client)
         votes = safe.votes(client)
         assert votes[model.candidate] == max(votes.values())
-        seed = int(model.folder.name.removeprefix("seed-"))
+        run = model.folder.parent if model.candidate == "alone" else model.folder
+        seed = int(run.name.removeprefix("seed-"))
         assert (client, seed, model.candidate) in [line[:3] for line in safe.clients]
         if votes["alone"] == max(votes.values()):
             assert model.candidate == "alone"
     with pytest.raises(ConfigError, match="no client '9'"):
         safe.model_of("9")
+
+
+def personal_scores(folder: Path) -> dict[str, float]:
+    table = Record.read(folder).clients()
+    assert table.evaluation.personal is not None
+    return dict(zip(table.names, table.evaluation.personal.score.tolist(), strict=True))
+
+
+def test_who_keeps_local_training_uses_local_models_of_all_samples(
+    runs: Path, safe: Choice, tmp_path: Path
+) -> None:
+    """Against runs of `alone` without validation samples, made apart."""
+    plain = cw.choose(runs, trust=True, refit=False)
+    assert (plain.refit, safe.refit) == (False, True)
+    assert (plain.clients, plain.taken) == (safe.clients, safe.taken)
+    for k, seed in enumerate(safe.seeds):
+        with_validation = runs / "alone" / f"seed-{seed}"
+        changes = ["validation=0"]
+        apart = cw.Experiment(**change(values(with_validation / "experiment.toml"), changes))
+        for _ in cw.run(apart, out=tmp_path / str(seed)):
+            pass
+        whole, before = personal_scores(tmp_path / str(seed)), personal_scores(with_validation)
+        assert whole != before
+        for choice, local in ((safe, whole), (plain, before)):
+            assert dict(zip(choice.names, choice.results["alone"].scores[k], strict=True)) == local
+            for client in choice.names:
+                (line,) = [own for own in choice.clients if own[:2] == (client, seed)]
+                if line.taken == "alone":
+                    column = choice.by_how["safe"].clients.index(client)
+                    assert choice.by_how["safe"].scores[k, column] == local[client]
+                    assert choice.worth.gains[k, column] == 0
+        job, _ = reopen(with_validation, trust=True)
+        again, _ = reopen(safe.candidates["alone"].runs[seed].folder, trust=True)
+        assert job.local is not None and again.local is not None
+        test, same = job.local.federation.test, again.local.federation.test
+        for a, b in ((test.x, same.x), (test.y, same.y), (test.offsets, same.offsets)):
+            assert torch.equal(a, b)
+        assert again.local.federation.validation is None
+    assert {line.taken for line in safe.clients} > {"alone"}
+
+
+def test_local_training_on_all_samples_is_not_repeated(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path, ["rounds=2"], (), 1)
+    refits = folder / "alone/seed-0/refit"
+
+    def stop(plan: Sequence[Cell]) -> dict[Path, str]:
+        next(iter(run_cells(plan)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cw.choose(folder, trust=True, train=stop)
+    steps: list[Step] = []
+
+    def count(plan: Sequence[Cell]) -> dict[Path, str]:
+        steps.extend(run_cells(plan))
+        return {}
+
+    first = cw.choose(folder, trust=True, train=count)
+    assert [step.round and step.round.number for step in steps] == [2]  # round 1 was saved
+    written = {path: path.stat().st_mtime_ns for path in refits.rglob("*")}
+    second = cw.choose(folder, trust=True, train=count)
+    assert [step.round for step in steps[1:]] == [None]
+    assert {path: path.stat().st_mtime_ns for path in refits.rglob("*")} == written
+    assert list(second.candidates) == list(first.candidates) == ["alone", "fedavg"]
+    with pytest.raises(RunError, match=r"lost its data.*--no-refit"):
+        cw.choose(folder, trust=True, train=lambda plan: {plan[0].folder: "lost its data"})
+
+
+def test_local_training_that_needs_validation_samples_is_not_refitted(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path, ["rounds=2", "patience=2"], (), 1)
+    choice = cw.choose(folder, trust=True)
+    assert not choice.refit and not (folder / "alone/seed-0/refit").exists()
+    assert any("patience needs validation samples" in note for note in choice.notes)
 
 
 def test_the_choice_is_written_and_read(safe: Choice, runs: Path) -> None:

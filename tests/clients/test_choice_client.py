@@ -55,7 +55,7 @@ def test_clients_take_what_choose_takes_over_three_runs(how: Any, tmp_path: Path
     folder = tmp_path / "runs"
     for name in ("alone", "sgd", "fine-tune"):
         last(experiment(path, {"name": name}), folder / name)
-    chosen = cw.choose(folder, how=how)
+    chosen = cw.choose(folder, how=how, refit=False)
     inside = last(experiment(path, {"name": "choice", "how": how}))
     names = inside.job.population.names
     named = {"alone": "alone", "fedavg": "global", "fine-tune": "tuned"}

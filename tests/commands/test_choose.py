@@ -68,6 +68,23 @@ def test_it_prints_who_takes_what_and_why(command: Command, folder: Path) -> Non
     assert "commonweal predict runs TABLE --choice" in printed
 
 
+def test_local_models_are_those_of_all_samples_unless_no_refit(
+    command: Command, folder: Path
+) -> None:
+    """`proved` has too little evidence here: everybody keeps local training."""
+    try:
+        for option, run in (("", "alone/seed-0/refit"), ("--no-refit", "alone/seed-0")):
+            printed = " ".join(command(f"choose runs --how proved {option}").split())
+            assert ("then trained again on all samples" in printed) == (option == "")
+            models = chosen_clients(folder / "runs").values()
+            assert {model.folder for model in models} == {folder / "runs" / run}
+            assert json.loads((folder / "runs/choice.json").read_text())["refit"] == (option == "")
+            chosen = rows_of(command("predict runs new.csv --choice -q"))
+            assert chosen == rows_of(command(f"predict runs/{run} new.csv -q"))
+    finally:
+        command("choose runs --how likely -q")
+
+
 def test_eighty_columns_are_enough(folder: Path) -> None:
     program = (
         "from rich.console import Console\n"

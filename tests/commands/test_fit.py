@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from commonweal import cli
 from commonweal.analysis import compare
+from commonweal.analysis.choosing import choose
 from commonweal.analysis.compare import Cell, Step
 from commonweal.base.errors import CommonwealError
 from commonweal.commands import console
@@ -61,6 +62,13 @@ def test_a_table_becomes_a_model_for_each_client_also_after_an_interruption(
     assert (folder / "alone/seed-0/rounds.jsonl").stat().st_mtime_ns == before  # not run again
     records = Record.find(folder)
     assert len(records) == 10 and all(record.finished for record in records)
+    unfinished: list[Cell] = []
+
+    def check(plan: Sequence[Cell]) -> dict[Path, str]:
+        unfinished.extend(cell for cell in plan if not cell.finished)
+        return {}
+
+    assert choose(folder, train=check).refit and unfinished == []
     assert max(map(len, printed.splitlines())) <= 80
     text = " ".join(printed.split())
     assert "mean gain in accuracy over local training" in text or "Joining does not help" in text

@@ -1,7 +1,7 @@
 """`commonweal.choose`: each client's best model among finished runs, by its validation samples.
 
 Test samples have no part in choosing. Their scores, which the runs recorded, only show what the
-choice is worth.
+choice is worth. Local models are trained again after the choice, on all samples.
 """
 
 import math
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from commonweal.analysis.compare import OWN, Result, gather, result_of
 from commonweal.analysis.labels import by_label, find_runs, seed_of
+from commonweal.analysis.refitting import Train, train
+from commonweal.analysis.refitting import refit as train_again
 from commonweal.analysis.worth import POOLED, Worth, worth
 from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
@@ -28,6 +30,7 @@ from commonweal.base.files import read_plain, write_file
 from commonweal.base.frames import frame
 from commonweal.base.plain import Plain, to_json
 from commonweal.config import catalog
+from commonweal.config.catalog import trusting
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
 from commonweal.training import choice
@@ -83,7 +86,8 @@ class Choice:
     margin: float
     level: float
     score: str
-    candidates: dict[str, Candidate]  # local training first
+    candidates: dict[str, Candidate]  # local training first, with the runs on all samples if refit
+    refit: bool  # whether local models were trained again, on all samples
     seeds: tuple[int, ...]
     clients: list[ClientChoice]  # by seed and client
     results: dict[str, Result]  # on test samples, by candidate
@@ -147,6 +151,7 @@ class Choice:
             "how": self.how,
             "margin": self.margin,
             "level": self.level,
+            "refit": self.refit,
             "seeds": self.seeds,
             "candidates": list(self.candidates),
             "models": models,
@@ -168,6 +173,8 @@ def choose(
     level: float = 0.95,
     trust: bool = False,
     pool: Executor | None = None,
+    refit: bool = True,
+    train: Train = train,
 ) -> Choice:
     """Choose a model for each client among the finished runs of a folder.
 
@@ -182,9 +189,13 @@ def choose(
         level: The confidence level of "proved".
         trust: Import the programs that the runs name.
         pool: Processes that evaluate the runs. None: this one.
+        refit: After choosing, train the local models once more, on validation samples, too, for
+            the clients that keep them and as what others are compared with. What is finished is
+            not repeated.
+        train: Runs what is not finished of these, and returns why some have no result.
 
     Raises:
-        RunError: The runs cannot be compared.
+        RunError: The runs cannot be compared, or local training on all samples has no result.
     """
     expect("how", how, str, f"one of {', '.join(HOWS)}")
     if how not in HOWS:
@@ -192,6 +203,7 @@ def choose(
     expect("margin", margin, int | float, "a number")
     expect("level", level, float, "a number between 0 and 1")
     expect("trust", trust, bool, "True or False")
+    expect("refit", refit, bool, "True or False")
     expect("folder", folder, str | Path | list | tuple, "the path of a folder, or several")
     for path in [folder] if isinstance(folder, str | Path) else folder:
         expect("folder", path, str | Path, "paths of folders")
@@ -227,6 +239,12 @@ def choose(
         )
     elif how == "proved" and evidence[ALONE].right is None:
         notes.append(f"{score} has no value per sample: losses are the evidence instead")
+    local = candidates[ALONE]
+    if refit:
+        with trusting(trust):
+            again = train_again({seed: local.runs[seed] for seed in seeds}, train, notes)
+        refit = again is not None
+        candidates[ALONE] = local._replace(runs=again or local.runs)
     results = _results(candidates, seeds)
     return Choice(
         how=how,
@@ -234,6 +252,7 @@ def choose(
         level=level,
         score=score,
         candidates=candidates,
+        refit=refit,
         seeds=seeds,
         clients=lines,
         results=results,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commonweal.analysis.compare import Cell, Step, run_cells, run_folder
+from commonweal.analysis.refitting import LABEL, needs_validation, refit_cell
 from commonweal.analysis.worth import ALONE
 from commonweal.config.experiment import Experiment, change
 
@@ -20,7 +21,7 @@ METHODS = {  # each as changes of an experiment of FedAvg
     "fine-tune": ["client=fine-tune"],
     "blend": ["client=blend", "client.rejoin=false"],
 }
-COSTS = {ALONE: 3.0, "blend": 4.5}  # relative to FedAvg
+COSTS = {ALONE: 3.0, LABEL: 3.0, "blend": 4.5}  # relative to FedAvg
 
 
 class Work(NamedTuple):
@@ -32,13 +33,15 @@ class Work(NamedTuple):
 
 
 def fit_plan(base: Mapping[str, object], seeds: int, folder: Path) -> list[list[Cell]]:
-    """The runs of every seed: local training and the methods that clients choose among."""
+    """The runs of every seed: the methods that clients choose among, and what `choose` refits."""
     plan = []
     for seed in range(seeds):
         own = []
         for label, changes in METHODS.items():
             experiment = Experiment(**change(base, changes) | {"seed": seed})
             own.append(Cell(label, experiment, run_folder(folder, label, seed)))
+        if not needs_validation(own[0].experiment):
+            own.append(refit_cell(own[0].experiment, own[0].folder))
         plan.append(own)
     return plan
 

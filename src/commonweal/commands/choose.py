@@ -1,5 +1,6 @@
 """`commonweal choose`: each client's best model among finished runs."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,14 @@ def choose(
         float, typer.Option(help="Proved: how much worse a model may be in expectation.", min=0)
     ] = 0.0,
     level: Annotated[float, typer.Option(help="Proved: the confidence level.")] = 0.95,
+    refit: Annotated[
+        bool,
+        typer.Option(
+            "--refit/--no-refit",
+            help="Then train the local models once more, on validation samples, too, for the "
+            "clients that keep them.",
+        ),
+    ] = True,
     trust: Trust = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -50,21 +59,27 @@ def choose(
 
     The runs need validation samples (validation=0.2) and local training (`compare` adds it). The
     choice is written to choice.json in the first folder: `predict --choice` and `export --choice`
-    use it.
+    use it. After Ctrl-C the same command continues.
     """
     if how not in HOWS:
         raise ConfigError(f"--how {how!r}: {did_you_mean(how, HOWS)}")
     from commonweal.analysis import choosing
+    from commonweal.analysis.compare import Cell
     from commonweal.analysis.rank_pool import started_ranks
+    from commonweal.commands.compare import run_cells
     from commonweal.report.choice import choice_table, client_table, sentence
 
     ranks = started_ranks()
     if ranks is not None and not ranks.leads:
         ranks.serve()
         return
+
+    def train(plan: Sequence[Cell]) -> dict[Path, str]:
+        return run_cells(plan, quiet, ranks=ranks)
+
     with nullcontext() if ranks is None else ranks.leading():
         by = choosing.HOWS[HOWS.index(how)]
-        chosen = choosing.choose(folders, by, margin, level, trust, ranks)
+        chosen = choosing.choose(folders, by, margin, level, trust, ranks, refit, train)
     path = chosen.write(folders[0])
     if quiet:
         return

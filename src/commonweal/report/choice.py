@@ -19,7 +19,7 @@ __all__ = ["choice_table", "client_table", "evidence", "method_name", "paragraph
 
 MANY = 20  # with this many clients, the worst 10 % are shown instead of the worst client
 NAMES = {ALONE: "local training", "fedavg": "FedAvg"}
-
+REFIT = " Local models were then trained again on all samples of a client, validation included."
 
 WORDS = {  # the methods of `fit`, for those who have not heard of them
     ALONE: "local training",
@@ -147,6 +147,8 @@ def sentence(choice: Choice) -> str:
     )
     if len(choice.seeds) == 1:
         text = text.replace(" in most seeds", "")
+    if choice.refit:
+        text += REFIT
     mean = found.mean
     interval = ""
     if not math.isnan(mean.low):
@@ -238,7 +240,8 @@ def _certainty(choice: Choice) -> str:
     share = 100 * sum(agreed) / (len(agreed) * len(choice.seeds))
     return (
         f"A client leaves local training only if the loss on its {samples} validation samples "
-        f"falls by more than one standard error. Everything was repeated for {_seeds(choice)}, "
+        f"falls by more than one standard error.{REFIT if choice.refit else ''} Everything was "
+        f"repeated for {_seeds(choice)}, "
         f"with other splits of the samples: {share:.0f} % of the decisions agree with the model "
         "taken."
     )

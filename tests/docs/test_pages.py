@@ -34,6 +34,7 @@ NOT_RUN = {
     r"pip install|python3? -m (venv|pip|build)|py -m venv|\. \.venv|\.venv": "it installs",
     r"make ": "tested by .ci/run, or takes minutes",
     r"flwr |flower-superlink|flower-supernode": "real processes: tests/flower/test_deployment.py",
+    r"commonweal fit patients": "it takes minutes: tests/commands, tests/docs/test_own_page.py",
     r"commonweal ui": "it serves until it is stopped: tests/ui",
     r"commonweal data get": "it downloads: tests/datasets/test_download.py",
     r"commonweal reproduce \S": "minutes to hours: tests of reproduce",

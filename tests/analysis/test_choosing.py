@@ -223,6 +223,19 @@ def test_local_training_on_all_samples_is_not_repeated(tmp_path: Path) -> None:
         cw.choose(folder, trust=True, train=lambda plan: {plan[0].folder: "lost its data"})
 
 
+def test_local_training_on_other_samples_is_an_error(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path, ["rounds=1"], (), 1)
+
+    def train_on_fewer(plan: Sequence[Cell]) -> dict[Path, str]:
+        (cell,) = plan
+        for _ in cw.run(cell.experiment.model_copy(update={"validation": 0.1}), out=cell.folder):
+            pass
+        return {}
+
+    with pytest.raises(RunError, match="the data changed since the runs"):
+        cw.choose(folder, trust=True, train=train_on_fewer)
+
+
 def test_local_training_that_needs_validation_samples_is_not_refitted(tmp_path: Path) -> None:
     folder = write_runs(tmp_path, ["rounds=2", "patience=2"], (), 1)
     choice = cw.choose(folder, trust=True)

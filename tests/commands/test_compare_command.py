@@ -87,7 +87,9 @@ def test_a_rule_of_ones_own_has_a_name_everywhere(
     assert "\nOurs & " in result.out and "mine.py" not in result.out
     assert curves.read_bytes().startswith(b"%PDF")
     shown = command("show", tmp_path / "runs")
-    assert "Ours" in shown.out and "2 seeds" in shown.out  # by content, not by folder
+    assert "2 seeds" in shown.out  # by content, not by folder
+    methods = [line.split()[0] for line in shown.out.splitlines() if line.strip()]
+    assert "Ours" in methods and "fedavg" in methods and "name" not in shown.out
     report = tmp_path / "r.html"
     assert command("report", tmp_path / "runs", "-o", report).code == 0
     assert "Ours" in report.read_text(encoding="utf-8")

@@ -99,7 +99,8 @@ def labels(records: Iterable[Outline]) -> list[str]:
     """A label for each of several runs that all differ: its method, and what tells it apart."""
     records = list(records)
     settings = [_settings(record) for record in records if baseline_of(record) is None]
-    everywhere = [key for key in _varying(settings) if key.partition(".")[0] not in PARTS]
+    varying = [key for key in _varying(settings) if key.partition(".")[0] not in PARTS]
+    everywhere = [key for key in varying if key not in OF_METHODS]
     alike: dict[str, list[dict[str, Plain]]] = {}
     for record in records:
         alike.setdefault(method_of(record), []).append(_settings(record))
@@ -115,7 +116,8 @@ def labels(records: Iterable[Outline]) -> list[str]:
     return texts
 
 
-PARTS = ("rule", "algorithm", "client")  # which a method is named after
+PARTS = ("name", "rule", "algorithm", "client")  # which a method is named after
+OF_METHODS = ("validation",)  # some methods hold samples back, and others have no use for it
 
 
 def _settings(record: Outline) -> dict[str, Plain]:

@@ -347,8 +347,10 @@ class Averaging(Algorithm):
             group: The clients.
         """
         states = group.states.method
+        reports_loss = self.training_loss == "first epoch" and request.purpose == "train"
         trained = Trained({}, states, torch.empty(len(group.ids), 0))
-        for client, rows, positions, plan, stage, times in work:
+        for number, (client, rows, positions, plan, stage, times) in enumerate(work, 1):
+            replies = number == len(work)
             everyone = len(positions) == len(group.ids)
             before = states if everyone else select(states, positions)
             trained = train_locally(
@@ -360,8 +362,8 @@ class Averaging(Algorithm):
                 plan,
                 group.vectorize,
                 group.at_once,
-                models="loss_after" in self.rule.needs,
-                losses=self.training_loss == "first epoch" and request.purpose == "train",
+                models=replies and "loss_after" in self.rule.needs,
+                losses=replies and reports_loss,
             )
             after = trained.states
             if stage.counter:

@@ -1,11 +1,9 @@
-"""Linear models of single clients: logistic and ridge regression, which scikit-learn fits.
+"""Linear models of single clients: logistic and ridge regression, as scikit-learn fits them.
 
 Few samples often suit a linear model better than a network, so that local training has one among
 its candidates. A model of f features and k outputs is a vector of the matrix (k, f + 1), whose last
 column is the intercept.
 """
-
-import warnings
 
 import numpy as np
 import torch
@@ -19,7 +17,8 @@ __all__ = ["STRENGTHS", "fit_linear", "has_linear", "linear_outputs"]
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # scikit-learn's C: the inverse of the weight decay
 MOST_FEATURES = 1024  # with more, a linear model is no cheap candidate
-TOLERANCE = 1e-3  # of the solver: a tenth of the default's precision, in half of its time
+TOLERANCE = 1e-3  # of the solver: a tenth of scikit-learn's precision, in half of its time
+EPSILON = float(np.finfo(np.float64).eps)
 ABSENT = -10.0  # the logit of a class that the client does not have
 
 
@@ -55,24 +54,60 @@ def _logistic(
     x: NDArray[np.float64], y: NDArray[np.int64], outputs: int, strength: float
 ) -> NDArray[np.float64]:
     """The matrix (k, f + 1) of a logistic regression. One output is the logit of class 1."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    classes = np.unique(y)
+    classes, labels = np.unique(y, return_inverse=True)
     matrix = np.zeros((max(outputs, 2), x.shape[1] + 1))
     matrix[:, -1] = ABSENT
     if len(classes) == 1:
         matrix[classes, -1] = 0.0
     else:
-        model = LogisticRegression(C=strength, tol=TOLERANCE)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(x, y)
-        fitted = np.column_stack([model.coef_, model.intercept_])
-        if len(classes) == 2:
-            fitted = np.concatenate([-fitted / 2, fitted / 2])
-        matrix[classes] = fitted
+        matrix[classes] = _minimize_logistic(x, np.eye(len(classes))[labels], strength)
     return matrix[1:] - matrix[:1] if outputs == 1 else matrix
+
+
+def _minimize_logistic(
+    x: NDArray[np.float64], targets: NDArray[np.float64], strength: float
+) -> NDArray[np.float64]:
+    """The matrix (k, f + 1) that scikit-learn's LogisticRegression finds, in half of its time.
+
+    For few samples most of its time goes into checks. The loss and the steps are the same.
+
+    Args:
+        x: The samples (N, f).
+        targets: Their classes as one-hot rows (N, k), k > 1.
+        strength: scikit-learn's C.
+    """
+    from scipy.optimize import minimize
+
+    count, features = x.shape
+    classes = targets.shape[1]
+    free = classes if classes > 2 else 1  # of two classes the first one's logit stays 0
+    padded = np.column_stack([x, np.ones(count)])
+    decay = 1 / (strength * count)
+
+    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights = flat.reshape(free, -1)
+        logits = np.zeros((count, classes))
+        np.matmul(padded, weights.T, out=logits[:, -free:])
+        logits -= logits.max(1, keepdims=True)
+        likely = np.exp(logits)
+        totals = likely.sum(1, keepdims=True)
+        value = (np.log(totals).sum() - np.vdot(logits, targets)) / count
+        likely /= totals
+        likely -= targets
+        gradient = likely[:, -free:].T @ padded / count
+        slopes = weights[:, :-1]
+        gradient[:, :-1] += decay * slopes
+        return value + decay / 2 * np.square(slopes).sum(), gradient.ravel()
+
+    fitted = minimize(
+        loss,
+        np.zeros(free * (features + 1)),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 100, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * EPSILON},
+    )
+    weights = fitted.x.reshape(free, -1)
+    return weights if free > 1 else np.concatenate([-weights / 2, weights / 2])
 
 
 def linear_outputs(linear: Tensor, x: Tensor) -> Tensor:

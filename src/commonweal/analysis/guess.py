@@ -277,7 +277,7 @@ def _about(column: Column, seen: Survey, is_code: bool) -> str:
             filled = f"the median {column.median:g} and a further feature"
         text += f"; {profile.gaps} missing ({share:.1f} %): {filled}"
     if profile.ambiguous and column.becomes == "date":
-        text += "; day and month cannot be told apart: check the order"
+        text += "; day and month are ambiguous: check the order"
     return text
 
 

@@ -64,7 +64,7 @@ def _escaped(character: str) -> str:
 
 
 def reflowed(text: str) -> str:
-    """A text whose long lines are joined with what continues them: a terminal breaks them anew."""
+    """Join long lines with those that continue them, for a terminal that wraps them itself."""
     found: list[str] = []
     for line in text.split("\n"):
         continues = bool(found) and line[:1].strip() != "" and len(found[-1]) >= FULL

@@ -52,7 +52,7 @@ def tune(
         str, typer.Option(help="Who draws the trials, for mean and worst at once: nsga2 or tpe.")
     ] = "nsga2",
     by: Annotated[
-        str, typer.Option(help="Choose by the worst tenth of the clients, or by the mean.")
+        str, typer.Option(help="Choose by the worst 10 % of clients, or by the mean.")
     ] = "worst",
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one per core.", min=0)] = 0,
     to: Annotated[

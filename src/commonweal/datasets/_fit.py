@@ -228,7 +228,7 @@ def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[s
             remark("dates, which become days, and the time of year and week", column)
             if table.profiles[column.name].ambiguous:
                 order = f" (read as {column.order})"
-                remark("day and month cannot be told apart, write 2026-11-16", column, order)
+                remark("dates whose day and month are ambiguous, write 2026-11-16", column, order)
         if column.becomes == "number" and column.decimal == ",":
             remark("decimal commas", column)
         if column.other:

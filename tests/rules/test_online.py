@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from commonweal.base.errors import DivergedError
 from commonweal.rules import online
 from commonweal.rules.online import (
     CDFS,
@@ -230,3 +231,11 @@ def test_losses_close_together_are_told_apart_by_spacing() -> None:
     plain = online.response(losses, "normal", 1.0)
     fitted = online.response(losses, "normal", 1.0, scale="spacing")
     assert float(fitted[2] - fitted[0]) > 5 * float(plain[2] - plain[0])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_decision_that_is_not_finite_raises(value: float) -> None:
+    """Whether or not the client with the wrong weight is in the cohort."""
+    for index in ([0, 2], [0, 1]):
+        with pytest.raises(DivergedError, match=f"{value} at position 2 of 3"):
+            on_cohort(torch.tensor([0.5, 0.5, value]), torch.tensor(index))

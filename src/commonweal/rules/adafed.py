@@ -124,7 +124,9 @@ class AdaFed(Rule):
             shortest, length = _shortest(gram)
             if length <= STATIONARY:
                 return shortest, False
-        rate = losses**self.gamma
+        # Powers of very large or small losses overflow: the rates are relative to the largest.
+        largest = losses.max() if losses.any() else losses.new_ones(())
+        rate = (losses / largest) ** self.gamma
         ridge = (1.0 if self.scale == "bounded" else 0.0) if self.ridge is None else self.ridge
         v, singular = solve(gram + ridge * gram.diagonal().diag(), rate)
         total = rate @ v
@@ -132,6 +134,8 @@ class AdaFed(Rule):
             weights = torch.full_like(v, 1 / len(v))
             return self._scaled(weights, rate, gram), singular
         weights = self._scaled(v / total, rate, gram)
+        if self.scale == "none":  # the only scale that depends on the unit of the losses
+            weights = weights / largest**self.gamma
         promised = ridge == 0 and (singular or self.scale == "theorem")
         if promised and not _descends(weights, gram):
             weights = _shortest(gram)[0]
@@ -140,10 +144,8 @@ class AdaFed(Rule):
         return weights, singular
 
     def _scaled(self, weights: Tensor, rate: Tensor, gram: Tensor) -> Tensor:
-        if self.scale == "none":
+        if self.scale in ("none", "largest"):  # the largest rate is 1
             return weights
-        if self.scale == "largest":
-            return weights * rate.max() if rate.max() > 0 else weights
         if self.scale == "theorem":
             positive = rate[rate > 0]
             return weights * positive.min() if len(positive) else weights

@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, DivergedError
 from commonweal.rules.rule import Prior, Reports, prior_weights
 
 __all__ = [
@@ -184,7 +184,18 @@ def decision_gradient(p: Tensor, r: Tensor) -> Tensor:
 
 
 def on_cohort(p: Tensor, index: Tensor) -> Tensor:
-    """Restrict a decision over all clients to the cohort at `index` and renormalise (eq. 95)."""
+    """Restrict a decision over all clients to the cohort at `index` and renormalise (eq. 95).
+
+    Raises:
+        DivergedError: a weight of the decision is NaN or infinite.
+    """
+    wrong = (~p.isfinite()).nonzero()
+    if len(wrong):
+        first = int(wrong[0])
+        raise DivergedError(
+            f"the rule's weights over all clients are not finite ({float(p[first])} at position "
+            f"{first} of {len(p)}): use a smaller step size, or check the rule's arithmetic"
+        )
     weights = p[index]
     total = weights.sum()
     if total > 0:

@@ -60,7 +60,7 @@ def _logistic(
     if len(classes) == 1:
         matrix[classes, -1] = 0.0
     else:
-        matrix[classes] = _minimize_logistic(x, np.eye(len(classes))[labels], strength)
+        matrix[classes] = _minimize_logistic(x, np.eye(len(classes))[:, labels], strength)
     return matrix[1:] - matrix[:1] if outputs == 1 else matrix
 
 
@@ -73,28 +73,28 @@ def _minimize_logistic(
 
     Args:
         x: The samples (N, f).
-        targets: Their classes as one-hot rows (N, k), k > 1.
+        targets: Their classes as one-hot columns (k, N), k > 1.
         strength: scikit-learn's C.
     """
     from scipy.optimize import minimize
 
     count, features = x.shape
-    classes = targets.shape[1]
+    classes = len(targets)
     free = classes if classes > 2 else 1  # of two classes the first one's logit stays 0
     padded = np.column_stack([x, np.ones(count)])
     decay = 1 / (strength * count)
 
     def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         weights = flat.reshape(free, -1)
-        logits = np.zeros((count, classes))
-        np.matmul(padded, weights.T, out=logits[:, -free:])
-        logits -= logits.max(1, keepdims=True)
+        logits = np.zeros((classes, count))  # in rows: short axes are slow to sum
+        np.matmul(weights, padded.T, out=logits[-free:])
+        logits -= logits.max(0)
         likely = np.exp(logits)
-        totals = likely.sum(1, keepdims=True)
+        totals = likely.sum(0)
         value = (np.log(totals).sum() - np.vdot(logits, targets)) / count
         likely /= totals
         likely -= targets
-        gradient = likely[:, -free:].T @ padded / count
+        gradient = likely[-free:] @ padded / count
         slopes = weights[:, :-1]
         gradient[:, :-1] += decay * slopes
         return value + decay / 2 * np.square(slopes).sum(), gradient.ravel()

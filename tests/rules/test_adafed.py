@@ -116,13 +116,15 @@ def test_scales_differ_by_a_number_only(gamma: float) -> None:
     torch.testing.assert_close(mean / mean[0], none / none[0], rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("scale", ["largest", "theorem", "mean"])
+@pytest.mark.parametrize("scale", ["largest", "theorem", "mean", "bounded"])
 def test_these_scales_do_not_depend_on_the_losses_unit(scale: str) -> None:
     U = normals(3, 4, 7)
     losses = 0.2 + uniforms(3, 4)
     rule = build("adafed", gamma=5.0, scale=scale)
-    once, tenth = (weigh(rule, reports(c * losses, updates=U)) for c in (1.0, 0.1))
-    torch.testing.assert_close(once, tenth, rtol=1e-9, atol=0)
+    once = weigh(rule, reports(losses, updates=U))
+    for unit in (0.1, 1e-37, 1e37):
+        other = weigh(rule, reports(unit * losses, updates=U))
+        torch.testing.assert_close(once, other, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(10))

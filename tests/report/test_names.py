@@ -193,3 +193,14 @@ def test_trust_ends_with_its_block() -> None:
     with catalog.trusting(False), catalog.trusting(True), pytest.raises(ConfigError):
         catalog.find("rules", "os:getcwd")
     assert catalog.find("rules", "os:getcwd").name == "os:getcwd"
+
+
+def test_the_table_of_a_run_shortens_long_names(tmp_path: Path) -> None:
+    x = np.arange(24.0).reshape(12, 2)
+    clients = np.repeat(["a" * 10_000, "b" * 10_000], 6)
+    data = Federation.from_arrays(x, np.arange(12) % 2, clients, test=0.5)
+    record = commonweal.run(task(2), data, rounds=1, out=tmp_path / "run").result()
+    printed = io.StringIO()
+    Console(file=printed, width=1000).print(run_table.result(record))
+    assert "a" * 99 + "…" in printed.getvalue()
+    assert "a" * 100 not in printed.getvalue()

@@ -5,7 +5,7 @@ import json
 import re
 from typing import Literal
 
-__all__ = ["Form", "quoted", "reflowed", "shown", "unquoted"]
+__all__ = ["Form", "quoted", "reflowed", "shortened", "shown", "unquoted"]
 
 Form = Literal["plain", "markup", "html", "latex", "markdown", "json"]
 
@@ -53,6 +53,12 @@ def shown(text: str, form: Form = "plain", lines: bool = False) -> str:
     if form == "latex":
         return plain.translate(LATEX)
     return plain.translate(MARKDOWN) if form == "markdown" else plain
+
+
+def shortened(name: str, length: int = 100) -> str:
+    """A name as text of limited length, without control characters: SVG must not contain any."""
+    name = shown(name)
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def _is_shown(character: str, lines: bool) -> bool:

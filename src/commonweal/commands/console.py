@@ -12,18 +12,19 @@ __all__ = ["STOPPED", "err", "out", "plain_table", "say", "show", "show_json"]
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 STOPPED = 130  # the exit code after Ctrl-C
 
-out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-err = Console(stderr=True)
+# No highlighting: its patterns take quadratic time in long names.
+out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
+err = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
     """Print a line to the standard error, unwrapped, so that paths in it can be copied."""
-    err.print(shown(text, lines=True), markup=False, highlight=False, soft_wrap=True)
+    err.print(shown(text, lines=True), markup=False, soft_wrap=True)
 
 
 def show(text: str) -> None:
     """Print text to the standard output as it is."""
-    out.print(shown(text, lines=True), markup=False, highlight=False)
+    out.print(shown(text, lines=True), markup=False)
 
 
 def show_json(value: object) -> None:

@@ -22,7 +22,7 @@ from commonweal.analysis.interpolation import POINTS, Curve, Landscape
 from commonweal.analysis.regret import Regret, of_run
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
-from commonweal.base.text import shown
+from commonweal.base.text import shortened, shown
 from commonweal.data.federation import Federation
 from commonweal.record.record import Record
 from commonweal.report.clients import ClientLines, client_lines
@@ -53,6 +53,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 WIDTH = 6.4  # inches
+TICK = 24  # characters of a name at an axis
 MOST_NAMES = 40  # clients that a figure shows by name
 MOST_CLIENTS = 200  # that a figure of a federation shows one by one
 MOST_COLUMNS = 100  # rounds that a heat map shows; more are averaged
@@ -175,12 +176,6 @@ def _legend(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
     figure.legend(handles, labels, loc="outside upper left", frameon=False, ncols=columns)
 
 
-def shortened(name: str, length: int = 24) -> str:
-    """A name as text of limited length, without control characters: SVG must not contain any."""
-    name = shown(name)
-    return name if len(name) <= length else name[: length - 1] + "…"
-
-
 # Clients
 
 
@@ -237,7 +232,7 @@ def _client_figure(plot: ClientLines) -> "Figure":
         if plot.has_local:
             values = [factor * line.local for line in plot.lines]
             axes.plot(values, y, "o", mfc="white", mec="black", ms=7, zorder=2, label=LOCAL)
-        names = [f"{shortened(line.client)}  {line.samples}".rstrip() for line in plot.lines]
+        names = [f"{shortened(line.client, TICK)}  {line.samples}".rstrip() for line in plot.lines]
         axes.set_yticks(y, names, fontsize=9)
         axes.set_ylim(-0.7, len(plot.lines) - 0.3)
         axes.grid(axis="x", alpha=0.3)
@@ -422,7 +417,7 @@ def _draw_weights(relative: Weights) -> "Figure":
             relative.table, aspect="auto", cmap="cividis", interpolation="nearest", origin="lower"
         )
         figure.colorbar(image, ax=axes, label="weight relative to equal (1)", location="top")
-        names = [shortened(name) for name in relative.names]
+        names = [shortened(name, TICK) for name in relative.names]
         axes.set_yticks(range(len(names)), names, fontsize=8)
         ticks = _evenly(len(relative.rounds), 6)
         axes.set_xticks(ticks, [str(relative.rounds[k]) for k in ticks])
@@ -582,7 +577,7 @@ def federation(data: Federation, title: str) -> "Figure":
         else:
             _draw_classes(figure, axes, averaged(data.counts.double().numpy()))
         if len(names) <= MOST_NAMES:
-            ticks = [shortened(name) for name in names]
+            ticks = [shortened(name, TICK) for name in names]
             axes.set_xticks(np.arange(len(names)), ticks, rotation=60, ha="right")
         if len(names) <= MOST_CLIENTS:
             axes.set_xlabel("client")

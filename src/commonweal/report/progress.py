@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from commonweal.analysis.compare import Cell, Step
+from commonweal.base.text import shortened
 from commonweal.jobs.rounds import Round
 from commonweal.report.formats import markup, show_score
 from commonweal.training.scores import find
@@ -111,7 +112,7 @@ def _worst(done: Round) -> str:
     lower = find(done.job.task.score).lower_is_better
     worst = int((-values if lower else values).nan_to_num(nan=float("inf")).argmin())
     shown = show_score(float(values[worst]), done.job.task.score, 1)
-    return markup(f"worst: {done.job.population.names[worst]} {shown}")
+    return markup(f"worst: {shortened(done.job.population.names[worst])} {shown}")
 
 
 @contextmanager

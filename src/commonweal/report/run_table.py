@@ -12,6 +12,7 @@ from torch import Tensor
 from commonweal import metrics
 from commonweal.analysis import curves
 from commonweal.analysis.interpolation import Curve
+from commonweal.base.text import shortened
 from commonweal.record.final import Bounds, Final, read_final
 from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord
@@ -121,7 +122,7 @@ def result(record: Record) -> Group:
             cells.append(f"{last.rates.get(clients.names[k], math.nan):.2g}")
         if partners is not None:
             cells.append(f"{float(partners[k]):.2f}")
-        table.add_row(markup(clients.names[k]), *cells)
+        table.add_row(markup(shortened(clients.names[k])), *cells)
     return Group(table, *[markup(note) for note in _notes(record, clients, models[0])])
 
 
@@ -211,7 +212,9 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
         unscored = tuple(name for name, size in pairs if size == 0)
     notes += fallback_notes(record)
     if unscored:
-        some = ", ".join(unscored[:SHOWN]) + (" ..." if len(unscored) > SHOWN else "")
+        some = ", ".join(shortened(name) for name in unscored[:SHOWN]) + (
+            " ..." if len(unscored) > SHOWN else ""
+        )
         notes.append(f"without a score (not evaluated, no samples, or undefined for them): {some}")
     if record.evaluated[-1].mixture:
         notes.append("mixture: the clients' weights that the rule learnt, a mean over all rounds")
@@ -268,7 +271,7 @@ def _final_notes(final: Final, names: Sequence[str], model: _Model) -> list[str]
     if few:
         notes.append(
             f"few {bounds.unit}: {len(few)} clients have fewer than {FEW[bounds.unit]} in their "
-            f"test samples, {few[0][1]} has {few[0][0]:.0f}: their scores say little"
+            f"test samples, {shortened(few[0][1])} has {few[0][0]:.0f}: their scores say little"
         )
     return notes
 
@@ -335,7 +338,8 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
     words = "test sample" if samples == 1 else "test samples"
     return (
         f"few test samples: {len(small)} clients have fewer than {FEW_SAMPLES}; "
-        f"{clients.names[least]} has {samples} {words}: one sample is {100 / samples:.0f} points"
+        f"{shortened(clients.names[least])} has {samples} {words}: one sample is "
+        f"{100 / samples:.0f} points"
     )
 
 

@@ -524,7 +524,7 @@ def test_gradients_against_finite_differences(name: str) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) / 2
 
-    message = sent(T, 3) | {"w": random(D), "c": random(D)}
+    message = sent(T, 3) | {"w": random(D), "c": random(D), "mean": torch.tensor(0.7)}
     state = {}
     for key, value in method.init_client(T, 3).items():
         drawn = random(*value.shape)

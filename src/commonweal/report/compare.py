@@ -239,7 +239,7 @@ class Comparison:
         rendered = render(self._summary(columns), form, decimals)
         if isinstance(rendered, str):
             return rendered
-        console = Console(width=NARROW, record=True, file=StringIO())
+        console = Console(width=NARROW, record=True, highlight=False, file=StringIO())
         console.print(rendered)
         return console.export_text()
 

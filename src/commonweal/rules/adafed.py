@@ -32,6 +32,7 @@ __all__ = ["AdaFed"]
 
 STATIONARY = 1e-8  # squared length of the shortest mean of unit updates that counts as 0
 TINY = 1e-9  # a shorter update, relative to the longest one, is what rounding leaves of none
+FEWEST = 1e-100  # a smaller power of the losses counts as this, so that weights stay finite
 MOST = 3.0  # the largest sum of absolute weights of the scale "bounded"
 SINGULAR = (
     "adafed: the updates' Gram matrix is singular (equal or zero updates, or more clients than "
@@ -135,7 +136,7 @@ class AdaFed(Rule):
             return self._scaled(weights, rate, gram), singular
         weights = self._scaled(v / total, rate, gram)
         if self.scale == "none":  # the only scale that depends on the unit of the losses
-            weights = weights / largest**self.gamma
+            weights = weights / (largest**self.gamma).clamp(FEWEST, 1 / FEWEST)
         promised = ridge == 0 and (singular or self.scale == "theorem")
         if promised and not _descends(weights, gram):
             weights = _shortest(gram)[0]

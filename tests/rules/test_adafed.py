@@ -509,3 +509,20 @@ def test_a_run_records_its_descent(tmp_path: Path) -> None:
     assert run_view(record, "finished").rates == rounds[-1].rates
     compared = Comparison.of({"adafed": [record]}).with_curves(["improved", "length"])
     assert compared.results[0].metrics[0]["length"] == rounds[-1].length
+
+
+def test_weights_are_finite_whatever_the_unit_of_the_losses() -> None:
+    updates = torch.tensor([[1.0, 0.0], [0.3, 1.0]])
+    for gamma in (0.0, 1.0, 5.0, 10.0):
+        for unit in (1e-37, 1e-10, 1.0, 1e10, 1e37):
+            for scale in ("none", "largest", "theorem", "mean", "bounded"):
+                rule = commonweal.rule("adafed", gamma=gamma, scale=scale)
+                reports = commonweal.Reports(
+                    ids=torch.arange(2),
+                    sizes=torch.ones(2),
+                    losses=torch.tensor([unit, unit / 2]),
+                    updates=updates,
+                    clients=2,
+                )
+                weights = rule(reports, rule.init(2)).weights
+                assert weights.isfinite().all(), (gamma, unit, scale)

@@ -29,6 +29,7 @@ IN_NAME = (
     "seed",
     "rounds",
     "evaluate_every",
+    "engine",
     "dataset.path",
     "dataset.label",
     "dataset.client",

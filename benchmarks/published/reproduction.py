@@ -307,7 +307,7 @@ def _scores(evaluation: Evaluation) -> np.ndarray:
 
 
 def _gain(record: Record, name: str) -> float:
-    """A change against the run of FedAvg with the same seed, which lies beside this run's row."""
+    """A change against the run of FedAvg with the same seed, next to the row of this run."""
     baseline = Record.read(record.folder.parent.parent / "FedAvg" / record.folder.name)
     before = np.asarray(baseline.clients().evaluation.score)
     after = np.asarray(record.clients().evaluation.score)

@@ -230,7 +230,7 @@ class Private(Averaging):
 
     @property
     def statistics(self) -> int:
-        """k, how many numbers clients tell beside their updates."""
+        """k, how many numbers clients send with their updates."""
         return self.form.statistics + (self.quantile != "none")
 
     @cached_property
@@ -317,7 +317,7 @@ class Private(Averaging):
         return None
 
     def public_numbers(self, state: State) -> dict[str, float]:
-        """What the releases so far say beside the model: it may be published."""
+        """What the releases so far say in addition to the model: it may be published."""
         # Sorted: a state from a file has another order.
         numbers = {name: float(value) for name, value in sorted(state["rule"].items())}
         return {"clip": float(state[CLIP]), **numbers}

@@ -78,7 +78,7 @@ class Promise:
             f"private: the noise of a round is {self.ratio:.2g} times as long as the longest mean "
             f"update (r = z H sqrt(d) / S, with weights up to {self.weight:.3g} and "
             f"{self.numbers:,} numbers). In experiments such an r cost the worst 10 % of clients "
-            f"{lost} of their accuracy, beside what clipping takes"
+            f"{lost} of their accuracy, in addition to what clipping takes"
         )
         if self.ratio >= HOPELESS:
             return (

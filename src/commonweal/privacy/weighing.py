@@ -13,7 +13,7 @@ __all__ = ["Asked", "weigh"]
 
 
 class Asked(NamedTuple):
-    """What clients are told beside the model."""
+    """What clients receive with the model."""
 
     public: Tensors  # numbers of the form
     clip: float

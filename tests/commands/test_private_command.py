@@ -1,4 +1,4 @@
-"""Private runs by the command: what is refused, and what is said before the first round."""
+"""Private runs by the command: what is refused, and what is printed before the first round."""
 
 from pathlib import Path
 

@@ -1,24 +1,13 @@
 """`commonweal cite`: the publications behind runs, as BibTeX."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from commonweal.commands import console
+from commonweal.commands.options import RunFolders
 
 __all__ = ["cite"]
 
 
 def cite(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            help="Folders of runs, or folders with runs below them.",
-            show_default=False,
-        ),
-    ],
+    folders: RunFolders,
 ) -> None:
     """Print BibTeX for the rules, methods and data that runs used, and for Commonweal.
 

@@ -15,6 +15,7 @@ __all__ = [
     "Json",
     "Quiet",
     "RunFolder",
+    "RunFolders",
     "Trust",
 ]
 
@@ -57,6 +58,14 @@ Changes = Annotated[
 ]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)
+]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DIR...",
+        help="Folders of runs, or folders with runs below them.",
+        show_default=False,
+    ),
 ]
 Client = Annotated[
     str | None, typer.Option(help="Use this client's personal model, where the run has them.")

@@ -5,20 +5,13 @@ from typing import Annotated
 
 import typer
 
-from commonweal.commands.options import Quiet, Trust
+from commonweal.commands.options import Quiet, RunFolders, Trust
 
 __all__ = ["report"]
 
 
 def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR...",
-            help="Folders of runs, or folders with runs below them.",
-            show_default=False,
-        ),
-    ],
+    folders: RunFolders,
     to: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The heading of the report.")] = None,
     trust: Trust = False,

@@ -131,7 +131,7 @@ def export(
 
     "torch" and "onnx" are folders: the model from features to probabilities or values, how a
     table's rows become features, and a script that predicts. Of a run on a table with personal
-    models all are written. "card" is a Markdown file with a badge beside it.
+    models all are written. "card" is a Markdown file with a badge next to it.
 
     Args:
         record: The run.

@@ -254,7 +254,7 @@ class Comparison:
         Returns:
             The matplotlib figure.
         """
-        drawings = {"clients": self._client_picture, "rounds": self._round_picture}
+        drawings = {"clients": self.client_picture, "rounds": self.round_picture}
         if what not in drawings:
             raise ConfigError(f"plot({what!r}): {did_you_mean(what, drawings)}")
         figure = drawings[what]().figure
@@ -263,14 +263,21 @@ class Comparison:
             figures.save(figure, Path(path))
         return figure
 
-    def _client_picture(self) -> figures.Picture:
+    @property
+    def methods(self) -> dict[str, list[Record]]:
+        """The runs without local and pooled training, unless there are no others."""
+        labels = {result.label for result in used_results(self.results)}
+        return {label: runs for label, runs in self.records.items() if label in labels}
+
+    def client_picture(self) -> figures.Picture:
+        """Every client's scores, next to local training."""
         used = used_results(self.results)
         samples = samples_of(self.records)
         return figures.clients(client_lines(used, self.baselines, self.score, samples))
 
-    def _round_picture(self) -> figures.Picture:
-        labels = {result.label for result in used_results(self.results)}
-        return figures.rounds({k: runs for k, runs in self.records.items() if k in labels})
+    def round_picture(self) -> figures.Picture:
+        """Mean and worst 10 % over rounds."""
+        return figures.rounds(self.methods)
 
     def _summary(self, columns: str | None = None) -> Summary:
         chosen = None if columns is None else chosen_columns(columns)

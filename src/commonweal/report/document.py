@@ -11,7 +11,7 @@ from commonweal.base.errors import RunError, TrustError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
 from commonweal.report import figures, html
-from commonweal.report.clients import client_lines, partner_weights, samples_of, used_results
+from commonweal.report.clients import partner_weights
 from commonweal.report.compare import Comparison
 from commonweal.report.figures import Drawing, Picture
 from commonweal.report.html import Html, join, tag
@@ -106,12 +106,6 @@ def render(comparison: Comparison, title: str, trust: bool = False) -> str:
     return "<!DOCTYPE html>\n" + tag("html", head, "\n", tag("body", body), lang="en") + "\n"
 
 
-def _methods(comparison: Comparison) -> dict[str, list[Record]]:
-    """The runs without local and pooled training, unless there are no others."""
-    labels = {result.label for result in used_results(comparison.results)}
-    return {k: runs for k, runs in comparison.records.items() if k in labels}
-
-
 def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[Html]:
     """Answer, three numbers, picture and table."""
     first = next(iter(comparison.records.values()))[0]
@@ -119,12 +113,6 @@ def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[H
     facts = (
         f"{summary.name}: {first.facts.clients} clients, {first.experiment.get('rounds')} rounds, "
         f"seeds {seeds}."
-    )
-    lines = client_lines(
-        used_results(comparison.results),
-        comparison.baselines,
-        comparison.score,
-        samples_of(comparison.records),
     )
     cards = [
         tag(
@@ -143,7 +131,7 @@ def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[H
         tag("p", summary.about),
         *(tag("p", sentence) for sentence in comparison.failures),
         tag("div", *cards, class_="cards"),
-        html.figure(figures.clients(lines), "clients-figure", MOST_ROWS),
+        html.figure(comparison.client_picture(), "clients-figure", MOST_ROWS),
         _table("Methods", summary.table),
         *([tag("h2", "What to do"), tag("ul", *advice)] if advice else []),
     ]
@@ -209,7 +197,7 @@ def _wide_table(table: Table) -> Html:
 
 
 def _rounds(comparison: Comparison) -> Section:
-    picture = figures.rounds(_methods(comparison))
+    picture = comparison.round_picture()
     return _section(
         "rounds", "Scores over rounds", html.figure(picture, "rounds-figure", MOST_ROWS)
     )
@@ -237,7 +225,7 @@ def _draw_weights(record: Record, label: str) -> Picture:
 def _partners(comparison: Comparison) -> Section | None:
     """How much each client's partners count, where predictions are mixed."""
     columns: dict[str, dict[str, float]] = {}
-    for label, records in _methods(comparison).items():
+    for label, records in comparison.methods.items():
         seeds = [weights for weights in map(partner_weights, records) if weights]
         if seeds:
             names = [name for name in seeds[0] if all(name in weights for weights in seeds)]
@@ -281,7 +269,7 @@ def _regret(comparison: Comparison, trust: bool) -> Section | None:
 def _pictures(comparison: Comparison, draw: Drawing) -> list[Picture]:
     """A picture of the first run of each label, where it has one."""
     found = []
-    for label, records in _methods(comparison).items():
+    for label, records in comparison.methods.items():
         try:
             found.append(draw(records[0], label))
         except RunError:  # a rule without weights, or without a regret

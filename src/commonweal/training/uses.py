@@ -23,7 +23,7 @@ class Uses(NamedTuple):
     Attributes:
         models: The parameter vectors (M, d).
         weights: Their weights (M,), at least 0 and with sum 1; last that of the linear model.
-        linear: A linear model (p,) beside them, of `training/linear.py`; empty: none.
+        linear: A linear model (p,) in addition, of `training/linear.py`; empty: none.
     """
 
     models: Tensor

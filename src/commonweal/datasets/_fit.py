@@ -80,7 +80,7 @@ class Table:
         return reduce(_both, columns) if columns else None
 
     def complete(self) -> np.ndarray:
-        """The numbers of the rows with a value in all columns that are needed in addition to features."""
+        """The numbers of the rows that have a value in every required column, features apart."""
         incomplete = np.zeros(self.rows, dtype=bool)
         roles = self.facts.roles
         order = (roles.order,) if roles.order else ()

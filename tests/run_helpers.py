@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def lines(record: Record) -> list[dict[str, Any]]:
-    """The rounds of a record as they are written."""
-    return [each.line() for each in record.rounds]
+    """All values of a record's rounds."""
+    return [all_of(each) for each in record.rounds]
+
+
+def all_of(done: RoundRecord) -> dict[str, Any]:
+    """All values of a round."""
+    return {entry.name: getattr(done, entry.name) for entry in fields(RoundRecord)}
 
 
 def as_documented(folder: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from cases import cases
 from commonweal import metrics
-from commonweal.base.errors import DataError
+from commonweal.base.errors import CommonwealError, DataError
 from commonweal.metrics import (
     Against,
     against,
@@ -471,3 +471,49 @@ def test_all_is_complete() -> None:
         if inspect.getmodule(value) is metrics and not name.startswith("_") and callable(value)
     }
     assert own == set(metrics.__all__)
+
+
+# Precision
+
+
+def test_paired_agrees_with_scipy_at_a_huge_offset() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        a = 1e9 + rng.normal(size=8)
+        b = 1e9 + rng.normal(0.7, 1, size=8)
+        expected = stats.ttest_rel(a, b).confidence_interval(0.95)
+        result = metrics.paired(a, b)
+        assert (result.low, result.high) == pytest.approx(tuple(expected), rel=1e-6)
+
+
+def test_equal_differences_of_float32_scores_give_no_interval() -> None:
+    for dtype in (np.float32, np.float16):
+        a, b = np.array([0.3, 0.4, 0.7], dtype), np.array([0.1, 0.2, 0.5], dtype)
+        assert math.isnan(metrics.paired(a, b).low)
+        assert math.isnan(metrics.paired(torch.from_numpy(a), torch.from_numpy(b)).low)
+    steps = np.array([3, 5, 9]) / 33, np.array([2, 2, 3]) / 33
+    exact = metrics.paired(*steps)
+    rounded = metrics.paired(steps[0].astype(np.float32), steps[1].astype(np.float32))
+    assert rounded[:3] == pytest.approx(exact[:3], abs=1e-6)  # corrected for their steps
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: metrics.summary([1, 2, 3], names=5),  # type: ignore[arg-type]
+        lambda: metrics.mean([1, 2, 3], names=iter("abc")),  # type: ignore[arg-type]
+        lambda: metrics.worst([1, 2, 3], share=[0.5]),  # type: ignore[arg-type]
+        lambda: metrics.worst([1, 2], lower_is_better=np.zeros(2)),  # type: ignore[arg-type]
+        lambda: metrics.wilson(0.5, 3, confidence=2),
+        lambda: metrics.wilson(0.5, "3"),  # type: ignore[arg-type]
+        lambda: metrics.dkw_floor([1, 2], confidence=math.inf),
+        lambda: metrics.mean(torch.zeros(3, device="meta")),
+        lambda: metrics.mean([1j, 2j]),
+        lambda: metrics.holm(np.array(3.0), [1, 2]),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object]) -> None:
+    with pytest.raises(
+        CommonwealError, match=r"names|share|lower_is|confidence|rows|scores|others"
+    ):
+        call()

@@ -230,7 +230,7 @@ def test_checkpoints(half: Path, data: st.DataObject) -> None:
 def read_reply(data: bytes) -> None:
     record = ArrayRecord({"update": Array("float32", (1, 4), "numpy.ndarray", data)})
     tensors = to_tensors(record)
-    unusual({0: tensors, 1: {"update": torch.ones(1, 4)}}, 4)
+    unusual({0: tensors, 1: {"update": torch.ones(1, 4)}})
     evaluated(tensors)
 
 

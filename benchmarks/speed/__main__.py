@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed              everything, with the peers that are installed
     python -m benchmarks.speed --peers      install the peers first (pfl, fluke, fedlab, flower)
+    python -m benchmarks.speed --peers pfl  install some of them
     python -m benchmarks.speed --quick      in at most two minutes, without peers
     python -m benchmarks.speed --only mlp   some of the parts
 
@@ -32,6 +33,7 @@ class Effort:
     gram: int = 1_663_370
     evaluated: int = 10_000
     heart_rounds: int = 200
+    images: Work = parts.FEW_IMAGES
     sweep: tuple[int, int, int] = (10, 10, 50)  # rules, seeds, rounds
 
 
@@ -54,6 +56,7 @@ SMOKE = Effort(
     gram=1000,
     evaluated=100,
     heart_rounds=2,
+    images=rounds.smaller(parts.FEW_IMAGES),
     sweep=(2, 1, 2),
 )
 
@@ -67,7 +70,7 @@ def sections(effort: Effort, with_peers: bool) -> dict[str, Callable[[], list[Ta
         )
     return found | {
         "growth": lambda: growth.grow(effort.growth, effort.slow_turns),
-        "personal": lambda: parts.personal(effort.turns, effort.works[1]),
+        "personal": lambda: parts.personal(effort.turns, effort.works[1], effort.images),
         "gram": lambda: parts.gram(effort.slow_turns, parameters=effort.gram),
         "evaluation": lambda: parts.evaluation(effort.turns, effort.evaluated),
         "heart": lambda: parts.heart_run(effort.slow_turns, effort.heart_rounds),
@@ -84,18 +87,19 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="at most two minutes, without peers")
     parser.add_argument("--smoke", action="store_true", help="seconds: only whether it runs")
-    parser.add_argument("--peers", action="store_true", help="install the peers first")
+    parser.add_argument("--peers", nargs="*", help="install the peers first: all, or by name")
     parser.add_argument("--only", action="append", default=[], help="parts by their names")
     arguments = parser.parse_args()
-    if arguments.peers:
+    if arguments.peers is not None:
         for peer in peers.PEERS:
-            peers.install(peer)
+            if peer.name in arguments.peers or not arguments.peers:
+                peers.install(peer)
     effort = FULL
     if arguments.quick:
         effort = QUICK
     if arguments.smoke:
         effort = SMOKE
-    known = sections(effort, with_peers=effort is FULL or arguments.peers)
+    known = sections(effort, with_peers=effort is FULL or arguments.peers is not None)
     for name in arguments.only:
         if name not in known:
             parser.error(f"no part is called {name!r}: there are {', '.join(known)}")

@@ -23,13 +23,10 @@ comparison = cw.compare(
 # significant): do not call it an improvement.
 
 # %%
-from commonweal.report.comparison import render, summarize
-
-numbers = summarize(comparison.results, comparison.score)
-print(render(numbers, "markdown"))
+print(comparison.table("markdown"))
 
 # %%
-print(render(numbers, "latex"))
+print(comparison.table("latex"))
 
 # %% [markdown]
 # All scores, one line per rule, seed and client, for your own statistics: a pandas or polars frame, or a dict of lists where neither

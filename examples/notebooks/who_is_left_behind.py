@@ -40,9 +40,9 @@ for label, values in scores.items():
 # samples of others teach less. With such data, train local or personal models.
 
 # %%
-for each in comparison.worth:
-    better = [name for name, gain in zip(each.clients, each.change, strict=True) if gain > 0]
-    print(f"{each.label}: better off than alone: {', '.join(better) or 'nobody'}")
+for gains in comparison.worth:
+    better = [client.client for client in gains.better]
+    print(f"{gains.label}: significantly better off: {', '.join(better) or 'nobody'}")
 
 # %% [markdown]
 # Whom did the rule favour? Each line of the picture is a speaker; 1 is an equal share of the update.

@@ -21,9 +21,10 @@ client counts as w equal clients. With W the sum of w and m the mean:
 import math
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import nctdtr, ndtri, stdtrit, xlogy
 from torch import Tensor
@@ -51,7 +52,8 @@ Scores: TypeAlias = ArrayLike | Tensor  # (K,)
 Names: TypeAlias = Sequence[str] | None  # (K,)
 
 SHOWN = 5  # bad values that an error message lists
-TOLERANCE = 1e-9  # differences below this part of the scores are rounding errors
+ROUNDING = 1e-12  # differences below this part of the scores are rounding errors
+TOLERANCE = 1e-9  # and so are steps below this part of the largest difference
 MOST_SEEDS = 1_000_000  # that may be asked for
 FINE = 1e-3  # steps below this part of the largest difference change nothing
 
@@ -112,7 +114,7 @@ def worst(
     >>> worst([4, 1, 3, 2]), worst([4, 1, 3, 2], share=0.5)
     (1.0, 1.5)
     """
-    if lower_is_better:
+    if _is_true(lower_is_better):
         return best(x, share, weights, names=names)
     v, w = _sorted(*_load(x, weights, names))
     return _first(v, w, share)
@@ -133,7 +135,7 @@ def best(
     >>> best([4, 1, 3, 2]), best([4, 1, 3, 2], share=0.5)
     (4.0, 3.5)
     """
-    if lower_is_better:
+    if _is_true(lower_is_better):
         return worst(x, share, weights, names=names)
     v, w = _sorted(*_load(x, weights, names))
     return _first(v[::-1], w[::-1], share)
@@ -210,7 +212,7 @@ def summary(
     if weights is not None:
         means["weighted_mean"] = mean(x, weights, names=names)
     negative = v[0] < 0
-    worst, best = (high, low) if lower_is_better else (low, high)
+    worst, best = (high, low) if _is_true(lower_is_better) else (low, high)
     return {
         **means,
         **_by_tail("worst", worst),
@@ -245,7 +247,7 @@ def against(
     (0.5, 0.5, 0.5, -0.5)
     """
     old, new = _pair(baseline, scores, names)
-    sign = -1.0 if lower_is_better else 1.0
+    sign = -1.0 if _is_true(lower_is_better) else 1.0
     gain = sign * (new - old)
     above = sign * (old - mean(old))
     suffering = _or_zero(gain[above < 0])
@@ -279,7 +281,7 @@ def excess_max(alone: Scores, scores: Scores, *, lower_is_better: bool = False) 
 
 def _gains(alone: Scores, scores: Scores, lower_is_better: bool) -> Array:
     old, new = _pair(alone, scores)
-    return old - new if lower_is_better else new - old
+    return old - new if _is_true(lower_is_better) else new - old
 
 
 def seeds_needed(
@@ -301,8 +303,8 @@ def seeds_needed(
     _check_share("power", power)
     expect_int("most", most, least=2, most=MOST_SEEDS)
     first, second = _pair(a, b, unit="seed")
-    error = _standard_error(first, second)
-    difference = mean(first) - mean(second)
+    error = _standard_error(first, second, _rounding(a, b))
+    difference = mean(first - second)
     if math.isnan(error) or difference == 0:
         return None
     effect = abs(difference) / (error * math.sqrt(first.size))
@@ -330,8 +332,11 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
     >>> [round(bound, 3) for bound in wilson(1.0, 3)]
     [0.439, 1.0]
     """
-    if rows < 1 or not 0 <= share <= 1:
-        raise DataError(f"a share from 0 to 1 of at least one row is needed; got {share}, {rows}")
+    if not _is_number(share) or not 0 <= share <= 1:
+        raise DataError(f"share must lie between 0 and 1; got {share!r:.60}")
+    if not _is_number(rows) or not 1 <= rows < math.inf:
+        raise DataError(f"rows must be a number of at least 1; got {rows!r:.60}")
+    _check_share("confidence", confidence)
     z = float(ndtri((1 + confidence) / 2))
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
@@ -355,7 +360,9 @@ def dkw_floor(
     (0.8, 0.9)
     """
     values = np.sort(_vector(scores, "scores"))
-    if not lower_is_better:
+    _check_share("share", share)
+    _check_share("confidence", confidence)
+    if not _is_true(lower_is_better):
         values = values[::-1]  # the best first
     margin = math.sqrt(math.log(1 / (1 - confidence)) / (2 * values.size))
     reached = math.ceil((share + margin) * values.size - 1e-9)
@@ -380,35 +387,55 @@ def paired(a: Scores, b: Scores, confidence: float = 0.95) -> Paired:
     first, second = _pair(a, b, unit="seed")
     differences = first - second
     difference = mean(differences)
-    error = _standard_error(first, second)
+    rounding = _rounding(a, b)
+    error = _standard_error(first, second, rounding)
     if math.isnan(error):
         return Paired(difference, math.nan, math.nan, False)
     half = error * float(stdtrit(first.size - 1, (1 + confidence) / 2))
-    half += _step(differences) / (2 * first.size)
+    half += _step(differences, rounding * _scale(first, second)) / (2 * first.size)
     return Paired(difference, difference - half, difference + half, abs(difference) > half)
 
 
-def _standard_error(a: Array, b: Array) -> float:
+def _rounding(*given: Scores) -> float:
+    """How large rounding errors may be, relative to values of these types."""
+    errors = [ROUNDING]
+    for values in given:
+        if isinstance(values, Tensor):
+            if values.is_floating_point():
+                errors.append(8 * torch.finfo(values.dtype).eps)
+        elif np.asarray(values).dtype.kind == "f":
+            errors.append(8 * float(np.finfo(np.asarray(values).dtype).eps))
+    return max(errors)
+
+
+def _scale(a: Array, b: Array) -> float:
+    return float(max(np.abs(a).max(), np.abs(b).max()))
+
+
+def _standard_error(a: Array, b: Array, rounding: float) -> float:
     """Standard error of the mean of a - b. NaN for one seed, or if all differences are equal."""
     differences = a - b
-    scale = max(np.abs(a).max(), np.abs(b).max())
-    if a.size < 2 or np.ptp(differences) <= TOLERANCE * scale:
+    if a.size < 2 or np.ptp(differences) <= rounding * _scale(a, b):
         return math.nan
     return float(differences.std(ddof=1)) / math.sqrt(a.size)
 
 
-def _step(values: Array) -> float:
+def _step(values: Array, noise: float) -> float:
     """The step in which values come, such as 1/33; 0 if they come in none, or in a fine one.
 
     It is the greatest common divisor of their differences, by Euclid's algorithm.
+
+    noise: differences below this are rounding errors
     """
+    if values.size < 3:  # two values have one difference, which says nothing of a step
+        return 0.0
     gaps = np.abs(values - values[0])
     largest = float(gaps.max())
     step = 0.0
     for gap in gaps.tolist():
-        while gap > TOLERANCE * largest:
+        while gap > max(TOLERANCE * largest, noise):
             step, gap = gap, abs(step - round(step / gap) * gap)
-    return step if step > FINE * largest else 0.0
+    return step if step > max(FINE * largest, 100 * noise) else 0.0
 
 
 def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> list[Paired]:
@@ -425,6 +452,8 @@ def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> li
     [True, False]
     """
     expect("others", others, Sequence | np.ndarray | Tensor, "a list with the scores of methods")
+    if isinstance(others, np.ndarray | Tensor) and others.ndim == 0:
+        raise DataError(f"others must be a list with the scores of methods; got {others!r:.60}")
     results = [paired(other, base, confidence) for other in others]
     # For equal numbers of seeds, the clearest has the largest difference in units of its interval.
     order = sorted(range(len(results)), key=lambda k: -_clarity(results[k]))
@@ -446,8 +475,17 @@ def _clarity(result: Paired) -> float:
 # Checks
 
 
+def _is_true(lower_is_better: object) -> bool:
+    expect("lower_is_better", lower_is_better, bool | np.bool_, "True or False")
+    return bool(lower_is_better)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float | np.number) and not isinstance(value, np.complexfloating)
+
+
 def _check_share(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or not 0 < value < 1:
+    if not _is_number(value) or not 0 < value < 1:
         raise DataError(f"{name} must lie between 0 and 1, both excluded; got {value!r:.60}")
 
 
@@ -459,16 +497,23 @@ def _vector(
     size: int | None = None,
 ) -> Array:
     try:
+        is_complex = x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)
         plain = x.detach().cpu().double() if isinstance(x, Tensor) else x
         v = np.asarray(plain, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DataError(f"{what} must be numbers, one per {unit}; got {x!r:.80}") from error
+    if is_complex:
+        raise DataError(f"{what} must be real numbers, one per {unit}; got {x!r:.80}")
     if v.ndim != 1 or not v.size:
         raise DataError(f"{what} must be a vector with one value per {unit}; got shape {v.shape}")
     if size not in (None, v.size):
         raise DataError(f"{what} must be {size}, one per {unit}; got {v.size}")
-    if names is not None and len(names) != v.size:
-        raise DataError(f"names must be {v.size}, one per {unit}; got {len(names)}")
+    if names is not None:
+        if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
+            raise DataError(f"names must be a list, one per {unit}; got {names!r:.60}")
+        count = names.size if isinstance(names, np.ndarray) else len(names)
+        if count != v.size:
+            raise DataError(f"names must be {v.size}, one per {unit}; got {count}")
     _refuse(~np.isfinite(v), v, f"{what} must be finite", names, unit)
     return v
 
@@ -538,8 +583,8 @@ def _first(x: Array, w: Array, share: float | None) -> float:
     """The mean of the first scores: one, or a share of them."""
     k = 1
     if share is not None:
-        if not 0 < share <= 1:
-            raise DataError(f"share must be above 0 and at most 1; got {share}")
+        if not _is_number(share) or not 0 < share <= 1:
+            raise DataError(f"share must be above 0 and at most 1; got {share!r:.60}")
         # 0.29 * 100 is 28.999999999999996, but 29 clients are meant.
         k = max(1, math.floor(share * x.size * (1 + 1e-12)))
     return _mean(x[:k], w[:k])

@@ -34,6 +34,42 @@ def test_proved_is_wrong_for_at_most_five_per_cent_without_a_gain(n: int) -> Non
     assert share_leaving(skewed, "proved", bound=2.0) <= 0.05 + slack
 
 
+@pytest.mark.parametrize("n", [5, 50, 500])
+def test_proved_holds_for_heavy_tails_and_ties(n: int) -> None:
+    """Of means 0: a t-distribution, rare large losses, and ties with as many wins as losses."""
+    rng = np.random.default_rng(n)
+    shape = (2000, n)
+    rare = np.where(rng.random(shape) < 0.02, -49.0, 1.0)
+    ties = rng.choice([-1.0, 0.0, 1.0], shape, p=[0.05, 0.9, 0.05])
+    slack = 3 * np.sqrt(0.05 * 0.95 / len(rare))
+    for rows in (rng.standard_t(2, shape), rare, ties):
+        assert share_leaving(rows, "proved") <= 0.05 + slack
+
+
+def test_clients_need_not_have_the_same_candidates() -> None:
+    rows: list[dict[str, list[float]]] = [
+        {"global": [0.5] * 9},
+        {"tuned": [0.4] * 9, "alone": [0.0] * 9},
+        {},
+        {"global": []},
+    ]
+    for how in ("safe", "likely"):
+        assert choose(rows, how) == ["global", "tuned", "alone", "alone"]
+
+
+def test_the_level_and_the_margin_at_their_ends() -> None:
+    row = {"global": [1.0] * 5}
+    assert choose([row], "proved", level=0.5) == ["global"]
+    assert choose([row], "proved", level=1 - 1e-12) == ["alone"]
+    assert choose([{"global": [-0.1] * 50}], "proved", margin=5.0) == ["alone"]  # not better
+    for level in (0.0, 0.49, 1.0, np.nan):
+        with pytest.raises(CommonwealError, match="level"):
+            choose([row], "proved", level=level)
+    for margin in (np.nan, np.inf):
+        with pytest.raises(CommonwealError, match="margin"):
+            choose([row], "proved", margin=margin)
+
+
 def test_proved_recognises_a_clear_gain() -> None:
     assert share_leaving(wins_and_losses(0.3, 100, seed=1), "proved") >= 0.95
     losses = np.random.default_rng(2).uniform(-0.5, 1.5, (1000, 100))  # mean 0.5
@@ -94,10 +130,16 @@ def test_a_margin_makes_proof_easier() -> None:
     [
         ({"how": "sure"}, "how = 'sure'"),
         ({"level": 1.5}, "level = 1.5"),
+        ({"level": "high"}, "level = 'high'"),
+        ({"margin": None}, "margin = None"),
+        ({"rows": None}, "rows = None"),
         ({"margin": -1}, "margin = -1"),
         ({"bound": 0}, "bound = 0"),
         ({"rows": [{"global": [[1.0]]}]}, "shape"),
         ({"rows": [{"global": [np.nan]}]}, "not finite"),
+        ({"rows": [{"global": ["better"]}]}, "not numbers"),
+        ({"rows": {"global": [1.0]}}, "give a list with a dict for each client"),
+        ({"rows": ["global"]}, "client 0 is a str: give a dict for each client"),
         ({"rows": [{"global": [1.0], "tuned": [1.0, 2.0]}]}, "same validation samples"),
     ],
 )

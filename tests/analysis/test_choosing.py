@@ -133,7 +133,7 @@ def test_scores_are_those_that_the_runs_recorded(safe: Choice) -> None:
         own = result.scores[safe.seeds.index(line.seed), result.clients.index(line.client)]
         assert own == expected
     change = safe.by_how["safe"].scores - safe.results["alone"].scores
-    assert safe.worth.gains == pytest.approx(change)
+    assert safe.worth.changes == pytest.approx(change)
 
 
 def test_choosing_never_reads_test_labels(tmp_path: Path, safe: Choice) -> None:
@@ -185,7 +185,7 @@ def test_who_keeps_local_training_uses_local_models_of_all_samples(
                 if line.taken == "alone":
                     column = choice.by_how["safe"].clients.index(client)
                     assert choice.by_how["safe"].scores[k, column] == local[client]
-                    assert choice.worth.gains[k, column] == 0
+                    assert choice.worth.changes[k, column] == 0
         job, _ = reopen(with_validation, trust=True)
         again, _ = reopen(safe.candidates["alone"].runs[seed].folder, trust=True)
         assert job.local is not None and again.local is not None

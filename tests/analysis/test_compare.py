@@ -147,7 +147,7 @@ def test_personal_methods_have_a_line_for_the_models_that_clients_use(tmp_path: 
     assert shared.scores.tolist() != own.scores.tolist()
     grid = layout(summarize(list(found.values()), "accuracy"))
     assert len(grid.labels) == 3
-    assert grid.notes[-1].startswith("own models: the personal models")
+    assert grid.notes[-1].startswith("personal models: those that the clients")
 
 
 def test_results_gather_seeds_by_rule(tmp_path: Path) -> None:

@@ -206,3 +206,30 @@ def test_small_tables_and_single_clients(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text("client,label,a\n" + rows, encoding="utf-8")
     assert dataset(look(path))["client"] == "client"
+
+
+def test_thousands_units_and_many_columns(tmp_path: Path) -> None:
+    lines = ["shop," + ",".join(f"g{i}" for i in range(8)) + ",income,weight,price"]
+    for i in range(60):
+        genes = ",".join(str((i * k) % 11 / 8) for k in range(1, 9))
+        lines.append(f'{"ab"[i % 2]},{genes},{i + 1}\'000,{50 + i % 9} kg,"{i + 1},234,567.5"')
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    found = guess(path, "price", "shop", tmp_path / "t.toml")
+    said = dict(found.lines)
+    assert said["g0 ... g7"] == "number (8 columns)"
+    assert said["income"] == "number with thousands set apart"
+    assert "numbers with a unit (50 kg)" in said["weight"]
+    assert said["price"].startswith("the label: number (regression), 1.23457e+06 to 6.02346e+07")
+
+
+def test_a_column_that_gives_a_survival_event_away(tmp_path: Path) -> None:
+    lines = ["site,age,time,event,buried"]
+    for i in range(90):
+        event = i % 3 == 0
+        lines.append(f"{'ab'[i % 2]},{20 + i % 50},{i + 1.5},{int(event)},{'2024-05-01' * event}")
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    remarks = guess(path, "time,event", "site", tmp_path / "t.toml").remarks
+    assert any("'buried' may give 'event' away" in remark for remark in remarks)
+    assert not any("'age' may give" in remark for remark in remarks)

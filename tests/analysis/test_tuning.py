@@ -74,18 +74,24 @@ def test_a_real_setting_is_scored_on_validation_rows() -> None:
 def test_the_whole_grid_is_tried_once_and_diverging_settings_are_skipped(
     fake: Fake, tmp_path: Path
 ) -> None:
-    found = tuning.tune(BASE, [RULE], tmp_path)
+    calls = []
+
+    def progress(rule: str, done: int, total: int) -> None:
+        calls.append((rule, done, total))
+
+    found = tuning.tune(BASE, [RULE], tmp_path, progress=progress)
     assert Counter(map(tilt, fake.seen)) == Counter(TILTS)
     assert {tilt(trial.values) for trial in found} == set(TILTS) - {2.0}
-    assert len(found) == tuning.total_of(RULE, 0) - 1
+    assert len(found) == len(TILTS) - 1
+    assert calls == [(RULE, done, len(TILTS)) for done in range(len(TILTS) + 1)]
 
 
 def test_equal_settings_rank_by_the_plan_whoever_ends_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "evaluate", lambda *given: (0.5, 0.5))
-    results = tuning._results
-    monkeypatch.setattr(tuning, "_results", lambda s, missing: reversed([*results(s, missing)]))
+    enqueue = tuning._enqueue
+    monkeypatch.setattr(tuning, "_enqueue", lambda study, plan: enqueue(study, plan[::-1]))
     trials = tuning.tune(BASE, [RULE], tmp_path)
     assert [tilt(trial.values) for trial in trials] == TILTS
     assert tuning.choose(trials, "worst")[RULE].best.values == {"t": TILTS[0]}
@@ -102,6 +108,9 @@ def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
     again = tuning.tune(BASE, [RULE], tmp_path)
     assert len(fake.seen) == tried
     assert again == first
+    further = tuning.tune(BASE, [RULE], tmp_path, trials=len(TILTS) + 2)  # drawn after the grid
+    assert [trial for trial in further if trial in first] == first
+    assert len(fake.seen) == tried + 2
 
 
 def test_rules_without_a_grid_and_fixed_parameters(fake: Fake, tmp_path: Path) -> None:
@@ -180,7 +189,7 @@ def test_tune_and_compare_as_commands(
     text = next(Path("c").glob(f"{RULE}*/seed-0/experiment.toml")).read_text()
     assert tomllib.loads(text)["rule"]["t"] == 5.0
     with pytest.raises(ConfigError, match="holds no tuned rules"):
-        tuning.tuned_rules(tmp_path, None)
+        tuning.read_chosen(tmp_path)
 
 
 # Client methods and other keys
@@ -210,8 +219,7 @@ def test_other_keys_are_tuned_too_and_compared_with_what_was_chosen(
     found = tuning.tune(BASE, ["fedavg"], tmp_path, more=more)
     assert {trial.values["client.lr"] for trial in found} == {0.1, 0.3, 1}
     tuning.write_chosen(tmp_path, tuning.choose(found, "worst"), "worst")
-    assert tuning.tuned_rules(tmp_path, None) == ["fedavg"]
-    assert tuning.tuned_settings(tmp_path) == {"fedavg": ["client.lr=0.3"]}
+    assert tuning.read_chosen(tmp_path) == {"fedavg": ("fedavg", ["client.lr=0.3"])}
     with pytest.raises(ConfigError, match="or --grid"):
         tuning.tune(BASE, ["fedavg"], tmp_path, more=tuning.further(["client.lr=0.1,2"]))
     for wrong in ("client.lr", "lr=0.1", "client.lr="):

@@ -21,8 +21,7 @@ from commonweal.analysis.compare import (
     run_cells,
     seed_list,
 )
-from commonweal.analysis.gains import gains
-from commonweal.analysis.worth import worth
+from commonweal.analysis.gains import gains, gains_over_local
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
@@ -108,10 +107,10 @@ def test_worth_by_hand() -> None:
     alone = made("alone", [[0.5, 0.6, 0.9], [0.5, 0.6, 0.9]])
     pooled = made("pooled", [[0.9, 0.9, 0.9], [0.9, 0.9, 0.9]])
     fedavg = made("fedavg", [[0.7, 0.7, 0.8], [0.8, 0.7, 0.8]])
-    (found,) = worth([fedavg], [alone, pooled])
+    (found,) = gains_over_local([fedavg], [alone, pooled])
     assert found.better_off == pytest.approx(2 / 3)
     assert found.excess_max == pytest.approx(0.1)
-    assert found.change.tolist() == pytest.approx([0.25, 0.1, -0.1])
+    assert [each.gain for each in found.clients] == pytest.approx([0.25, 0.1, -0.1])
     assert found.share == pytest.approx((0.75 - 2 / 3) / (0.9 - 2 / 3))
     (sentence,) = worth_sentences(summarize([fedavg], "accuracy", baselines=[alone, pooled]))
     assert sentence.startswith("fedavg: 0 of 3 clients are better off than with local training")
@@ -121,7 +120,7 @@ def test_worth_by_hand() -> None:
 def test_errors_gain_by_falling() -> None:
     alone = made("alone", [[2.0, 4.0, 6.0]], lower=True)
     fedavg = made("fedavg", [[1.0, 4.0, 7.5]], lower=True)
-    (found,) = worth([fedavg], [alone])
+    (found,) = gains_over_local([fedavg], [alone])
     assert found.better_off == pytest.approx(2 / 3)
     assert found.excess_max == 1.5
     assert found.share is None
@@ -150,7 +149,7 @@ def test_only_significant_gains_and_losses_are_named(lower: bool) -> None:
         summarize([other], "mae" if lower else "accuracy", baselines=[alone])
     )
     loss = "-0.105" if lower else "-10.5"
-    assert f"1 of 3 clients are better off than with local training, 1 worse off (c {loss})" in (
+    assert f"1 of 3 clients is better off than with local training, 1 worse off (c {loss})" in (
         sentence
     )
 
@@ -168,18 +167,23 @@ def test_the_answer_follows_from_the_intervals() -> None:
         "Joining pays: with fedavg, 2 of 3 clients are significantly better off than with local "
         "training, and none is worse off."
     )
-    assert sentence_of(np.array([up, down, flat]).T.tolist()).startswith("Joining does not pay")
+    rows = np.array([down, down, up]).T.tolist()
+    assert sentence_of(rows).startswith("Joining does not pay here: even with fedavg, 2 of 3")
+    assert sentence_of(np.array([up, down, flat]).T.tolist()) == (
+        "Joining helps some clients and harms others: with fedavg, 1 of 3 clients is significantly "
+        "better off than with local training, and 1 is worse off."
+    )
     needed = metrics.seeds_needed(flat, [0.0, 0.0, 0.0])
     assert sentence_of(np.array([flat, flat, flat]).T.tolist()) == (
-        "Whether joining pays is open: with 3 seeds no client's difference from local training is "
-        f"significant; about {needed} seeds would show the mean gain."
+        "Whether joining pays is open: with fedavg and 3 seeds, no client's difference from local "
+        f"training is significant; about {needed} seeds would show the mean gain."
     )
     assert "one seed shows no significant difference" in sentence_of([[0.4, 0.4, 0.4]])
     assert answer(summarize([made("fedavg", [[0.1, 0.2, 0.3]])], "accuracy")) == ""
 
 
 def test_without_runs_alone_there_is_nothing_to_say() -> None:
-    assert worth([made("fedavg", [[0.1, 0.2, 0.3]])], []) == []
+    assert gains_over_local([made("fedavg", [[0.1, 0.2, 0.3]])], []) == []
 
 
 # Comparisons
@@ -253,7 +257,7 @@ def test_the_number_of_seeds_that_would_do() -> None:
     few = [made("fedavg", [[0.2, 0.8, 0.9], [0.3, 0.8, 0.9]])]
     few.append(made("term", [[0.3, 0.8, 0.9], [0.5, 0.8, 0.9]]))
     notes = layout(summarize(few, "accuracy")).notes
-    assert notes[0].startswith("with 2 seeds 15 points are not significant (term, worst); about ")
+    assert notes[0].startswith("with 2 seeds 15.0 points are not significant (term, worst); about ")
 
 
 def test_compare_in_python(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -588,9 +588,7 @@ def test_the_body_moves_as_the_weights_say() -> None:
 
 
 class After(FedAvg):
-    @property
-    def needs(self) -> frozenset[Need]:
-        return super().needs | {"loss_after"}
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss_after"})
 
 
 def test_the_loss_after_training_is_that_of_the_clients_whole_model() -> None:

@@ -287,7 +287,7 @@ def test_values_are_predicted_in_units(command: Command, tmp_path: Path) -> None
         lines.append(f"s{i % 4},{dose:.3f},{100 + 7 * dose + rng.normal():.2f}")
     written(tmp_path / "t.csv", "\n".join(lines) + "\n")
     said = command("init", "t.csv", "--label", "pressure")
-    assert "pressure  the label: a value" in said
+    assert "pressure  the label: number (regression)" in said
     command("run", "t.toml", "rounds=30", "client.lr=0.05", "-q", "--out", "run")
     written(tmp_path / "new.csv", "dose\n2\n8\n")
     command("predict", "run", "new.csv", "-o", "out.csv")

@@ -43,7 +43,7 @@ def is_anyone_left(group: int) -> bool:
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """What is said after Ctrl-C, which a terminal sends to all processes."""
+    """What is printed after Ctrl-C, which a terminal sends to all processes."""
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said

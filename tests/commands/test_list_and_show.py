@@ -58,7 +58,7 @@ def test_show_explains_a_rule(command: Command) -> None:
     result = command("show", "aaggff-s")
     assert (result.code, result.err) == (0, "")
     assert "aaggff-s (rule)" in result.out
-    assert "AAggFF-S: an online Newton step" in result.out
+    assert "AAggFF-S: learns fair weights online by Newton steps" in result.out
     assert "Hahn et al., ICML 2024" in result.out
     for line in ("cdf = 'normal'", "variant = 'paper'", "beta = None"):
         assert line in result.out

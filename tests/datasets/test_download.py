@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from commonweal.base.errors import DataError
+from commonweal.config import catalog
 from commonweal.datasets import _download, _sources
 from commonweal.datasets._sources import File
 
-HERE = Path(_sources.__file__).parent
 OWN = {"vowel", "digits", "students", "synthetic", "table", "folder"}  # without original files
 
 
@@ -98,8 +98,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(served: str, tmp_path: Pa
 
 
 def datasets() -> set[str]:
-    stems = {path.stem for path in HERE.glob("[a-z]*.py")} - {"partition", "noise"}
-    return {stem.replace("_", "-") for stem in stems}
+    return set(catalog.entries("datasets"))
 
 
 def test_every_dataset_has_files_or_advice() -> None:

@@ -20,11 +20,11 @@ import commonweal
 from commonweal.analysis.describe import facts, remarks, skewness
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets import _cache, _idx
+from commonweal.datasets import _cache
 from commonweal.datasets._cache import cached, checksum
-from commonweal.datasets.emnist import emnist
+from commonweal.datasets.mnist import FILES, emnist, read_images
 
-NAMES = _idx.FILES
+NAMES = FILES
 TWO = {"name": "iid", "clients": 2}
 
 
@@ -227,10 +227,10 @@ def test_mapped_arrays_make_tensors_without_a_warning_and_never_change_the_file(
     load(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        x = _idx.read_images("mnist", "mnist", str(tmp_path))["x"]
+        x = read_images("mnist", "mnist", str(tmp_path))["x"]
         assert isinstance(x, np.memmap)
         torch.from_numpy(x)[:] = 7
-    assert int(_idx.read_images("mnist", "mnist", str(tmp_path))["x"].max()) > 7
+    assert int(read_images("mnist", "mnist", str(tmp_path))["x"].max()) > 7
 
 
 # What a federation holds, in words

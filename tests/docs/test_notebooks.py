@@ -15,7 +15,7 @@ PATHS = sorted(NOTEBOOKS.glob("*.py"))
 SHOWN = {
     "compare_for_a_paper": ("\\begin{tabular}", "over fedavg"),
     "flower_in_one_line": ("aaggff-s  weights", "accuracy"),
-    "who_is_left_behind": ("Sue", "better off than alone"),
+    "who_is_left_behind": ("Sue", "significantly better off"),
     "write_a_rule": ("[0.0000, 0.3333, 0.3333, 0.3333]", "ok  order", "worst"),
     "your_own_table": ("yes: 0.", "| Bonn |", "creatinine   number"),
 }

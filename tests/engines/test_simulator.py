@@ -397,17 +397,21 @@ class Watching(Simulator):
 
 
 @cases(
-    ("mode", "budget", "want"),
+    ("mode", "client", "budget", "want"),
     [
-        ("loop", 1 << 28, [[4], [0], [2]]),
-        ("vmap", 1, [[4, 0, 2]]),
-        ("chunked", 1 << 28, [[4, 0, 2]]),
-        ("chunked", 1, [[4], [0], [2]]),
-        ("chunked", 2 * VECTORS_PER_CLIENT * 67, [[4, 0], [2]]),
+        ("loop", Client(), 1 << 28, [[4], [0], [2]]),
+        ("vmap", Client(), 1, [[4, 0, 2]]),
+        ("chunked", Client(), 3 * 67, [[4, 0, 2]]),
+        ("chunked", Client(), 2 * 67, [[4, 0], [2]]),
+        ("chunked", Client(), 1, [[4], [0], [2]]),
+        ("chunked", Ditto(), 3 * VECTORS_PER_CLIENT * 67, [[4, 0, 2]]),
+        ("chunked", Ditto(), 2 * VECTORS_PER_CLIENT * 67, [[4, 0], [2]]),
     ],
 )
-def test_groups_keep_to_the_budget(mode: str, budget: int, want: list[list[int]]) -> None:
-    f, algorithm = federation(MIXED), averaging(Task(module("mlp")))
+def test_groups_keep_to_the_budget(
+    mode: str, client: Client, budget: int, want: list[list[int]]
+) -> None:
+    f, algorithm = federation(MIXED), averaging(Task(module("mlp")), client)
     simulator = Watching(f, vectorize=mode, budget=budget)
     message = algorithm.ask(algorithm.init(f.population))
     simulator.collect(algorithm, Request(torch.tensor([4, 0, 2]), message))

@@ -160,6 +160,34 @@ def test_a_forward_that_draws_gives_the_same_numbers_with_any_number_of_threads(
         close(value, results[1][name])
 
 
+def test_a_model_is_initialised_as_without_threads_that_use_torchs_generator() -> None:
+    """A thread that restored the generator in between changed the personal models of SuPerFed."""
+    inside, proceed = threading.Event(), threading.Event()
+
+    class Waiting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            proceed.wait(0.5)
+            return super().forward(x)
+
+    class Interrupted(nn.Linear):
+        def reset_parameters(self) -> None:
+            if other.is_alive():
+                proceed.set()
+                other.join(0.5)
+            super().reset_parameters()
+
+    expected = Task(nn.Linear(3, 2)).reinitialised(7)
+    waiting = Task(Waiting(3, 2))
+    other = threading.Thread(target=lambda: waiting.draws_inside(torch.zeros(2, 3)))
+    task = Task(Interrupted(3, 2))
+    proceed.clear()
+    other.start()
+    inside.wait(5)
+    assert torch.equal(task.reinitialised(7), expected)
+    other.join()
+
+
 def test_to_ask_whether_a_module_draws_does_not_draw() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)

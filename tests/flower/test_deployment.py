@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 from commonweal.config.experiment import Experiment
 from commonweal.flower.app import open_node
 from commonweal.flower.export import export
+from commonweal.flower.reports import to_settings
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from commonweal.record.record import Record
@@ -48,7 +49,7 @@ def clinics(folder: Path, given: Experiment, faults: list[str]) -> dict[str, Nod
         config = {"client": f"clinic {k}", "data": str(file), "state-dir": str(folder / "states")}
         if fault:
             about = folder / f"{name}.json"
-            about.write_text(json.dumps(open_node(given, config).schema.record()))
+            about.write_text(json.dumps(to_settings(open_node(given, config).schema)))
             config |= {"fault": fault, "about": str(about)}
         configs[name] = config | {"seconds": timeout() + 2}
     return configs

@@ -564,6 +564,15 @@ def test_a_resumed_run_may_have_more_rounds_and_other_nodes(
         run(named, 3, 0, "whole")
 
 
+def test_a_run_in_which_no_round_trained_is_an_error(tmp_path: Path) -> None:
+    app = mean_app(lambda k, w, mine: {"loss-before": math.nan})
+    with pytest.raises(RunError, match="nothing was trained"):
+        start(FairStrategy("aaggff-s", out=tmp_path / "run"), LocalGrid(app, configs(4)), 2)
+    recovers = mean_app(lambda k, w, mine: {"loss-before": math.nan if not w.any() and k else 1.0})
+    result = start(FairStrategy("aaggff-s", out=None), LocalGrid(recovers, configs(4)), 2)
+    assert model(result).any()
+
+
 def test_a_rule_that_plans_its_rounds_gets_no_more_of_them(tmp_path: Path) -> None:
     app = mean_app(lambda k, w, mine: before(k, w, mine) | {"loss-after": 0.1})
     start(FairStrategy("feddg-ga", out=tmp_path / "run"), LocalGrid(app, configs(4)), 2)

@@ -146,7 +146,7 @@ def test_an_algorithm_may_be_given_as_a_thing_with_its_own_parts() -> None:
 def test_parts_beside_an_algorithm_that_has_its_own_are_refused(parts: dict[str, Any]) -> None:
     t = task()
     own = Averaging(t, AAggFFS(), Client(), SGD())
-    with pytest.raises(ConfigError, match="beside an algorithm that has its own parts"):
+    with pytest.raises(ConfigError, match="with an algorithm that has its own parts"):
         rounds(t, federation(), algorithm=own, rounds=1, **parts)
 
 

@@ -28,10 +28,10 @@ from commonweal.record import store
 from commonweal.record.artifacts import read_samples
 from commonweal.record.facts import FORMAT, RunFacts
 from commonweal.record.record import Record, title_of
-from commonweal.record.rounds import ClientTable, RoundRecord
+from commonweal.record.rounds import ClientTable, RoundRecord, round_columns
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
-from run_helpers import a_round, as_documented, contents, lines, stop_after, weights_of
+from run_helpers import a_round, all_of, as_documented, contents, lines, stop_after, weights_of
 
 SMALL: dict[str, Any] = {
     "dataset": "vowel",
@@ -246,8 +246,7 @@ def test_another_seed_gives_others(finished: Record, tmp_path: Path) -> None:
 
 def test_writing_does_not_change_the_numbers(finished: Record) -> None:
     for done, read in zip(run(small()), finished.rounds, strict=True):
-        assert done.line() == read.line()
-        assert done.losses == read.losses
+        assert all_of(done) == all_of(read)
 
 
 def test_a_finished_run_yields_nothing_and_stays_as_it_was(finished: Record) -> None:
@@ -560,7 +559,7 @@ def test_what_later_versions_may_write_is_not_an_obstacle(tmp_path: Path) -> Non
     Store(tmp_path).append(a_round(1), {})
     line = json.loads((tmp_path / "rounds.jsonl").read_text()) | {"epsilon": 3.0}
     (tmp_path / "rounds.jsonl").write_bytes(to_json(line, indent=None))
-    assert written(tmp_path).line() == a_round(1).line()
+    assert all_of(written(tmp_path)) == all_of(a_round(1))
 
 
 def test_names_in_any_script_stay_readable(tmp_path: Path) -> None:
@@ -626,6 +625,35 @@ def test_a_client_without_rows_and_one_without_a_score_are_told_apart(tmp_path: 
     assert read.sizes.tolist() == [10, 0, 4]
     assert read.undefined is not None and read.undefined.tolist() == [False, False, True]
     assert read.scored.tolist() == [0]
+
+
+def test_numbers_that_no_run_writes_are_refused(finished: Record, tmp_path: Path) -> None:
+    """Though their digests are right: somebody may craft a folder."""
+    write_table(tmp_path, ("a", "b"), replace(evaluation([0.5, 0.75]), sizes=torch.tensor([1, -1])))
+    with pytest.raises(RunError, match=r"damaged evaluation \(numbers of rows"):
+        table_of(tmp_path)
+    wrong = {"loss": np.zeros(1), "score": np.zeros((2, 2)), "client": np.array([0, 9])}
+    for name, values in wrong.items():
+        s = Store(tmp_path / name)
+        s.folder.mkdir()
+        s.append(a_round(1), {})
+        place = s.values.append(round_columns(a_round(1), {"a": 0, "b": 1}) | {name: values})
+        (line,) = as_documented(s.folder)
+        crafted = {"round": 1, "chunk": place, "new": line["new"], "metrics": {}}
+        (s.folder / "rounds.jsonl").write_bytes(to_json(crafted, indent=None))
+        with pytest.raises(RunError, match=r"clients\.chunks' is damaged"):
+            _ = written(s.folder).losses
+    folder = copy(finished, tmp_path)
+    for name, old, new in (
+        ("rounds.jsonl", '"round": 3', f'"round": {10**40}'),
+        ("rounds.jsonl", '"warnings": []', '"warnings": "text"'),
+        ("run.json", '"clients": 15', '"clients": -15'),
+    ):
+        text = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(text.replace(old, new), encoding="utf-8")
+        with pytest.raises(RunError, match=r"damaged|is not the folder of a run"):
+            Record.read(folder)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -756,7 +784,7 @@ def test_find_gives_the_folder_itself(finished: Record) -> None:
 
 
 def test_following_a_finished_run_gives_its_rounds(finished: Record) -> None:
-    followed = [each.line() for each in finished.follow()]
+    followed = [all_of(each) for each in finished.follow()]
     assert followed == lines(finished)
 
 
@@ -773,7 +801,7 @@ def test_following_gives_rounds_as_they_are_written(finished: Record, tmp_path: 
         return False
 
     followed = list(record.follow(interval=0, stopped=another))
-    assert [each.line() for each in followed] == lines(finished)
+    assert [all_of(each) for each in followed] == lines(finished)
     assert looks == [1, 2, 3, 4, 5]  # with the sixth round comes the model
 
 

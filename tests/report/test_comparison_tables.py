@@ -14,14 +14,7 @@ from commonweal.analysis.compare import Result
 from commonweal.analysis.curves import CURVES
 from commonweal.base.errors import ConfigError
 from commonweal.report import FORMATS
-from commonweal.report.comparison import (
-    chosen_columns,
-    layout,
-    lines,
-    render,
-    summarize,
-    verdict,
-)
+from commonweal.report.comparison import chosen_columns, layout, lines, render, summarize
 from commonweal.report.formats import METRICS, Column, show_score
 
 NAMES = ("a", "b", "c")
@@ -189,14 +182,6 @@ def test_long_labels_are_folded_and_numbers_stay_whole() -> None:
     assert "client=superfed-lm" in letters.replace(" ", "")
     for column in layout(summarize(long, "accuracy")).figures:
         assert all(cell in text for cell in column.cells)
-
-
-def test_the_verdict_names_the_worst_off_and_the_cost(pair: list[Result]) -> None:
-    base, fair = pair
-    text = verdict(base, fair)
-    assert "With term, a, the worst client under fedavg, gains +30.0 points" in text
-    assert "of 3 clients 1 gain and 2 lose significantly, and the mean changes by +3.3" in text
-    assert "The worst client of a seed gains +30.0 (95 % confidence interval +" in text
 
 
 def test_scores_are_shown_with_their_unit() -> None:

@@ -24,8 +24,10 @@ from commonweal.data.federation import Federation
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
-from commonweal.report import figures, run_table
+from commonweal.report import document, figures, run_table
+from commonweal.report.compare import Comparison
 from commonweal.report.html import tag
+from page_helpers import make_runs
 from run_helpers import task
 
 WILD = [
@@ -204,3 +206,11 @@ def test_the_table_of_a_run_shortens_long_names(tmp_path: Path) -> None:
     Console(file=printed, width=1000).print(run_table.result(record))
     assert "a" * 99 + "…" in printed.getvalue()
     assert "a" * 100 not in printed.getvalue()
+
+
+def test_a_name_of_a_megabyte_is_shortened_in_a_report(tmp_path: Path) -> None:
+    long = "x" * 1_000_000
+    folders = make_runs(tmp_path, names=(long, "b", "c", "d", "e"))
+    report = document.render(Comparison.of_records(map(Record.read, folders)), "Report")
+    assert "x" * 50 in report
+    assert "x" * 201 not in report

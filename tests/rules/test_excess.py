@@ -70,7 +70,7 @@ def test_an_experiment_runs() -> None:
 
 
 def test_losses_for_other_clients_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="2 losses alone for 3 clients"):
+    with pytest.raises(ConfigError, match="alone has 2 losses for 3 clients"):
         Excess(FedAvg(), alone=(0.1, 0.2)).init(3)
 
 

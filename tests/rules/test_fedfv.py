@@ -31,13 +31,13 @@ def direction(U: Array, losses: Array, alpha: float) -> Array:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1 / 3, 0.5, 1.0])
-@pytest.mark.parametrize("seed", range(4))
-def test_it_is_the_papers_loop_on_vectors(alpha: float, seed: int) -> None:
-    U = normals(seed, 7, 12)
-    losses = uniforms(seed, 7)
-    told = reports(losses, updates=U)
-    got = (weigh(FedFV(alpha), told) @ U).numpy()
-    np.testing.assert_allclose(got, direction(U.numpy(), losses.numpy(), alpha), rtol=1e-9)
+def test_it_is_the_papers_loop_on_vectors(alpha: float) -> None:
+    for seed in range(4):
+        U = normals(seed, 7, 12)
+        losses = uniforms(seed, 7)
+        told = reports(losses, updates=U)
+        got = (weigh(FedFV(alpha), told) @ U).numpy()
+        np.testing.assert_allclose(got, direction(U.numpy(), losses.numpy(), alpha), rtol=1e-9)
 
 
 def test_by_hand() -> None:
@@ -48,12 +48,12 @@ def test_by_hand() -> None:
     assert got.tolist() == pytest.approx([0.5 / math.sqrt(2)] * 2, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_of_two_clients_the_worse_served_one_is_not_harmed(seed: int) -> None:
+def test_of_two_clients_the_worse_served_one_is_not_harmed() -> None:
     """Whatever the length of the other's update, by which an average would harm it."""
-    U = normals(seed, 2, 3) * torch.tensor([[10.0], [1.0]])
-    direction = weigh(FedFV(), reports([1.0, 2.0], updates=U)) @ U
-    assert U[1] @ direction > -1e-12
+    for seed in range(10):
+        U = normals(seed, 2, 3) * torch.tensor([[10.0], [1.0]])
+        direction = weigh(FedFV(), reports([1.0, 2.0], updates=U)) @ U
+        assert U[1] @ direction > -1e-12
 
 
 def test_averaging_would_harm_it() -> None:

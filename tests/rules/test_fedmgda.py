@@ -43,13 +43,13 @@ def two_clients(a: Tensor, b: Tensor) -> float:
     return min(1.0, max(0.0, float(b @ (b - a) / (a - b).square().sum())))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_two_clients_in_closed_form(seed: int) -> None:
-    U = normals(seed, 2, 3) * torch.tensor([[1.0], [0.2 + seed / 4]])
-    first = two_clients(U[0], U[1])
-    assert weigh(FedMGDA(), reports([1.0, 1.0], updates=U)).tolist() == pytest.approx(
-        [first, 1 - first], abs=1e-8
-    )
+def test_two_clients_in_closed_form() -> None:
+    for seed in range(12):
+        U = normals(seed, 2, 3) * torch.tensor([[1.0], [0.2 + seed / 4]])
+        first = two_clients(U[0], U[1])
+        assert weigh(FedMGDA(), reports([1.0, 1.0], updates=U)).tolist() == pytest.approx(
+            [first, 1 - first], abs=1e-8
+        )
 
 
 def test_two_clients_by_hand() -> None:
@@ -63,15 +63,15 @@ def test_two_clients_by_hand() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.2, 1.0])
 @pytest.mark.parametrize("prior", ["uniform", "sizes"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_minimum_norm_point_within_the_box(epsilon: float, prior: str, seed: int) -> None:
-    U = normals(seed, 5, 8) + 0.3
-    sizes = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.0]).double()
-    shares = sizes / 10 if prior == "sizes" else torch.full((5,), 0.2, dtype=torch.float64)
-    rule = build("fedmgda", epsilon=epsilon, prior=prior)
-    got = weigh(rule, reports([1.0] * 5, sizes=sizes, updates=U))
-    torch.testing.assert_close(got, by_enumeration(U, shares, epsilon), rtol=0, atol=1e-6)
-    assert ((got - shares).abs() <= epsilon + 1e-9).all()
+def test_the_minimum_norm_point_within_the_box(epsilon: float, prior: str) -> None:
+    for seed in range(4):
+        U = normals(seed, 5, 8) + 0.3
+        sizes = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.0]).double()
+        shares = sizes / 10 if prior == "sizes" else torch.full((5,), 0.2, dtype=torch.float64)
+        rule = build("fedmgda", epsilon=epsilon, prior=prior)
+        got = weigh(rule, reports([1.0] * 5, sizes=sizes, updates=U))
+        torch.testing.assert_close(got, by_enumeration(U, shares, epsilon), rtol=0, atol=1e-6)
+        assert ((got - shares).abs() <= epsilon + 1e-9).all()
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (5, 8), (10, 3), (30, 200), (40, 10)])
@@ -134,14 +134,14 @@ def test_a_converged_client_stops_plain_mgda() -> None:
     assert (weigh(FedMGDA(), reports([1.0] * 3, updates=U)) @ U).norm() < 1e-6
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_plus_is_mgda_of_unit_updates(seed: int) -> None:
-    U = normals(seed, 4, 6) * torch.tensor([[0.01], [1.0], [5.0], [300.0]])
-    unit = U / U.norm(dim=1, keepdim=True)
-    lam = by_enumeration(unit, torch.full((4,), 0.25, dtype=torch.float64), 0.01)
-    got = weigh(FedMGDAPlus(), reports([1.0] * 4, updates=U))
-    torch.testing.assert_close(got, lam / U.norm(dim=1), rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(got @ U, lam @ unit, rtol=0, atol=1e-5)
+def test_plus_is_mgda_of_unit_updates() -> None:
+    for seed in range(3):
+        U = normals(seed, 4, 6) * torch.tensor([[0.01], [1.0], [5.0], [300.0]])
+        unit = U / U.norm(dim=1, keepdim=True)
+        lam = by_enumeration(unit, torch.full((4,), 0.25, dtype=torch.float64), 0.01)
+        got = weigh(FedMGDAPlus(), reports([1.0] * 4, updates=U))
+        torch.testing.assert_close(got, lam / U.norm(dim=1), rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(got @ U, lam @ unit, rtol=0, atol=1e-5)
 
 
 def test_plus_does_not_care_how_long_an_update_is() -> None:

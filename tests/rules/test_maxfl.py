@@ -56,7 +56,7 @@ def test_it_wins_the_clients_that_can_be_won() -> None:
 
 
 def test_losses_of_other_clients_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 losses alone for 3 clients"):
+    with pytest.raises(ConfigError, match="alone has 2 losses for 3 clients"):
         MaxFL(alone=(1.0, 2.0)).init(3)
     with pytest.raises(ConfigError, match=r"alone = \[\.\.\.\]"):
         MaxFL(path="runs/alone").init(3)

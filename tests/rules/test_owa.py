@@ -12,12 +12,12 @@ from rule_helpers import reports, uniforms, vowel, weigh
 
 
 @pytest.mark.parametrize("delta", [1.0, 1.5, 2.0, 6.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_weights_follow_the_ranks(delta: float, seed: int) -> None:
-    losses = uniforms(seed, 9)
-    ranks = rankdata(losses.numpy())
-    expected = (ranks**delta - (ranks - 1) ** delta) / 9**delta
-    np.testing.assert_allclose(weigh(OWA(delta), reports(losses)).numpy(), expected, rtol=1e-10)
+def test_weights_follow_the_ranks(delta: float) -> None:
+    for seed in range(3):
+        losses = uniforms(seed, 9)
+        ranks = rankdata(losses.numpy())
+        expected = (ranks**delta - (ranks - 1) ** delta) / 9**delta
+        np.testing.assert_allclose(weigh(OWA(delta), reports(losses)).numpy(), expected, rtol=1e-10)
 
 
 def gini(losses: npt.NDArray[np.float64]) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.errors import DataError
-from commonweal.synthetic import _energy
+from commonweal.synthetic import fedevg
 from commonweal.synthetic._energy import (
     SCHEDULES,
     contrast,
@@ -149,7 +149,7 @@ def test_training_lowers_the_energy_of_real_rows_against_sampled_ones(
 ) -> None:
     """And with the sign that Algorithm 4.2 prints it would raise it."""
     if printed:
-        monkeypatch.setattr(_energy, "contrast", lambda real, negative: -contrast(real, negative))
+        monkeypatch.setattr(fedevg, "contrast", lambda real, negative: -contrast(real, negative))
     model = task()
     own = digits(clients=1).train
     evg = FedEvg(model, population(clients=1), seed=3, steps=60, batch=32, lr=3e-3)
@@ -158,7 +158,7 @@ def test_training_lowers_the_energy_of_real_rows_against_sampled_ones(
     real = (own.x, own.y)
     synthetic = (message["x"], message["y"])
     rng = np.random.default_rng(0)
-    w, _ = evg.training(1).train(model, model.initial, message, own.x, own.y, rng)
+    w, _ = evg.train(model.initial, message, own.x, own.y, rng)
     before = gap(model, model.initial, real, synthetic)
     after = gap(model, w, real, synthetic)
     assert after > before + 0.1 if printed else after < before - 0.1
@@ -171,7 +171,7 @@ def test_training_reports_the_loss_and_the_score_of_its_batches() -> None:
     evg = FedEvg(model, population(clients=1), seed=3, steps=1, batch=1000)
     message = evg.message(evg.init(evg.population))
     rng = np.random.default_rng(0)
-    _, report = evg.training(1).train(model, model.initial, message, own.x, own.y, rng)
+    _, report = evg.train(model.initial, message, own.x, own.y, rng)
     outputs = model.outputs(model.initial, own.x)
     loss = nn.functional.cross_entropy(outputs, own.y)
     assert float(report["loss"]) == pytest.approx(float(loss), rel=1e-5)

@@ -22,6 +22,7 @@ from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
 from commonweal.rules import AFL, TERM, FedMGDA
+from commonweal.rules.rule import Reports
 from commonweal.synthetic import FedEvg
 from commonweal.synthetic._energy import exponentials, mixture
 from commonweal.synthetic.fedevg import Preset
@@ -82,18 +83,7 @@ def test_the_server_begins_with_noise_for_every_class() -> None:
     assert float(state["x"].std()) == pytest.approx(1, abs=0.03)
     other = evg(spc=50, seed=4).init(population())
     assert not torch.equal(state["x"], other["x"])
-
-
-def test_the_classifier_is_trained_for_an_evaluation_and_kept() -> None:
-    a = evg(spc=2, classifier_epochs=2)
-    state = a.init(population())
-    assert torch.equal(a.model(state), a.task.initial)
-    ready = a.before_evaluation(state)
-    assert torch.equal(a.model(state), a.task.initial)  # the state was not changed
-    assert not torch.equal(a.model(ready), a.task.initial)
-    assert a.model(ready) is a.model(ready)
-    assert torch.equal(a.model(ready), a.model(a.before_evaluation(state)))
-    assert set(a.message(ready)) == {"round", "x", "y"}  # it is not sent
+    assert set(evg().message(state)) == {"round", "x", "y"}  # the classifier is not sent
 
 
 def replies(
@@ -400,7 +390,16 @@ def test_a_rule_gives_the_weights_of_the_mixture() -> None:
     torch.testing.assert_close(outcome.state["x"], expected)
     rule = AFL(lr=0.1)
     a, state = two_rows(rule=rule)
-    decided = rule(a.reports(some, 10), rule.init(10))
+    values = some.values
+    reports = Reports(
+        ids=some.clients,
+        sizes=values["size"],
+        losses=values["loss"],
+        scores=values["score"],
+        updates=values["gradient"].flatten(1),
+        clients=10,
+    )
+    decided = rule(reports, rule.init(10))
     outcome = a.tell(state, some, 10)
     assert torch.equal(outcome.state["rule"]["lam"], decided.state["lam"])
     moved = state["x"][1, 0] - 0.1 * 2 * float(decided.weights[0])

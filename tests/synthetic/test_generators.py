@@ -112,17 +112,6 @@ def test_rows_have_the_datas_shape_and_are_in_the_unit_interval(
 
 
 @every
-def test_the_classifier_is_trained_for_an_evaluation_and_kept(name: str) -> None:
-    a = built(name)
-    state = a.init(a.population)
-    assert torch.equal(a.model(state), a.task.initial)
-    ready = a.before_evaluation(state)
-    assert not torch.equal(a.model(ready), a.task.initial)
-    assert a.model(ready) is a.model(ready)
-    assert torch.equal(state["w"], ready["w"]) and state["w"].shape == (a.client_task.size,)
-
-
-@every
 def test_clients_train_by_the_authors_adam(name: str) -> None:
     client = built(name, lr=0.01).client
     assert (client.optimizer, client.lr, client.beta1, client.beta2) == ("adam", 0.01, 0.5, 0.999)

@@ -98,7 +98,7 @@ def test_gradients_are_those_of_autograd(name: str, loss: str, reduction: Reduct
     w = torch.stack([task.reinitialised(seed) for seed in range(3)])
     flat = batch._replace(inputs=stack.inputs(batch.x))
     by_models = stack.gradients(stack.views(w), flat, reduction)
-    at_first = stack.shared_gradients(w[0], flat, reduction)
+    at_first = stack.gradients(stack.views(w[0]), flat, reduction)
     for grads, models in ((by_models, w), (at_first, w[:1].expand(3, -1))):
         got = torch.zeros_like(w)
         for layer, x, grad in zip(stack.views(got), *grads[:2], strict=True):

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -53,6 +54,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     started = root / "zstarted"
     started.mkdir()
     (started / "run.json").write_text("{}")
+    with serve(root) as page:
+        yield page
+
+
+@contextmanager
+def serve(root: Path) -> Iterator[Page]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     server = uvicorn.Server(
@@ -207,7 +214,7 @@ def test_rounds_appear_while_a_run_goes_on(page: Page, window: Browser, tmp_path
     try:
         window.open(page.view("run", id="live"))
         window.shows("running: round 2 of 4")
-        window.shows("Served worst now: ")
+        window.shows("fedavg serves ", "h1")
         assert page.get("/api/run", id="live").json()["seconds_left"] == 20.0
         with open(live / "rounds.jsonl", "a") as file:
             file.write(lines[2] + lines[3][:20])  # the last one is half written
@@ -235,6 +242,40 @@ def test_nothing_is_wider_than_the_window(page: Page, window: Browser, width: in
         window.until(lambda: len(window.text("main")) > 150)
         assert window.run("return document.documentElement.scrollWidth <= innerWidth")
         assert "null" not in window.text("main") and "NaN" not in window.text("main")
+
+
+ACCESSIBLE = """
+const all = (css) => [...document.querySelectorAll(css)];
+const regions = all("[role=region]").map((e) => e.getAttribute("aria-label"));
+return {
+  "empty header": all("th").filter((e) => !e.textContent.trim()).length,
+  "regions of one name": regions.length - new Set(regions).size,
+  "links in an image": all("[role=img] a").length,
+  "scrolls without focus": all("pre, .scroll").filter((e) => e.tabIndex < 0).length,
+  "fields without a name": all("input, select").filter((e) => !e.getAttribute("aria-label")).length,
+  "headings of level 1": all("h1").length - 1,
+  "landmarks": all("main").length - 1,
+};
+"""
+
+
+def test_assistive_technology_finds_names_for_everything(
+    page: Page, window: Browser, tmp_path: Path
+) -> None:
+    """What axe-core complained about."""
+    report = tmp_path / "report.html"
+    report.write_text(document.render(Comparison.in_folders([page.root]), "r"), encoding="utf-8")
+    for view in (
+        page.view(""),
+        page.view("compare", id=ALL),
+        page.view("client", id=ALL, name="d"),
+        page.view("run", id="fedavg/seed-0"),
+        report.as_uri(),
+    ):
+        window.open(view)
+        window.until(lambda: len(window.text("main")) > 150)
+        problems = {name: count for name, count in window.run(ACCESSIBLE).items() if count}
+        assert problems == {}, view
 
 
 def test_a_report_is_readable_without_scripts_on_a_phone(
@@ -330,18 +371,19 @@ def test_nothing_can_be_written_and_other_hosts_are_refused(page: Page) -> None:
 
 def test_the_client_plot_holds_scores_of_the_files(page: Page) -> None:
     view = page.get("/api/compare", id=ALL).json()
-    assert view["methods"] == ["fedavg", "aaggff-s"] and view["has_local"]
+    assert view["factor"] == 100
+    plot = view["plot"]
+    assert plot["labels"] == ["fedavg", "aaggff-s"] and plot["has_local"]
     folders = {"fedavg": "fedavg", "aaggff-s": "aaggff-s"}
     local = [scores(page.root / "local/fedavg" / f"seed-{s}", "personal_score") for s in (0, 1)]
-    for line in view["lines"]:
+    for line in plot["lines"]:
         name = text.shown(line["client"])
-        assert line["local"] == pytest.approx(50 * sum(each[name] for each in local))
-        for method, value in zip(view["methods"], line["scores"], strict=True):
+        assert line["local"] == pytest.approx(sum(each[name] for each in local) / 2)
+        for method, value in zip(plot["labels"], line["scores"], strict=True):
             both = [scores(page.root / folders[method] / f"seed-{s}")[name] for s in (0, 1)]
-            assert value == pytest.approx(50 * sum(both))
-    assert [line["local"] for line in view["lines"]] == sorted(
-        (line["local"] for line in view["lines"]), reverse=True
-    )
+            assert value == pytest.approx(sum(both) / 2)
+    by_local = [line["local"] for line in plot["lines"]]
+    assert by_local == sorted(by_local, reverse=True)
 
 
 def test_a_clients_weights_are_what_the_files_hold(page: Page) -> None:
@@ -458,6 +500,59 @@ def test_a_damaged_value_breaks_its_own_line_only(
     assert runs.select(found, "broken") == [found[1]]
 
 
+DAMAGED = {
+    "a list": b"[]\n",
+    "NaN": b"NaN\n",
+    "empty": b"",
+    "deep": b"[" * 100_000 + b"\n",
+    "megabytes": b"[" * 50_000_000 + b"\n",
+    "NUL": b"\0" * 100,
+    "a long number": b"1" * 5000 + b"\n",
+    "a lone surrogate": b'{"format": "\\ud800", "round": 1, "new": ["\\ud800"]}\n',
+}
+
+
+def test_folders_with_anything_in_them_are_answered(page: Page, tmp_path: Path) -> None:
+    copies(page, tmp_path, 1)
+    model = tmp_path / "run-0000"
+    names = []
+    for file in ("run.json", "experiment.toml", "rounds.jsonl"):
+        for kind, content in DAMAGED.items():
+            names.append(f"{kind} as {file}")
+            (shutil.copytree(model, tmp_path / names[-1]) / file).write_bytes(content)
+        names.append(f"a pipe as {file}")
+        folder = shutil.copytree(model, tmp_path / names[-1])
+        (folder / file).unlink()
+        os.mkfifo(folder / file)
+    for odd in ("<img src=x>", "\x1b[2J", "\n", "&id=%00", "?#"):
+        shutil.copytree(model, tmp_path / odd)
+        names.append(odd)
+    shutil.copytree(model, tmp_path / "\udcff")
+    (tmp_path / "circle").symlink_to("circle")
+    names += ["\udcff", "circle", "circle/x"]
+    with serve(tmp_path) as odd_page:
+        home = odd_page.get("/api/home")
+        assert home.status_code == 200
+        problems = {line["id"]: line["problem"] for line in home.json()["broken"]}
+        assert problems.pop("\\udcff") == "the folder's name is not UTF-8: rename it"
+        assert len([name for name in problems if name.endswith("as run.json")]) == len(DAMAGED) + 1
+        assert all(problems.values())
+        listed = [
+            id for line in home.json()["federations"] for m in line["methods"] for id in m["ids"]
+        ]
+        assert {"run-0000", "<img src=x>", "\x1b[2J", "\n", "&id=%00", "?#"} <= set(listed)
+        for name in names:
+            query = f"id={quote(name, errors='surrogateescape')}&what=weights&name=d"
+            for what in ("run", "client", "figure"):
+                answer = odd_page.get(f"/api/{what}?{query}")
+                assert answer.status_code in (200, 404)
+                assert answer.status_code == 200 or answer.json()["problem"]
+                assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+        for name in ("circle", "circle/x", "\udcff"):
+            query = f"id={quote(name, errors='surrogateescape')}"
+            assert odd_page.get(f"/api/follow?{query}").status_code == 404
+
+
 def test_a_long_run_is_drawn_from_some_of_its_rounds(page: Page, tmp_path: Path) -> None:
     """The last client table, the end of the curve and the names are those of all rounds."""
     folder = shutil.copytree(page.root / "aaggff-s" / "seed-0", tmp_path / "long")
@@ -474,9 +569,9 @@ def test_a_long_run_is_drawn_from_some_of_its_rounds(page: Page, tmp_path: Path)
     whole = views.run_view(Record.read(folder), "stopped")
     assert view.clients == whole.clients and view.round == whole.round
     curve = view.curves["mean"]
-    assert len(curve.round) <= 300 and curve.round[-1] == 4999
-    shown = dict(zip(curve.round, curve.mean, strict=True))
-    assert all(shown[number] == pytest.approx(number / 100) for number in curve.round[2:])
+    assert len(curve["round"]) <= 300 and curve["round"][-1] == 4999
+    shown = dict(zip(curve["round"], curve["mean"], strict=True))
+    assert all(shown[number] == pytest.approx(number / 100) for number in curve["round"][2:])
 
 
 def test_deep_folders_are_searched(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class Algorithm:
     """A protocol between a server and its clients. Pure: fields are fixed, the state is a value."""
 
     task: Task  # whose vector `model` returns
-    on_devices: ClassVar[bool] = False  # whether clients compute where their rows are
+    on_devices: ClassVar[bool] = False  # whether clients compute where their samples are
     client: Client | None  # what a group of clients runs; None: they answer one at a time
 
     @property
@@ -243,7 +243,7 @@ class Algorithm:
         return self.client.uses(self.task, message, client_state.method)
 
     def samples(self, state: State) -> tuple[Tensor, Tensor] | None:
-        """Synthetic rows and their labels, where the algorithm makes some."""
+        """Synthetic samples and their labels, where the algorithm makes some."""
         return None
 
 

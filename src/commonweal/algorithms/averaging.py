@@ -381,7 +381,7 @@ class Averaging(Algorithm):
         return replace(self.task, also=()) if self.task.also else self.task
 
     def evaluate_received(self, message: Tensors, group: Group) -> Evaluation:
-        """Evaluate the received model, with each client's private part, on the training rows."""
+        """Evaluate the received model, with each client's private part, on the training samples."""
         if self.client.private(self.task) is None:
             return evaluate(self._reporting, message["w"], group.rows, group.ids)
         models = start_models(
@@ -392,7 +392,7 @@ class Averaging(Algorithm):
         )
 
     def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
-        """The losses (S,) after local training, on the same rows."""
+        """The losses (S,) after local training, on the same samples."""
         uses = one_model(trained.models)
         rows, ids = group.rows, group.ids
         return evaluate_models(self._reporting, uses, rows, ids, group.vectorize).losses
@@ -458,7 +458,7 @@ def buffer_weights(weights: Tensor) -> Tensor:
 
 
 def first_batches(rows: Rows, plan: BatchSchedule) -> Rows:
-    """The rows that each client of a schedule takes at its first step."""
+    """The samples that each client of a schedule takes at its first step."""
     index, weight, _ = plan.at(0, len(plan.sizes))
     taken = weight > 0
     zero = torch.zeros(1, dtype=torch.int64)
@@ -468,7 +468,7 @@ def first_batches(rows: Rows, plan: BatchSchedule) -> Rows:
 
 
 def label_counts(group: Group, classes: int) -> Tensor:
-    """How many training rows of each class the clients of a group have, (S, classes)."""
+    """How many training samples of each class the clients of a group have, (S, classes)."""
     y = group.rows.y
     if y.is_floating_point() or y.ndim > 1:
         raise ConfigError("the clients have no classes to count: their labels are values or tokens")

@@ -2,9 +2,9 @@
 
 Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022. With
 AdaFed as rule it is the combination of AdaFed's Appendix I. Three stages: all clients train in
-turns, noisy ones are found by the dimension of their models' predictions and relabel their rows of
-high loss; the clean ones train; the noisy ones relabel all rows of which the model is sure, and
-all train. Corrected labels stay with the client. Without the paper's mixup.
+turns, noisy ones are found by the dimension of their models' predictions and relabel their
+samples of high loss; the clean ones train; the noisy ones relabel all samples of which the model is
+sure, and all train. Corrected labels stay with the client. Without the paper's mixup.
 """
 
 from collections.abc import Generator
@@ -38,8 +38,8 @@ class FedCorr(Averaging):
     iterations: how often all clients are visited in the first stage, in parts of `cohort`
     tuning: the rounds of the second stage, in which clean clients train, as a fraction below 1 of
         those after the first stage, or as a number
-    relabel: the share of a noisy client's rows of high loss that are relabelled per iteration
-    confidence: a row is relabelled where the model's largest probability is above it
+    relabel: the share of a noisy client's samples of high loss that are relabelled per iteration
+    confidence: a sample is relabelled where the model's largest probability is above it
     clean: the noise level up to which a client trains in the second stage
     beta: the penalty beta level |w_i - w|^2 of the first stage; neighbours: for the dimension
     """
@@ -139,7 +139,7 @@ class FedCorr(Averaging):
         return replace(self, rule=FedAvg())
 
     def estimate(self, state: State) -> Generator[Request, Replies, State]:
-        """Find the noisy clients, who estimate their noise and relabel some rows."""
+        """Find the noisy clients, who estimate their noise and relabel some samples."""
         noisy = upper_component(state["dimension"])
         level = torch.zeros_like(state["level"])
         replies = yield from self.ask_noisy(state, noisy.nonzero().flatten(), "relabel")
@@ -191,7 +191,7 @@ class FedCorr(Averaging):
     def train_and_measure(
         self, request: Request, group: Group
     ) -> tuple[Tensors, ClientState, Tensor]:
-        """As usual, with a penalty by noise; also the dimension and the rows' losses after it."""
+        """Train with a penalty by noise; also return the dimension and the samples' losses."""
         penalty = 2 * self.beta * float(group.each["level"][0])
         client = FedProx(**sgd_parameters(self.client), mu=penalty)
         local = Averaging(self.task, self.rule, client, self.server, self.channels)

@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.analysis.compare import OWN, Result, gather, result_of
+from commonweal.analysis.compare import OWN, POOLED, Result, gather, result_of
+from commonweal.analysis.gains import Gains, gains
 from commonweal.analysis.labels import by_label, find_runs, seed_of
 from commonweal.analysis.refitting import Train, train
 from commonweal.analysis.refitting import refit as train_again
-from commonweal.analysis.worth import POOLED, Worth, worth
 from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
 from commonweal.base.files import read_plain, write_file
@@ -34,7 +34,7 @@ from commonweal.config.catalog import trusting
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
 from commonweal.training import choice
-from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, How
+from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, Evidence, How
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
 from commonweal.training.vectorize import single
 
@@ -105,10 +105,9 @@ class Choice:
         return tuple(dict.fromkeys(line.client for line in self.clients))
 
     @property
-    def worth(self) -> Worth:
-        """The choice next to local training, on test samples."""
-        (result,) = worth([self.by_how[self.how]], [self.results[ALONE]])
-        return result
+    def worth(self) -> Gains:
+        """The gains of the choice over local training, on test samples."""
+        return gains(self.results[ALONE], self.by_how[self.how])
 
     def votes(self, client: str) -> Counter[str]:
         """How many seeds a client takes each candidate in."""
@@ -198,16 +197,15 @@ def choose(
         RunError: The runs cannot be compared, or local training on all samples has no result.
     """
     expect("how", how, str, f"one of {', '.join(HOWS)}")
-    if how not in HOWS:
-        raise ConfigError(f"how = {how!r}: {did_you_mean(str(how), HOWS)}")
     expect("margin", margin, int | float, "a number")
     expect("level", level, float, "a number between 0 and 1")
+    choice.choose([], how, margin, level)  # raises where they are wrong
     expect("trust", trust, bool, "True or False")
     expect("refit", refit, bool, "True or False")
     expect("folder", folder, str | Path | list | tuple, "the path of a folder, or several")
-    for path in [folder] if isinstance(folder, str | Path) else folder:
-        expect("folder", path, str | Path, "paths of folders")
     folders = [folder] if isinstance(folder, str | Path) else list(folder)
+    for path in folders:
+        expect("folder", path, str | Path, "paths of folders")
     records = [record for record in find_runs(folders) if _baseline(record) != POOLED]
     notes = [f"{each.folder} is left out: not finished" for each in records if not each.finished]
     candidates = _candidates([record for record in records if record.finished])
@@ -222,29 +220,35 @@ def choose(
     for seed in seeds:
         runs = {name: each.runs[seed] for name, each in candidates.items()}
         evidence = _all_evidence(runs, trust, pool)
-        names = evidence[ALONE].names
-        improvements = _improvements(evidence)
+        local = evidence[ALONE]
+        by_client = []
+        for k in range(len(local.names)):
+            by_client.append({name: run.clients[k] for name, run in evidence.items()})
+        improvements = [choice.improvements(own) for own in by_client]
+        proofs = [choice.improvements(own, True, local.bound) for own in by_client]
+        bound = 1.0 if local.right_or_wrong else local.bound
         for way in HOWS:
-            named = _choose(evidence, improvements, way, margin, level)
-            taken[way] |= {(seed, name): own for name, own in zip(names, named, strict=True)}
-        for k, client in enumerate(names):
-            samples = len(evidence[ALONE].losses[k])
-            own = taken[how][seed, client]
-            lines.append(_line(client, seed, own, samples, improvements[k]))
-    has_loss = evidence[ALONE].by_sample
-    if not has_loss:
+            compared = proofs if way == "proved" else improvements
+            for client, name in zip(
+                local.names, choice.choose(compared, way, margin, level, bound), strict=True
+            ):
+                taken[way][seed, client] = name
+        for k, client in enumerate(local.names):
+            samples = len(local.clients[k].losses)
+            lines.append(_line(client, seed, taken[how][seed, client], samples, improvements[k]))
+    if not local.by_sample:
         notes.append(
             "Cox's loss has no value per sample: safe and proved keep every client's local model; "
             "likely compares mean losses"
         )
-    elif how == "proved" and evidence[ALONE].right is None:
+    elif how == "proved" and not local.right_or_wrong:
         notes.append(f"{score} has no value per sample: losses are the evidence instead")
-    local = candidates[ALONE]
     if refit:
+        alone = candidates[ALONE]
         with trusting(trust):
-            again = train_again({seed: local.runs[seed] for seed in seeds}, train, notes)
+            again = train_again({seed: alone.runs[seed] for seed in seeds}, train, notes)
         refit = again is not None
-        candidates[ALONE] = local._replace(runs=again or local.runs)
+        candidates[ALONE] = alone._replace(runs=again or alone.runs)
     results = _results(candidates, seeds)
     return Choice(
         how=how,
@@ -334,52 +338,30 @@ def _check_alike(records: Sequence[Record]) -> None:
 # Evidence
 
 
-class _Evidence(NamedTuple):
+class _RunEvidence(NamedTuple):
     """One candidate on the validation samples of every client."""
 
     names: tuple[str, ...]
-    losses: list[Array]  # (n,) by client
-    right: list[Array] | None  # (n,) by client, 0 or 1; None where the score is none by sample
+    clients: list[Evidence]
     by_sample: bool  # whether there are losses by sample; otherwise one mean per client
+    right_or_wrong: bool  # whether the score is 0 or 1 for each sample
     bound: float | None  # what losses are clipped at as proof
 
 
 def _all_evidence(
     runs: Mapping[str, Record], trust: bool, pool: Executor | None
-) -> dict[str, _Evidence]:
+) -> dict[str, _RunEvidence]:
     """The evidence for each candidate by name, from its run."""
     if pool is None:
-        return {name: _evaluate(run.folder, trust) for name, run in runs.items()}
-    futures = {name: pool.submit(run_evidence, trust, run.folder) for name, run in runs.items()}
-    return {name: _from_plain(future.result()) for name, future in futures.items()}
+        plain = {name: run_evidence(trust, run.folder) for name, run in runs.items()}
+    else:
+        futures = {n: pool.submit(run_evidence, trust, run.folder) for n, run in runs.items()}
+        plain = {name: future.result() for name, future in futures.items()}
+    return {name: _from_plain(values) for name, values in plain.items()}
 
 
 def run_evidence(trust: bool, folder: Path) -> dict[str, Plain]:
     """What each client's validation samples say about a run, as JSON can hold it."""
-    by_client = _evaluate(folder, trust)
-    right = by_client.right
-    return {
-        **by_client._asdict(),
-        "names": list(by_client.names),
-        "losses": [values.tolist() for values in by_client.losses],
-        "right": None if right is None else [values.tolist() for values in right],
-    }
-
-
-def _from_plain(values: Mapping[str, Any]) -> _Evidence:
-    """Invert `run_evidence`."""
-    right = values["right"]
-    return _Evidence(
-        tuple(values["names"]),
-        [np.array(own, dtype=float) for own in values["losses"]],
-        None if right is None else [np.array(own, dtype=float) for own in right],
-        values["by_sample"],
-        values["bound"],
-    )
-
-
-def _evaluate(folder: Path, trust: bool) -> _Evidence:
-    """Evaluate what each client of a run uses on its validation samples."""
     job, state = reopen(folder, trust=trust)
     algorithm, engine = job.algorithm, job.local
     rows = None if engine is None else engine.federation.validation
@@ -388,7 +370,7 @@ def _evaluate(folder: Path, trust: bool) -> _Evidence:
     task = algorithm.task
     losses, stats = evaluate_rows(task, algorithm.model(state), rows)
     values = _by_client(losses, rows.offsets)
-    scored = _by_client(stats[task.score], rows.offsets)
+    scores = _by_client(stats[task.score], rows.offsets)
     if algorithm.personalizes:
         message = algorithm.message(state)
         used = engine.models(algorithm, lambda own: algorithm.uses(message, own), "validation")
@@ -396,73 +378,36 @@ def _evaluate(folder: Path, trust: bool) -> _Evidence:
             losses, stats = evaluate_rows_by_models(task, uses, rows, ids, single)
             offsets = rows.offsets_of(ids)
             own_values = _by_client(losses, offsets)
-            own_scored = _by_client(stats[task.score], offsets)
+            own_scores = _by_client(stats[task.score], offsets)
             for k, client in enumerate(ids.tolist()):
-                values[client], scored[client] = own_values[k], own_scored[k]
-    classes = engine.federation.classes
+                values[client], scores[client] = own_values[k], own_scores[k]
     by_sample = task.loss != "cox"
     if not by_sample:
-        ends = [torch.tensor([0, len(own)]) for own in values]
-        values = [task.mean_losses(own, end) for own, end in zip(values, ends, strict=True)]
-    return _Evidence(
-        names=job.population.names,
-        losses=[_array(own) for own in values],
-        right=[_array(own[:, 0]) for own in scored] if task.score in RIGHT_OR_WRONG else None,
-        by_sample=by_sample,
-        bound=None if classes is None else choice.largest_loss(classes),
-    )
+        values = [task.mean_losses(own, torch.tensor([0, len(own)])) for own in values]
+    right = [own[:, 0].tolist() for own in scores] if task.score in RIGHT_OR_WRONG else None
+    classes = engine.federation.classes
+    return {
+        "names": list(job.population.names),
+        "losses": [own.tolist() for own in values],
+        "right": right,
+        "by_sample": by_sample,
+        "bound": None if classes is None else choice.largest_loss(classes),
+    }
+
+
+def _from_plain(values: Mapping[str, Any]) -> _RunEvidence:
+    """Read what `run_evidence` returned."""
+    clients = []
+    for k, losses in enumerate(values["losses"]):
+        right = None if values["right"] is None else np.array(values["right"][k], dtype=float)
+        clients.append(Evidence(np.array(losses, dtype=float), right))
+    has_right = values["right"] is not None
+    names = tuple(values["names"])
+    return _RunEvidence(names, clients, values["by_sample"], has_right, values["bound"])
 
 
 def _by_client(values: Tensor, offsets: Tensor) -> list[Tensor]:
     return list(torch.split(values, offsets.diff().tolist()))
-
-
-def _array(values: Tensor) -> Array:
-    return values.double().numpy()
-
-
-def _improvements(evidence: Mapping[str, _Evidence]) -> list[dict[str, Array]]:
-    """For each client, candidate -> local training's loss minus the candidate's, by sample.
-
-    A candidate whose loss is not finite is none for this client.
-    """
-    local = evidence[ALONE]
-    clients: list[dict[str, Array]] = []
-    for k in range(len(local.names)):
-        own: dict[str, Array] = {}
-        for name, candidate in evidence.items():
-            difference = local.losses[k] - candidate.losses[k]
-            if name != ALONE and np.isfinite(difference).all():
-                own[name] = difference
-        clients.append(own)
-    return clients
-
-
-def _choose(
-    evidence: Mapping[str, _Evidence],
-    improvements: Sequence[Mapping[str, Array]],
-    how: How,
-    margin: float,
-    level: float,
-) -> list[str]:
-    """The candidate that each client takes."""
-    local = evidence[ALONE]
-    if how != "proved":
-        return choice.choose(improvements, how)
-    if not local.by_sample:
-        return [ALONE] * len(improvements)
-    proofs = []
-    for k, own in enumerate(improvements):
-        proofs.append({name: _proof(local, evidence[name], k) for name in own})
-    bound = 1.0 if local.right is not None else local.bound
-    return choice.choose(proofs, how, margin, level, bound)
-
-
-def _proof(local: _Evidence, other: _Evidence, client: int) -> Array:
-    """The improvements that a proof is about: of what is right or wrong, or of clipped losses."""
-    if local.right is not None and other.right is not None:
-        return other.right[client] - local.right[client]
-    return choice.clipped(local.losses[client], other.losses[client], local.bound)
 
 
 def _line(

@@ -27,7 +27,7 @@ from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
 __all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
-__all__ += ["finished_runs", "gather", "mean_change", "part_table", "result_of"]
+__all__ += ["finished_runs", "gather", "part_table", "result_of"]
 __all__ += [
     "run_cell",
     "run_cells",
@@ -435,12 +435,6 @@ def result_of(
         for s, own in zip(seeds, rows, strict=True)
     ]
     return Result(label, clients, table, summaries, personal, lower_is_better)
-
-
-def mean_change(changes: Array) -> Array:
-    """The mean over seeds (K,) of changes (seeds, K), in which rounding is no change."""
-    mean: Array = np.round(changes.mean(0), 12)
-    return mean + 0.0  # -0.0 is 0
 
 
 def align(a: Result, b: Result) -> tuple[tuple[str, ...], Array, Array]:

@@ -6,9 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from commonweal.analysis.compare import Cell, Step, run_cells, run_folder
+from commonweal.analysis.compare import ALONE, Cell, Step, run_cells, run_folder
 from commonweal.analysis.refitting import LABEL, needs_validation, refit_cell
-from commonweal.analysis.worth import ALONE
 from commonweal.config.experiment import Experiment, change
 
 __all__ = ["FEWEST", "Work", "fit_plan", "run_plan"]

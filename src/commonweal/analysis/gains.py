@@ -1,16 +1,20 @@
 """Who gains and who loses between two results, with an interval over seeds for every client."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commonweal import metrics
-from commonweal.analysis.compare import Result, align
+from commonweal.analysis.compare import ALONE, POOLED, Result, align
 from commonweal.metrics import Paired
 
-__all__ = ["ClientGain", "Gains", "gains"]
+__all__ = ["ClientGain", "Gains", "gains", "gains_over_local"]
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 class ClientGain(NamedTuple):
@@ -31,21 +35,38 @@ class Gains:
     base: str
     clients: list[ClientGain]
     mean: Paired  # over clients
+    changes: Array  # (seeds, clients), in the order of the base's clients
+    share: float | None = None  # of the way from local to pooled training, in the mean
 
     @cached_property
     def better(self) -> list[ClientGain]:
         """Those that gain significantly."""
-        return [each for each in self.clients if each.significant and each.gain > 0]
+        return [client for client in self.clients if client.significant and client.gain > 0]
 
     @cached_property
     def worse(self) -> list[ClientGain]:
         """Those that lose significantly, the largest loss first."""
-        return [each for each in self.clients[::-1] if each.significant and each.gain < 0]
+        return [client for client in self.losers if client.significant]
+
+    @property
+    def losers(self) -> list[ClientGain]:
+        """Those whose mean falls, significantly or not, the largest loss first."""
+        return [client for client in self.clients[::-1] if client.gain < 0]
 
     @property
     def unclear(self) -> int:
         """How many clients show no significant difference."""
         return len(self.clients) - len(self.better) - len(self.worse)
+
+    @property
+    def better_off(self) -> float:
+        """The share of clients whose mean does not fall."""
+        return 1 - len(self.losers) / max(1, len(self.clients))
+
+    @property
+    def excess_max(self) -> float:
+        """The largest loss of a client; 0 if no client loses."""
+        return -self.losers[0].gain if self.losers else 0.0
 
 
 def gains(base: Result, other: Result) -> Gains:
@@ -56,15 +77,42 @@ def gains(base: Result, other: Result) -> Gains:
 
     Args:
         base: The result that is compared with, such as that of local training.
-        other: The result whose gains are asked for.
+        other: The result whose gains are computed.
     """
     names, before, after = align(base, other)
     sign = -1.0 if base.lower_is_better else 1.0
-    change = np.round(sign * (after - before), 12)  # rounding is no gain
-    zeros = np.zeros(len(change))
-    clients = [
-        ClientGain(name, *metrics.paired(change[:, k], zeros)) for k, name in enumerate(names)
-    ]
-    clients.sort(key=lambda each: -each.gain)
-    mean = metrics.paired(change.mean(1), zeros) if names else Paired(np.nan, np.nan, np.nan, False)
-    return Gains(other.label, base.label, clients, mean)
+    changes = np.round(sign * (after - before), 12) + 0.0  # rounding is no gain, and -0.0 is 0
+    zeros = np.zeros(len(changes))
+    clients = []
+    for name, change in zip(names, changes.T, strict=True):
+        clients.append(ClientGain(name, *metrics.paired(change, zeros)))
+    clients.sort(key=lambda client: -client.gain)
+    mean = Paired(np.nan, np.nan, np.nan, False)
+    if names:
+        mean = metrics.paired(changes.mean(1), zeros)
+    return Gains(other.label, base.label, clients, mean, changes)
+
+
+def gains_over_local(results: Sequence[Result], baselines: Sequence[Result]) -> list[Gains]:
+    """The gains of every result over local training; empty where that was not run."""
+    named = {result.label: result for result in baselines}
+    if ALONE not in named:
+        return []
+    local, pooled = named[ALONE], named.get(POOLED)
+    found = []
+    for result in results:
+        share = None if pooled is None else _share(result, local, pooled)
+        found.append(replace(gains(local, result), share=share))
+    return found
+
+
+def _share(result: Result, local: Result, pooled: Result) -> float | None:
+    """The part of the way from local to pooled training, by the means over clients and seeds.
+
+    None where pooled training is no better than local training, or the result is worse.
+    """
+    way = float(pooled.scores.mean() - local.scores.mean())
+    gone = float(result.scores.mean() - local.scores.mean())
+    if result.lower_is_better:
+        way, gone = -way, -gone
+    return None if way <= 0 or gone < 0 else gone / way

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +18,21 @@ from commonweal.base.errors import ConfigError, EncodingError
 from commonweal.base.text import shown
 from commonweal.config.experiment import to_toml
 from commonweal.data.federation import Federation
-from commonweal.data.plain_table import GAP, OTHER, Column
+from commonweal.data.plain_table import GAP, GROUPED, OTHER, Column
 from commonweal.data.rows import REGRESSION
 from commonweal.datasets import build_federation
-from commonweal.datasets._fit import Table
+from commonweal.datasets._fit import Options
 from commonweal.datasets._shared import Pool
-from commonweal.datasets._tables import (
-    CLIENT,
-    Facts,
-    Roles,
-    Survey,
-    columns_in,
-    guess_wide,
-    read_batches,
-    separator_in,
-    survey,
-)
+from commonweal.datasets._table_files import guess_wide, separator_in
+from commonweal.datasets._tables import CLIENT, Roles, Survey, Table, columns_in
 from commonweal.datasets.partition import IID
-from commonweal.datasets.table import IMBALANCE, open_table, read_labels, table
+from commonweal.datasets.table import (
+    IMBALANCE,
+    load_table,
+    open_table,
+    read_labels,
+    survey_table,
+)
 from commonweal.training.scores import SCORES
 
 __all__ = ["Guess", "guess"]
@@ -44,6 +41,13 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 CLIENTS_OF_POOL = 10  # for a table that names none
+UNIT = re.compile(r"[-+]?\d[\d.,' ]*\s*([^\W\d]+|%|[$€£°]\w*)")
+NUMBERS = {
+    ".": "number",
+    ",": "number with decimal commas",
+    GROUPED: "number with thousands set apart",
+}
+FOLDED = 5  # neighbouring columns of one kind, from which they share a line
 SHOWN = 8  # columns that a remark names
 SKEWED = 4.0  # times as far from the median above as below: a skewed label
 
@@ -75,10 +79,10 @@ def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Gues
     codes = [name for name in contents.profiles if _is_code(contents, name) and name not in again]
     final = replace(chosen.roles, drop=tuple(again), categories=tuple(codes))
     options = {key: value for key, value in asdict(final).items() if value}
-    loaded = table(str(path), encoding=encoding, **options)
+    loaded = load_table(contents.revised(again, codes), "auto", Options(), None, 0.2, 0)
     is_pool = isinstance(loaded, Pool)
     federation = build_federation(loaded, IID(CLIENTS_OF_POOL) if is_pool else None)
-    lines = _lines(seen, contents.facts, federation, codes)
+    lines = _lines(seen, contents, federation, codes)
     leaks = _leaks(contents)
     remarks = [
         *chosen.remarks,
@@ -101,11 +105,11 @@ def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Gues
 
 def _look(path: Path) -> tuple[str, Survey]:
     try:
-        return "utf-8", survey(partial(read_batches, path))
+        return "utf-8", survey_table(path, "auto", "utf-8")
     except EncodingError:
         with open(path, "rb") as file:
             encoding = guess_wide(file.read(1 << 12)) or "latin-1"
-        return encoding, survey(partial(read_batches, path, encoding=encoding))
+        return encoding, survey_table(path, "auto", encoding)
 
 
 # Roles
@@ -187,21 +191,24 @@ def _is_code(contents: Table, name: str) -> bool:
 
 
 def _leaks(contents: Table) -> list[Leak]:
-    if contents.facts.event:
-        return []
     rows = contents.complete()
+    event = contents.facts.event
+    if event:
+        happened = contents.numbers(event)[rows].astype(np.int64)
+        return find_leaks(contents, rows, happened, (f"no {event}", event))
     labels = read_labels(contents, "auto", rows)
     return find_leaks(contents, rows, labels.y, labels.class_names)
 
 
-# What is said
+# Messages
 
 
 def _lines(
-    seen: Survey, facts: Facts, federation: Federation, codes: Sequence[str]
+    seen: Survey, contents: Table, federation: Federation, codes: Sequence[str]
 ) -> list[tuple[str, str]]:
     preprocessing = federation.preprocessing
     assert preprocessing is not None
+    facts = contents.facts
     fitted = {column.name: column for column in preprocessing.columns}
     lines = []
     for name in seen.profiles:
@@ -211,7 +218,8 @@ def _lines(
             text = "the label: whether there was an event"
         elif name in facts.client:
             sizes = (federation.train.sizes + federation.test.sizes).tolist()
-            text = f"the client: {len(sizes)} of them, {min(sizes)} to {max(sizes)} rows each"
+            rows = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
+            text = f"the client: {len(sizes)} of them, {rows} rows each"
         elif name == facts.roles.split:
             text = "says which rows are test rows"
         else:
@@ -219,7 +227,19 @@ def _lines(
         if name == facts.roles.order:
             text += "; orders the rows of a client"
         lines.append((shown(name), shown(text)))
-    return lines
+    return _folded(lines)
+
+
+def _folded(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The lines, with one for many neighbouring columns that become the same."""
+    folded = []
+    for text, group in groupby(lines, key=lambda line: line[1]):
+        names = [name for name, _ in group]
+        if len(names) < FOLDED:
+            folded += [(name, text) for name in names]
+        else:
+            folded.append((f"{names[0]} ... {names[-1]}", f"{text} ({len(names):,} columns)"))
+    return folded
 
 
 def _about_label(federation: Federation) -> str:
@@ -230,7 +250,7 @@ def _about_label(federation: Federation) -> str:
         events = f"{int(event.sum())} events in {len(event)} rows"
         return f"the label: survival times, {time.min():g} to {time.max():g}, {events}"
     if not names:
-        return f"the label: a value, {y.min():g} to {y.max():g}, mean {y.mean():g}"
+        return f"the label: number (regression), {y.min():g} to {y.max():g}, mean {y.mean():g}"
     shares = 100 * np.bincount(y, minlength=len(names)) / len(y)
     order = np.argsort(-shares)[:5]
     shown = ", ".join(f"{names[i]} {shares[i]:.1f} %" for i in order)
@@ -257,22 +277,25 @@ def _about(column: Column, seen: Survey, is_code: bool) -> str:
     if is_code:
         return f"codes: {len(column.levels)} categories (guessed; numbers: delete it in categories)"
     text = {
-        "number": "number with decimal commas" if column.decimal == "," else "number",
+        "number": NUMBERS[column.decimal],
         "boolean": f"0 for {column.words[0]}, 1 for {column.words[1]}",
         "date": f"date ({column.order}): days, and the time of year and week",
-        "text": f"text: {len(column.levels)} levels",
+        "text": f"categories: {len(column.levels)}",
     }[column.becomes]
     if column.other:
-        text += ", rare texts are 'other'"
+        text += ", rare ones are 'other'"
     odd = _odd_texts(column)
     if odd:
         text += f"; but most of them are numbers: in the table, correct or empty {', '.join(odd)}"
     dates = [level for level in _levels(column) if MONTHS.fullmatch(level)]
     if dates and len(dates) > 0.9 * len(_levels(column)):
         text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
+    with_unit = [level for level in _levels(column) if UNIT.fullmatch(level)]
+    if with_unit and len(with_unit) > 0.9 * len(_levels(column)):
+        text += f"; looks like numbers with a unit ({with_unit[0]}): remove it to use them as such"
     if profile.gaps:
         share = 100 * profile.gaps / profile.rows
-        filled = "level 'missing'"
+        filled = "category 'missing'"
         if column.becomes != "text":
             filled = f"the median {column.median:g} and a further feature"
         text += f"; {profile.gaps} missing ({share:.1f} %): {filled}"
@@ -360,7 +383,7 @@ def _is_number(names: np.ndarray) -> bool:
 def _leak_remarks(leaks: Sequence[Leak], contents: Table) -> list[str]:
     if not leaks:
         return []
-    label = contents.label
+    label = contents.facts.event or contents.label
     remarks = [f"{leak.name!r} may give {label!r} away: {leak.why}" for leak in leaks[:SHOWN]]
     names = [leak.name for leak in leaks]
     if len(leaks) > SHOWN:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from commonweal.analysis.worth import ALONE, POOLED
+from commonweal.analysis.compare import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest
 from commonweal.base.plain import Plain, flat

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commonweal.analysis.roles import names_clients, words
-from commonweal.datasets._fit import Table
+from commonweal.datasets._tables import Table
 
 __all__ = ["Leak", "find_leaks", "same_as_client"]
 

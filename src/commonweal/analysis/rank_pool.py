@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,7 +29,7 @@ from commonweal.record.artifacts import MODEL
 from commonweal.record.checkpoint import CHECKPOINT
 from commonweal.record.store import Store
 
-__all__ = ["RankPool", "ranks_of", "started_ranks"]
+__all__ = ["RankPool", "leading", "ranks_of"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,21 +44,38 @@ WORK = {
 WRITES = ("run_cell",)
 
 
-def ranks_of(base: dict[str, object]) -> "RankPool | None":
+def ranks_of(base: dict[str, object]) -> "AbstractContextManager[RankPool | None]":
     """The processes of torchrun, where an experiment asks for them. Its runs are then simulated.
 
     Args:
         base: The values of the experiment, which are changed.
     """
-    if base.get("engine") != "torchrun":
-        return None
-    base["engine"] = "simulator"
-    return RankPool()
+    wanted = base.get("engine") == "torchrun"
+    if wanted:
+        base["engine"] = "simulator"
+    return leading(wanted)
 
 
-def started_ranks() -> "RankPool | None":
-    """The processes of torchrun, where it started this one."""
-    return RankPool() if dist.is_torchelastic_launched() else None
+@contextmanager
+def leading(wanted: bool | None = None) -> "Iterator[RankPool | None]":
+    """The processes of torchrun, for what rank 0 does in the context.
+
+    The others do what it asks for, and then exit.
+
+    Args:
+        wanted: Whether they are to take part. None: if torchrun started this process.
+    """
+    if not (dist.is_torchelastic_launched() if wanted is None else wanted):
+        yield None
+        return
+    pool = RankPool()
+    if pool.rank > 0:
+        pool.serve()
+        raise SystemExit(0)
+    try:
+        yield pool
+    finally:
+        pool.end()
 
 
 class RankPool(Executor):
@@ -66,7 +83,6 @@ class RankPool(Executor):
 
     def __init__(self) -> None:
         self.rank, self.ranks = connect()
-        self.leads = self.rank == 0
         self._free: SimpleQueue[int] = SimpleQueue()
         for rank in range(self.ranks):
             self._free.put(rank)
@@ -85,15 +101,11 @@ class RankPool(Executor):
         finally:
             self._free.put(rank)
 
-    @contextmanager
-    def leading(self) -> Iterator[None]:
-        """Give work to the others until the end of the context."""
-        try:
-            yield
-        finally:
-            self._threads.shutdown(cancel_futures=True)
-            for rank in range(1, self.ranks):
-                wire.send(Parcel({"do": "end"}, {}), rank)
+    def end(self) -> None:
+        """Let the other processes exit."""
+        self._threads.shutdown(cancel_futures=True)
+        for rank in range(1, self.ranks):
+            wire.send(Parcel({"do": "end"}, {}), rank)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the processes running, for further work."""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from commonweal.analysis.compare import Cell, run_cells
-from commonweal.analysis.worth import ALONE
+from commonweal.analysis.compare import ALONE, Cell, run_cells
 from commonweal.base.errors import RunError
 from commonweal.config.experiment import Experiment, read
 from commonweal.record.record import Record

@@ -5,15 +5,15 @@ anything runs, and the seeds are not those of comparisons.
 """
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from commonweal.config.experiment import Experiment
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.jobs.rounds import run
 from commonweal.rules.rule import Rule
-from commonweal.training import scores
 from commonweal.training.client import Client
 from commonweal.training.own import score_name, score_path
 
@@ -38,16 +37,23 @@ if TYPE_CHECKING:  # optuna is installed with commonweal[tune] only
     from optuna.trial import FrozenTrial
     from optuna.trial import Trial as Draw
 
-__all__ = ["By", "Choice", "Sampler", "Trial", "changes_of", "choose", "further", "read_chosen"]
-__all__ += ["tune", "tuned_rules", "tuned_settings", "with_values", "write_chosen"]
+__all__ = ["By", "Choice", "Sampler", "Trial", "changes_of", "choose", "cores", "further"]
+__all__ += ["grid_of", "read_chosen", "score_of", "tune", "with_values", "write_chosen"]
 
 By = Literal["worst", "mean"]
 Sampler = Literal["nsga2", "tpe"]
+Direction = Literal["minimize", "maximize"]
 Setting: TypeAlias = Mapping[str, object]  # values of a rule's parameters and of other keys
 # The values to try, by key. Optuna takes lists too, which its types do not say.
 Grid: TypeAlias = Mapping[str, tuple[Any, ...]]
 Scored: TypeAlias = tuple[float, float]  # mean over clients, and mean of the worst 10 % of them
-Progress: TypeAlias = Callable[[str, int], None]
+
+
+class Progress(Protocol):
+    """Called with a rule, how many of its settings are finished, and how many there are."""
+
+    def __call__(self, rule: str, done: int, total: int) -> None: ...
+
 
 FIRST_SEED = 1000  # comparisons begin with 0
 LOG = "trials.log"  # Optuna's journal
@@ -137,11 +143,12 @@ def tune(
     share: float = 0.25,
     trials: int = 0,
     jobs: int = 1,
-    progress: Progress = lambda rule, done: None,
+    progress: Progress = lambda rule, done, total: None,
     more: Grid | None = None,
     sampler: Sampler = "nsga2",
-    grid: Grid | None = None,
+    lower_is_better: bool = False,
     ranks: RankPool | None = None,
+    grid: Grid | None = None,
 ) -> list[Trial]:
     """Try every rule's published grid, or some trials within it. A stopped search continues.
 
@@ -153,49 +160,53 @@ def tune(
         share: Share of the training samples that is used for validation.
         trials: How many settings a sampler draws; 0 tries the whole grid.
         jobs: Worker processes.
-        progress: Called with a rule and the number of its finished trials.
+        progress: Called with a rule, the number of its finished trials, and that of all.
         more: Values of the experiment's keys to try as well.
         sampler: Which sampler draws between the grid's values.
-        grid: Values to try instead of the published ones.
+        lower_is_better: Whether the score is an error.
         ranks: The processes of torchrun, instead of worker processes.
+        grid: Values to try instead of the published ones.
     """
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
     numbers = list(range(FIRST_SEED, FIRST_SEED + seeds) if isinstance(seeds, int) else seeds)
     jobs = jobs if ranks is None else ranks.ranks
     identity = _identity(base, seeds, share, more)
+    direction: Direction = "minimize" if lower_is_better else "maximize"
     finished: list[Trial] = []
     with _pool(jobs) if ranks is None else nullcontext(ranks) as pool:
         for rule in rules:
             values = grid_of(rule, base, more) if grid is None else grid
+            plan = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+            for setting in plan:
+                _experiment(base, rule, setting)  # raises where a key or a value is wrong
             study = optuna.create_study(
                 storage=storage,
                 study_name=rule,
-                directions=_directions(base),
+                directions=[direction, direction],  # of the mean, and of the worst 10 %
                 sampler=_sampler(sampler, trials),  # for trials between the grid's values
                 load_if_exists=True,
             )
             _check(study, identity, folder)
-            settings = _Settings(base, rule, values, numbers, share, pool)
-            if trials and values:
-                _try_between(study, settings, trials, jobs, progress)
-            else:
-                _try_grid(study, settings, progress)
-            plan = _combinations(values)
+            total = trials if trials and values else len(plan)
+            missing = total - len(_ended(study)) if trials and values else _enqueue(study, plan)
+            _optimize(
+                study,
+                _objective(base, rule, values, numbers, share, pool),
+                missing,
+                jobs,
+                partial(progress, rule, total=total),
+            )
             # Equal settings rank by the plan, not by which worker was first.
             for trial in sorted(study.trials, key=lambda t: _place(t.params, plan)):
                 if trial.values:
                     finished.append(Trial(rule, trial.params, *trial.values))
     return finished
-
-
-def _combinations(grid: Grid) -> list[dict[str, object]]:
-    return [dict(zip(grid, chosen, strict=True)) for chosen in product(*grid.values())]
 
 
 def _place(setting: Mapping[str, object], plan: Sequence[Mapping[str, object]]) -> int:
@@ -210,6 +221,70 @@ def _sampler(name: Sampler, trials: int) -> "BaseSampler":
     if name == "tpe":
         return TPESampler(seed=0)
     return NSGAIISampler(population_size=max(4, trials // 5), seed=0)
+
+
+def _experiment(base: Mapping[str, object], rule: str, setting: Setting) -> Experiment:
+    text = with_values(rule, setting)
+    (cell,) = cells(base, [text], 1, [], Path(), {text: changes_of(setting)})
+    return cell.experiment
+
+
+def _enqueue(study: "Study", plan: Sequence[Setting]) -> int:
+    """Give Optuna the settings that have not ended. Returns how many they are."""
+    from optuna.trial import TrialState
+
+    ended = [trial.params for trial in _ended(study)]
+    waiting = study.get_trials(states=[TrialState.WAITING])  # of a search that was stopped
+    queued = [trial.system_attrs["fixed_params"] for trial in waiting]
+    missing = [dict(setting) for setting in plan if setting not in ended]
+    for setting in missing:
+        if setting not in queued:
+            study.enqueue_trial(setting)
+    return len(missing)
+
+
+def _optimize(
+    study: "Study",
+    objective: "Callable[[Draw], Scored]",
+    missing: int,
+    jobs: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Evaluate so many settings: first those that are queued, then those that Optuna draws."""
+
+    def after(study: "Study", trial: "FrozenTrial") -> None:
+        progress(len(_ended(study)))
+
+    progress(len(_ended(study)))
+    if missing > 0:
+        # Threads only wait for the worker processes.
+        study.optimize(objective, n_trials=missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
+
+
+def _objective(
+    base: Mapping[str, object],
+    rule: str,
+    grid: Grid,
+    seeds: Sequence[int],
+    share: float,
+    pool: Executor | None,
+) -> "Callable[[Draw], Scored]":
+    """What evaluates a setting, in a worker process or here."""
+
+    def objective(draw: "Draw") -> Scored:
+        setting: dict[str, object] = {}
+        for key, choices in grid.items():
+            setting[key] = _drawn(draw, key, choices)
+        try:
+            values = _experiment(base, rule, setting).model_dump()
+            if pool is None:
+                return evaluate(values, seeds, share)
+            return pool.submit(evaluate, values, seeds, share).result()
+        except FAILURES as error:
+            draw.set_user_attr(REFUSED, str(error))
+            raise
+
+    return objective
 
 
 def grid_of(rule: str, base: Mapping[str, object] | None = None, more: Grid | None = None) -> Grid:
@@ -267,11 +342,6 @@ def score_of(base: Mapping[str, object]) -> str:
     return str(score)
 
 
-def _directions(base: Mapping[str, object]) -> list[Literal["minimize", "maximize"]]:
-    lower = scores.find(score_of(base)).lower_is_better
-    return ["minimize", "minimize"] if lower else ["maximize", "maximize"]
-
-
 def _identity(
     base: Mapping[str, object], seeds: int | Sequence[int], share: float, more: Grid | None
 ) -> str:
@@ -293,98 +363,6 @@ def _check(study: "Study", identity: str, folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """One rule's settings, and how they are evaluated."""
-
-    base: Mapping[str, object]
-    rule: str
-    grid: Grid
-    seeds: Sequence[int]
-    share: float
-    pool: Executor | None
-
-    def start(self, setting: Setting) -> Future[Scored]:
-        """Evaluate a setting in a worker process, or here."""
-        rule = with_values(self.rule, setting)
-        (cell,) = cells(self.base, [rule], 1, [], Path(), {rule: changes_of(setting)})
-        values = cell.experiment.model_dump()
-        if self.pool is not None:
-            return self.pool.submit(evaluate, values, self.seeds, self.share)
-        done: Future[Scored] = Future()
-        try:
-            done.set_result(evaluate(values, self.seeds, self.share))
-        except FAILURES as error:
-            done.set_exception(error)
-        return done
-
-
-def _try_grid(study: "Study", settings: _Settings, progress: Progress) -> None:
-    """Evaluate what is missing of a grid. A setting is written down when it is finished."""
-    from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.trial import TrialState, create_trial
-
-    tried = [trial.params for trial in _ended(study)]
-    grid = _combinations(settings.grid)
-    missing = [setting for setting in grid if setting not in tried]
-    count = len(grid) - len(missing)
-    progress(settings.rule, count)
-    choices: dict[str, BaseDistribution] = {}
-    for key, values in settings.grid.items():
-        choices[key] = CategoricalDistribution(values)
-    for setting, future in _results(settings, missing):
-        try:
-            scored = future.result()
-            trial = create_trial(params=setting, distributions=choices, values=scored)
-        except FAILURES as error:
-            why = {REFUSED: str(error)}
-            trial = create_trial(
-                state=TrialState.FAIL, params=setting, distributions=choices, user_attrs=why
-            )
-        study.add_trial(trial)
-        count += 1
-        progress(settings.rule, count)
-
-
-def _results(
-    settings: _Settings, missing: Sequence[dict[str, object]]
-) -> Iterator[tuple[dict[str, object], Future[Scored]]]:
-    if settings.pool is None:
-        for setting in missing:
-            yield setting, settings.start(setting)
-        return
-    started = {settings.start(setting): setting for setting in missing}
-    try:
-        for future in as_completed(started):
-            yield started[future], future
-    finally:
-        for future in started:
-            future.cancel()
-
-
-def _try_between(
-    study: "Study", settings: _Settings, trials: int, jobs: int, progress: Progress
-) -> None:
-    """Let Optuna draw settings within the grid's values, until there are so many trials."""
-
-    def objective(draw: "Draw") -> Scored:
-        setting = {key: _drawn(draw, key, values) for key, values in settings.grid.items()}
-        try:
-            return settings.start(setting).result()
-        except FAILURES as error:
-            draw.set_user_attr(REFUSED, str(error))
-            raise
-
-    def after(study: "Study", trial: "FrozenTrial") -> None:
-        progress(settings.rule, len(_ended(study)))
-
-    missing = trials - len(_ended(study))
-    progress(settings.rule, trials - max(0, missing))
-    if missing > 0:
-        # Threads only wait for the worker processes.
-        study.optimize(objective, n_trials=missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
-
-
 def _drawn(draw: "Draw", key: str, values: tuple[Any, ...]) -> object:
     numbers = [value for value in values if isinstance(value, float)]
     if len(numbers) < len(values) or len(numbers) < 2:
@@ -398,16 +376,6 @@ def _drawn(draw: "Draw", key: str, values: tuple[Any, ...]) -> object:
 def _ended(study: "Study") -> "list[FrozenTrial]":
     """The trials with a result, and those whose settings cannot run; not interrupted ones."""
     return [trial for trial in study.trials if trial.values or REFUSED in trial.user_attrs]
-
-
-def total_of(
-    rule: str, trials: int, base: Mapping[str, object] | None = None, more: Grid | None = None
-) -> int:
-    """How many trials a rule takes."""
-    grid = grid_of(rule, base, more)
-    if not grid:
-        return 1
-    return trials or math.prod(map(len, grid.values()))
 
 
 @contextmanager
@@ -451,33 +419,16 @@ def write_chosen(folder: Path, chosen: Mapping[str, Choice], by: str) -> None:
     write_file(folder / CHOSEN, to_json({"by": by, "rules": rules, "settings": settings}))
 
 
-def read_chosen(folder: Path) -> dict[str, str]:
-    """The rules that were tuned, each with its chosen parameters in brackets."""
+def read_chosen(folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """By rule, what was chosen: the rule with its parameters, and the values of other keys."""
     try:
         read = json.loads((folder / CHOSEN).read_text(encoding="utf-8"))
-        return {str(rule): str(text) for rule, text in read["rules"].items()}
+        settings = read.get("settings", {})
+        chosen = {}
+        for rule, text in read["rules"].items():
+            chosen[str(rule)] = (str(text), [str(change) for change in settings.get(rule, ())])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
             f"{str(folder)!r} holds no tuned rules: commonweal tune writes them"
         ) from None
-
-
-def tuned_settings(folder: Path) -> dict[str, list[str]]:
-    """The values of other keys that were chosen with a rule, by the rule with its parameters."""
-    chosen = read_chosen(folder)
-    try:
-        read = json.loads((folder / CHOSEN).read_text(encoding="utf-8")).get("settings", {})
-        return {chosen[rule]: [str(text) for text in texts] for rule, texts in read.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{str(folder / CHOSEN)!r} is damaged: tune again") from None
-
-
-def tuned_rules(folder: Path, rules: Sequence[str] | None) -> list[str]:
-    """The rules with their chosen parameters; those that were not tuned as they are.
-
-    Args:
-        folder: Where `commonweal tune` wrote its choice.
-        rules: None stands for all that were tuned.
-    """
-    chosen = read_chosen(folder)
-    return [chosen.get(rule, rule) for rule in (chosen if rules is None else rules)]
+    return chosen

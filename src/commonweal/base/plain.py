@@ -16,7 +16,7 @@ Table: TypeAlias = Mapping[str, Plain]
 def to_json(value: object, indent: int | None = 2) -> bytes:
     """Encode plain values and tensors as JSON with a line end. NaN and infinity become null."""
     text = json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
-    return (text + "\n").encode()
+    return (text + "\n").encode(errors="backslashreplace")  # as JSON writes lone surrogates
 
 
 def _finite(value: object) -> object:

@@ -57,7 +57,7 @@ def shown(text: str, form: Form = "plain", lines: bool = False) -> str:
 
 def shortened(name: str, length: int = 100) -> str:
     """A name as text of limited length, without control characters: SVG must not contain any."""
-    name = shown(name)
+    name = shown(name[: length + 1])  # a name may have megabytes
     return name if len(name) <= length else name[: length - 1] + "…"
 
 

@@ -25,13 +25,13 @@ from commonweal.training.task import Task
 
 __all__ = ["CLIENT_CHECKS", "check_client"]
 
-SIZES = (17, 9, 9)  # training rows of the simulated clients, the largest first
+SIZES = (17, 9, 9)  # training samples of the simulated clients, the largest first
 ROUNDS = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A method with a small task and the rows of three clients."""
+    """A method with a small task and the samples of three clients."""
 
     client: Client
     task: Task

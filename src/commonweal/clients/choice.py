@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import LocalTraining
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
 from commonweal.training import choice
-from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, How
+from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, Evidence, How
 from commonweal.training.client import Client, HoldsOut, Stage, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
@@ -98,21 +97,13 @@ class ChoiceClient(LocalTraining):
             task: The task, with its loss and score.
             evaluated: The loss and the main score (N, 2) of each validation sample, by candidate.
         """
-        values = {name: own.numpy() for name, own in evaluated.items()}
-        local = values.pop(ALONE)
-        compared = {}
-        bound = None
-        for name, own in values.items():
-            improvements = local[:, 0] - own[:, 0]
-            if not np.isfinite(improvements).all():
-                continue
-            if self.how == "proved" and task.score in RIGHT_OR_WRONG:
-                bound = 1.0
-                improvements = own[:, 1] - local[:, 1]
-            elif self.how == "proved":
-                bound = choice.largest_loss(2)
-                improvements = choice.clipped(local[:, 0], own[:, 0], bound)
-            compared[name] = improvements
+        by_score = task.score in RIGHT_OR_WRONG
+        evidence = {}
+        for name, values in evaluated.items():
+            losses, scores = values.numpy().T
+            evidence[name] = Evidence(losses, scores if by_score else None)
+        bound = 1.0 if by_score else choice.largest_loss(2)
+        compared = choice.improvements(evidence, self.how == "proved", bound)
         (taken,) = choice.choose([compared], self.how, level=self.level, bound=bound)
         return taken
 

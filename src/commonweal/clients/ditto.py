@@ -1,4 +1,4 @@
-"""ditto: a personal model, held near the shared one by a penalty and trained beside it.
+"""ditto: a personal model, kept near the global one by a penalty.
 
 Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. Both models
 take each batch. Their losses have no variable in common, so one joint step is the authors' two.

@@ -21,7 +21,7 @@ def card(
 
     For example: commonweal card runs/vowel-aaggff-s-0 -o card.md
 
-    Beside it is a badge, a small picture (card.svg): the mean and the worst client.
+    A badge, a small picture with the mean and the worst client (card.svg), is written next to it.
     """
     from commonweal.export import write_card
     from commonweal.record.record import Record

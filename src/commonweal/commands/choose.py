@@ -1,7 +1,6 @@
 """`commonweal choose`: each client's best model among finished runs."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -65,19 +64,15 @@ def choose(
         raise ConfigError(f"--how {how!r}: {did_you_mean(how, HOWS)}")
     from commonweal.analysis import choosing
     from commonweal.analysis.compare import Cell
-    from commonweal.analysis.rank_pool import started_ranks
+    from commonweal.analysis.rank_pool import leading
     from commonweal.commands.compare import run_cells
     from commonweal.report.choice import choice_table, client_table, sentence
 
-    ranks = started_ranks()
-    if ranks is not None and not ranks.leads:
-        ranks.serve()
-        return
+    with leading() as ranks:
 
-    def train(plan: Sequence[Cell]) -> dict[Path, str]:
-        return run_cells(plan, quiet, ranks=ranks)
+        def train(plan: Sequence[Cell]) -> dict[Path, str]:
+            return run_cells(plan, quiet, ranks=ranks)
 
-    with nullcontext() if ranks is None else ranks.leading():
         by = choosing.HOWS[HOWS.index(how)]
         chosen = choosing.choose(folders, by, margin, level, trust, ranks, refit, train)
     path = chosen.write(folders[0])

@@ -1,7 +1,6 @@
 """`commonweal compare`: an experiment under several rules and seeds."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,10 +118,12 @@ def compare(
     _check_mistakes(form, chosen)
     settings: dict[str, list[str]] = {}
     if tuned is not None:
-        from commonweal.analysis.tuning import tuned_rules, tuned_settings
+        from commonweal.analysis.tuning import read_chosen
 
-        chosen = tuned_rules(tuned, None if rules is None else chosen)
-        settings = tuned_settings(tuned)
+        choices = read_chosen(tuned)
+        settings = dict(choices.values())
+        names = choices if rules is None else chosen  # those that were not tuned stay as they are
+        chosen = [choices[name][0] if name in choices else name for name in names]
     from commonweal.analysis.compare import baseline_cells, cells, seed_list
     from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
@@ -133,19 +134,15 @@ def compare(
     figures.check_suffix(picture, curves)
     metrics = None if columns is None else chosen_columns(columns)
     base, stem, suffix = named(file, changes or [])
-    ranks = ranks_of(base)
-    if ranks is not None and not ranks.leads:
-        ranks.serve()
-        return
     folder = to or Path("runs") / f"{stem}-compare{suffix}"
     numbers = seed_list(seeds)
-    plan = cells(base, chosen, numbers, vary or [], folder, settings)
-    if shard is not None:
-        _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
-        return
-    if _few_clients(plan[0]) if baselines is None else baselines:
-        plan += baseline_cells(base, numbers, folder)
-    with nullcontext() if ranks is None else ranks.leading():
+    with ranks_of(base) as ranks:
+        plan = cells(base, chosen, numbers, vary or [], folder, settings)
+        if shard is not None:
+            _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
+            return
+        if _few_clients(plan[0]) if baselines is None else baselines:
+            plan += baseline_cells(base, numbers, folder)
         failures = run_cells(plan, quiet, jobs, ranks)
     comparison = Comparison.of_plan(plan, failures)
     print_comparison(comparison, form, metrics, decimals)
@@ -251,10 +248,10 @@ def print_comparison(
     results, baselines, score = comparison.results, comparison.baselines, comparison.score
     chosen = FORMATS[FORMATS.index(form)]
     summary = summarize(results, score, columns, baselines)
-    sentences = worth_sentences(summary)
+    sentences = worth_sentences(comparison.summary)  # by the models that clients use
     rendered = render(summary, chosen, decimals)
     if sentences and chosen in ("terminal", "markdown"):
-        console.show(answer(summary))
+        console.show(answer(comparison.summary))
     if isinstance(rendered, str):
         print(rendered)
     else:

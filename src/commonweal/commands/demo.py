@@ -45,8 +45,7 @@ def demo(
     Takes one to two minutes.
     """
 
-    from commonweal.analysis.compare import OWN, Cell, baseline_cells, cells, run_folder
-    from commonweal.analysis.worth import ALONE
+    from commonweal.analysis.compare import ALONE, OWN, Cell, baseline_cells, cells, run_folder
     from commonweal.base.files import write_file
     from commonweal.config.experiment import Experiment, change, values
     from commonweal.report import clients, figures

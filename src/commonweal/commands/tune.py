@@ -1,6 +1,5 @@
 """`commonweal tune`: each rule's published grid, tried on validation samples."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -84,31 +83,28 @@ def tune(
     from commonweal.analysis import tuning
     from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
+    from commonweal.training.scores import find
 
     base, stem, _ = named(file, changes or [])
-    ranks = ranks_of(base)
-    if ranks is not None and not ranks.leads:
-        ranks.serve()
-        return
     folder = to or Path("runs") / f"{stem}-tuned"
-    more = tuning.further(grid or [])
-    grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
-    for key in more:
-        if not any(key.removeprefix("rule.") in known for known in grids.values()):
-            raise ConfigError(f"--grid {key}: none of {', '.join(chosen)} has this parameter")
-    for rule, values in grids.items():
-        if not values and not quiet:
-            console.say(
-                f"{rule} has no published grid, so that one setting is tried: name values with "
-                "--grid rule.KEY=A,B"
-            )
+    with ranks_of(base) as ranks:
+        more = tuning.further(grid or [])
+        grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
+        for key in more:
+            if not any(key.removeprefix("rule.") in known for known in grids.values()):
+                raise ConfigError(f"--grid {key}: none of {', '.join(chosen)} has this parameter")
+        for rule, values in grids.items():
+            if not values and not quiet:
+                console.say(
+                    f"{rule} has no published grid, so that one setting is tried: name values with "
+                    "--grid rule.KEY=A,B"
+                )
 
-    def progress(rule: str, done: int) -> None:
-        if not quiet:
-            total = tuning.total_of(rule, trials, base, more)
-            typer.echo(f"{rule}: {done} of {total} settings", err=True)
+        def progress(rule: str, done: int, total: int) -> None:
+            if not quiet:
+                typer.echo(f"{rule}: {done} of {total} settings", err=True)
 
-    with nullcontext() if ranks is None else ranks.leading():
+        score = tuning.score_of(base)
         found = tuning.tune(
             base,
             chosen,
@@ -120,11 +116,12 @@ def tune(
             progress,
             more,
             "tpe" if sampler == "tpe" else "nsga2",
-            ranks=ranks,
+            find(score).lower_is_better,
+            ranks,
         )
     if not found:
         raise ConfigError("no setting of any rule could be run: try other rules, or a smaller lr")
-    _finish(found, tuning.score_of(base), folder, by, quiet)
+    _finish(found, score, folder, by, quiet)
 
 
 def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool) -> None:

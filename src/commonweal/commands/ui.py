@@ -18,7 +18,9 @@ def ui(
             metavar="DIR", help="A folder with runs below it, such as runs.", show_default=False
         ),
     ],
-    port: Annotated[int, typer.Option(help="The port; 0: any that is free.", min=0)] = 8765,
+    port: Annotated[
+        int, typer.Option(help="The port; 0: any that is free.", min=0, max=65535)
+    ] = 8765,
 ) -> None:
     """Show runs on a page: list, filter and compare them, watch those that go on, click a client.
 
@@ -38,6 +40,7 @@ def ui(
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
+        listening.listen()  # before the address is printed: a program may ask at once
     except OSError as error:
         raise ConfigError(
             f"port {port} cannot be used ({error.strerror}): choose another with --port, or 0"

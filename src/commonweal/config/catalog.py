@@ -474,7 +474,7 @@ def _excess(key: str, value: object, depth: int = 0) -> str:
         most = 2**64 if key == "seed" else 2**63
         is_long = isinstance(value, int) and not -(2**63) <= value < most
         if is_long or abs(value) > LARGEST:
-            return f"{key} = {value:.4g} is too large"
+            return f"{key} is too large: numbers of an experiment have at most 63 bits"
     return ""
 
 

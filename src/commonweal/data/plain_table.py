@@ -8,7 +8,7 @@ import gzip
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -19,12 +19,15 @@ import numpy as np
 __all__ = [
     "DATES",
     "GAP",
+    "GROUPED",
     "MISSING",
+    "NOTATIONS",
     "OTHER",
     "TRUTH",
     "Column",
     "column_features",
     "column_names",
+    "fits",
     "is_missing",
     "level_positions",
     "naming",
@@ -60,6 +63,8 @@ DATES = {  # the order of year, month and day -> how such a date begins
 }
 TIME = re.compile(r"([T ](?P<hour>\d\d?):(?P<minute>\d\d)(:(?P<second>\d\d(\.\d+)?))?)?\s*Z?")
 COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?([eE][-+]?\d+)?")
+GROUPED_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([,' \u00a0\u202f]\d{3})+)(\.\d+)?")
+GROUPED = ".,"  # decimal points, and thousands that are set apart
 FAR = 0.5  # of the training rows' range, by which a value may lie outside
 WHOLE = re.compile(r"([-+]?\d+)[.,]0+")
 SEPARATORS = (",", ";", "\t", "|")
@@ -75,7 +80,7 @@ class Column:
     becomes: Literal["number", "boolean", "date", "text", "nothing"]
     why: str = ""  # of "nothing": why it is left out
     is_id: bool = False  # of "nothing": whether it names the rows
-    decimal: str = "."
+    decimal: str = "."  # of a number: a key of NOTATIONS
     words: tuple[str, str] = ("false", "true")  # of a boolean
     order: str = ""  # of a date: a key of DATES
     mean: float = 0.0  # of the training rows' known values
@@ -114,6 +119,13 @@ def _comma_number(text: str) -> float:
     return _number(text.replace(".", "").replace(",", "."))
 
 
+def _grouped_number(text: str) -> float:
+    """A number such as 1,234.5 or 1'234: the point is decimal, the others group the digits."""
+    if not GROUPED_NUMBER.fullmatch(text):
+        raise ValueError(text)
+    return _number(re.sub(r"[^-+.\d]", "", text))
+
+
 def plain_code(text: str) -> str:
     """A whole number as its digits; any other string as it is.
 
@@ -148,11 +160,14 @@ def _days(order: str) -> Parse:
     return parse
 
 
+NOTATIONS = {".": _number, ",": _comma_number, GROUPED: _grouped_number}  # by `Column.decimal`
+
+
 def parser(column: Column) -> Parse:
     """The function that turns a string of this column into a number, NaN where it is missing."""
     parse: Parse
     if column.becomes == "number":
-        parse = _comma_number if column.decimal == "," else _number
+        parse = NOTATIONS[column.decimal]
     elif column.becomes == "boolean":
         parse = _truth(column.words)
     elif column.becomes == "date":
@@ -179,7 +194,7 @@ def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
     notation = notation_of(column, texts)
     if notation is not None:
         return list(map(parser(notation), texts))
-    wrong = next(text for text in texts if not _fit(column, [text]))
+    wrong = next(text for text in texts if not fits(column, [text]))
     raise ValueError(
         f"column {column.name!r}: {wrong!r} is not a {column.becomes}, but the training rows hold "
         "only those: correct it, or leave it empty"
@@ -189,12 +204,13 @@ def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
 def notation_of(column: Column, texts: Sequence[str]) -> Column | None:
     """The column in the first notation that all strings fit, the training rows' before others."""
     for notation in (column, *other_notations(column)):
-        if _fit(notation, texts):
+        if fits(notation, texts):
             return notation
     return None
 
 
-def _fit(column: Column, texts: Sequence[str]) -> bool:
+def fits(column: Column, texts: Iterable[str]) -> bool:
+    """Whether all strings can be read as what the column holds."""
     parse = parser(column)
     try:
         for text in texts:
@@ -207,7 +223,7 @@ def _fit(column: Column, texts: Sequence[str]) -> bool:
 def other_notations(column: Column) -> list[Column]:
     """The column in other notations: of decimals, of dates, and of yes and no."""
     if column.becomes == "number":
-        return [replace(column, decimal="." if column.decimal == "," else ",")]
+        return [replace(column, decimal=decimal) for decimal in NOTATIONS]
     if column.becomes == "date":
         return [replace(column, order=order) for order in DATES if order != column.order]
     if column.becomes == "boolean":

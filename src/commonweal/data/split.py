@@ -144,7 +144,7 @@ def _mask(
     try:
         mask = np.asarray(test)
         share = float(mask) if mask.ndim == 0 else 0.0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         kind = type(test).__name__
         raise DataError(f"test is a {kind}: give a share, or true or false per row") from None
     if mask.ndim == 0:

@@ -6,7 +6,7 @@ import numpy as np
 
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.split import quota, some
-from commonweal.datasets._fit import Table
+from commonweal.datasets._tables import Table
 
 __all__ = ["Parts", "Test", "divide_rows"]
 

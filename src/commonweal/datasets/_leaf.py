@@ -1,4 +1,4 @@
-"""LEAF's json: users with lists x and y, spread over files. One reader serves all its sets.
+"""Rows by client: LEAF's json, users with lists x and y, and the federations made of such rows.
 
 Caldas et al. 2018: `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y":
 [...]}}}`. A file is a training or a test file by its folder or name. Sample counts are not used
@@ -9,18 +9,19 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import Arrays
+from commonweal.datasets._cache import Arrays, New, write
 from commonweal.datasets._files import data_root, read_bytes
-from commonweal.datasets._shared import natural_federation
+from commonweal.datasets._shared import TaskOptions, natural_federation
 from commonweal.datasets._sources import advice
 
-__all__ = ["User", "leaf_federation", "leaf_files", "leaf_users"]
+__all__ = ["RowCollector", "User", "leaf_federation", "leaf_files", "leaf_users"]
 
 SUFFIXES = (".json", ".json.gz")
 Values = list[Any]  # of json: numbers, texts or lists, by the dataset
@@ -70,15 +71,46 @@ def _user(path: Path, name: str, x: Values, y: Values) -> User:
     return User(name, x, y, _part(path))
 
 
+class RowCollector:
+    """Grows by some rows of one client at a time. A client may come several times."""
+
+    def __init__(self) -> None:
+        self.x: list[np.ndarray] = []
+        self.y: list[np.ndarray] = []
+        self.owner: list[np.ndarray] = []
+        self.part: list[np.ndarray] = []
+        self.ids: dict[str, int] = {}
+
+    def add(self, name: str, x: ArrayLike, y: ArrayLike, part: ArrayLike = "") -> None:
+        """Rows of one client; `part` is "train", "test" or "", for all of them or per row."""
+        rows = np.asarray(x)
+        client = self.ids.setdefault(name, len(self.ids))
+        self.x.append(rows)
+        self.y.append(np.asarray(y))
+        self.owner.append(np.full(len(rows), client))
+        self.part.append(np.broadcast_to(np.asarray(part, dtype="U5"), len(rows)))
+
+    def write(self, new: New) -> None:
+        """Write the arrays x, y, owner, part and names, with the clients in the order of names."""
+        if not any(len(rows) for rows in self.x):
+            raise DataError("the files hold no rows: get them again")
+        names, position = np.unique(list(self.ids), return_inverse=True)
+        write(
+            new,
+            x=np.concatenate(self.x),
+            y=np.concatenate(self.y),
+            part=np.concatenate(self.part),
+            owner=position[np.concatenate(self.owner)],
+            names=names,
+        )
+
+
 def leaf_federation(
     arrays: Arrays,
     test: float,
     seed: int,
     clients: int | None = None,
-    *,
-    outputs: int,
-    loss: str | None = None,
-    score: str | None = None,
+    **task: Unpack[TaskOptions],
 ) -> Federation:
     """A federation of the arrays x, y, owner, names and part: LEAF's own split, or a share."""
     part = arrays["part"]
@@ -87,7 +119,8 @@ def leaf_federation(
         part = np.full(len(part), "train")
     rows, owner, names = _with_training_rows(arrays, part == "train")
     left_out = len(arrays["names"]) - len(names)
-    notes = [f"{left_out} users without training rows are left out"] if left_out else []
+    if left_out:
+        task["notes"] = [f"{left_out} users without training rows are left out"]
     return natural_federation(
         arrays["x"][rows],
         arrays["y"][rows],
@@ -96,10 +129,7 @@ def leaf_federation(
         seed,
         clients,
         names,
-        outputs=outputs,
-        loss=loss,
-        score=score,
-        notes=notes,
+        **task,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "Fit",
     "Part",
     "Pool",
+    "TaskOptions",
     "Test",
     "choose_clients",
     "natural_federation",
@@ -38,6 +39,17 @@ Fit = Callable[[Split], Features]  # makes features once it is known which rows 
 DEFAULT_PARTITION = DirichletByClass()
 Test = float | Literal["official"]
 Part = Literal["all", "train", "test"]
+
+
+class TaskOptions(TypedDict, total=False):
+    """The learning task, as far as it is not inferred from the labels: see `from_arrays`."""
+
+    outputs: int | None
+    loss: str | None
+    score: str | None
+    groups: Sequence[str] | None
+    notes: Sequence[str]
+    class_names: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +137,7 @@ def natural_federation(
     seed: int,
     clients: int | None = None,
     names: Sequence[str] | None = None,
-    *,
-    outputs: int | None = None,
-    loss: str | None = None,
-    score: str | None = None,
-    notes: Sequence[str] = (),
-    class_names: Sequence[str] = (),
+    **task: Unpack[TaskOptions],
 ) -> Federation:
     """A federation of clients that come with the data: all, or `clients` of them.
 
@@ -143,24 +150,15 @@ def natural_federation(
     else:
         if names is None:
             names, owner = number_clients(owner)
-        if outputs is None and np.issubdtype(y.dtype, np.integer):
-            outputs = int(y.max()) + 1  # some classes may occur in other clients only
+        if task.get("outputs") is None and np.issubdtype(y.dtype, np.integer):
+            task["outputs"] = int(y.max()) + 1  # some classes may occur in other clients only
         chosen = choose_clients(names, clients, seed)
         rows, owner = _rows_of(chosen, owner, len(names))
         some_test = test[rows] if isinstance(test, np.ndarray) else test
         some_names = [names[k] for k in chosen]
         some_split = split_rows(owner, labels[rows].numpy(), some_test, seed, some_names)
         split = some_split.within(rows)
-    return Federation.from_split(
-        split,
-        take_features(x, split),
-        labels,
-        outputs=outputs,
-        loss=loss,
-        score=score,
-        notes=notes,
-        class_names=class_names,
-    )
+    return Federation.from_split(split, take_features(x, split), labels, **task)
 
 
 def take_features(x: np.ndarray | Tensor | Fit, split: Split) -> Features:

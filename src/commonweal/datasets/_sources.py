@@ -7,6 +7,8 @@ Each dataset's file says so in literal strings at module level, which are read w
     MANUAL     what to put into the folder, where it cannot be downloaded
     NEEDS      another dataset whose files are read too
 
+A file with several datasets has a dict of such strings by the dataset's name.
+
 Checksums are those of the files, or, for files that we have not seen, the publisher's.
 """
 
@@ -68,15 +70,13 @@ def _files(text: str) -> tuple[File, ...]:
 @cache
 def _declarations() -> dict[str, dict[str, str]]:
     """The strings of every dataset's file, by the dataset's name."""
-    paths = sorted(Path(__file__).parent.glob("[a-z]*.py"))
-    return {path.stem.replace("_", "-"): _strings(path) for path in paths}
-
-
-def _strings(path: Path) -> dict[str, str]:
-    said = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name in KEYS:
-                said[name] = ast.literal_eval(node.value)
-    return said
+    declared: dict[str, dict[str, str]] = {}
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) not in KEYS:
+                continue
+            value = ast.literal_eval(node.value)
+            by_name = value if isinstance(value, dict) else {path.stem.replace("_", "-"): value}
+            for dataset, text in by_name.items():
+                declared.setdefault(dataset, {})[ast.unparse(node.targets[0])] = text
+    return declared

@@ -1,58 +1,49 @@
-"""Tables of any length, read in batches: only a batch and the resulting numbers are in memory.
+"""The columns of a table of any length: what they hold, and their numbers or codes in the cache.
 
-The first pass counts the rows and finds out what each column holds; the second fills the arrays:
-numbers (days of dates), and codes of strings. What they become is fitted on training rows later.
+The first pass over the file counts the rows and finds out what each column holds; the second fills
+the arrays: numbers (days of dates), and codes of strings. What they become as features is fitted
+on training rows later.
 """
 
-import codecs
-import csv
-import gzip
-import io
-import json
 import re
-import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pydantic
 
-from commonweal.base.errors import DataError, EncodingError, did_you_mean
+from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import ID
-from commonweal.datasets._cache import New, write
+from commonweal.datasets._cache import Arrays, New, cached, checksum, write
+from commonweal.datasets._table_files import Batches
 
 if TYPE_CHECKING:
     import pyarrow
 
 __all__ = [
     "CLIENT",
-    "Batch",
-    "Batches",
+    "Coded",
     "Facts",
     "Names",
     "Profile",
     "Roles",
     "Survey",
+    "Table",
     "columns_in",
-    "fill_table",
-    "guess_wide",
     "names_in",
-    "read_batches",
-    "separator_in",
+    "read_survey",
+    "read_table",
     "survey",
 ]
 
 Names = str | tuple[str, ...]
-Batch = dict[str, "pyarrow.Array"]  # column -> numbers or strings, null where missing
-Batches = Callable[[], Iterator[Batch]]
-BLOCK = 1 << 24  # bytes of a CSV that are read at once
-FIRST_BYTES = 1 << 16  # from which a CSV's separator and header are taken
-LONGEST_HEADER = 1 << 24
-ROWS = 100_000  # of a Parquet file that are read at once
+Coded = tuple[np.ndarray, np.ndarray]  # different strings, and each row's position among them
 MANY = 100_000  # different strings, beyond which a column is left out
 CLIENT = "client"  # the column of clients, unless another is named
 ID_NAME = re.compile(
@@ -96,211 +87,12 @@ def names_in(names: Names) -> tuple[str, ...]:
     return tuple(part.strip().strip("'\"") for part in parts if part.strip())
 
 
-# Reading
-
-
-def read_batches(path: Path, separator: str = "auto", encoding: str = "utf-8") -> Iterator[Batch]:
-    """A CSV (may be .gz) or Parquet file, some rows at a time."""
-    _check_file(path)
-    if path.suffix == ".parquet":
-        yield from _read_parquet(path)
-    else:
-        yield from _read_csv(path, separator, encoding)
-
-
-def _check_file(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        raise DataError(
-            f"there is no file {str(path)!r} (that is, {str(path.absolute())!r}): check the path"
-        ) from None
-    if stat.S_ISDIR(mode):
-        raise DataError(
-            f"{str(path)!r} is a folder, not a table: dataset 'folder' reads a folder per client"
-        )
-    if not stat.S_ISREG(mode):
-        raise DataError(
-            f"{str(path)!r} is a pipe or device, which cannot be read twice: save it as a file"
-        )
-
-
-def separator_in(path: Path, encoding: str = "utf-8") -> str:
-    """The separator of a CSV, from its first lines."""
-    return (
-        "," if path.suffix == ".parquet" else plain_table.separator_of(_first_lines(path, encoding))
-    )
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")
-
-
-def _first_lines(path: Path, encoding: str) -> list[str]:
-    """The first lines of a file, at least the whole header."""
-    start = b""
-    with _open(path) as raw:
-        while block := raw.read(FIRST_BYTES):
-            start += block
-            if b"\n" in block or b"\r" in block or len(start) > LONGEST_HEADER:
-                break
-    _check_bytes(path, start, encoding)
-    text = start.decode(_with_mark(encoding), errors="replace")
-    lines = list(io.StringIO(text, newline=""))  # ends at \n and \r only, as pyarrow's do
-    complete = lines[:-1] if len(start) >= FIRST_BYTES else lines
-    return (complete or lines)[:20]
-
-
-def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
-    """Raise EncodingError for UTF-16 that is read as something else, and for NUL bytes."""
-    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
-        return
-    wide = guess_wide(start)
-    if wide:
-        raise EncodingError(
-            f"{str(path)!r} is {wide.upper()} text, not {encoding}: save it as UTF-8, or say "
-            f"encoding = {wide!r}"
-        )
-    if b"\0" in start:
-        raise DataError(
-            f"{str(path)!r} has NUL bytes (the first is byte {start.index(0)}): it is not a CSV "
-            "file, or it is damaged"
-        )
-
-
-def guess_wide(start: bytes) -> str:
-    """The encoding of a text with two bytes per letter; empty: it has none."""
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    pairs = len(start) // 2
-    even, odd = start[: 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
-    if 4 * max(even, odd) < 3 * pairs or pairs < 2:
-        return ""
-    return "utf-16-be" if even > odd else "utf-16-le"
-
-
-def _with_mark(encoding: str) -> str:
-    """UTF-8 with or without the byte order mark that Excel writes."""
-    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-
-
-def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
-    import pyarrow
-    from pyarrow import csv as arrow_csv
-
-    try:
-        codecs.lookup(encoding)
-        lines = _first_lines(path, encoding)
-        if separator == "auto":
-            separator = plain_table.separator_of(lines)
-        header = next(csv.reader(lines, delimiter=separator), [])
-        names = _header(path, header)
-        with arrow_csv.open_csv(
-            path,
-            arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding),
-            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pyarrow.string()),
-                null_values=list(plain_table.MISSING),
-                strings_can_be_null=True,
-            ),
-        ) as reader:
-            for batch in reader:
-                if batch.num_rows:
-                    yield dict(zip(names, batch.columns, strict=True))
-    except LookupError:
-        raise DataError(f"encoding = {encoding!r} is unknown: write utf-8 or latin-1") from None
-    except csv.Error as error:
-        raise DataError(
-            f"{str(path)!r} has a header that is not a line of names: {error}"
-        ) from None
-    except (pyarrow.ArrowException, OSError, EOFError, UnicodeError) as error:
-        problem, byte = _csv_problem(path, separator, encoding, str(error))
-        if byte is not None:
-            raise EncodingError(problem) from None
-        raise DataError(problem) from None
-
-
-def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> tuple[str, int | None]:
-    """Why a CSV cannot be read, and the first byte that is not of its encoding."""
-    file = repr(str(path))
-    width = re.search(r"(Row #(\d+): )?Expected (\d+) columns, got (\d+): ?(.*)", error, re.S)
-    if width:
-        where = f"row {width[2]}" if width[2] else "a row"
-        problem = (
-            f"{file}, {where}: {width[4]} values for {width[3]} columns (separator "
-            f"{separator!r}): {width[5][:60]!r}"
-        )
-        return problem, None
-    byte = _wrong_byte(path, encoding)
-    if byte is not None:
-        problem = (
-            f"{file} is not UTF-8 text (byte {byte:#x}): save it as UTF-8, or say "
-            "encoding = 'latin-1', which Excel writes in Western Europe"
-        )
-        return problem, byte
-    if "Empty CSV" in error:
-        return f"{file} has no rows: check the file", None
-    return f"{file} cannot be read as a table, it is cut short or damaged: {error}", None
-
-
-def _wrong_byte(path: Path, encoding: str) -> int | None:
-    """The first byte of a file that is not of its encoding."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    try:
-        with _open(path) as raw:
-            while block := raw.read(1 << 20):
-                decoder.decode(block)
-    except UnicodeDecodeError as error:
-        return int(error.object[error.start])
-    except (OSError, EOFError):
-        return None
-    return None
-
-
-def _header(path: Path, line: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in line]
-    if not names or len(set(names)) < len(names):
-        raise DataError(f"{str(path)!r} needs a first line of different column names, not {names}")
-    return names
-
-
-def _read_parquet(path: Path) -> Iterator[Batch]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS):
-                if batch.num_rows:
-                    names = batch.schema.names
-                    yield {name: _plain_array(name, batch.column(name)) for name in names}
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from None
-
-
-def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
-    """A column of Parquet as float64 numbers, or as strings with null where missing."""
-    import pyarrow
-    import pyarrow.compute
-
-    kind = values.type
-    types = pyarrow.types
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        numbers = values.cast(pyarrow.float64())
-        finite = pyarrow.compute.is_finite(numbers)
-        return pyarrow.compute.if_else(finite, numbers, None)
-    try:
-        texts = values.cast(pyarrow.string())
-    except pyarrow.ArrowException:
-        raise DataError(
-            f"column {name!r} holds {kind}, neither numbers nor strings: drop it"
-        ) from None
-    gap = pyarrow.compute.is_in(texts, pyarrow.array(plain_table.MISSING))
-    return pyarrow.compute.if_else(gap, None, texts)
-
-
 # What a column holds
+
+NUMBERS = (Column("", "number", decimal=decimal) for decimal in plain_table.NOTATIONS)
+TRUTHS = (Column("", "boolean", words=words) for words in plain_table.TRUTH)
+DATES = (Column("", "date", order=order) for order in plain_table.DATES)
+CANDIDATES = (*NUMBERS, *TRUTHS, *DATES)  # in order of preference; text is always possible
 
 
 def _cast(values: "pyarrow.Array") -> "np.ndarray | None":
@@ -327,24 +119,6 @@ def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
     if gaps:
         codes = np.where(np.isin(codes, gaps), -1, codes)
     return texts, codes
-
-
-def _candidates() -> list[Column]:
-    """What a column may hold, in order of preference; text is always possible."""
-    numbers = [Column("", "number"), Column("", "number", decimal=",")]
-    truths = [Column("", "boolean", words=words) for words in plain_table.TRUTH]
-    dates = [Column("", "date", order=order) for order in plain_table.DATES]
-    return [*numbers, *truths, *dates]
-
-
-def _fits(column: Column, texts: Sequence[str]) -> bool:
-    parse = plain_table.parser(column)
-    try:
-        for text in texts:
-            parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -383,7 +157,7 @@ class _Scan:
         self.gaps = 0
         self.rows = 0
         self.whole = True
-        self.possible = _candidates()
+        self.possible = list(CANDIDATES)
         self.different = 0
         self.first_rows = 0
         self.counts_up = True
@@ -427,7 +201,7 @@ class _Scan:
         texts, codes = _encoded(values)
         known = {text for text in texts if not plain_table.is_missing(text)}
         self.gaps += int((codes < 0).sum()) - values.null_count
-        self.possible = [c for c in self.possible if _fits(c, sorted(known))]
+        self.possible = [c for c in self.possible if plain_table.fits(c, known)]
         return len(known)
 
     def profile(self) -> Profile:
@@ -478,89 +252,7 @@ def survey(batches: Batches) -> Survey:
     return Survey(rows, {name: scan.profile() for name, scan in scans.items()})
 
 
-# The second pass
-
-
-class _Codes:
-    """The different strings of a column, numbered as they come, and each row's number."""
-
-    def __init__(self, rows: int, most: int | None, whole: bool) -> None:
-        self.most = most
-        self.whole = whole  # numbers, of which 7.0 is written as 7
-        self.numbers: dict[str, int] = {}
-        self.codes = np.full(rows, -1, np.int32)
-
-    @property
-    def too_many(self) -> bool:
-        return self.most is not None and len(self.numbers) > self.most
-
-    def fill(self, rows: slice, values: "pyarrow.Array") -> None:
-        if self.too_many:
-            return
-        texts, codes = _encoded(values)
-        if self.whole:
-            texts = [plain_table.plain_code(text) for text in texts]
-        number = [self.numbers.setdefault(text, len(self.numbers)) for text in texts]
-        table = np.array([*number, -1], np.int32)  # -1 is the last: missing stays missing
-        self.codes[rows] = table[codes]
-
-    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The strings in alphabetical order, whatever the order of the rows, and the codes."""
-        texts, number = np.unique(np.array(list(self.numbers), dtype=str), return_inverse=True)
-        table = np.append(number, -1).astype(np.int32)
-        used = np.unique(self.codes)
-        present = texts[np.isin(np.arange(len(texts)), table[used])]  # not those that are missing
-        return present, np.append(np.searchsorted(present, texts), -1)[table[self.codes]]
-
-
-class _Fill:
-    """The second pass: the values of the columns in use."""
-
-    def __init__(self, new: New, table: Survey, used: Sequence[str], facts: "Facts") -> None:
-        self.columns = {name: table.profiles[name].column for name in used}
-        self.numbers: dict[str, np.ndarray] = {}
-        self.codes: dict[str, _Codes] = {}
-        for i, name in enumerate(table.profiles):
-            if name not in self.columns:
-                continue
-            column = self.columns[name]
-            if column.becomes == "text" or name in (*facts.client, *facts.roles.categories):
-                most = None if name in facts.client else MANY
-                self.codes[name] = _Codes(table.rows, most, column.becomes == "number")
-            else:
-                self.numbers[name] = new(f"number{i}", (table.rows,), np.float64)
-
-    def read(self, batches: Batches) -> None:
-        start = 0
-        for batch in batches():
-            rows = slice(start, start + len(next(iter(batch.values()))))
-            for name, codes in self.codes.items():
-                codes.fill(rows, batch[name])
-            for name, numbers in self.numbers.items():
-                numbers[rows] = _numbers(self.columns[name], batch[name])
-            start = rows.stop
-
-    def column(self, profile: Profile, ignored: Mapping[str, str]) -> Column:
-        """What a column holds, now that all its strings are known."""
-        name = profile.name
-        if name in ignored:
-            return Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
-        if name in self.codes and self.codes[name].too_many:
-            return Column(name, "nothing", f"it has more than {MANY} different strings")
-        return Column(name, "text") if name in self.codes else profile.column
-
-
-def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
-    """The numbers of a batch of a column that holds numbers, truths or dates; NaN: missing."""
-    plain = column.becomes == "number" and column.decimal == "."
-    cast = _cast(values) if plain else None
-    if cast is not None:
-        return cast
-    texts, codes = _encoded(values)
-    parse = plain_table.parser(column)
-    table = np.array([*map(parse, texts), np.nan])
-    numbers: np.ndarray = table[codes]
-    return numbers
+# Columns with a role
 
 
 @dataclass(frozen=True)
@@ -573,6 +265,8 @@ class Facts:
     event: str | None
     client: tuple[str, ...]  # the columns that name clients together
     profiles: tuple[Profile, ...] = ()
+    numbers: tuple[str, ...] = ()  # the columns that are stored as numbers
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as codes of these strings
 
     @classmethod
     def of(cls, table: Survey, roles: Roles) -> "Facts":
@@ -616,49 +310,222 @@ class Facts:
         split = (self.roles.split,) if self.roles.split else ()
         return (self.label, *event, *self.client, *split)
 
-    def array(self) -> np.ndarray:
-        """As the bytes of a JSON text."""
-        return np.frombuffer(json.dumps(asdict(self)).encode(), np.uint8)
-
-    @classmethod
-    def parse(cls, array: np.ndarray) -> "Facts":
-        """Invert `array`."""
-        values: dict[str, Any] = json.loads(array.tobytes())
-        profiles = []
-        for profile in values["profiles"]:
-            profiles.append(Profile(**profile | {"column": Column(**profile["column"])}))
-        values |= {"roles": Roles(**values["roles"]), "client": tuple(values["client"])}
-        return cls(**values | {"profiles": tuple(profiles)})
-
 
 def columns_in(names: str, table: Survey) -> tuple[str, ...]:
     """The columns that a string names: one, whose name may have commas, or several."""
     return (names,) if names in table.profiles else names_in(names) or (names,)
 
 
-def fill_table(new: New, batches: Batches, roles: Roles) -> None:
-    """Write the columns' numbers and codes, and `facts`, what they are.
+# The second pass
 
-    Args:
-        new: Makes an array in the cache.
-        batches: Reads the table.
-        roles: What the columns are used for. The client is by default "client", if there is one.
-    """
-    table = survey(batches)
+
+def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
+    """Write the columns' numbers and codes, and `facts`, what they are."""
     facts = Facts.of(table, roles)
     ignored = dict.fromkeys(roles.drop, "dropped")
     for name, profile in table.profiles.items():
         if profile.is_id and name not in (*roles.keep, *roles.categories, *roles.drop):
             ignored[name] = ID
     ignored = {name: why for name, why in ignored.items() if name not in facts.no_features}
-    used = [name for name in table.profiles if name not in ignored or name == roles.order]
-    contents = _Fill(new, table, used, facts)
-    contents.read(batches)
+    coded: list[str] = []
+    plain: list[str] = []
+    for name, profile in table.profiles.items():
+        if name in ignored and name != roles.order:
+            continue
+        is_coded = profile.column.becomes == "text" or name in (*facts.client, *roles.categories)
+        (coded if is_coded else plain).append(name)
+    numbers = new("numbers", (len(plain), table.rows), np.float64)
+    codes = new("codes", (len(coded), table.rows), np.int32)
+    known: dict[str, dict[str, int]] = {name: {} for name in coded}
+    start = 0
+    for batch in batches():
+        rows = slice(start, start + len(next(iter(batch.values()))))
+        for name, values in zip(plain, numbers, strict=True):
+            values[rows] = _numbers(table.profiles[name].column, batch[name])
+        for name, values in zip(coded, codes, strict=True):
+            if len(known[name]) <= MANY or name in facts.client:
+                is_number = table.profiles[name].column.becomes == "number"
+                values[rows] = _codes(known[name], batch[name], is_number)
+        start = rows.stop
+    texts = {}
     profiles = []
-    arrays: dict[str, np.ndarray] = {}
-    for i, (name, profile) in enumerate(table.profiles.items()):
-        column = contents.column(profile, ignored)
+    for name, values in zip(coded, codes, strict=True):
+        if len(known[name]) > MANY and name not in facts.client:
+            ignored[name] = f"it has more than {MANY:,} different strings"
+        texts[name] = _sort(known[name], values)
+    for name, profile in table.profiles.items():
+        column = Column(name, "text") if name in texts else profile.column
+        if name in ignored:
+            column = Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
         profiles.append(replace(profile, column=column))
-        if name in contents.codes and not contents.codes[name].too_many:
-            arrays[f"text{i}"], arrays[f"code{i}"] = contents.codes[name].sorted()
-    write(new, facts=replace(facts, profiles=tuple(profiles)).array(), **arrays)
+    filled = replace(facts, profiles=tuple(profiles), numbers=tuple(plain), texts=texts)
+    write(new, facts=_array(_FACTS.dump_json(filled)))
+
+
+def _codes(known: dict[str, int], values: "pyarrow.Array", is_number: bool) -> np.ndarray:
+    """The codes of a batch of strings, which are numbered as they come; -1: missing."""
+    texts, codes = _encoded(values)
+    number = []
+    for text in texts:
+        name = plain_table.plain_code(text) if is_number else text  # 7.0 is written as 7
+        number.append(-1 if plain_table.is_missing(text) else known.setdefault(name, len(known)))
+    coded: np.ndarray = np.array([*number, -1], np.int32)[codes]
+    return coded
+
+
+def _sort(known: Mapping[str, int], codes: np.ndarray) -> tuple[str, ...]:
+    """The strings in alphabetical order, by which the codes are changed in place."""
+    texts = tuple(sorted(known))
+    rank = np.full(len(texts) + 1, -1, np.int32)
+    rank[[known[text] for text in texts]] = np.arange(len(texts))
+    codes[...] = rank[codes]
+    return texts
+
+
+def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
+    """The numbers of a batch of a column that holds numbers, truths or dates; NaN: missing."""
+    is_plain = column.becomes == "number" and column.decimal == "."
+    cast = _cast(values) if is_plain else None
+    if cast is not None:
+        return cast
+    texts, codes = _encoded(values)
+    parse = plain_table.parser(column)
+    numbers: np.ndarray = np.array([*map(parse, texts), np.nan])[codes]
+    return numbers
+
+
+# From the cache
+
+_SURVEY = pydantic.TypeAdapter(Survey)
+_FACTS = pydantic.TypeAdapter(Facts)
+
+
+def _array(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8)
+
+
+def read_survey(file: Path, batches: Batches, options: str) -> Survey:
+    """What a file's columns hold, from the cache if it was read before."""
+    if not file.is_file():
+        next(batches())  # raises what is wrong with it
+
+    def parse(new: New) -> None:
+        write(new, survey=_array(_SURVEY.dump_json(survey(batches))))
+
+    arrays = cached("survey", [file], parse, options + checksum(Path(plain_table.__file__)))
+    return _SURVEY.validate_json(arrays["survey"].tobytes())
+
+
+def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Table":
+    """A table, from the cache if it was read before.
+
+    Args:
+        file: The file, or the folder of files.
+        batches: Reads it.
+        roles: What the columns are used for. The client is by default "client", if there is one.
+        options: By which it is read.
+    """
+    seen = read_survey(file, batches, options)
+    parsed_by = checksum(Path(plain_table.__file__))
+
+    def parse(new: New) -> None:
+        _fill(new, batches, seen, roles)
+
+    return Table.read(cached("table", [file], parse, repr((roles, options, parsed_by))))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The columns of a table: what they hold, and their numbers or codes."""
+
+    facts: Facts
+    stored_numbers: Mapping[str, np.ndarray]
+    stored_texts: Mapping[str, Coded]
+
+    @classmethod
+    def read(cls, arrays: Arrays) -> "Table":
+        facts = _FACTS.validate_json(arrays["facts"].tobytes())
+        numbers = zip(facts.numbers, np.asarray(arrays["numbers"]), strict=True)
+        coded = zip(facts.texts.items(), np.asarray(arrays["codes"]), strict=True)
+        texts = {name: (np.array(texts, dtype=str), codes) for (name, texts), codes in coded}
+        return cls(facts, dict(numbers), texts)
+
+    def revised(self, drop: Sequence[str], categories: Sequence[str]) -> "Table":
+        """The table with further columns left out, and with numbers as codes."""
+        texts = dict(self.stored_texts)
+        columns = {name: Column(name, "nothing", "dropped") for name in drop}
+        for name in categories:
+            values = self.numbers(name)
+            different, codes = np.unique(values, return_inverse=True)  # NaN is the last
+            known = different[~np.isnan(different)]
+            names = np.array([f"{value:.0f}" for value in known.tolist()], dtype=str)
+            texts[name] = names, np.where(np.isnan(values), -1, codes)
+            columns[name] = Column(name, "text")
+        profiles = []
+        for profile in self.facts.profiles:
+            profiles.append(replace(profile, column=columns.get(profile.name, profile.column)))
+        return Table(replace(self.facts, profiles=tuple(profiles)), self.stored_numbers, texts)
+
+    @cached_property
+    def profiles(self) -> dict[str, Profile]:
+        return {profile.name: profile for profile in self.facts.profiles}
+
+    @property
+    def label(self) -> str:
+        return self.facts.label
+
+    @property
+    def rows(self) -> int:
+        return self.facts.rows
+
+    def column(self, name: str) -> Column:
+        """What a column holds, before any fit."""
+        return self.profiles[name].column
+
+    def numbers(self, name: str) -> np.ndarray:
+        return self.stored_numbers[name]
+
+    def texts(self, name: str) -> Coded:
+        """The different strings of a column, and each row's position among them; -1: missing."""
+        return self.stored_texts[name]
+
+    def is_text(self, name: str) -> bool:
+        """Whether a column is stored as codes of strings."""
+        return name in self.stored_texts
+
+    def gaps(self, name: str) -> np.ndarray:
+        """The rows in which a column has no value, (N,)."""
+        missing: np.ndarray
+        missing = self.texts(name)[1] < 0 if self.is_text(name) else np.isnan(self.numbers(name))
+        return missing
+
+    def clients(self) -> Coded | None:
+        """The clients' names and each row's position among them; None: no column names them."""
+        columns = [self.texts(name) for name in self.facts.client]
+        return reduce(_both, columns) if columns else None
+
+    def complete(self) -> np.ndarray:
+        """The numbers of the rows that have a value in every required column, features apart."""
+        incomplete = np.zeros(self.rows, dtype=bool)
+        roles = self.facts.roles
+        order = (roles.order,) if roles.order else ()
+        for name in (*self.facts.no_features, *order):
+            column = self.column(name)
+            if column.becomes == "nothing" and name != roles.order:
+                raise DataError(f"column {name!r} cannot be used, {column.why}: name another one")
+            incomplete |= self.gaps(name)
+        rows = np.flatnonzero(~incomplete)
+        if len(rows) == 0:
+            raise DataError(f"no row has a label in column {self.label!r}: check the file")
+        return rows
+
+
+def _both(first: Coded, second: Coded) -> Coded:
+    """The pairs of two columns of strings that occur, as one."""
+    (names, codes), (further, others) = first, second
+    known = (codes >= 0) & (others >= 0)
+    pairs, position = np.unique(codes[known] * len(further) + others[known], return_inverse=True)
+    both = np.full(len(codes), -1, np.int64)
+    both[known] = position
+    joined = [f"{names[pair // len(further)]}/{further[pair % len(further)]}" for pair in pairs]
+    return np.array(joined, dtype=str), both

@@ -8,8 +8,7 @@ import numpy as np
 
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
-from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
-from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
 
 __all__ = ["femnist"]
 

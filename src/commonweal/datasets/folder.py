@@ -18,8 +18,9 @@ from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._fit import Options
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import natural_federation
-from commonweal.datasets._tables import Batch, Names, Roles, names_in, read_batches
-from commonweal.datasets.table import Task, load_table, read_table
+from commonweal.datasets._table_files import Batch, read_batches
+from commonweal.datasets._tables import Names, Roles, names_in, read_table
+from commonweal.datasets.table import Task, load_table
 
 __all__ = ["folder"]
 

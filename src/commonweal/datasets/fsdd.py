@@ -13,7 +13,7 @@ from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave, spectra
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import find, locate, read_members
-from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._leaf import RowCollector
 from commonweal.datasets._shared import Test, natural_federation
 
 __all__ = ["fsdd"]

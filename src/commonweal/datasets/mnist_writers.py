@@ -12,8 +12,8 @@ import numpy as np
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._files import locate
-from commonweal.datasets._idx import read_idx, read_images
 from commonweal.datasets._shared import natural_federation
+from commonweal.datasets.mnist import read_idx, read_images
 
 __all__ = ["mnist_writers"]
 

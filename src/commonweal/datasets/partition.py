@@ -54,17 +54,25 @@ class Partition(ABC):
         return rows
 
 
+class _Checked(Partition):
+    """A partition whose parameters are numbers of things, at least 1, and a concentration alpha."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "alpha":
+                check_bounds("partition alpha", value, above=0)
+            else:
+                check_bounds(f"partition {name}", value, least=1)
+
+
 @dataclass(frozen=True)
-class IID(Partition):
+class IID(_Checked):
     """Rows at random: all clients have the same distribution and, within one row, the same size.
 
     clients: how many
     """
 
     clients: int = 100
-
-    def __post_init__(self) -> None:
-        check_bounds("partition clients", self.clients, least=1)
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
         rows = len(labels)
@@ -73,7 +81,7 @@ class IID(Partition):
 
 
 @dataclass(frozen=True)
-class Dirichlet(Partition):
+class Dirichlet(_Checked):
     """Label skew: each client's label distribution is drawn from Dirichlet(alpha * prior).
 
     Hsu, Qi and Brown 2019. The prior is the pool's label distribution. A client draws its rows by
@@ -84,10 +92,6 @@ class Dirichlet(Partition):
 
     clients: int = 100
     alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_bounds("partition clients", self.clients, least=1)
-        check_bounds("partition alpha", self.alpha, above=0)
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
         _check_rows(len(labels), self.clients)
@@ -104,7 +108,7 @@ class Dirichlet(Partition):
 
 
 @dataclass(frozen=True)
-class DirichletByClass(Partition):
+class DirichletByClass(_Checked):
     """Label and quantity skew: each class is spread over the clients by Dirichlet(alpha).
 
     Yurochkin et al., ICML 2019; Li et al., ICDE 2022 (NIID-Bench). Clients below the minimum get
@@ -116,11 +120,6 @@ class DirichletByClass(Partition):
     clients: int = 100
     alpha: float = 0.5
     least: int = 2
-
-    def __post_init__(self) -> None:
-        check_bounds("partition clients", self.clients, least=1)
-        check_bounds("partition alpha", self.alpha, above=0)
-        check_bounds("partition least", self.least, least=1)
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
         _check_rows(len(labels), self.clients, self.least)
@@ -135,7 +134,7 @@ class DirichletByClass(Partition):
 
 
 @dataclass(frozen=True)
-class Shards(Partition):
+class Shards(_Checked):
     """Label skew: rows sorted by class are cut into equal shards, a few of them per client.
 
     McMahan et al., AISTATS 2017.
@@ -144,10 +143,6 @@ class Shards(Partition):
 
     clients: int = 100
     classes: int = 2
-
-    def __post_init__(self) -> None:
-        check_bounds("partition clients", self.clients, least=1)
-        check_bounds("partition classes", self.classes, least=1)
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
         rows = len(labels)
@@ -160,7 +155,7 @@ class Shards(Partition):
 
 
 @dataclass(frozen=True)
-class Quantity(Partition):
+class Quantity(_Checked):
     """Quantity skew: the same label distribution everywhere, sizes drawn from Dirichlet(alpha).
 
     clients: how many; alpha: concentration (small: a few clients own nearly all rows)
@@ -170,11 +165,6 @@ class Quantity(Partition):
     clients: int = 100
     alpha: float = 0.5
     least: int = 2
-
-    def __post_init__(self) -> None:
-        check_bounds("partition clients", self.clients, least=1)
-        check_bounds("partition alpha", self.alpha, above=0)
-        check_bounds("partition least", self.least, least=1)
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
         rows = len(labels)
@@ -197,7 +187,7 @@ class Labels(Partition):
 
 
 @dataclass(frozen=True)
-class Rotation(Partition):
+class Rotation(_Checked):
     """Feature shift: rows at random, and client k's images turned by k quarter turns.
 
     Ghosh et al., NeurIPS 2020.
@@ -208,7 +198,7 @@ class Rotation(Partition):
     turns: int = 4
 
     def __post_init__(self) -> None:
-        check_bounds("partition clients", self.clients, least=1)
+        super().__post_init__()
         check_bounds("partition turns", self.turns, least=1, most=4)
 
     def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:

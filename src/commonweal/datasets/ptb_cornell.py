@@ -14,8 +14,7 @@ from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate, read_text
-from commonweal.datasets._leaf import leaf_federation
-from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._leaf import RowCollector, leaf_federation
 from commonweal.datasets._words import END, encode, vocabulary
 
 __all__ = ["ptb_cornell"]

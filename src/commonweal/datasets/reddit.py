@@ -10,8 +10,7 @@ import numpy as np
 
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
-from commonweal.datasets._leaf import User, leaf_federation, leaf_files, leaf_users
-from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._leaf import RowCollector, User, leaf_federation, leaf_files, leaf_users
 from commonweal.datasets._words import BEGIN, END, PAD, UNKNOWN, encode, vocabulary
 
 __all__ = ["reddit"]

@@ -15,12 +15,10 @@ import numpy as np
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import Arrays, New, cached
-from commonweal.datasets._characters import CLASSES, encode
 from commonweal.datasets._files import find, locate, read_members
-from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
-from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
 
-__all__ = ["read_roles", "shakespeare"]
+__all__ = ["encode", "read_roles", "shakespeare"]
 
 MANUAL = (
     "the Moby edition, a text file per play (github martin-gorner/tensorflow-rnn-shakespeare), "
@@ -28,6 +26,7 @@ MANUAL = (
 )
 ARCHIVE = "shakespeare_plays_by_file.tar.xz"
 CONTEXT = 80  # characters
+CLASSES = 96  # "\n" is 0, " " is 1, ..., "~" is 95; everything else becomes a space
 
 
 def shakespeare(
@@ -70,6 +69,18 @@ def _read_plays(least: int, stride: int, test: float, dir: str | None) -> Arrays
         rows.write(new)
 
     return cached("shakespeare", [path], parse, f"{least} {stride} {test}")
+
+
+def encode(text: str) -> np.ndarray:
+    """A number per character.
+
+    >>> encode("a\\nb").tolist()
+    [66, 0, 67]
+    """
+    code = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)
+    printable = (code >= 32) & (code < 127)
+    number = np.where(printable, code - 31, 1)
+    return np.where(code == 10, 0, number).astype(np.int32)
 
 
 def _parts(rows: int, test: float) -> np.ndarray:

@@ -11,8 +11,7 @@ from commonweal.base.errors import ConfigError, DataError, install
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate
-from commonweal.datasets._leaf import leaf_federation
-from commonweal.datasets._rows import RowCollector
+from commonweal.datasets._leaf import RowCollector, leaf_federation
 from commonweal.datasets._shared import choose_clients
 from commonweal.datasets._words import encode, shift, vocabulary
 

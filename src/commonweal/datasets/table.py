@@ -15,29 +15,29 @@ import numpy as np
 import torch
 
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data import plain_table
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.split import number_clients
 from commonweal.datasets._bounds import check_bounds
-from commonweal.datasets._cache import Arrays, New, cached, checksum
-from commonweal.datasets._fit import Options, Table, fit
+from commonweal.datasets._cache import Arrays
+from commonweal.datasets._fit import Options, fit
 from commonweal.datasets._held_out import Test, divide_rows
 from commonweal.datasets._shared import Pool, natural_federation, standardized
 from commonweal.datasets._shared import Test as Share
+from commonweal.datasets._table_files import read_batches, separator_in
 from commonweal.datasets._tables import (
     CLIENT,
-    Batches,
     Names,
     Roles,
-    fill_table,
+    Survey,
+    Table,
     names_in,
-    read_batches,
-    separator_in,
+    read_survey,
+    read_table,
 )
 
 __all__ = ["CLASSES", "Labels", "Task", "load_table", "open_table", "read_labels"]
-__all__ += ["read_table", "table"]
+__all__ += ["survey_table", "table"]
 
 Task = Literal["auto", "classes", "values"]
 CLASSES = 20  # different whole numbers, beyond which labels are values
@@ -110,6 +110,12 @@ def table(
 
 
 ENTRIES = {"table": table}
+
+
+def survey_table(file: Path, separator: str, encoding: str) -> Survey:
+    """What the columns of a CSV or Parquet file hold."""
+    batches = partial(read_batches, file, separator, encoding)
+    return read_survey(file, batches, f"{separator} {encoding}")
 
 
 def open_table(file: Path, roles: Roles, separator: str, encoding: str) -> Table:
@@ -186,18 +192,6 @@ def _no_clients(clients: int) -> str:
         f"clients = {clients}: the table has no column 'client' to choose from; "
         "name the column, or give a partition"
     )
-
-
-def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> Table:
-    """A table, from the cache if it was read before."""
-    if not file.is_file():
-        next(batches())  # raises what is wrong with it
-    parsed_by = checksum(Path(plain_table.__file__))
-
-    def parse(new: New) -> None:
-        fill_table(new, batches, roles)
-
-    return Table(cached("table", [file], parse, repr((roles, options, parsed_by))))
 
 
 # Labels

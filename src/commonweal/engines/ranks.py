@@ -10,10 +10,11 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from itertools import compress
 from typing import NoReturn
 
 import torch
@@ -183,19 +184,14 @@ class Ranks(Simulator):
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         self._round = int(request.message["round"])
         units = self._units(algorithm, request.clients)
-        if not self.leads or len(units) < 2:
+        if len(units) < 2:
             return super().collect(algorithm, request)
         owner = _owners(units, self.population.sizes[request.clients], self.ranks)
-        tensors = {"owner": owner, "clients": request.clients}
-        tensors |= _prefixed("message/", request.message) | _prefixed("each/", request.each)
+        tensors = flatten({"message": request.message, "each": request.each})
+        tensors |= {"owner": owner, "clients": request.clients}
         question = Parcel({"do": "collect", "purpose": request.purpose}, tensors)
-
-        def own() -> Tensors:
-            replies = super(Ranks, self).collect(algorithm, _part(request, owner == 0))
-            return _prefixed("reply/", replies.values)
-
         values: Tensors = {}
-        for rank, answer in self._ask(question, own, request.clients):
+        for rank, answer in self._ask(algorithm, question, request.clients):
             positions = (owner == rank).nonzero().flatten()
             for name, value in _within("reply/", answer).items():
                 if name not in values:
@@ -214,28 +210,16 @@ class Ranks(Simulator):
             return list(self._groups(algorithm, clients))
         return list(torch.split(torch.arange(len(clients)), 1))
 
-    def _results(self, task: Task, w: Tensor, part: str) -> tuple[Tensor, Tensors]:
-        rows = self._on_device(part)
-        parts = passes(task, rows)
-        if len(parts) < 2:
-            return super()._results(task, w, part)
-        owner = torch.arange(len(parts)) * self.ranks // len(parts)
+    def _results(self, algorithm: Algorithm, w: Tensor, part: str) -> tuple[Tensor, Tensors]:
+        count = len(passes(algorithm.task, self._on_device(part)))
+        if count < 2:
+            return super()._results(algorithm, w, part)
+        owner = torch.arange(count) * self.ranks // count
         question = Parcel({"do": "rows", "part": part}, {"owner": owner, "w": w})
         results = []
-        for _, answer in self._ask(question, lambda: self._pass(task, w, part, owner)):
+        for _, answer in self._ask(algorithm, question):
             results.append((answer["losses"], _within("stats/", answer)))
         return joined(results)
-
-    def _pass(self, task: Task, w: Tensor, part: str, owner: Tensor) -> Tensors:
-        """The losses and statistics of the rows that this rank evaluates."""
-        rows = self._on_device(part)
-        own = [
-            p
-            for p, rank in zip(passes(task, rows), owner.tolist(), strict=True)
-            if rank == self.rank
-        ]
-        losses, stats = evaluate_rows(task, w, rows, parts=own)
-        return {"losses": losses.cpu(), **_prefixed("stats/", move(stats, "cpu"))}
 
     def _personal(
         self, algorithm: Algorithm, message: Tensors, part: str
@@ -245,36 +229,27 @@ class Ranks(Simulator):
             groups = self._model_groups(algorithm, part, ids.tolist())
             units = torch.split(torch.arange(len(ids)), 1 if alone else len(groups[0]))
             owner = _owners(units, self._part(part).sizes[ids], self.ranks)
-            tensors = {"owner": owner, "clients": ids, **_prefixed("message/", message)}
+            tensors = {"owner": owner, "clients": ids, **flatten({"message": message})}
             question = Parcel({"do": "personal", "part": part}, tensors)
-
-            def own(ids: Tensor = ids[owner == 0]) -> Tensors:
-                return self._evaluated(algorithm, message, part, ids)
-
-            for _, answer in self._ask(question, own, ids):
-                yield answer["ids"], _evaluation(answer)
-
-    def _evaluated(
-        self, algorithm: Algorithm, message: Tensors, part: str, clients: Tensor
-    ) -> Tensors:
-        """The evaluation of what these clients use."""
-        parts = []
-        for ids in self._model_groups(algorithm, part, clients.tolist()):
-            evaluation = self._evaluate_own(algorithm, message, part, ids)
-            values = {"ids": ids, "losses": evaluation.losses, "sizes": evaluation.sizes}
-            if evaluation.partners is not None:
-                values["partners"] = evaluation.partners
-            parts.append(move(values | _prefixed("score/", evaluation.scores), "cpu"))
-        return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
+            for _, answer in self._ask(algorithm, question, ids):
+                yield (
+                    answer["ids"],
+                    Evaluation(
+                        losses=answer["losses"],
+                        scores=_within("score/", answer),
+                        sizes=answer["sizes"],
+                        partners=answer.get("partners"),
+                    ),
+                )
 
     def _ask(
-        self, question: Parcel, own: Callable[[], Tensors], lent: Tensor | None = None
+        self, algorithm: Algorithm, question: Parcel, lent: Tensor | None = None
     ) -> Iterator[tuple[int, Tensors]]:
         """Ask all ranks, and yield the answers of those that have something to do, in order.
 
         Args:
+            algorithm: Computes the answers.
             question: Its tensor "owner" says which rank computes which unit.
-            own: Computes the answer of rank 0.
             lent: The clients whose states the ranks need, unit by unit.
         """
         owner = question.tensors["owner"]
@@ -290,7 +265,7 @@ class Ranks(Simulator):
         failure: Exception | None = None
         try:
             if (owner == 0).any():
-                yield 0, own()
+                yield 0, self._computed(algorithm, question)
         except Exception as error:  # the others' answers are still received
             failure = error
         for rank in busy:
@@ -340,19 +315,43 @@ class Ranks(Simulator):
                 traceback.print_exc()
             return Parcel({"error": type(error).__name__, "text": str(error)}, {})
 
+    # What every rank computes
+
     def _computed(self, algorithm: Algorithm, question: Parcel) -> Tensors:
+        """What this rank answers to a question."""
         header, tensors = question
         mine = tensors["owner"] == self.rank
         if header["do"] == "rows":
-            return self._pass(algorithm.task, tensors["w"], str(header["part"]), tensors["owner"])
+            return self._evaluate_passes(algorithm.task, tensors["w"], str(header["part"]), mine)
         message = _within("message/", tensors)
+        clients = tensors["clients"][mine]
         if header["do"] == "personal":
-            clients = tensors["clients"][mine]
-            return self._evaluated(algorithm, message, str(header["part"]), clients)
-        purpose, each = str(header["purpose"]), _within("each/", tensors)
-        request = Request(tensors["clients"], message, purpose, each)
-        replies = self.collect(algorithm, _part(request, mine)).values
-        return _prefixed("reply/", replies) | _prefixed("state/", flatten(self._lent.changed))
+            return self._evaluate_clients(algorithm, message, str(header["part"]), clients)
+        each = select(_within("each/", tensors), mine)
+        request = Request(clients, message, str(header["purpose"]), each)
+        replies = super().collect(algorithm, request)
+        return flatten({"reply": replies.values, "state": self._lent.changed})
+
+    def _evaluate_passes(self, task: Task, w: Tensor, part: str, mine: Tensor) -> Tensors:
+        """The losses and statistics of the samples of some forward passes."""
+        rows = self._on_device(part)
+        chosen = list(compress(passes(task, rows), mine.tolist()))
+        losses, stats = evaluate_rows(task, w, rows, parts=chosen)
+        return flatten({"losses": losses.cpu(), "stats": move(stats, "cpu")})
+
+    def _evaluate_clients(
+        self, algorithm: Algorithm, message: Tensors, part: str, clients: Tensor
+    ) -> Tensors:
+        """The evaluation of what these clients use."""
+        parts = []
+        for ids in self._model_groups(algorithm, part, clients.tolist()):
+            evaluation = self._evaluate_own(algorithm, message, part, ids)
+            values = flatten({"score": evaluation.scores})
+            values |= {"ids": ids, "losses": evaluation.losses, "sizes": evaluation.sizes}
+            if evaluation.partners is not None:
+                values["partners"] = evaluation.partners
+            parts.append(move(values, "cpu"))
+        return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
 
 
 def _owners(units: Sequence[Tensor], sizes: Tensor, ranks: int) -> Tensor:
@@ -364,23 +363,9 @@ def _owners(units: Sequence[Tensor], sizes: Tensor, ranks: int) -> Tensor:
     return owner
 
 
-def _part(request: Request, mask: Tensor) -> Request:
-    """The request to some of the clients."""
-    return request._replace(clients=request.clients[mask], each=select(request.each, mask))
-
-
-def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
-    return {prefix + name: value for name, value in tensors.items()}
-
-
 def _within(prefix: str, tensors: Tensors) -> Tensors:
     """Those tensors whose names begin so, without the prefix."""
     return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-
-
-def _evaluation(answer: Tensors) -> Evaluation:
-    scores = _within("score/", answer)
-    return Evaluation(answer["losses"], scores, answer["sizes"], partners=answer.get("partners"))
 
 
 def _differs(name: str, key: str, other: str, own: str) -> NoReturn:

@@ -213,9 +213,7 @@ class Simulator(LocalEngine):
             self.states.put(client, states.row(k), round)
 
     def _states(self, algorithm: Algorithm, ids: Tensor) -> ClientState:
-        if algorithm not in self._stateless:
-            self._stateless[algorithm] = not algorithm.init_client(0)
-        if self._stateless[algorithm] and len(self.states) == 0:
+        if self._is_stateless(algorithm) and len(self.states) == 0:
             return NO_STATE  # a random stream per client would be drawn for nothing
         states = []
         for client in ids.tolist():
@@ -224,6 +222,11 @@ class Simulator(LocalEngine):
                 state = first_state(algorithm, self.seed, self.population.key(client))
             states.append(state)
         return stack_states(states)
+
+    def _is_stateless(self, algorithm: Algorithm) -> bool:
+        if algorithm not in self._stateless:
+            self._stateless[algorithm] = not algorithm.init_client(0)
+        return self._stateless[algorithm]
 
     def _groups(self, algorithm: Algorithm, clients: Tensor) -> Iterator[Tensor]:
         """Split a cohort into groups that answer together; yields positions in the request."""
@@ -239,7 +242,9 @@ class Simulator(LocalEngine):
             sizes = self.population.sizes[clients]
             positions = torch.argsort(sizes, descending=True, stable=True)
         elif mode == "chunked":
-            most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
+            # Without states a client holds its reply only, which several groups would copy.
+            vectors = 1 if self._is_stateless(algorithm) else VECTORS_PER_CLIENT
+            most = max(1, self.budget // (vectors * algorithm.client_task.size))
         return (group.sort().values for group in torch.split(positions, most))
 
     # Evaluation
@@ -247,7 +252,7 @@ class Simulator(LocalEngine):
     def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
         rows = self._part(part)
         task = algorithm.task
-        losses, stats = self._results(task, algorithm.model(state), part)
+        losses, stats = self._results(algorithm, algorithm.model(state), part)
         shared = by_client(task, losses, stats, self._on_device(part).offsets)
         undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
         undefined[task.undefined(rows.y, rows.offsets)] = True
@@ -259,9 +264,9 @@ class Simulator(LocalEngine):
             personal = personal.updated(ids, evaluation)
         return replace(shared, personal=personal)
 
-    def _results(self, task: Task, w: Tensor, part: str) -> tuple[Tensor, Tensors]:
+    def _results(self, algorithm: Algorithm, w: Tensor, part: str) -> tuple[Tensor, Tensors]:
         """The losses and statistics of all rows of a part by the global model."""
-        return evaluate_rows(task, w, self._on_device(part))
+        return evaluate_rows(algorithm.task, w, self._on_device(part))
 
     def _personal(
         self, algorithm: Algorithm, message: Tensors, part: str

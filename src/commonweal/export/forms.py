@@ -25,7 +25,7 @@ FORMS: tuple[Form, ...] = ("torch", "onnx", "card")
 
 PREDICT = '''"""Predict the rows of a CSV file: python predict.py new.csv > predictions.csv
 
-Needs Python, numpy and {needs}, and the files beside this one. Written by Commonweal {version}.
+Needs Python, numpy and {needs}, and the files next to this one. Written by Commonweal {version}.
 Where clients have personal models (clients.json), each row is predicted by its client's.
 """
 

@@ -23,7 +23,7 @@ from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import some
-from commonweal.datasets._tables import read_batches
+from commonweal.datasets._table_files import read_batches
 from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
@@ -282,13 +282,18 @@ def _whose(
     """Which rows were predicted by which models."""
     own = sum(count for name, count in used.items() if name is not None)
     clients = sum(name is not None for name in used)
-    text = f"{own} rows by the {kind} models of their {clients} clients ({column})"
+    whose = f"models of their {clients} clients" if clients > 1 else "model of 1 client"
+    text = f"{_rows(own)} by the {kind} {whose} ({column})"
     if not own:
         text = f"no row names a client of this run ({column})"
     if not used.get(None):
         return text
     why = f", as {some(strange)} took no part in training" if strange else ""
-    return f"{text}; {used[None]} rows by the global model{why}; --client NAME takes another"
+    return f"{text}; {_rows(used[None])} by the global model{why}; --client NAME takes another"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def own_client(chosen: ChosenModel) -> str | None:
@@ -363,7 +368,7 @@ class _Truth:
             return torch.tensor([number.get(code, math.nan) for code in codes])
         values = []
         for text in texts:
-            for decimal in (".", ","):
+            for decimal in plain_table.NOTATIONS:
                 column = Column("", "number", decimal=decimal)
                 if plain_table.notation_of(column, [text]) == column:
                     values.append(plain_table.parser(column)(text))
@@ -409,7 +414,8 @@ def _texts(values: pyarrow.Array, decimal: str) -> list[str]:
     found = values.to_pylist()
     if not pyarrow.types.is_floating(values.type):
         return ["" if text is None else text for text in found]
-    return ["" if number is None else str(number).replace(".", decimal) for number in found]
+    point = "," if decimal == "," else "."
+    return ["" if number is None else str(number).replace(".", point) for number in found]
 
 
 def _answers(model: Predictor, x: np.ndarray) -> Tensor:

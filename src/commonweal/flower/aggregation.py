@@ -24,7 +24,9 @@ from commonweal.rules.fedavg import FedAvg
 from commonweal.training.client_state import NO_STATE
 from commonweal.training.local import vmap_clients
 
-__all__ = ["Aggregation", "Named", "built"]
+__all__ = ["Aggregation", "Named", "built", "dominance"]
+
+DOMINANT = 0.8  # of the weight on one client: the others hardly count
 
 Part = TypeVar("Part")
 Named = str | Mapping[str, object]  # a part's name, or a table with its name and parameters
@@ -144,6 +146,19 @@ class Aggregation:
         record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
         self._data = {name: array.data for name, array in record.items()}
         return record
+
+
+def dominance(outcome: Outcome, names: Mapping[int, str]) -> tuple[str, ...]:
+    """A warning where one of several clients, given by id, has nearly all of the weight."""
+    weights = outcome.weights.clamp(min=0)
+    if len(weights) < 3 or float(weights.max()) <= DOMINANT * float(weights.sum()):
+        return ()
+    name = names[int(outcome.clients[int(weights.argmax())])]
+    return (
+        f"{100 * float(weights.max() / weights.sum()):.0f} % of the weight is on client {name}: "
+        "the model becomes this client's, and may get worse for the others; choose a milder "
+        "parameter of the rule (adafed: gamma = 1)",
+    )
 
 
 def built(kind: str, part: Named | Part, interface: type[Part]) -> Part:

@@ -1,6 +1,7 @@
 """A Commonweal experiment as the ServerApp and the ClientApp of a Flower app."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,18 +15,13 @@ from commonweal.algorithms.algorithm import Algorithm, Request
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
+from commonweal.data.preprocessing import Preprocessing
 from commonweal.flower.engine import FlowerEngine
 from commonweal.flower.export import check_experiment
 from commonweal.flower.messages import settings_of, to_record, to_tensors
-from commonweal.flower.node import (
-    Node,
-    NodeClient,
-    RequestKey,
-    Schema,
-    described,
-    states_folder,
-)
-from commonweal.flower.own_table import CommonSchema, OwnTable, TableOptions
+from commonweal.flower.node import Node, NodeClient, RequestKey, Schema, states_folder
+from commonweal.flower.own_table import OwnTable, TableOptions
+from commonweal.flower.reports import parsed, to_settings
 from commonweal.jobs import rounds
 from commonweal.jobs.job import (
     Job,
@@ -106,10 +102,11 @@ def client_app(build: Callable[[Config], Node]) -> ClientApp:
     def received(message: Message, context: Context) -> tuple[NodeClient, Algorithm, RequestKey]:
         node = opened(context)
         records = message.content.config_records
-        key = RequestKey.read(records["request"])
-        setting = node.setting(key.run, records.get("setting"))
-        client = node.client(setting.preprocessing)
-        return client, node.algorithm(setting.schema(client.schema)), key
+        key = parsed(RequestKey, records["request"])
+        run = node.setting(key.run, records.get("setting"))
+        client = node.client(run.table)
+        schema = replace(client.schema, outputs=run.outputs, score=run.score, target=run.target)
+        return client, node.algorithm(schema), key
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -119,7 +116,7 @@ def client_app(build: Callable[[Config], Node]) -> ClientApp:
         if settings["purpose"] == "finish":
             node.finish(str(settings["run"]), bool(settings["keep"]))
         else:
-            reply["schema"] = ConfigRecord(node.schema.record())
+            reply["schema"] = ConfigRecord(to_settings(node.schema))
         return Message(reply, reply_to=message)
 
     @app.train()
@@ -162,8 +159,7 @@ Opened = tuple[Schema, Callable[[str], NodeClient]]
 def _shared(experiment: Experiment, config: Config) -> Opened:
     """A client of the experiment's dataset."""
     federation = with_validation(build_dataset(experiment), experiment)
-    name = _name(federation, config)
-    client = NodeClient.of(federation, name, experiment.seed, _states(config))
+    client = NodeClient(federation, _name(federation, config), experiment.seed, _states(config))
     return client.schema, lambda preprocessing: client
 
 
@@ -182,11 +178,12 @@ def _own_file(experiment: Experiment, config: Config) -> Opened:
 
     @cache
     def client(preprocessing: str) -> NodeClient:
-        federation = table.prepared(CommonSchema.read(preprocessing))
+        federation = table.prepared(Preprocessing.read(preprocessing))
         federation = with_validation(federation, experiment)
-        return NodeClient.of(federation, table.name, experiment.seed, _states(config))
+        return NodeClient(federation, table.name, experiment.seed, _states(config))
 
-    return described(table, table.training_rows(experiment.validation)), client
+    samples = table.training_rows(experiment.validation)
+    return Schema(table.name, samples, table=table.describe().text()), client
 
 
 def _name(federation: Federation, config: Config) -> str:
@@ -213,26 +210,24 @@ def make_server_app(
 ) -> ServerApp:
     """A ServerApp that runs an experiment on the nodes that are connected.
 
-    Settings may be overridden by the run's configuration (`flwr run --run-config`):
-
-        out        the run's folder; resume: continue the run in it
-        nodes      how many nodes must be there at the start; wait: seconds to wait for them
-        timeout    seconds to wait for replies
-        bind_names refuse a node that gives the name of a client with another key
-
     Args:
         experiment: The experiment, or the path of its TOML file.
-        settings: These settings.
+        settings: Arguments of `run_on`. The run's configuration (`flwr run --run-config`)
+            overrides them.
     """
+    unknown = settings.keys() - set(SETTINGS)
+    if unknown:
+        raise ConfigError(f"{sorted(unknown)} are no settings of a run: give {', '.join(SETTINGS)}")
     given = _read(experiment)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config = context.run_config
-        chosen = settings | {
-            key: config[key] for key in SETTINGS if config.get(key) not in (None, "")
-        }
+        chosen = dict(settings)
+        for key in SETTINGS:
+            value = context.run_config.get(key, "")
+            if value != "":
+                chosen[key] = value
         run_on(
             grid,
             given,

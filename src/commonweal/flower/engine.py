@@ -1,5 +1,6 @@
 """`FlowerEngine`: experiments of Commonweal on Flower's nodes."""
 
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -11,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import State, Tensors, select
 from commonweal.data.preprocessing import Preprocessing
@@ -29,10 +29,9 @@ from commonweal.flower.messages import (
     to_tensors,
     wait_for_nodes,
 )
-from commonweal.flower.node import RequestKey, RunSetting, Schema, agreed, fits, joined
-from commonweal.flower.own_table import CommonSchema
-from commonweal.flower.replies import evaluated, gathered, unusual
-from commonweal.flower.reports import Problem, listed
+from commonweal.flower.node import RequestKey, Schema, agreed, fits, joined
+from commonweal.flower.replies import check_reply, evaluated, gathered, unusual
+from commonweal.flower.reports import Problem, listed, to_settings
 from commonweal.record.client_states import StateStore
 from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
@@ -41,27 +40,6 @@ __all__ = ["FlowerEngine"]
 
 AGAIN = 60.0  # seconds after which a node that has not said which client it is is asked again
 AWAY = Problem("unavailable", "its node is not connected")
-
-
-def _check_reply(algorithm: Algorithm, purpose: str, values: Tensors) -> None:
-    """Raise DataError where a single reply cannot be used, whatever the others are."""
-    if not isinstance(algorithm, Averaging) or purpose != "train":
-        return
-    loss = ("train_loss",) if algorithm.training_loss == "first epoch" else ("loss", "score")
-    needed = (*loss, "size", "update") if type(algorithm) is Averaging else ()
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise DataError(f"its reply has no {', '.join(missing)}")
-    if "update" not in values:
-        return
-    shape = tuple(values["update"].shape)
-    try:
-        whole = algorithm.decode(Replies(torch.tensor([0]), values)).values["update"]
-    except (RuntimeError, IndexError, ValueError, KeyError):
-        whole = values["update"].new_empty(0)
-    if tuple(whole.shape) != (1, algorithm.task.size):
-        size = algorithm.task.size
-        raise DataError(f"its update has shape {shape}, which does not fit a model of {size}")
 
 
 class FlowerEngine(Engine, StateStore):
@@ -95,8 +73,8 @@ class FlowerEngine(Engine, StateStore):
         self.refused: dict[int, str] = {}  # nodes that cannot take part
         self.round = -1
         self.step = 0
-        self._common = None if preprocessing is None else CommonSchema.of(preprocessing)
-        self._setting: RunSetting | None = None  # known once the clients at the start are
+        self._preprocessing = preprocessing
+        self._setting: Schema | None = None  # known once the clients at the start are
         self._informed: set[int] = set()  # nodes that have the run's setting
         self._warned: set[int] = set()
         self._asked: dict[str, Message] = {}  # queries without an answer
@@ -105,12 +83,11 @@ class FlowerEngine(Engine, StateStore):
         self.reset()
         self._meet(nodes, wait)
         known = sorted(self.clients.values(), key=lambda schema: (schema.position, schema.name))
-        if self._common is None:
-            self._common = agreed(known)
-        self.clients = {schema.name: fits(schema, self._common) for schema in known}
+        self._preprocessing = preprocessing or agreed(known)
+        self.clients = {schema.name: fits(schema, self._preprocessing) for schema in known}
         self.population, self.schema = joined(list(self.clients.values()))
-        text = "" if self._common is None else self._common.text()
-        self._setting = RunSetting.of(self.schema, text)
+        table = "" if self.preprocessing is None else json.dumps(self.preprocessing.values())
+        self._setting = replace(self.schema, name="", samples=1, group="", table=table)
 
     # Nodes
 
@@ -192,7 +169,7 @@ class FlowerEngine(Engine, StateStore):
         if other is not None and other in set(self.grid.get_node_ids()):
             raise DataError(f"its client {schema.name!r} is already at node {other}")
         if self._setting is not None:
-            schema = fits(schema, self._common)
+            schema = fits(schema, self._preprocessing)
             joined([next(iter(self.clients.values())), schema])  # raises where data do not fit
         before = self.clients.get(schema.name)
         if before is not None and before.samples != schema.samples:
@@ -204,7 +181,7 @@ class FlowerEngine(Engine, StateStore):
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        return None if self._common is None else self._common.preprocessing
+        return self._preprocessing
 
     # Messages
 
@@ -242,7 +219,7 @@ class FlowerEngine(Engine, StateStore):
                 away[node] = AWAY
                 continue
             if node not in self._informed:
-                content["setting"] = ConfigRecord(self._setting.record())
+                content["setting"] = ConfigRecord(to_settings(self._setting))
             messages[node] = content
         answers = self._exchange(messages, kind)
         answers.failed |= away
@@ -250,8 +227,9 @@ class FlowerEngine(Engine, StateStore):
         self._informed -= answers.failed.keys()
         return answers
 
-    def _key(self, round: int) -> RequestKey:
-        return RequestKey(f"{self.run:016x}", round, self.step, self.saved)
+    def _request(self, **settings: str) -> ConfigRecord:
+        key = RequestKey(self._run, self.round, self.step, self.saved)
+        return ConfigRecord(to_settings(key) | settings)
 
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         self._let_in()
@@ -259,7 +237,7 @@ class FlowerEngine(Engine, StateStore):
         self.step = self.step + 1 if round == self.round else 0
         self.round = round
         message = to_record(request.message)
-        config = ConfigRecord(self._key(round).record() | {"purpose": request.purpose})
+        config = self._request(purpose=request.purpose)
         contents = {}
         for k, client in enumerate(request.clients.tolist()):
             records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
@@ -297,11 +275,11 @@ class FlowerEngine(Engine, StateStore):
                 continue
             try:
                 values = self._checked(name, answers.contents[node])
-                _check_reply(algorithm, request.purpose, values)
+                check_reply(algorithm, request.purpose, values)
                 arrived[client] = values
             except DataError as error:
                 failed[client] = str(error)
-        for client, reason in unusual(arrived, algorithm.task.size).items():
+        for client, reason in unusual(arrived).items():
             del arrived[client]
             failed[client] = reason
         names = next(iter(arrived.values()), {})
@@ -327,8 +305,8 @@ class FlowerEngine(Engine, StateStore):
         message = algorithm.message(state) if algorithm.personalizes else {}
         arrays = to_record({**message, "w": algorithm.model(state)})
         names = self.population.names
-        config = ConfigRecord(self._key(self.round).record() | {"part": part})
-        contents = {name: RecordDict({"message": arrays, "request": config}) for name in names}
+        request = self._request(part=part)
+        contents = {name: RecordDict({"message": arrays, "request": request}) for name in names}
         answers = self._ask(contents, MessageType.EVALUATE)
         arrived = {}
         for client, name in enumerate(names):
@@ -359,6 +337,10 @@ class FlowerEngine(Engine, StateStore):
 
     # Clients' states are with the clients; the server says which run they belong to
 
+    @property
+    def _run(self) -> str:
+        return f"{self.run:016x}"
+
     def reset(self) -> None:
         self.run = secrets.randbits(62)
         self.round = -1
@@ -388,9 +370,8 @@ class FlowerEngine(Engine, StateStore):
             keep: Keep each client's last state, as where it holds a personal model.
         """
         connected = set(self.grid.get_node_ids())
-        run = self._key(self.round).run
         contents = {
-            node: _query("finish", run=run, keep=keep)
+            node: _query("finish", run=self._run, keep=keep)
             for node in self.nodes.values()
             if node in connected
         }

@@ -6,8 +6,7 @@ import io
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
@@ -25,22 +24,9 @@ from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import Tensors
 from commonweal.flower.reports import Problem, Settings
 
-__all__ = [
-    "POLL",
-    "PULL",
-    "SLACK",
-    "Answers",
-    "array_bytes",
-    "logger",
-    "metrics_of",
-    "node_keys",
-    "settings_of",
-    "to_record",
-    "to_tensors",
-    "values_of",
-    "wait_for_nodes",
-    "weighted_mean",
-]
+__all__ = ["POLL", "PULL", "SLACK", "Answers", "array_bytes", "logger", "metrics_of", "node_keys"]
+__all__ += ["settings_of", "to_record", "to_tensors", "values_of", "wait_for_nodes"]
+__all__ += ["weighted_mean"]
 
 logger = logging.getLogger("flwr")
 
@@ -215,18 +201,11 @@ def _view(name: str, array: Array) -> np.ndarray:
     long = data[6:7] != b"\1"  # version 1 of the format has two bytes for the header's length
     begin = 12 if long else 10
     offset = begin + int.from_bytes(data[8:begin], "little")
-    with _reading(name):
+    try:
         shape, fortran, dtype = _header(data[:offset])
         flat = np.frombuffer(data, dtype, offset=offset)
         return flat.reshape(shape, order="F" if fortran else "C")
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Turn whatever numpy raises into an error: it parses the header of an array as Python."""
-    try:
-        yield
-    except Exception as error:
+    except Exception as error:  # numpy parses the header of an array as Python
         raise DataError(f"its array {name!r} cannot be read ({error})") from None
 
 
@@ -250,8 +229,7 @@ def to_tensors(record: ArrayRecord) -> Tensors:
     Raises:
         DataError: The bytes are not those of tensors.
     """
-    tensors = {}
-    for name, array in record.items():
-        with _reading(name):
-            tensors[name] = torch.tensor(array.numpy())
-    return tensors
+    try:
+        return {name: torch.tensor(array) for name, array in values_of(record).items()}
+    except TypeError as error:
+        raise DataError(f"it sent no numbers ({error})") from None

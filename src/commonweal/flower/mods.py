@@ -1,15 +1,25 @@
 """Client mods: what a ClientApp adds to its replies for `FairStrategy`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-__all__ = ["LOSS_KEY", "NAME_KEY", "loss_before_training", "name_clients"]
+from commonweal.flower.messages import Metric
+
+__all__ = ["LOSS_KEY", "NAME_KEY", "add_metrics", "loss_before_training", "name_clients"]
 
 LOSS_KEY = "loss-before"
 NAME_KEY = "client"
 Call = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Call], Message]
+
+
+def add_metrics(content: RecordDict, metrics: Mapping[str, Metric]) -> None:
+    """Add metrics to a reply, to the record that it has or to a new one."""
+    record = next(iter(content.metric_records.values()), MetricRecord())
+    record.update(metrics)
+    if not content.metric_records:
+        content["metrics"] = record
 
 
 def loss_before_training(loss: Callable[[Message, Context], float], key: str = LOSS_KEY) -> Mod:
@@ -27,11 +37,7 @@ def loss_before_training(loss: Callable[[Message, Context], float], key: str = L
         before = float(loss(message, context))
         reply = call_next(message, context)
         if reply.has_content():
-            records = list(reply.content.metric_records.values())
-            if records:
-                records[0][key] = before
-            else:
-                reply.content["metrics"] = MetricRecord({key: before})
+            add_metrics(reply.content, {key: before})
         return reply
 
     return mod

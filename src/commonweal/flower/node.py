@@ -6,12 +6,11 @@ Nothing here imports flwr.
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
-import pydantic
 import torch
 
 from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
@@ -22,22 +21,16 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import hold_out
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
-from commonweal.flower.own_table import (
-    CommonSchema,
-    OwnTable,
-    TableSchema,
-    check_table,
-    common_schema,
-)
-from commonweal.flower.reports import Settings
+from commonweal.data.preprocessing import Preprocessing
+from commonweal.flower.own_table import TableSchema, check_table, goal_of, merged
+from commonweal.flower.reports import parsed, to_settings
 from commonweal.record.client_states import StateFiles
 from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.local import single
 from commonweal.training.uses import Uses
 
-__all__ = ["Node", "NodeClient", "RequestKey", "RunSetting", "Schema"]
-__all__ += ["agreed", "described", "fits", "joined"]
+__all__ = ["Node", "NodeClient", "RequestKey", "Schema", "agreed", "fits", "joined"]
 
 STEPS = 1000  # more than a round has requests
 CLIENT = 0  # the number of a node's only client
@@ -45,29 +38,26 @@ CLIENT = 0  # the number of a node's only client
 
 @dataclass(frozen=True)
 class Schema:
-    """What a client says about its dataset, once."""
+    """What a client says about its dataset, once; or what is the same for all clients of a run."""
 
     name: str
     samples: int  # for training
-    shape: tuple[int, ...]  # of a sample
-    labels: tuple[int, ...]  # of a sample's label, () for one class or value
-    outputs: int
-    loss: str
-    score: str
+    shape: tuple[int, ...] = ()  # of a sample
+    labels: tuple[int, ...] = ()  # of a sample's label, () for one class or value
+    outputs: int = 0
+    loss: str = ""
+    score: str = ""
     group: str = ""
     position: int = -1  # among all clients, where the data has an order
     target: tuple[float, ...] = ()  # mean and deviation of a regression's labels
-    table: str = ""  # JSON: what an own file holds; all before follows from all clients' tables
+    # JSON. Of a client: what its own file holds, from which all before follows. Of a run: the
+    # preprocessing.
+    table: str = ""
 
     @classmethod
     def read(cls, record: Mapping[str, object]) -> "Schema":
         """Read a schema that arrived. Raises DataError where it is not one."""
-        try:
-            schema = _reader().validate_python(dict(record))
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["msg"]
-            raise DataError(f"it does not describe its data as Commonweal does ({what})") from None
+        schema = parsed(cls, record)
         if schema.samples < 1 or (schema.outputs < 1 and not schema.table):
             raise DataError(f"it has {schema.samples} samples and {schema.outputs} outputs")
         return schema
@@ -79,29 +69,8 @@ class Schema:
             (self.name,), torch.tensor([self.samples]), self.shape, self.outputs, self.loss
         )
 
-    def record(self) -> Settings:
-        """The schema as a message holds it."""
-        return {
-            "name": self.name,
-            "samples": self.samples,
-            "shape": list(self.shape),
-            "labels": list(self.labels),
-            "outputs": self.outputs,
-            "loss": self.loss,
-            "score": self.score,
-            "group": self.group,
-            "position": self.position,
-            "target": list(self.target),
-            "table": self.table,
-        }
 
-
-@cache
-def _reader() -> pydantic.TypeAdapter[Schema]:
-    return pydantic.TypeAdapter(Schema)
-
-
-def agreed(clients: Sequence[Schema]) -> CommonSchema | None:
+def agreed(clients: Sequence[Schema]) -> Preprocessing | None:
     """How clients with own files prepare them; None where they have none."""
     with_table = [client for client in clients if client.table]
     if not with_table:
@@ -112,22 +81,18 @@ def agreed(clients: Sequence[Schema]) -> CommonSchema | None:
             f"{with_table[0].name!r} has its own file, but {without!r} has none: give each node "
             "data= in its --node-config, or none of them"
         )
-    return common_schema({client.name: TableSchema.read(client.table) for client in clients})
+    return merged({client.name: TableSchema.read(client.table) for client in clients})
 
 
-def fits(client: Schema, common: CommonSchema | None) -> Schema:
-    """A client with what follows from the common schema. Raises DataError where it does not fit."""
+def fits(client: Schema, common: Preprocessing | None) -> Schema:
+    """A client with what follows from a preprocessing. Raises DataError where it does not fit."""
     if common is None or not client.table:
         return client
     check_table(common, TableSchema.read(client.table))
-    return replace(
-        client,
-        shape=common.shape,
-        outputs=common.outputs,
-        loss=common.loss,
-        score=common.score,
-        target=common.target or (),
-    )
+    goal = goal_of(common)
+    target = (common.target["mean"], common.target["deviation"]) if common.target else ()
+    shape = (len(common.features),)
+    return replace(client, shape=shape, target=target, **goal._asdict())
 
 
 def joined(clients: Sequence[Schema]) -> tuple[Population, Schema]:
@@ -166,39 +131,6 @@ def _target(clients: Sequence[Schema]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class RunSetting:
-    """What is the same for all clients of a run. A node gets it once, and keeps it."""
-
-    outputs: int
-    score: str
-    target: tuple[float, ...]  # mean and deviation of a regression's labels
-    preprocessing: str  # JSON, of clients with own files
-
-    @classmethod
-    def of(cls, schema: Schema, preprocessing: str) -> "RunSetting":
-        """The setting of a run whose clients share a schema."""
-        return cls(schema.outputs, schema.score, schema.target, preprocessing)
-
-    def record(self) -> Settings:
-        """The setting as a message holds it."""
-        return {
-            "outputs": self.outputs,
-            "score": self.score,
-            "target": list(self.target),
-            "preprocessing": self.preprocessing,
-        }
-
-    @classmethod
-    def read(cls, record: Mapping[str, object]) -> "RunSetting":
-        """Read a setting that arrived, or that was kept."""
-        return pydantic.TypeAdapter(cls).validate_python(dict(record))
-
-    def schema(self, client: Schema) -> Schema:
-        """A client's schema with what is the same for all."""
-        return replace(client, outputs=self.outputs, score=self.score, target=self.target)
-
-
-@dataclass(frozen=True)
 class RequestKey:
     """Which request of which run this is: states are kept by it."""
 
@@ -206,16 +138,6 @@ class RequestKey:
     round: int
     step: int  # of the round's requests
     saved: int = 0  # the round of the server's last checkpoint: a resumed run continues there
-
-    def record(self) -> Settings:
-        """The key as a message holds it."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, record: Mapping[str, object]) -> "RequestKey":
-        """Read a key that arrived."""
-        fields = {name: record[name] for name in ("run", "round", "step", "saved")}
-        return pydantic.TypeAdapter(cls).validate_python(fields)
 
     @property
     def version(self) -> int:
@@ -232,16 +154,16 @@ class Node:
     algorithm: Callable[[Schema], Algorithm]
     folder: Path  # of its client's states, by run
 
-    def setting(self, run: str, record: Mapping[str, object] | None) -> RunSetting:
-        """The run's setting: what arrived, which is kept, or what was kept before."""
+    def setting(self, run: str, record: Mapping[str, object] | None) -> Schema:
+        """What is the same for all clients of a run: a node gets it once, and keeps it."""
         path = self.folder / run / "setting.json"
         if record is not None:
-            setting = RunSetting.read(record)
-            write_file(path, json.dumps(setting.record()).encode())
+            setting = Schema.read(record)
+            write_file(path, json.dumps(to_settings(setting)).encode())
             return setting
         if not path.exists():
             raise DataError(f"this node has no setting of run {run}: the server will send it again")
-        return RunSetting.read(json.loads(path.read_bytes()))
+        return Schema.read(json.loads(path.read_bytes()))
 
     def finish(self, run: str, keep: bool) -> None:
         """Delete the states of a run that is over.
@@ -261,80 +183,94 @@ def states_folder(folder: Path, client: str) -> Path:
     return folder / quote(client, safe="")
 
 
-def described(own: OwnTable, samples: int) -> Schema:
-    """The schema of a client with its own file.
-
-    Args:
-        own: The file.
-        samples: How many samples the client trains on.
-    """
-    return Schema(own.name, samples, (), (), 0, "", "", table=own.describe().text())
-
-
 @dataclass(frozen=True, eq=False)
 class NodeClient:
-    """A node's client: its samples, and a folder for its states."""
+    """A client of a federation, alone on its node.
 
-    schema: Schema
-    train: Rows
-    test: Rows
+    Args:
+        federation: Which has its samples, and may have others'.
+        name: Of the client.
+        seed: Of the run.
+        states: A folder with the states of clients, by client and run.
+    """
+
+    federation: Federation
+    name: str
     seed: int
-    folder: Path  # of its states, by run
-    validation: Rows | None = None
-    everything: Rows | None = None  # training and validation samples, where there are both
-    divided: tuple[Rows, Rows] | None = None  # the training samples, as a method may divide them
+    states: Path
 
-    @classmethod
-    def of(cls, federation: Federation, name: str, seed: int, folder: Path) -> "NodeClient":
-        """One client of a federation."""
-        if name not in federation.names:
+    @cached_property
+    def number(self) -> int:
+        """Of the client in the federation."""
+        names = self.federation.names
+        if self.name not in names:
             raise DataError(
-                f"no client is called {name!r}: this node's client must be one of "
-                f"{list(federation.names[:5])}, ..."
+                f"no client is called {self.name!r}: this node's client must be one of "
+                f"{list(names[:5])}, ..."
             )
-        k = federation.names.index(name)
-        schema = Schema(
-            name=name,
-            samples=int(federation.train.sizes[k]),
+        return names.index(self.name)
+
+    @cached_property
+    def schema(self) -> Schema:
+        federation, number = self.federation, self.number
+        return Schema(
+            name=self.name,
+            samples=int(federation.train.sizes[number]),
             shape=tuple(federation.train.inputs.shape[1:]),
             labels=tuple(federation.train.y.shape[1:]),
             outputs=federation.outputs,
             loss=federation.loss,
             score=federation.score,
-            group="" if federation.groups is None else federation.groups[k],
-            position=k if federation.clients > 1 else -1,
+            group="" if federation.groups is None else federation.groups[number],
+            position=number if federation.clients > 1 else -1,
             target=federation.target or (),
         )
-        validation = None if federation.validation is None else federation.validation.client(k)
-        undivided = federation.undivided
-        everything = None if undivided is None else undivided.client(k)
-        train, test = federation.train.client(k), federation.test.client(k)
-        place = states_folder(folder, name)
-        inner = hold_out(federation, seed)
-        assert inner.validation is not None
-        divided = (inner.train.client(k), inner.validation.client(k))
-        return cls(schema, train, test, seed, place, validation, everything, divided)
+
+    @cached_property
+    def _parts(self) -> dict[str, Rows]:
+        """The client's samples by what they are for; parts that do not exist are left out."""
+        inner = hold_out(self.federation, self.seed)
+        parts = {
+            "train": self.federation.train,
+            "test": self.federation.test,
+            "validation": self.federation.validation,
+            "everything": self.federation.undivided,
+            "kept": inner.train,
+            "held": inner.validation,
+        }
+        return {name: rows.client(self.number) for name, rows in parts.items() if rows is not None}
+
+    def _samples(self, algorithm: Algorithm) -> dict[str, Rows]:
+        """The samples to train on, and those that a method holds out, as in the simulator."""
+        places = {"rows": "train"}
+        client = algorithm.client
+        if client is not None and client.holds_out == "validation":
+            places |= {"validation": "validation", "everything": "everything"}
+        elif client is not None and client.holds_out == "training":
+            places = {"rows": "kept", "validation": "held", "everything": "train"}
+            places["reserved"] = "validation"
+        return {place: self._parts[part] for place, part in places.items() if part in self._parts}
 
     # Requests
 
     def answer(self, algorithm: Algorithm, request: Request, key: RequestKey) -> Tensors:
         """Answer a request from the client's own samples; its state stays here."""
-        client = randomness.key(self.schema.name)
-        files = StateFiles(self.folder / key.run)
+        client = randomness.key(self.name)
+        files = StateFiles(states_folder(self.states, self.name) / key.run)
         state = files.newest(CLIENT, key.version) or first_state(algorithm, self.seed, client)
         states = stack_states([state])
         purpose = randomness.purpose(request.purpose)
         stream = randomness.stream(self.seed, key.round, client, purpose)
-        me = torch.tensor([0])
-        group = Group(me, self.train, states, [stream], single, request.each)
-        holds_out = "nothing" if algorithm.client is None else algorithm.client.holds_out
-        if holds_out == "validation":
-            group = group._replace(validation=self.validation, everything=self.everything)
-        elif holds_out == "training" and self.divided is not None:
-            kept, held = self.divided
-            group = group._replace(rows=kept, validation=held, everything=self.train)
-            group = group._replace(reserved=self.validation)
-        replies, after = algorithm.answer(request._replace(clients=me), group)
+        group = Group(
+            ids=torch.tensor([CLIENT]),
+            states=states,
+            streams=[stream],
+            vectorize=single,
+            each=request.each,
+            at_once=None,
+            **self._samples(algorithm),
+        )
+        replies, after = algorithm.answer(request._replace(clients=group.ids), group)
         if after and after is not states:
             files.write(CLIENT, key.version, after.row(0))
             files.prune(CLIENT, (key.saved + 1) * STEPS)  # no resumed run can need older ones
@@ -344,9 +280,9 @@ class NodeClient:
         self, algorithm: Algorithm, message: Tensors, key: RequestKey, part: str
     ) -> Tensors:
         """The loss and the scores of the global model, and of this client's personal model."""
-        rows = {"train": self.train, "test": self.test, "validation": self.validation}[part]
-        if rows is None:
+        if part not in self._parts:
             raise DataError(f"there are no {part} samples here")
+        rows = self._parts[part]
         task = algorithm.task
         shared = evaluate(task, message["w"], rows)
         undefined = len(task.undefined(rows.y, rows.offsets)) > 0
@@ -356,7 +292,8 @@ class NodeClient:
         if not algorithm.personalizes:
             return values
         own = shared
-        state = StateFiles(self.folder / key.run).newest(CLIENT, (key.round + 1) * STEPS)
+        files = StateFiles(states_folder(self.states, self.name) / key.run)
+        state = files.newest(CLIENT, (key.round + 1) * STEPS)
         if state is not None and len(rows.y):
             uses = Uses(*(value[None] for value in algorithm.uses(message, state)))
             own = evaluate_models(task, uses, rows, torch.tensor([0]), single)

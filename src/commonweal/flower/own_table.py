@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pydantic
@@ -21,12 +22,13 @@ from commonweal.data.federation import Features, Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_text
 from commonweal.data.split import Split, quota, split_rows
-from commonweal.datasets._fit import Table
-from commonweal.datasets._tables import Names, Roles, names_in, read_batches, separator_in
+from commonweal.datasets._fit import make_features
+from commonweal.datasets._table_files import read_batches, separator_in
+from commonweal.datasets._tables import Names, Roles, Table, names_in
 from commonweal.datasets.table import CLASSES, Task, open_table, read_labels, table
+from commonweal.flower.reports import parsed
 
-__all__ = ["CommonSchema", "OwnTable", "TableOptions", "TableSchema"]
-__all__ += ["check_table", "common_schema"]
+__all__ = ["OwnTable", "TableOptions", "TableSchema", "check_table", "goal_of", "merged"]
 
 SENT = 1000  # categories of a column, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}
@@ -80,12 +82,7 @@ class TableSchema:
     @classmethod
     def read(cls, text: str) -> "TableSchema":
         """Invert `text`. Raises DataError where it is not a schema."""
-        try:
-            return pydantic.TypeAdapter(cls).validate_json(text)
-        except pydantic.ValidationError as error:
-            raise DataError(
-                f"it does not describe its table as Commonweal does ({error.errors()[0]['msg']})"
-            ) from None
+        return parsed(cls, text)
 
 
 @dataclass(frozen=True)
@@ -225,27 +222,24 @@ class OwnTable:
         names = tuple(f"{value:.0f}" for value in different.tolist()) if few else None
         return replace(schema, classes=names, sums=_sums(values[rows]))
 
-    def prepared(self, agreed: "CommonSchema") -> Federation:
+    def prepared(self, agreed: Preprocessing) -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
-        names = agreed.preprocessing.class_names
-        used = agreed.preprocessing.used
         split = self.split
-        if agreed.loss == "squared":
-            labels = self.contents.numbers(self.contents.label).astype(np.float32)
+        goal = goal_of(agreed)
+        if agreed.class_names:
+            labels = self._classes(agreed.class_names)
         else:
-            labels = self._classes(names)
+            labels = self.contents.numbers(self.contents.label).astype(np.float32)
         return Federation.from_split(
             split,
             Features(
-                train=self.contents.features(used, split.train.rows),
-                test=self.contents.features(used, split.test.rows),
-                preprocessing=agreed.preprocessing,
+                train=make_features(self.contents, agreed.used, split.train.rows),
+                test=make_features(self.contents, agreed.used, split.test.rows),
+                preprocessing=agreed,
             ),
             torch.from_numpy(labels),
-            outputs=agreed.outputs,
-            loss=agreed.loss,
-            score=agreed.score,
-            class_names=names,
+            class_names=agreed.class_names,
+            **goal._asdict(),
         )
 
     def _classes(self, names: Sequence[str]) -> np.ndarray:
@@ -274,41 +268,21 @@ def _sums(values: np.ndarray) -> Sums:
 # What all clients share
 
 
-@dataclass(frozen=True)
-class CommonSchema:
-    """How all clients prepare their rows, and what they learn."""
+class Goal(NamedTuple):
+    """What is learned from prepared rows."""
 
-    preprocessing: Preprocessing
     outputs: int
     loss: str
     score: str
-    target: tuple[float, float] | None  # mean and deviation of a regression's labels
-
-    @property
-    def shape(self) -> tuple[int]:
-        return (len(self.preprocessing.features),)
-
-    def text(self) -> str:
-        """As JSON, for messages."""
-        return json.dumps(self.preprocessing.values())
-
-    @classmethod
-    def read(cls, text: str) -> "CommonSchema":
-        """Invert `text`."""
-        return cls.of(Preprocessing.read(text))
-
-    @classmethod
-    def of(cls, preprocessing: Preprocessing) -> "CommonSchema":
-        """What follows from a preprocessing."""
-        classes = len(preprocessing.class_names)
-        if classes:
-            return cls(preprocessing, classes, "cross-entropy", "accuracy", None)
-        known = preprocessing.target
-        target = (known["mean"], known["deviation"]) if known else None
-        return cls(preprocessing, 1, "squared", "r2", target)
 
 
-def common_schema(tables: Mapping[str, TableSchema]) -> CommonSchema:
+def goal_of(preprocessing: Preprocessing) -> Goal:
+    """What follows from the labels' names."""
+    classes = len(preprocessing.class_names)
+    return Goal(classes, "cross-entropy", "accuracy") if classes else Goal(1, "squared", "r2")
+
+
+def merged(tables: Mapping[str, TableSchema]) -> Preprocessing:
     """The preprocessing that follows from all clients' tables, by name.
 
     Raises DataError where they do not fit, with the clients' names.
@@ -326,7 +300,7 @@ def common_schema(tables: Mapping[str, TableSchema]) -> CommonSchema:
         raise DataError(f"no column is left to learn from ({left_out})")
     labels = {client: tables[client].label for client in clients}
     classes = _class_names(labels, first.task)
-    preprocessing = Preprocessing(
+    return Preprocessing(
         columns=tuple(columns),
         label=first.label.name,
         class_names=classes,
@@ -335,7 +309,6 @@ def common_schema(tables: Mapping[str, TableSchema]) -> CommonSchema:
         statistics="federated",
         target={} if classes else _target(labels),
     )
-    return CommonSchema.of(preprocessing)
 
 
 def check_columns(first: str, expected: TableSchema, name: str, given: TableSchema) -> None:
@@ -348,11 +321,9 @@ def check_columns(first: str, expected: TableSchema, name: str, given: TableSche
         )
 
 
-def check_table(common: CommonSchema, given: TableSchema) -> None:
+def check_table(common: Preprocessing, given: TableSchema) -> None:
     """Raise DataError where the table of a client that joins late cannot be prepared as others."""
-    for column in common.preprocessing.columns:
-        if column.becomes == "nothing":
-            continue
+    for column in common.used:
         if column.name not in given.columns:
             raise DataError(f"its file has no column {column.name!r}")
         own = given.columns[column.name]
@@ -362,7 +333,7 @@ def check_table(common: CommonSchema, given: TableSchema) -> None:
                 f"its column {column.name!r} holds {KINDS.get(becomes, 'ids')}, but "
                 f"{KINDS[column.becomes]} at the others"
             )
-    known = common.preprocessing.class_names
+    known = common.class_names
     unknown = [name for name in given.label.classes or () if known and name not in known]
     if unknown:
         raise DataError(

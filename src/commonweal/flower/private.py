@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -27,7 +27,7 @@ from commonweal.config import catalog
 from commonweal.data.population import Population
 from commonweal.flower.arrays import Layout
 from commonweal.flower.messages import Metric, settings_of, values_of
-from commonweal.flower.mods import LOSS_KEY, Call, Mod
+from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
 from commonweal.flower.reports import Problem, Report, Settings
 from commonweal.privacy.entropy import coins, source
 from commonweal.privacy.release import contribute
@@ -222,12 +222,8 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
         weight, statistics, sent = _weighed(told, update, before, context)
         arrays = layout.arrays(w - sent)
         reply.content[name] = ArrayRecord({n: Array(array) for n, array in arrays.items()})
-        values: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
-        records = list(reply.content.metric_records.values())
-        if records:
-            records[0].update(values)
-        else:
-            reply.content["metrics"] = MetricRecord(values)
+        metrics: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
+        add_metrics(reply.content, metrics)
         return reply
 
     return mod

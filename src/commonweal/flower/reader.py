@@ -18,18 +18,10 @@ __all__ = ["Evaluated", "Losses", "ReplyReader", "find_metric", "score_name"]
 Losses = Literal["train", "evaluate"]  # where the losses come from that a rule decides by
 
 # What apps call the loss and the score of an evaluation, where no key is given.
-LOSS_NAMES = ("loss", "eval-loss", "evaluate-loss", "val-loss", "valid-loss", "test-loss")
-SCORE_NAMES = (
-    "accuracy",
-    "acc",
-    "eval-acc",
-    "eval-accuracy",
-    "val-acc",
-    "val-accuracy",
-    "test-acc",
-    "test-accuracy",
-    "score",
-)
+PARTS = ("eval", "evaluate", "val", "valid", "validation", "test")
+LOSS_NAMES = ("loss", *(f"{part}-loss" for part in PARTS))
+SCORE_NAMES = ("accuracy", "acc", *(f"{part}-acc" for part in PARTS))
+SCORE_NAMES = (*SCORE_NAMES, *(f"{part}-accuracy" for part in PARTS), "score")
 
 
 def find_metric(
@@ -99,6 +91,11 @@ class ReplyReader:
     size_key: str
     max_examples: int | None
     per_cent: bool = False  # whether scores that are fractions are reported in per cent
+
+    @property
+    def score(self) -> str:
+        """The name by which scores are recorded."""
+        return score_name(self.score_key, self.higher_is_better)
 
     def fill(
         self,
@@ -170,7 +167,7 @@ class ReplyReader:
 
     def in_unit(self, evaluated: Mapping[int, Evaluated]) -> dict[int, Evaluated]:
         """Evaluations with scores as fractions, where an app reports them in per cent."""
-        is_fraction = scores.find(score_name(self.score_key, self.higher_is_better)).in_per_cent
+        is_fraction = scores.find(self.score).in_per_cent
         if is_fraction and any(values.score > 1 for values in evaluated.values()):
             self.per_cent = True
         scale = 100.0 if self.per_cent else 1.0

@@ -6,50 +6,56 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from commonweal.algorithms.algorithm import Algorithm, Replies
+from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["evaluated", "gathered", "unusual"]
-
-Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+__all__ = ["check_reply", "evaluated", "gathered", "unusual"]
 
 
-def unusual(replies: Mapping[int, Tensors], size: int) -> dict[int, str]:
-    """The clients whose replies have other names, types or shapes than most, and why.
+def check_reply(algorithm: Algorithm, purpose: str, values: Tensors) -> None:
+    """Raise DataError where a reply cannot be used, whatever the others are."""
+    for name, value in values.items():
+        if value.ndim == 0 or len(value) != 1:
+            shape = tuple(value.shape)
+            raise DataError(f"its {name} is not that of one client: it has shape {shape}")
+    if not isinstance(algorithm, Averaging) or purpose != "train":
+        return
+    loss = ("train_loss",) if algorithm.training_loss == "first epoch" else ("loss", "score")
+    needed = (*loss, "size", "update") if type(algorithm) is Averaging else ()
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise DataError(f"its reply has no {', '.join(missing)}")
+    if "update" not in values:
+        return
+    size = algorithm.task.size
+    try:
+        whole = algorithm.decode(Replies(torch.tensor([0]), values)).values["update"]
+    except (RuntimeError, IndexError, ValueError, KeyError):
+        whole = values["update"].new_empty(0)
+    if tuple(whole.shape) != (1, size):
+        shape = tuple(values["update"].shape)
+        raise DataError(f"its update has shape {shape}, which does not fit a model of {size}")
 
-    size: of the model; no update is longer
-    """
-    wrong = {}
+
+def unusual(replies: Mapping[int, Tensors]) -> dict[int, str]:
+    """The clients whose replies have other names, types or shapes than most, and why."""
     signatures = {}
     for client, values in replies.items():
-        update = values.get("update")
-        if update is not None and (update.ndim != 2 or not 0 < update.shape[1] <= size):
-            wrong[client] = f"its update has shape {tuple(update.shape)}, the model {size} numbers"
-        elif any(value.ndim == 0 or len(value) != 1 for value in values.values()):
-            wrong[client] = "its reply is not that of one client"
-        else:
-            signatures[client] = _signature(values)
-    if not signatures:
-        return wrong
-    usual, _ = Counter(signatures.values()).most_common(1)[0]
+        signatures[client] = frozenset((n, v.dtype, tuple(v.shape)) for n, v in values.items())
+    usual = Counter(signatures.values()).most_common(1)
+    wrong = {}
     for client, signature in signatures.items():
-        if signature != usual:
-            wrong[client] = _difference(signature, usual)
+        different = sorted(name for name, _, _ in signature ^ usual[0][0])
+        if different:
+            value = replies[client].get(different[0])
+            what = "missing"
+            if value is not None:
+                what = f"of type {value.dtype} and shape {tuple(value.shape)}"
+            wrong[client] = f"its {different[0]} is {what}, unlike the other clients'"
     return wrong
-
-
-def _signature(values: Tensors) -> Signature:
-    return tuple(sorted((name, v.dtype, tuple(v.shape)) for name, v in values.items()))
-
-
-def _difference(signature: Signature, usual: Signature) -> str:
-    expected = {name: (dtype, shape) for name, dtype, shape in usual}
-    for name, dtype, shape in signature:
-        if expected.get(name) != (dtype, shape):
-            return f"its {name} has type {dtype} and shape {shape}, unlike the other clients'"
-    missing = sorted(expected.keys() - {name for name, _, _ in signature})
-    return f"its reply has no {', '.join(missing)}"
 
 
 def evaluated(values: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from commonweal.base.errors import ConfigError, DataError, DivergedError, RunErr
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
-from commonweal.flower.aggregation import Aggregation, Named, built
+from commonweal.flower.aggregation import Aggregation, Named, built, dominance
 from commonweal.flower.arrays import Layout
 from commonweal.flower.directory import Directory
 from commonweal.flower.messages import (
@@ -36,9 +36,9 @@ from commonweal.flower.messages import (
 )
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
-from commonweal.flower.reader import Evaluated, ReplyReader, score_name
+from commonweal.flower.reader import Evaluated, ReplyReader
 from commonweal.flower.recording import RECORDS, Recorder, Trained
-from commonweal.flower.reports import Problem, Report, listed
+from commonweal.flower.reports import Problem, Report, check_trained, listed
 from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import RoundRecord
 from commonweal.rules.rule import Rule
@@ -47,7 +47,6 @@ from commonweal.training.client import Client
 
 __all__ = ["FairStrategy"]
 
-DOMINANT = 0.8  # of the weight on one client: the others hardly count
 LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
 LEGACY = ("initialize_parameters", "configure_fit", "aggregate_fit", "evaluate")
 
@@ -93,17 +92,7 @@ class FairStrategy(Strategy):
         timeout: Seconds to wait for replies; by default that of `start`.
         lr: The clients' learning rate, for rules that use it; by default `train_config["lr"]`.
         seed: Of the draws of clients.
-        fraction_train: Fraction of the connected nodes that train in a round.
-        fraction_evaluate: Fraction of the connected nodes that evaluate in a round.
-        min_train_nodes: The fewest nodes that train.
-        min_evaluate_nodes: The fewest nodes that evaluate.
-        min_available_nodes: The fewest nodes that must be connected.
-        weighted_by_key: The metric with a client's number of samples, or any weight above 0.
-        arrayrecord_key: The key of the arrays in messages.
-        configrecord_key: The key of the settings in messages.
-        train_metrics_aggr_fn: Aggregates the metrics of training replies; by default their
-            mean by `weighted_by_key`.
-        evaluate_metrics_aggr_fn: Aggregates the metrics of evaluations; likewise.
+        fraction_train: This and the following arguments are those of Flower's `FedAvg`.
     """
 
     def __init__(
@@ -146,13 +135,8 @@ class FairStrategy(Strategy):
         self.private = None if private is None else PrivateRounds.of(private)
         self.losses = losses
         self.strict = strict
-        self.loss_key = loss_key
-        self.evaluate_loss_key = evaluate_loss_key
-        self.score_key = score_key
-        self.higher_is_better = higher_is_better
         self.name_key = name_key
         self.bind_names = bind_names
-        self.max_examples = max_examples
         self.out = out
         self.resume = resume
         self.wait = wait
@@ -169,6 +153,15 @@ class FairStrategy(Strategy):
         self.configrecord_key = configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean
+        self._reader = ReplyReader(
+            losses=losses,
+            loss_key=loss_key,
+            evaluate_loss_key=evaluate_loss_key,
+            score_key=score_key,
+            higher_is_better=higher_is_better,
+            size_key=weighted_by_key,
+            max_examples=max_examples,
+        )
         self._check()
         self._begin()
 
@@ -212,20 +205,10 @@ class FairStrategy(Strategy):
 
     def _begin(self) -> None:
         """Start a new run, and forget an earlier one of this strategy."""
-        score = score_name(self.score_key, self.higher_is_better)
-        self._recorder = Recorder.at(
-            self.out, self.resume, score, self.higher_is_better, self.private is not None
-        )
+        self._reader.per_cent = False
+        score, higher = self._reader.score, self._reader.higher_is_better
+        self._recorder = Recorder.at(self.out, self.resume, score, higher, self.private is not None)
         self._clients = Directory(self.bind_names)
-        self._reader = ReplyReader(
-            losses=self.losses,
-            loss_key=self.loss_key,
-            evaluate_loss_key=self.evaluate_loss_key,
-            score_key=self.score_key,
-            higher_is_better=self.higher_is_better,
-            size_key=self.weighted_by_key,
-            max_examples=self.max_examples,
-        )
         self._logged: set[str] = set()
         self._sent: list[Message] = []
         self._offset = 0  # rounds of the run that is resumed
@@ -237,6 +220,7 @@ class FairStrategy(Strategy):
         self._trained: Trained | None = None
         self._diverged = 0  # rounds in a row in which no update is finite
         self._fallbacks = 0  # rounds with the weights of FedAvg
+        self._refused = 0  # rounds in which clients replied, and every reply was refused
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in LEGACY:
@@ -305,6 +289,7 @@ class FairStrategy(Strategy):
                     None if evaluate_fn is None else shifted,
                 )
                 self._record({})
+                self._check_anything_trained()
             finally:
                 self._recorder.save()
             result.train_metrics_clientapp = self._shift(result.train_metrics_clientapp)
@@ -398,20 +383,25 @@ class FairStrategy(Strategy):
         usable = [report for report in reports if report.problem is None]
         updates = self._read_updates(usable, answers)
         usable = [report for report in usable if report.problem is None]
-        self._check_trained(reports)
+        check_trained(reports)
         fallback = self.private is None and self._lacks_losses(usable, answers)
         if self.private is None:
             warnings = self._warnings(number, usable, fallback)
             outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
-            warnings += self._dominance(outcome, reports)
+            warnings += dominance(outcome, {r.client: self._clients[r.node].name for r in reports})
         else:
             warnings = ()
             outcome = self.private.tell(aggregation.state, updates, usable)
             aggregation.state = outcome.state
+        for warning in warnings:
+            self._log_once(warning)
         self._fallbacks += fallback
         by_client = {report.client: report for report in reports}
         for client, reason in outcome.dropped.items():
             by_client[client].problem = Problem("loss", reason)
+        problems = [report.problem for report in reports]
+        refused = [problem is not None and not problem.passing for problem in problems]
+        self._refused += bool(refused) and all(refused)
         for report in reports:
             if report.problem is not None:
                 name = self._clients[report.node].name
@@ -475,15 +465,14 @@ class FairStrategy(Strategy):
             good.append(report.problem is None)
         return updates if all(good) else updates[torch.tensor(good)]
 
-    def _check_trained(self, reports: Sequence[Report]) -> None:
-        """Raise RunError where all clients are refused for the same reason: no round will train."""
-        problems = [report.problem for report in reports if report.problem is not None]
-        if not problems or len(problems) < len(reports) or problems[0].passing:
-            return
-        if len({problem.kind for problem in problems}) == 1:
+    def _check_anything_trained(self) -> None:
+        """Raise RunError where the replies of every round were all refused."""
+        rounds = self.history
+        if rounds and self._refused == len(rounds):
+            client, reason = next(iter(rounds[-1].dropped.items()))
             raise RunError(
-                f"nothing can be trained: all {len(problems)} clients are refused; of the first: "
-                f"{problems[0].text}"
+                f"nothing was trained: all clients were dropped in all {len(rounds)} rounds; in "
+                f"the last one client {client}: {reason}"
             )
 
     def _check_diverged(self, number: int, outcome: Outcome) -> None:
@@ -505,7 +494,7 @@ class FairStrategy(Strategy):
         evaluated = any(known.evaluated for known in self._clients.known.values())
         if self.strict and (self.losses == "train" or evaluated):
             sent = {name for content in answers.contents.values() for name in metrics_of(content)}
-            raise RunError(self._no_losses(f"no client reported {self.loss_key!r}", sent))
+            raise RunError(self._no_losses(f"no client reported {self._reader.loss_key!r}", sent))
         return True
 
     def _no_losses(self, what: str, sent: Iterable[str]) -> str:
@@ -532,25 +521,7 @@ class FairStrategy(Strategy):
             warnings.append("no losses are known: this round has the weights of FedAvg")
         elif "loss" in self.rule.needs:
             warnings += self._loss_warnings(number, usable)
-        for warning in warnings:
-            self._log_once(warning)
         return tuple(warnings)
-
-    def _dominance(self, outcome: Outcome, reports: Sequence[Report]) -> tuple[str, ...]:
-        """A warning where one client has nearly all of the weight, as f^5 of adafed may give it."""
-        weights = outcome.weights.clamp(min=0)
-        if len(weights) < 3 or float(weights.max()) <= DOMINANT * float(weights.sum()):
-            return ()
-        client = int(outcome.clients[int(weights.argmax())])
-        node = next(report.node for report in reports if report.client == client)
-        share = 100 * float(weights.max()) / float(weights.sum())
-        warning = (
-            f"{share:.0f} % of the weight is on client {self._clients[node].name}: the model "
-            "becomes this client's, and may get worse for the others; choose a milder parameter "
-            "of the rule (adafed: gamma = 1)"
-        )
-        self._log_once(warning)
-        return (warning,)
 
     def _loss_warnings(self, number: int, usable: Sequence[Report]) -> list[str]:
         if self.losses == "evaluate":
@@ -611,7 +582,7 @@ class FairStrategy(Strategy):
             self._clients[node].evaluated = number
         lacking = evaluated and all(result.loss is None for result in evaluated.values())
         if lacking and self.losses == "evaluate" and "loss" in self.rule.needs and self.strict:
-            key = self.evaluate_loss_key
+            key = self._reader.evaluate_loss_key
             what = "evaluations have no unique loss" if key is None else f"none reported {key!r}"
             raise RunError(self._no_losses(what + " (name it with evaluate_loss_key)", sent))
         self._record(evaluated)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -23,46 +22,39 @@ __all__ = ["channel", "client", "dataset", "load", "load_experiment", "load_run"
 __all__ += ["rule", "sampler", "server"]
 
 
-def _build(kind: str, name: str, parameters: Mapping[str, object], **facts: object) -> Any:
-    """A part of a kind by name; the functions below say of which type."""
+def _part(kind: str, name: str, parameters: Mapping[str, object]) -> dict[str, object]:
     expect("name", name, str, f"the name of a {catalog.KINDS[kind].label}")
-    return catalog.build(kind, {**catalog.parse(name), **parameters}, **facts)
+    return {**catalog.parse(name), **parameters}
 
 
 def rule(name: str, **parameters: object) -> Rule:
     """A rule by name: `rule("aaggff-s", cdf="frechet")`."""
-    built: Rule = _build("rules", name, parameters)
-    return built
+    return catalog.build("rules", _part("rules", name, parameters))
 
 
 def client(name: str, **parameters: object) -> Client:
     """A client method by name: `client("sgd", lr=0.01)`."""
-    built: Client = _build("clients", name, parameters)
-    return built
+    return catalog.build("clients", _part("clients", name, parameters))
 
 
 def server(name: str, **parameters: object) -> ServerOptimizer:
     """A server optimizer by name: `server("sgd", momentum=0.9)`."""
-    built: ServerOptimizer = _build("servers", name, parameters)
-    return built
+    return catalog.build("servers", _part("servers", name, parameters))
 
 
 def sampler(name: str, **parameters: object) -> Sampler:
     """A sampler of cohorts by name: `sampler("size")`."""
-    built: Sampler = _build("samplers", name, parameters)
-    return built
+    return catalog.build("samplers", _part("samplers", name, parameters))
 
 
 def channel(name: str, **parameters: object) -> Channel:
     """A channel, which changes replies on their way, by name: `channel("clip", norm=1.0)`."""
-    built: Channel = _build("channels", name, parameters)
-    return built
+    return catalog.build("channels", _part("channels", name, parameters))
 
 
 def dataset(name: str, **parameters: object) -> Federation:
     """A federation by name: `dataset("digits", partition="iid", seed=1)`."""
-    expect("name", name, str, "the name of a dataset")
-    return build_dataset(Experiment(dataset={**catalog.parse(name), **parameters}))
+    return build_dataset(Experiment(dataset=_part("datasets", name, parameters)))
 
 
 def model(
@@ -79,9 +71,8 @@ def model(
         expect(key, sizes, list | tuple, "a tuple of sizes")
         for size in sizes:
             expect_int(key, size, least=1)
-    facts = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
-    module: nn.Module = _build("models", name, parameters, **facts)
-    return module
+    part = _part("models", name, parameters)
+    return catalog.build("models", part, shape=tuple(shape), outputs=outputs, labels=tuple(labels))
 
 
 def load_run(folder: str | Path) -> Record:
@@ -98,6 +89,7 @@ def load_experiment(path: str | Path, *changes: str) -> Experiment:
 
 def load(path: str | Path, *changes: str) -> Experiment | Record:
     """Deprecated: use `load_run` for a folder, `load_experiment` for a TOML file."""
+    expect("path", path, str | Path, "the path of a folder or of a TOML file")
     new = "load_run" if Path(path).is_dir() else "load_experiment"
     renamed_method("commonweal.load", f"commonweal.{new}")
     return Record.read(path) if Path(path).is_dir() else read(path, changes)

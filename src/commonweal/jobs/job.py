@@ -39,7 +39,6 @@ __all__ = ["Job", "Parts", "build_algorithm", "build_dataset", "build_task"]
 __all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losses"]
 __all__ += ["with_validation"]
 
-T = TypeVar("T")
 Settings = TypeVar("Settings", bound=RunSettings)
 
 # What users may give besides a Task and a Federation.
@@ -98,7 +97,7 @@ class Job:
     text: str = ""  # the experiment, as written to a run's folder
 
     def __post_init__(self) -> None:
-        clients = self.engine.population.clients
+        clients = self.population.clients
         if not 1 <= self.cohort <= clients:
             raise ConfigError(
                 f"cohort = {self.settings.cohort!r} is {self.cohort} clients, but there are "
@@ -116,8 +115,7 @@ class Job:
     @property
     def cohort(self) -> int:
         """How many clients a round asks."""
-        clients = self.engine.population.clients
-        return cohort_size(self.settings, clients)
+        return cohort_size(self.settings, self.population.clients)
 
     @property
     def population(self) -> Population:
@@ -148,11 +146,11 @@ class Job:
     def sample(self, number: int) -> Sample:
         """What draws the clients of a round."""
         rng = randomness.stream(self.settings.seed, number, 0, randomness.COHORT)
-        return Sample(self.engine.population, self.cohort, number, self.sampler, rng)
+        return Sample(self.population, self.cohort, number, self.sampler, rng)
 
     def initial_state(self) -> State:
         """The server's state before the first round. Asks the clients where a rule needs it."""
-        population = self.engine.population
+        population = self.population
         if "labels" in self.algorithm.needs:
             classes = max(2, population.outputs)
             message = {"round": torch.tensor(0), "classes": torch.tensor(classes)}
@@ -278,9 +276,8 @@ def with_loss(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with the loss that a run names for its regression."""
     if settings.loss is None:
         return federation
-    if ":" in settings.loss:  # a function, which takes labels as they are
-        return federation.with_loss(settings.loss)
-    if federation.loss not in REGRESSION:
+    is_function = ":" in settings.loss  # which takes labels as they are
+    if not is_function and federation.loss not in REGRESSION:
         raise ConfigError(
             f"loss = {settings.loss!r} is for regression, but this data has the loss "
             f"{federation.loss!r}: leave it out"
@@ -301,12 +298,11 @@ def fitted(task: Task, federation: Federation, settings: RunSettings) -> Task:
     if log and target is None:
         same = float(federation.train.y[0])
         raise ConfigError(f"target = 'log': all labels are {same:g}, which leaves nothing to learn")
-    if target is None or not log:
-        task = replace(task, target=target)
-    else:
-        variance = float(federation.train.y.double().var(correction=0))
-        task = replace(task, target=target, log_target=True, variance=variance)
-    return replace(task, class_weight=_class_weight(settings, federation))
+    task = replace(task, target=target, class_weight=_class_weight(settings, federation))
+    if not log:
+        return task
+    variance = float(federation.train.y.double().var(correction=0))
+    return replace(task, log_target=True, variance=variance)
 
 
 def _class_weight(settings: RunSettings, federation: Federation) -> tuple[float, ...] | None:
@@ -409,11 +405,7 @@ def _parts(experiment: Experiment) -> dict[str, object]:
 
 
 def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
-    """A job from a user's own task and federation.
-
-    Each part (algorithm, rule, client, server, sampler, channels) is a name, a table, or the thing
-    itself; all other keys are settings of the run.
-    """
+    """A job from a user's own task and federation, and the parts and settings of `run`."""
     known = (*GIVEN, *RunSettings.model_fields)
     for key in given:
         if key not in known:
@@ -444,23 +436,18 @@ def _job(
 ) -> Job:
     algorithm = _algorithm(task, parts, settings, engine.population)
     algorithm.check(settings, engine.federation if isinstance(engine, LocalEngine) else None)
-    sampler = _built("samplers", parts["sampler"], Sampler)
+    sampler = _built("samplers", parts["sampler"])
+    assert isinstance(sampler, Sampler)
     sampler.check(engine.population)
     if text is None:
         text = _describe(task, algorithm, parts, settings, sampler, engine)
     job = Job(algorithm, engine, settings, sampler, text)
-    _check_cohort(job)
-    return job
-
-
-def _check_cohort(job: Job) -> None:
-    """Raise ConfigError where the updates of a round do not fit into memory."""
-    asked = min(job.cohort, job.population.clients)
-    size = job.task.size
     check_memory(
-        f"a cohort of {asked:,} clients with {size:,} parameters each (set cohort to fewer)",
-        asked * size * 4,
+        f"a cohort of {job.cohort:,} clients with {task.size:,} parameters each (set cohort to "
+        "fewer)",
+        job.cohort * task.size * 4,
     )
+    return job
 
 
 def _algorithm(
@@ -482,15 +469,15 @@ def _algorithm(
         "cohort_size": cohort_size(settings, population.clients),
     }
     if "sampler" in takes:
-        supplied["sampler"] = _built("samplers", parts["sampler"], Sampler)
+        supplied["sampler"] = _built("samplers", parts["sampler"])
     for key in ("rule", "client", "server", "channels"):
         kind = PARTS[key]
         part = parts[key]
         if key in takes:
-            supplied[key] = _part(kind, part)
-            if key == "rule":
-                rule = _built(kind, part, Rule)
-                supplied[key] = with_local_losses(rule, population.names)
+            built = _several(kind, part) if KINDS[kind].several else _built(kind, part)
+            supplied[key] = (
+                with_local_losses(built, population.names) if isinstance(built, Rule) else built
+            )
         elif not _is_default(kind, part):
             label = KINDS[kind].label
             raise ConfigError(
@@ -534,11 +521,11 @@ def _lowest_losses(folder: str) -> dict[str, float]:
 
 
 def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, object]) -> None:
-    """Raise ConfigError where parts are given beside an algorithm that has its own."""
+    """Raise ConfigError where parts are given with an algorithm that has its own."""
     for key in ("rule", "client", "server", "channels"):
         if not _is_default(PARTS[key], parts[key]):
             raise ConfigError(
-                f"{key} = {parts[key]!r} beside an algorithm that has its own parts: leave it out"
+                f"{key} = {parts[key]!r} with an algorithm that has its own parts: leave it out"
             )
     own = algorithm.task
     facts = [(t.module, t.loss, t.scores, t.target, t.class_weight) for t in (own, task)]
@@ -558,22 +545,15 @@ def _is_default(kind: str, part: object) -> bool:
     return catalog.complete(kind, part) == catalog.complete(kind, facts.default)
 
 
-def _part(kind: str, value: object) -> object:
-    """A part, or the list of parts of a kind that an experiment has several of."""
-    if KINDS[kind].several:
-        return _several(kind, value)
-    return _built(kind, value, INTERFACES[kind])
-
-
 def _several(kind: str, value: object) -> tuple[object, ...]:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    values: Sequence[object] = value if isinstance(value, Sequence) and is_list else [value]
-    return tuple(_built(kind, inner, INTERFACES[kind]) for inner in values)
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(_built(kind, inner) for inner in values)
 
 
-def _built(kind: str, value: object, interface: type[T]) -> T:
+def _built(kind: str, value: object) -> object:
     """The thing that a name or a table stands for, or the thing itself."""
     built: object = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
+    interface = INTERFACES[kind]
     if not isinstance(built, interface):
         raise ConfigError(
             f"{KINDS[kind].label} = {value!r}: give a name, a table with a name and parameters, or "
@@ -599,15 +579,13 @@ def _describe(
         part = vars(algorithm).get(key, parts[key])
         is_name = isinstance(part, str | Mapping)  # of a part that the algorithm does not take
         tables[key] = catalog.complete(PARTS[key], part) if is_name else catalog.describe(part)
-    tables["algorithm"] = _without_supplied(catalog.describe(algorithm))
+    supplied = KINDS["algorithms"].supplied
+    described = catalog.describe(algorithm)
+    tables["algorithm"] = {k: v for k, v in described.items() if k not in supplied}
     tables["sampler"] = catalog.describe(sampler)
     channels = vars(algorithm).get("channels") or _several("channels", parts["channels"])
     tables["channels"] = [catalog.describe(channel) for channel in channels]
     return to_toml({key: _plain(value) for key, value in tables.items()})
-
-
-def _without_supplied(part: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in part.items() if key not in KINDS["algorithms"].supplied}
 
 
 def _plain(value: object) -> object:

@@ -10,9 +10,9 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,8 @@ Exchange = tuple[Request, Replies]
 class Round(RoundRecord):
     """A round that was just run: its record, and what is not written to it."""
 
-    evaluation: Evaluation | None  # on test rows, after the round
-    held_out: Evaluation | None  # of clients that are held out
+    evaluation: Evaluation | None = None  # on test rows, after the round
+    held_out: Evaluation | None = None  # of clients that are held out
     diverged: bool  # no reply could be used, as every client's training diverged
     state: State  # the server's
     seconds: dict[str, float]
@@ -258,11 +258,6 @@ def _job(what: object, federation: Federation | None, parts: Mapping[str, object
     return job_from_experiment(what) if isinstance(what, Experiment) else what
 
 
-def _store(job: Job, folder: Path) -> Store:
-    """Where a run is written: a private one keeps the values of its clients apart."""
-    return Store(folder if job.algorithm.promise is None else private_folder(folder))
-
-
 def _rounds(job: Job, folder: Path | None, resume: bool) -> Generator[Round, None, None]:
     running = job.engine.running(job.algorithm, job.text)
     if job.engine.leads:
@@ -278,7 +273,8 @@ def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
     if folder is None:
         yield from _from_round(job, None, _Best(job, None), 0, {})
         return
-    store = _store(job, folder)
+    # A private run keeps the values of its clients apart.
+    store = Store(folder if job.algorithm.promise is None else private_folder(folder))
     check_threshold(job)
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
@@ -465,13 +461,16 @@ def _round(job: Job, state: State, number: int) -> Round:
     outcome, exchanges = converse(algorithm, engine, state, job.sample(number))
     trained = time.perf_counter()
     new_state = outcome.state
-    scores = _Scores()
+    scores: _Scores = {}
     if number % job.settings.evaluate_every == 0 or number == job.rounds:
         new_state = algorithm.before_evaluation(new_state)
         scores = _evaluate(job, new_state, number)
     evaluated = time.perf_counter()
     reported = _reported(exchanges)
-    dropped = _failed(exchanges) | outcome.dropped
+    dropped: dict[int, str] = {}
+    for _, replies in exchanges:
+        dropped |= replies.failed
+    dropped |= outcome.dropped
     names = engine.population.names  # ids are ids up to here
     return Round(
         number=number,
@@ -481,19 +480,12 @@ def _round(job: Job, state: State, number: int) -> Round:
         dropped={names[client]: reason for client, reason in dropped.items()},
         warnings=outcome.warnings,
         bytes=_traffic(job, exchanges),
-        metrics=scores.metrics,
-        personal=scores.personal,
-        more=scores.more,
-        validation=scores.validation,
-        unseen=scores.unseen,
-        mixture=scores.mixture,
         public=algorithm.public_numbers(new_state),
-        evaluation=scores.evaluation,
-        held_out=scores.held_out,
         diverged=2 * len(outcome.diverged) > len(reported.clients),
         state=new_state,
         seconds={"train": trained - start, "evaluate": evaluated - trained},
         job=job,
+        **scores,
         **decided(outcome, names),
     )
 
@@ -522,29 +514,20 @@ def _reported(exchanges: Sequence[Exchange]) -> _Reported:
     return _Reported(tuple(asked), column(loss), column("score"))
 
 
-def _failed(exchanges: Sequence[Exchange]) -> dict[int, str]:
-    """Why replies did not come, by client."""
-    failed: dict[int, str] = {}
-    for _, replies in exchanges:
-        failed |= replies.failed
-    return failed
-
-
 # Evaluation
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """What the evaluation after a round gave; empty: not evaluated."""
+class _Scores(TypedDict, total=False):
+    """The part of a round that its evaluation gives; empty: not evaluated."""
 
-    evaluation: Evaluation | None = None
-    held_out: Evaluation | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    personal: dict[str, float] = field(default_factory=dict)
-    more: dict[str, dict[str, float]] = field(default_factory=dict)
-    validation: dict[str, float] = field(default_factory=dict)
-    unseen: dict[str, float] = field(default_factory=dict)
-    mixture: dict[str, float] = field(default_factory=dict)
+    evaluation: Evaluation
+    held_out: Evaluation
+    metrics: dict[str, float]
+    personal: dict[str, float]
+    more: dict[str, dict[str, float]]
+    validation: dict[str, float]
+    unseen: dict[str, float]
+    mixture: dict[str, float]
 
 
 def _evaluate(job: Job, state: State, number: int) -> _Scores:
@@ -553,29 +536,25 @@ def _evaluate(job: Job, state: State, number: int) -> _Scores:
     _check_finite(job, evaluation, number)
     names = job.population.names
     main, *further = evaluation.scores
-    more = {name: _summary(evaluation, evaluation.scores[name], name, names) for name in further}
-    personal = {}
+    metrics = _summary(evaluation, evaluation.score, main, names)
+    scores: _Scores = {"evaluation": evaluation, "metrics": metrics, "more": {}}
+    for name in further:
+        values = _summary(evaluation, evaluation.scores[name], name, names)
+        if values:
+            scores["more"][name] = values
     if evaluation.personal is not None:
-        personal = _summary(evaluation, evaluation.personal.score, main, names)
-    validation: dict[str, float] = {}
+        scores["personal"] = _summary(evaluation, evaluation.personal.score, main, names)
     if job.settings.validation:
         held_back = job.engine.evaluate(job.algorithm, state, "validation")
-        validation = _summary(held_back, (held_back.personal or held_back).score, main)
-    held_out = None
-    unseen: dict[str, float] = {}
+        scores["validation"] = _summary(held_back, (held_back.personal or held_back).score, main)
     if job.settings.holdout_clients:
         held_out = job.engine.evaluate(job.algorithm, state, "unseen")
-        unseen = _summary(held_out, held_out.score, main)
-    return _Scores(
-        evaluation=evaluation,
-        held_out=held_out,
-        metrics=_summary(evaluation, evaluation.score, main, names),
-        personal=personal,
-        more={name: values for name, values in more.items() if values},
-        validation=validation,
-        unseen=unseen,
-        mixture=_mixture(job, state),
-    )
+        scores["held_out"] = held_out
+        scores["unseen"] = _summary(held_out, held_out.score, main)
+    mixture = job.algorithm.mixture(state, len(names))
+    if mixture is not None:
+        scores["mixture"] = dict(zip(names, mixture.tolist(), strict=True))
+    return scores
 
 
 def _summary(
@@ -599,22 +578,14 @@ def _summary(
     return metrics.summary(values[scored], evaluation.sizes[scored], called, lower)
 
 
-def _mixture(job: Job, state: State) -> dict[str, float]:
-    """The mixture of clients that was learnt, by name; empty where there is none."""
-    names = job.population.names
-    found = job.algorithm.mixture(state, len(names))
-    return {} if found is None else dict(zip(names, found.tolist(), strict=True))
-
-
 def _check_finite(job: Job, evaluation: Evaluation, number: int) -> None:
     """Raise DivergedError where the losses of most clients are not finite, or are absurd."""
     in_units = job.task.loss in REGRESSION and job.task.target is None  # may be of any size
     limit = torch.inf if in_units else HOPELESS
-    for each in (evaluation, evaluation.personal):
-        if each is not None:
-            lost = ~(each.losses[each.sizes > 0] < limit)
-            if lost.double().mean() > 0.5:
-                raise DivergedError(_diverged(job, number))
+    for losses in (evaluation.losses, (evaluation.personal or evaluation).losses):
+        lost = ~(losses[evaluation.sizes > 0] < limit)
+        if lost.double().mean() > 0.5:
+            raise DivergedError(_diverged(job, number))
 
 
 def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
@@ -628,20 +599,15 @@ def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
 
 
 def _write(store: Store, job: Job, done: Round) -> None:
-    names = job.engine.population.names
-    test = None if done.evaluation is None else ClientTable(names, done.evaluation)
-    store.append(done, done.seconds, test=test, unseen=_held_out_table(job, done))
+    test = None if done.evaluation is None else ClientTable(job.population.names, done.evaluation)
+    unseen = None
+    if done.held_out is not None and job.local and job.local.federation.held_out:
+        unseen = ClientTable(job.local.federation.held_out.names, done.held_out)
+    store.append(done, done.seconds, test=test, unseen=unseen)
     if done.evaluation is not None:
         samples = job.algorithm.samples(done.state)
         if samples is not None:
             store.write_samples(*samples)
-
-
-def _held_out_table(job: Job, done: Round) -> ClientTable | None:
-    local = job.local
-    if done.held_out is None or local is None or local.federation.held_out is None:
-        return None
-    return ClientTable(local.federation.held_out.names, done.held_out)
 
 
 def facts(job: Job) -> RunFacts:

@@ -1,8 +1,12 @@
 """Pieces that convolutional models share."""
 
+from collections.abc import Callable
+
 from torch import nn
 
-__all__ = ["classifier", "convolution", "first_stride"]
+__all__ = ["Norm", "classifier", "convolution", "first_stride", "unit"]
+
+Norm = Callable[[int], nn.Module]  # channels -> their normalisation
 
 SMALL = 64  # pixels up to which images are not downsampled before the first block
 
@@ -13,15 +17,18 @@ def first_stride(height: int, width: int) -> int:
 
 
 def convolution(
-    inputs: int,
-    channels: int,
-    size: int,
-    stride: int = 1,
-    groups: int = 1,
+    inputs: int, channels: int, size: int, stride: int = 1, groups: int = 1
 ) -> nn.Module:
     """A convolution without bias, padded such that only its stride reduces the image."""
     padding = size // 2
     return nn.Conv2d(inputs, channels, size, stride, padding, groups=groups, bias=False)
+
+
+def unit(
+    inputs: int, channels: int, size: int, stride: int, norm: Norm, groups: int = 1
+) -> list[nn.Module]:
+    """A convolution and its normalisation."""
+    return [convolution(inputs, channels, size, stride, groups), norm(channels)]
 
 
 def classifier(layers: list[nn.Module], inputs: int, outputs: int) -> nn.Module:

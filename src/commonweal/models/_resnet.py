@@ -1,43 +1,32 @@
 """Residual networks of two-convolution blocks, with any normalisation. (He et al., CVPR 2016)"""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from commonweal.models._blocks import classifier, convolution, first_stride
+from commonweal.models._blocks import Norm, classifier, first_stride, unit
 from commonweal.models._shapes import Shape, image
 
 __all__ = ["residual"]
-
-Norm = Callable[[int], nn.Module]
 
 
 class _Block(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            convolution(inputs, channels, 3, stride),
-            norm(channels),
+            *unit(inputs, channels, 3, stride, norm),
             nn.ReLU(),
-            convolution(channels, channels, 3),
-            norm(channels),
+            *unit(channels, channels, 3, 1, norm),
         )
         self.past: nn.Module = nn.Identity()
         if inputs != channels or stride != 1:
-            projection = convolution(inputs, channels, 1, stride)
-            self.past = nn.Sequential(projection, norm(channels))
+            self.past = nn.Sequential(*unit(inputs, channels, 1, stride, norm))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.body(x) + self.past(x))
 
 
 def residual(
-    name: str,
-    shape: Shape,
-    outputs: int,
-    blocks: tuple[int, ...],
-    norm: Norm,
+    name: str, shape: Shape, outputs: int, blocks: tuple[int, ...], norm: Norm
 ) -> nn.Module:
     """A stem, stages of 64, 128, 256, 512 channels, the mean over the image, a linear layer.
 
@@ -58,6 +47,5 @@ def _stem(channels: int, height: int, width: int, norm: Norm) -> list[nn.Module]
     """The layers before the first block: images that are not small are downsampled twice."""
     stride = first_stride(height, width)
     if stride == 1:
-        return [convolution(channels, 64, 3), norm(64), nn.ReLU()]
-    first = convolution(channels, 64, 7, stride)
-    return [first, norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        return [*unit(channels, 64, 3, 1, norm), nn.ReLU()]
+    return [*unit(channels, 64, 7, stride, norm), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]

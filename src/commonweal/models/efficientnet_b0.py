@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from commonweal.models._blocks import convolution, first_stride
+from commonweal.models._blocks import first_stride, unit
 from commonweal.models._shapes import Shape, image
 
 __all__ = ["efficientnet_b0"]
@@ -28,53 +28,34 @@ def efficientnet_b0(shape: Shape, outputs: int, dropout: float = 0.0, pool: int 
     """
     colours, height, width = image("efficientnet-b0", shape)
     inputs = 32
-    layers = _unit(colours, inputs, 3, first_stride(height, width))
+    layers = [*unit(colours, inputs, 3, first_stride(height, width), nn.BatchNorm2d), nn.SiLU()]
     for expansion, channels, blocks, stride, size in STAGES:
         for block in range(blocks):
             step = stride if block == 0 else 1
             layers.append(_Bottleneck(inputs, channels, expansion, step, size))
             inputs = channels
-    layers += _unit(inputs, 1280, 1, 1)
+    layers += [*unit(inputs, 1280, 1, 1, nn.BatchNorm2d), nn.SiLU()]
     layers += [nn.AdaptiveAvgPool2d(pool), nn.Flatten()]
     if dropout:
         layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers, nn.Linear(1280 * pool**2, outputs))
 
 
-def _unit(
-    inputs: int,
-    channels: int,
-    size: int,
-    stride: int,
-    groups: int = 1,
-) -> list[nn.Module]:
-    return [
-        convolution(inputs, channels, size, stride, groups),
-        nn.BatchNorm2d(channels),
-        nn.SiLU(),
-    ]
-
-
 class _Bottleneck(nn.Module):
     """Expand, convolve per channel, reweight the channels, project; residual where shapes agree."""
 
-    def __init__(
-        self,
-        inputs: int,
-        channels: int,
-        expansion: int,
-        stride: int,
-        size: int,
-    ) -> None:
+    def __init__(self, inputs: int, channels: int, expansion: int, stride: int, size: int) -> None:
         super().__init__()
         inner = inputs * expansion
-        expand = _unit(inputs, inner, 1, 1) if expansion > 1 else []
+        layers: list[nn.Module] = []
+        if expansion > 1:
+            layers += [*unit(inputs, inner, 1, 1, nn.BatchNorm2d), nn.SiLU()]
         self.body = nn.Sequential(
-            *expand,
-            *_unit(inner, inner, size, stride, groups=inner),
+            *layers,
+            *unit(inner, inner, size, stride, nn.BatchNorm2d, groups=inner),
+            nn.SiLU(),
             _SqueezeExcitation(inner, inputs // 4),
-            convolution(inner, channels, 1),
-            nn.BatchNorm2d(channels),
+            *unit(inner, channels, 1, 1, nn.BatchNorm2d),
         )
         self.residual = stride == 1 and inputs == channels
 

@@ -4,21 +4,18 @@ He et al., CVPR 2016, as Hahn, dissertation 2024, chapter IV, changes it. Width 
 16 has 1/16 of the parameters and of the work.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
-from commonweal.models._blocks import convolution
+from commonweal.models._blocks import convolution, unit
 from commonweal.models._shapes import Shape, image
 from commonweal.models._spectral import Spectral
 
 __all__ = ["energy_resnet"]
 
-# Stride and width of each block.
-BLOCKS = (
-    (1, 1),
-    (2, 2),
-    (2, 4),
-    (2, 8),
-)
+NORM = partial(nn.GroupNorm, 1)
+BLOCKS = ((1, 1), (2, 2), (2, 4), (2, 8))  # stride and width of each
 
 
 def energy_resnet(shape: Shape, outputs: int, width: int = 64) -> nn.Module:
@@ -27,7 +24,7 @@ def energy_resnet(shape: Shape, outputs: int, width: int = 64) -> nn.Module:
     width: channels of the first block
     """
     channels, height, across = image("energy-resnet", shape)
-    layers = [convolution(channels, width, 3), _norm(width), nn.SiLU()]
+    layers = [*unit(channels, width, 3, 1, NORM), nn.SiLU()]
     inputs = width
     for stride, factor in BLOCKS:
         layers.append(_Block(inputs, factor * width, stride))
@@ -38,19 +35,13 @@ def energy_resnet(shape: Shape, outputs: int, width: int = 64) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), Spectral(flat, outputs))
 
 
-def _norm(width: int) -> nn.Module:
-    return nn.GroupNorm(1, width)
-
-
 class _Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.path = nn.Sequential(
-            convolution(inputs, outputs, 3, stride),
-            _norm(outputs),
+            *unit(inputs, outputs, 3, stride, NORM),
             nn.SiLU(),
-            convolution(outputs, outputs, 3),
-            _norm(outputs),
+            *unit(outputs, outputs, 3, 1, NORM),
         )
         self.short: nn.Module = nn.Identity()
         if inputs != outputs or stride != 1:

@@ -19,13 +19,7 @@ def m5(shape: Shape, outputs: int, stride: int = 4) -> nn.Module:
         )
     inputs, length = shape
     layers: list[nn.Module] = []
-    convolutions = (
-        (64, 80, stride),
-        (64, 3, 1),
-        (128, 3, 1),
-        (256, 3, 1),
-    )
-    for channels, size, step in convolutions:
+    for channels, size, step in ((64, 80, stride), (64, 3, 1), (128, 3, 1), (256, 3, 1)):
         layers += [
             nn.Conv1d(inputs, channels, size, step),
             nn.BatchNorm1d(channels),

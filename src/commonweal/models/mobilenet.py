@@ -1,15 +1,13 @@
 """MobileNet: depthwise and pointwise instead of full convolutions. (Howard et al. 2017)"""
 
-from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
-from commonweal.models._blocks import classifier, convolution, first_stride
+from commonweal.models._blocks import Norm, classifier, first_stride, unit
 from commonweal.models._shapes import Shape, image
 
 __all__ = ["mobilenet", "mobilenet_gn"]
-
-Norm = Callable[[int], nn.Module]
 
 # Channels and stride of the thirteen pairs of convolutions.
 PAIRS = (
@@ -38,38 +36,19 @@ def mobilenet_gn(shape: Shape, outputs: int, width: float = 1.0, groups: int = 2
 
     width: the multiplier of all channels; groups: of channels, in every normalisation
     """
-
-    def norm(channels: int) -> nn.Module:
-        return nn.GroupNorm(groups, channels)
-
-    return _mobilenet("mobilenet-gn", shape, outputs, width, norm)
+    return _mobilenet("mobilenet-gn", shape, outputs, width, partial(nn.GroupNorm, groups))
 
 
 def _mobilenet(name: str, shape: Shape, outputs: int, width: float, norm: Norm) -> nn.Module:
     colours, height, across = image(name, shape)
     inputs = round(32 * width)
-    layers = _unit(colours, inputs, 3, first_stride(height, across), norm)
+    layers = [*unit(colours, inputs, 3, first_stride(height, across), norm), nn.ReLU()]
     for base_channels, stride in PAIRS:
         channels = round(base_channels * width)
-        layers += _unit(inputs, inputs, 3, stride, norm, groups=inputs)
-        layers += _unit(inputs, channels, 1, 1, norm)
+        layers += [*unit(inputs, inputs, 3, stride, norm, groups=inputs), nn.ReLU()]
+        layers += [*unit(inputs, channels, 1, 1, norm), nn.ReLU()]
         inputs = channels
     return classifier(layers, inputs, outputs)
-
-
-def _unit(
-    inputs: int,
-    channels: int,
-    size: int,
-    stride: int,
-    norm: Norm,
-    groups: int = 1,
-) -> list[nn.Module]:
-    return [
-        convolution(inputs, channels, size, stride, groups),
-        norm(channels),
-        nn.ReLU(),
-    ]
 
 
 ENTRIES = {"mobilenet": mobilenet, "mobilenet-gn": mobilenet_gn}

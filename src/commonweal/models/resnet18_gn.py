@@ -1,5 +1,7 @@
 """ResNet-18 with GroupNorm, whose statistics are per image. (Hsieh et al., ICML 2020)"""
 
+from functools import partial
+
 from torch import nn
 
 from commonweal.models._resnet import residual
@@ -13,11 +15,7 @@ def resnet18_gn(shape: Shape, outputs: int, groups: int = 2) -> nn.Module:
 
     groups: of channels, in every normalisation
     """
-
-    def norm(channels: int) -> nn.Module:
-        return nn.GroupNorm(groups, channels)
-
-    return residual("resnet18-gn", shape, outputs, (2, 2, 2, 2), norm)
+    return residual("resnet18-gn", shape, outputs, (2, 2, 2, 2), partial(nn.GroupNorm, groups))
 
 
 ENTRIES = {"resnet18-gn": resnet18_gn}

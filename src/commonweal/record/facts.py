@@ -4,10 +4,12 @@ Format 2 is that of versions 0.2 and later. Folders of another format are refuse
 """
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import pydantic
 
@@ -22,6 +24,7 @@ __all__ = [
     "TargetScale",
     "TaskFacts",
     "damaged_facts",
+    "first_problem",
     "read_facts",
     "sealed",
     "write_facts",
@@ -66,7 +69,7 @@ class RunFacts:
     vectorize: str | None = None
     vectorize_because: str | None = None
     device: str | None = None
-    clients: int = 0
+    clients: Annotated[int, pydantic.Field(ge=0, lt=1 << 31)] = 0
     unscored: tuple[str, ...] | None = None  # clients without test samples or a defined score
     notes: tuple[str, ...] | None = None  # about the data
     train_rows: int | None = None
@@ -110,9 +113,14 @@ def read_facts(folder: Path) -> RunFacts:
     try:
         return _adapter().validate_json(data, strict=True)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{NAME} says {key} = {first['input']!r}") from None
+        raise ValueError(f"{NAME}: {first_problem(error)}") from None
+
+
+def first_problem(error: pydantic.ValidationError) -> str:
+    """The first thing that is wrong with a JSON text, in a line."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    return f"{key} = {reprlib.repr(first['input'])}" if key else first["msg"]
 
 
 @cache

@@ -24,7 +24,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import renamed
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.artifacts import MODEL, read_model, read_preprocessing, read_samples
-from commonweal.record.columns import Array, Chunks
+from commonweal.record.columns import Array
 from commonweal.record.facts import RunFacts, TaskFacts, read_facts
 from commonweal.record.rounds import (
     VALUES,
@@ -37,7 +37,7 @@ from commonweal.record.rounds import (
     last_lines,
     last_round,
     read_rounds,
-    sample_rounds,
+    whole_lines,
 )
 from commonweal.training.scores import find
 from commonweal.training.task import InUnits
@@ -179,9 +179,9 @@ class Record(Outline):
 
     @classmethod
     def sample(cls, folder: str | Path, most: int) -> "Record":
-        """Read a run with a part of its rounds, to draw it: see `sample_rounds`."""
+        """Read a run with a part of its rounds, to draw it: see `read_rounds`."""
         folder = Path(folder)
-        return cls(folder, *_small_files(folder), sample_rounds(folder, most))
+        return cls(folder, *_small_files(folder), read_rounds(folder, most))
 
     @classmethod
     def find(cls, root: str | Path) -> "list[Record]":
@@ -255,10 +255,7 @@ class Record(Outline):
         """
         path = self.folder / "timings.jsonl"
         try:
-            if last:
-                return [json.loads(line) for line in last_lines(path)]
-            lines = read_plain(path).decode().split("\n") if path.exists() else []
-            return [json.loads(line) for line in lines if line.endswith("}")]
+            return [json.loads(line) for line in (last_lines if last else whole_lines)(path)]
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{str(path)!r} is damaged ({error}): delete it") from None
 
@@ -296,7 +293,7 @@ class Record(Outline):
             return None
         try:
             return ClientTable.parse(*named, self.facts.score)
-        except KeyError as error:
+        except (KeyError, ValueError) as error:
             raise RunError(f"{str(self.folder)!r} has a damaged evaluation ({error})") from None
 
     def history(self, client: str) -> dict[str, list[float]]:
@@ -306,26 +303,15 @@ class Record(Outline):
         its rate of descent, for rules that choose a direction; those of the evaluation on test
         samples are called `test.score`, `test.loss` and so on.
         """
-        columns: dict[str, list[float]] = {"round": [stored.number for stored in self.rounds]}
-        if not self.rounds or client not in self.rounds[0].names:
+        names = list(self.rounds[0].names) if self.rounds else []
+        if client not in names:
             raise RunError(f"no client of this run is called {client!r}")
-        number = list(self.rounds[0].names).index(client)
-        keys = self._keys()
-        columns |= {name: [] for name in keys}
-        places = (stored.place for stored in self.rounds if stored.place is not None)
-        for entries in Chunks(self.folder / VALUES).entries(places, keys, number):
-            for name in keys:
-                columns[name].append(entries.get(name, math.nan))
-        return columns
-
-    def _keys(self) -> dict[str, tuple[str, ...]]:
-        """Columns of clients.chunks, with those that hold their clients' numbers, if they exist."""
-        keys = {"loss": ("client",), "score": ("client",), "weight": ("weighted", "client")}
-        if self.rounds[0].length is not None:
-            keys["rate"] = ("weighted", "client")
-        tables = (stored.table("test") for stored in self.evaluated)
-        _, columns = next((table for table in tables if table is not None), ((), {}))
-        return keys | {f"test.{name}": ("test.client",) for name in columns}
+        number = names.index(client)
+        history: dict[str, list[float]] = {"round": [stored.number for stored in self.rounds]}
+        for k, stored in enumerate(self.rounds):
+            for name, value in stored.of_client(number).items():
+                history.setdefault(name, [math.nan] * len(self.rounds))[k] = value
+        return history
 
     def frame(self) -> Any:
         """A line per evaluated round and client: round, client, rows, score, loss, ...
@@ -338,7 +324,9 @@ class Record(Outline):
             if table is not None:
                 names, columns = table
                 numbers = np.full(len(names), stored.number)
-                parts.append({"round": numbers, "client": np.array(names, object), **columns})
+                first = {name: columns[name] for name in ("rows", "score", "loss")}
+                line = {"round": numbers, "client": np.array(names, object)}
+                parts.append(line | first | columns)
         keys = parts[0] if parts else ()
         return frame({name: np.concatenate([part[name] for part in parts]) for name in keys})
 

@@ -14,24 +14,26 @@ digest; a safetensors file, see columns.py) and the names of clients that were n
 
 import csv
 import io
-import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, Required, TypeAlias, TypedDict
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
-from commonweal.base.files import check_plain, read_plain
+from commonweal.base.files import check_plain
 from commonweal.base.tensors import Tensors
 from commonweal.base.text import quoted, shown
 from commonweal.record.columns import Array, Chunks, Columns, Place
+from commonweal.record.facts import first_problem
 from commonweal.training.evaluation import Evaluation
 
 __all__ = [
@@ -44,12 +46,13 @@ __all__ = [
     "last_lines",
     "last_round",
     "numbered",
+    "parse_line",
     "progress_after",
     "read_rounds",
     "round_columns",
-    "sample_rounds",
     "spaced",
     "tail",
+    "whole_lines",
 ]
 
 ROUNDS = "rounds.jsonl"
@@ -59,40 +62,51 @@ TAIL = 1 << 14  # bytes at the end of rounds.jsonl in which the last evaluation 
 BUFFER = 1 << 22  # bytes that are read at once: lines may be long
 EVALUATED = b'"metrics": {"'  # in a line with metrics
 NAMING = b'"new": ["'  # in a line with new clients
-OPTIONAL = (
-    "capped",
-    "personal",
-    "more",
-    "validation",
-    "unseen",
-    "mixture",
-    "fallback",
-    "length",
-    "public",
-)
-Metrics: TypeAlias = dict[str, float | None]
+ALWAYS = ("dropped", "warnings", "bytes", "metrics")  # in a line also where they are empty
+# Not in the rest of a line: what begins it, and what is in clients.chunks.
+ELSEWHERE = ("number", "clients", "losses", "scores", "weights", "mixture", "rates")
 Part: TypeAlias = Literal["test", "unseen"]
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a line
+# JSON has no NaN: it is written as null.
+Metric = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Metrics: TypeAlias = dict[str, Metric]
 
 
-class Line(TypedDict, total=False):
+@dataclass(frozen=True)
+class Line:
     """A line of rounds.jsonl."""
 
-    round: Required[int]
-    chunk: tuple[int, int, str]  # where the values of clients are in clients.chunks
-    new: list[str]  # clients that were not named before
-    dropped: dict[str, str]
-    capped: dict[str, str]
-    warnings: list[str]
-    bytes: dict[str, int]
-    metrics: Metrics
-    personal: Metrics
-    more: dict[str, Metrics]
-    validation: Metrics
-    unseen: Metrics
-    fallback: str
-    public: Metrics
-    length: float
+    round: Annotated[int, Field(ge=1, lt=1 << 31)]
+    chunk: Place | None = None  # where the values of clients are; None: they were not published
+    new: tuple[str, ...] = ()  # clients that were not named before
+    dropped: dict[str, str] = field(default_factory=dict)
+    capped: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    bytes: dict[str, int] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    personal: Metrics = field(default_factory=dict)
+    more: dict[str, Metrics] = field(default_factory=dict)
+    validation: Metrics = field(default_factory=dict)
+    unseen: Metrics = field(default_factory=dict)
+    fallback: str = ""
+    public: Metrics = field(default_factory=dict)
+    length: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is None and not self.public:
+            raise ValueError("chunk is missing")
+
+
+@cache
+def _adapter() -> TypeAdapter[Line]:
+    return TypeAdapter(Line)
+
+
+def parse_line(data: bytes) -> Line:
+    """A line of rounds.jsonl. Raises ValueError where it is none."""
+    try:
+        return _adapter().validate_json(data, strict=True)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,35 +128,21 @@ class RoundRecord:
     validation: dict[str, float] = field(default_factory=dict)  # of the models that clients use
     unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
-    public: dict[str, float] = field(default_factory=dict)  # released with noise, if it is private
     fallback: str = ""  # the rule that decided instead of the run's, which had no losses
+    public: dict[str, float] = field(default_factory=dict)  # released with noise, if it is private
     length: float | None = None  # |d|, of the direction taken, where the rule chooses one
     rates: dict[str, float] = field(default_factory=dict)  # of descent along it: <u_k, d>
 
     def line(self) -> dict[str, object]:
-        """The round as a JSON object. Empty optional fields are left out."""
-        values: dict[str, object] = {
-            "round": self.number,
-            "clients": self.clients,
-            "losses": self.losses,
-            "scores": self.scores,
-            "weights": self.weights,
-            "dropped": self.dropped,
-            "capped": self.capped,
-            "warnings": self.warnings,
-            "bytes": self.bytes,
-            "metrics": self.metrics,
-            "personal": self.personal,
-            "more": self.more,
-            "validation": self.validation,
-            "unseen": self.unseen,
-            "mixture": self.mixture,
-            "fallback": self.fallback,
-            "public": self.public,
-            "length": self.length,
-        }
-        empty = (None, "", dict[str, object]())
-        return {n: value for n, value in values.items() if n not in OPTIONAL or value not in empty}
+        """What is not of single clients, by name. Most of what is empty is left out."""
+        values: dict[str, object] = {}
+        for name in (entry.name for entry in fields(RoundRecord)):
+            if name in ELSEWHERE:
+                continue
+            value = vars(self)[name]
+            if name in ALWAYS or value not in (None, "", {}):
+                values[name] = value
+        return values
 
 
 class Decided(TypedDict):
@@ -215,7 +215,9 @@ class ClientTable:
 
     @classmethod
     def parse(cls, names: Sequence[str], columns: Columns, score: str) -> "ClientTable":
-        """Build the table from its columns. Raises KeyError where one is missing.
+        """Build the table from its columns.
+
+        Raises KeyError where one is missing, and ValueError where numbers of rows are none.
 
         Args:
             names: of the clients
@@ -224,6 +226,8 @@ class ClientTable:
         """
         tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
         sizes = tensors.pop("rows")
+        if not bool(((sizes >= 0) & sizes.isfinite()).all()):
+            raise ValueError("numbers of rows that are negative or not finite")
         of_personal = {n: tensors.pop(n) for n in list(tensors) if n.startswith(PERSONAL)}
         personal = None
         if of_personal:
@@ -278,26 +282,8 @@ class StoredRound(RoundRecord):
     _chunks: Chunks
 
     def __init__(self, line: Line, names: Sequence[str], chunks: Chunks) -> None:
-        """Raises ValueError, KeyError or TypeError where the line is not one of a round."""
-        values = {
-            "number": _number(line),
-            "dropped": dict(line.get("dropped") or {}),
-            "capped": dict(line.get("capped") or {}),
-            "warnings": tuple(line.get("warnings", ())),
-            "bytes": dict(line.get("bytes") or {}),
-            "metrics": _metrics(line.get("metrics")),
-            "personal": _metrics(line.get("personal")),
-            "more": {name: _metrics(each) for name, each in (line.get("more") or {}).items()},
-            "validation": _metrics(line.get("validation")),
-            "unseen": _metrics(line.get("unseen")),
-            "fallback": str(line.get("fallback", "")),
-            "public": _metrics(line.get("public")),
-            "length": line.get("length"),
-            "place": None if is_published(line) else Place.parse(line["chunk"]),
-            "names": names,
-            "_chunks": chunks,
-        }
-        for name, value in values.items():
+        values = vars(line) | {"number": line.round, "place": line.chunk}
+        for name, value in (values | {"names": names, "_chunks": chunks}).items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -317,46 +303,76 @@ class StoredRound(RoundRecord):
 
     @property
     def weights(self) -> dict[str, float]:
-        return self._of_used("weight")
+        return self._by_client("weight")
 
     @property
     def rates(self) -> dict[str, float]:
-        return self._of_used("rate") if "rate" in self.columns() else {}
-
-    def _of_used(self, column: str) -> dict[str, float]:
-        """The values of the clients whose replies were used."""
-        columns = self.columns()
-        names = self._named(columns.get("weighted", columns["client"]))
-        return dict(zip(names, columns[column].tolist(), strict=True))
+        return self._by_client("rate")
 
     @property
     def mixture(self) -> dict[str, float]:
+        return self._by_client("mixture")
+
+    def _by_client(self, column: str) -> dict[str, float]:
         columns = self.columns()
-        if "mixture" not in columns:
+        if column not in columns:
             return {}
-        return dict(zip(self._named(columns["mixed"]), columns["mixture"].tolist(), strict=True))
+        names = self._named(columns[_key(column, columns)])
+        return dict(zip(names, columns[column].tolist(), strict=True))
 
     def columns(self) -> Columns:
         """The values of clients as arrays, by the names that the module lists."""
         if self.place is None:
             return dict.fromkeys(("client", "loss", "score", "weight"), np.empty(0, np.int64))
-        return self._chunks.read(self.place)
+        columns = self._chunks.read(self.place)
+        try:
+            for name, values in columns.items():
+                key = columns[_key(name, columns)]
+                if values.shape != (len(key),) or key.dtype.kind != "i":
+                    raise ValueError(f"{name} of shape {values.shape}")
+                if len(key) and not 0 <= int(key.min()) <= int(key.max()) < len(self.names):
+                    raise ValueError("it names clients that no round does")
+            columns["client"], columns["loss"], columns["score"], columns["weight"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{str(self._chunks.path)!r} is damaged ({error}): run again") from None
+        return columns
+
+    def of_client(self, number: int) -> dict[str, float]:
+        """A client's entry of every column, NaN where it has none."""
+        columns = self.columns()
+        entries = {}
+        for name, values in columns.items():
+            key = _key(name, columns)
+            if name != key and not name.startswith(("unseen.", "mixture")):
+                at = np.flatnonzero(columns[key] == number)
+                entries[name] = float(values[at[0]]) if len(at) else math.nan
+        return entries
 
     def table(self, part: Part) -> tuple[tuple[str, ...], Columns] | None:
         """Names and columns of the evaluation on test samples, or of clients that are held out."""
         start = f"{part}."
-        columns = {
-            n.removeprefix(start): v for n, v in self.columns().items() if n.startswith(start)
-        }
+        columns = {}
+        for name in sorted(self.columns(), key=_order):
+            if name.startswith(start):
+                columns[name.removeprefix(start)] = self.columns()[name]
         if not columns:
             return None
-        names = self._named(columns.pop("client"))
-        return names, {name: columns[name] for name in sorted(columns, key=_order)}
+        return self._named(columns.pop("client")), columns
 
     def _named(self, numbers: Array) -> tuple[str, ...]:
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self.names):
-            raise RunError(f"{str(self._chunks.path)!r} names clients that no round does")
         return tuple(self.names[k] for k in numbers.tolist())
+
+
+def _key(column: str, columns: Columns) -> str:
+    """The column with the numbers of the clients whose values a column holds."""
+    part, dot, _ = column.rpartition(".")
+    if dot:
+        return f"{part}.client"
+    if column in ("mixed", "mixture"):
+        return "mixed"
+    if column in ("weighted", "weight", "rate") and "weighted" in columns:
+        return "weighted"
+    return "client"
 
 
 def _order(column: str) -> tuple[bool, int, str]:
@@ -366,88 +382,69 @@ def _order(column: str) -> tuple[bool, int, str]:
     return name != column, first.index(name) if name in first else len(first), name
 
 
-def is_published(line: Line) -> bool:
-    """Whether a line is of what a private run publishes, without the values of its clients."""
-    return "public" in line and "chunk" not in line
-
-
-def _number(line: Line) -> int:
-    number = line["round"]
-    if type(number) is not int:
-        raise ValueError(f"round = {number!r}")
-    return number
-
-
-def _metrics(values: Metrics | None) -> dict[str, float]:
-    known = values or {}
-    return {name: math.nan if value is None else float(value) for name, value in known.items()}
-
-
 def best_round(
     rounds: Sequence[RoundRecord], monitor: str, lower_is_better: bool
 ) -> RoundRecord | None:
     """The first of the rounds with the best mean or worst score on validation samples."""
     sign = -1 if lower_is_better else 1
-    evaluated = [each for each in rounds if each.validation]
-    return max(evaluated, key=lambda each: sign * each.validation[monitor], default=None)
+    evaluated = [entry for entry in rounds if entry.validation]
+    return max(evaluated, key=lambda entry: sign * entry.validation[monitor], default=None)
 
 
-def read_rounds(folder: Path) -> list[StoredRound]:
-    """The complete lines of rounds.jsonl."""
-    path = folder / ROUNDS
-    if not path.exists():
-        return []
-    names: list[str] = []
-    chunks = Chunks(folder / VALUES)
-    rounds = []
+def whole_lines(path: Path, begin: int = 0) -> Iterator[bytes]:
+    """The complete lines of a file from some byte on, one at a time; none if there is no file."""
     try:
-        *lines, _unfinished = read_plain(path).decode().split("\n")
-        for line in lines:
-            rounds.append(_stored(line, names, chunks))
-    except (OSError, *MALFORMED) as error:
-        raise RunError(_damaged(path, error)) from None
-    return rounds
+        check_plain(path)
+    except FileNotFoundError:
+        return
+    with open(path, "rb", buffering=BUFFER) as file:
+        file.seek(begin)
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
-def _stored(line: str | bytes, names: list[str], chunks: Chunks) -> StoredRound:
-    """The round of a line, which adds its new clients to the names."""
-    values = json.loads(line)
-    names += map(str, values.get("new", ()))
-    return StoredRound(values, names, chunks)
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Report what cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{str(path)!r} is damaged ({error}): delete it and checkpoint.safetensors, and run "
+            "again"
+        ) from None
 
 
-def sample_rounds(folder: Path, most: int) -> list[StoredRound]:
-    """Rounds to draw: all of a short run; of a long one evenly spaced ones, and the last.
+def read_rounds(folder: Path, most: int | None = None) -> list[StoredRound]:
+    """The rounds of a run.
 
-    They are at most `most` rounds, as many evaluated ones, and the round after each of them. One
-    line at a time is in memory.
+    Args:
+        folder: of the run
+        most: Of a long run, read a part to draw: at most so many evenly spaced rounds, as many
+            evaluated ones, the round after each of them, and the last.
     """
     path = folder / ROUNDS
-    if not path.exists():
-        return []
-    names: list[str] = []
     chunks = Chunks(folder / VALUES)
+    names: list[str] = []
     rounds = []
-    try:
-        is_evaluated = [EVALUATED in line for line in _whole_lines(path)]
-        evaluated = [k for k, has_metrics in enumerate(is_evaluated) if has_metrics]
-        chosen = {evaluated[k] for k in spaced(len(evaluated), most)}
-        chosen |= set(spaced(len(is_evaluated), most))
-        chosen |= {k + 1 for k in chosen}
-        for k, line in enumerate(_whole_lines(path)):
-            if k in chosen:
-                rounds.append(_stored(line, names, chunks))
-            elif NAMING in line:
-                names += map(str, json.loads(line)["new"])
-    except (OSError, *MALFORMED) as error:
-        raise RunError(_damaged(path, error)) from None
+    with _reading(path):
+        chosen = None if most is None else _sample(path, most)
+        for k, data in enumerate(whole_lines(path)):
+            is_chosen = chosen is None or k in chosen
+            if is_chosen or NAMING in data:
+                line = parse_line(data)
+                names += line.new
+            if is_chosen:
+                rounds.append(StoredRound(line, names, chunks))
     return rounds
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    check_plain(path)
-    with open(path, "rb", buffering=BUFFER) as file:
-        yield from (line for line in file if line.endswith(b"\n"))
+def _sample(path: Path, most: int) -> set[int]:
+    """The positions of the lines that `read_rounds` chooses."""
+    is_evaluated = [EVALUATED in line for line in whole_lines(path)]
+    evaluated = np.flatnonzero(is_evaluated).tolist()
+    chosen = {evaluated[k] for k in spaced(len(evaluated), most)}
+    chosen |= set(spaced(len(is_evaluated), most))
+    return chosen | {k + 1 for k in chosen}
 
 
 def spaced(size: int, most: int) -> list[int]:
@@ -458,12 +455,6 @@ def spaced(size: int, most: int) -> list[int]:
     return sorted(set(indices.tolist()))
 
 
-def _damaged(path: Path, error: Exception) -> str:
-    return (
-        f"{str(path)!r} is damaged ({error}): delete it and checkpoint.safetensors, and run again"
-    )
-
-
 class Progress(NamedTuple):
     """How far a run is: a round's number, and the metrics of the models that clients use."""
 
@@ -472,43 +463,29 @@ class Progress(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> "Progress":
-        """Raises one of MALFORMED where the line is not one of a round."""
-        line = json.loads(data)
-        return cls(_number(line), _metrics(line.get("personal") or line.get("metrics")))
+        """Raises ValueError where the line is not one of a round."""
+        line = parse_line(data)
+        return cls(line.round, line.personal or line.metrics)
 
 
 def progress_after(folder: Path, offset: int) -> tuple[list[Progress], int]:
     """The rounds that were written after some byte of rounds.jsonl, and where the next begins."""
     path = folder / ROUNDS
-    rounds: list[Progress] = []
-    try:
-        check_plain(path)
-        with open(path, "rb", buffering=BUFFER) as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    break
-                rounds.append(Progress.parse(line))
-                offset += len(line)
-    except FileNotFoundError:
-        return [], 0
-    except (OSError, *MALFORMED) as error:
-        raise RunError(_damaged(path, error)) from None
-    return rounds, offset
+    with _reading(path):
+        lines = list(whole_lines(path, offset))
+        return [Progress.parse(line) for line in lines], offset + sum(map(len, lines))
 
 
 def last_round(folder: Path) -> Progress:
     """The last round's number, and the last metrics, from the end of rounds.jsonl."""
     path = folder / ROUNDS
     number = 0
-    try:
+    with _reading(path):
         for line in reversed(last_lines(path)):
             progress = Progress.parse(line)
             number = number or progress.number
             if progress.metrics:
                 return Progress(number, progress.metrics)
-    except (OSError, *MALFORMED) as error:
-        raise RunError(_damaged(path, error)) from None
     return Progress(number, {})
 
 
@@ -516,28 +493,22 @@ def tail(folder: Path) -> int:
     """Where the first of the last rounds begins in rounds.jsonl: they are some megabytes."""
     path = folder / ROUNDS
     try:
-        check_plain(path)
-        with open(path, "rb") as file:
-            begin = max(0, file.seek(0, os.SEEK_END) - BUFFER)
-            file.seek(begin)
-            return begin + (len(file.readline()) if begin else 0)
+        begin = max(0, path.stat().st_size - BUFFER)
+        first = next(whole_lines(path, begin), b"") if begin else b""
     except OSError:
         return 0
+    return begin + len(first)
 
 
 def last_lines(path: Path) -> list[bytes]:
     """The complete lines in the last bytes of a file, at least one where there is one."""
     if not path.exists():
         return []
-    check_plain(path)
+    end = path.stat().st_size
     size = TAIL
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while True:
-            begin = max(0, end - size)
-            file.seek(begin)
-            *lines, _unfinished = file.read(end - begin).split(b"\n")
-            whole = lines if begin == 0 else lines[1:]
-            if whole or begin == 0:
-                return whole
-            size *= 4
+    while size < end:
+        lines = list(whole_lines(path, end - size))[1:]  # the first one may have begun before
+        if lines:
+            return lines
+        size *= 4
+    return list(whole_lines(path))

@@ -22,11 +22,10 @@ rounds that it stands for, a round's line one of its clients' values, and run.js
 """
 
 import hashlib
-import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,13 +48,6 @@ from commonweal.record.checkpoint import (
 )
 from commonweal.record.columns import Chunks, Columns
 from commonweal.record.facts import RunFacts, damaged_facts, read_facts, write_facts
-from commonweal.record.lines import (
-    all_lines,
-    damaged_rounds,
-    damaged_values,
-    places,
-    whole_lines,
-)
 from commonweal.record.record import Record, final_tables
 from commonweal.record.rounds import (
     ROUNDS,
@@ -63,14 +55,15 @@ from commonweal.record.rounds import (
     ClientTable,
     RoundRecord,
     numbered,
+    parse_line,
     round_columns,
 )
+from commonweal.record.verify import damaged_rounds, first_lines
 
 __all__ = ["Store"]
 
 TIMINGS = "timings.jsonl"
 EXPERIMENT = "experiment.toml"
-PER_CLIENT = ("clients", "losses", "scores", "weights", "mixture")  # of a round, in clients.chunks
 STARTED = ("run.json", LOCK)  # left by a kill at the very start
 PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
 # What is replaced as a whole.
@@ -183,20 +176,20 @@ class Store:
         self._progress.clients.clear()
         if checkpoint is None:
             return 0, {}
-        last = checkpoint.last
-        lines = whole_lines(self.folder / ROUNDS, last)
-        self._progress.lines.update(b"".join(lines))
-        problems = [
-            *damaged_rounds(self.folder, lines, last, checkpoint.rounds),
-            *damaged_facts(self.folder),
-            *damaged_values(self.folder, lines),
-        ]
+        lines = first_lines(self.folder / ROUNDS, checkpoint.last)
+        problems = [*damaged_rounds(self.folder, checkpoint, lines), *damaged_facts(self.folder)]
         if problems:
             raise RunError(f"{problems[0]}: {START_AGAIN}")
-        for name in (name for line in lines for name in json.loads(line).get("new", ())):
-            self._progress.clients[name] = len(self._progress.clients)
+        for line in lines:
+            self._progress.lines.update(line)
+            self._number(parse_line(line).new)
         self._check_data(facts)
-        return last, checkpoint.state
+        return checkpoint.last, checkpoint.state
+
+    def _number(self, names: Iterable[str]) -> None:
+        """Number clients that are named for the first time."""
+        for name in names:
+            self._progress.clients[name] = len(self._progress.clients)
 
     def _check_data(self, now: RunFacts) -> None:
         """Raise RunError where the data is not that with which the run began."""
@@ -221,13 +214,14 @@ class Store:
         """Remove what was written after the checkpoint; the same will be written again."""
         for name in (ROUNDS, TIMINGS):
             path = self.folder / name
-            lines = all_lines(path)
-            whole = [line for line in lines[:last] if line.endswith(b"\n")]
-            if len(lines) > len(whole):
-                write_file(path, b"".join(whole))
-        kept = places(whole_lines(self.folder / ROUNDS, last))
+            lines = b"".join(first_lines(path, last))
+            if path.exists() and path.stat().st_size > len(lines):
+                write_file(path, lines)
+        place = None
+        for line in first_lines(self.folder / ROUNDS, last)[-1:]:
+            place = parse_line(line).chunk
         with writing(self.values.path):
-            self.values.cut(kept[-1].end if kept else 0)
+            self.values.cut(0 if place is None else place.end)
         for path in (*self.folder.glob("*.part"), *(self.folder / "pictures").glob("*.part")):
             if re.fullmatch(rf"({WHOLE}|\d{{6,}}\.png){PART}", path.name) and path.is_file():
                 path.unlink()
@@ -258,11 +252,9 @@ class Store:
         tables = {"test": test, "unseen": unseen}
         given = {part: table for part, table in tables.items() if table is not None}
         new = self._new(record, given)
-        for name in new:
-            self._progress.clients[name] = len(self._progress.clients)
+        self._number(new)
         place = self.values.append(self._columns(record, given))  # before its line
-        values = {name: value for name, value in record.line().items() if name not in PER_CLIENT}
-        line = {"round": values.pop("round"), "chunk": place, "new": new, **values}
+        line = {"round": record.number, "chunk": place, "new": new, **record.line()}
         self._progress.lines.update(self._append(ROUNDS, line))
         self._progress.digests[record.number] = self._progress.lines.hexdigest()
         self._append(TIMINGS, {"round": record.number, **seconds})

@@ -1,7 +1,8 @@
 """Whether a run's folder is as it was written, by the digests in its files."""
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -9,14 +10,14 @@ import torch
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain
 from commonweal.record.artifacts import BEST, MODEL, read_model, read_preprocessing, read_samples
-from commonweal.record.checkpoint import read_checkpoint
+from commonweal.record.checkpoint import Checkpoint, read_checkpoint
 from commonweal.record.client_states import read_state
+from commonweal.record.columns import Chunks
 from commonweal.record.facts import damaged_facts
-from commonweal.record.lines import damaged_rounds, damaged_values, whole_lines
 from commonweal.record.record import Record, final_tables
-from commonweal.record.rounds import ROUNDS
+from commonweal.record.rounds import ROUNDS, VALUES, parse_line, whole_lines
 
-__all__ = ["problems"]
+__all__ = ["damaged_rounds", "first_lines", "problems"]
 
 
 def problems(folder: str | Path) -> list[str]:
@@ -71,14 +72,45 @@ def _checkpoint(folder: Path) -> Iterator[str]:
         if (folder / ROUNDS).exists() and not Record.read(folder).is_public_part:
             yield f"{str(folder)!r} has rounds, but no checkpoint.safetensors"
         return
-    lines = whole_lines(folder / ROUNDS, checkpoint.last)
     experiment = folder / "experiment.toml"
     if experiment.is_file() and digest(read_plain(experiment)) != checkpoint.experiment:
         yield f"{str(experiment)!r} was changed after the run began: its digest differs"
-    yield from damaged_rounds(folder, lines, checkpoint.last, checkpoint.rounds)
-    yield from damaged_values(folder, lines)
+    yield from damaged_rounds(folder, checkpoint, first_lines(folder / ROUNDS, checkpoint.last))
     for client, round in checkpoint.state.get("client_rounds", torch.empty(0, 2)).tolist():
         try:
             read_state(folder / "client_states" / f"{client:06d}-{round:06d}.safetensors")
         except RunError as error:
             yield str(error)
+
+
+def first_lines(path: Path, most: int) -> list[bytes]:
+    """At most so many of the first complete lines of a file."""
+    try:
+        return list(islice(whole_lines(path), most))
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def damaged_rounds(folder: Path, checkpoint: Checkpoint, lines: Sequence[bytes]) -> list[str]:
+    """What is wrong with the rounds up to a checkpoint, and with the values of their clients.
+
+    Args:
+        folder: of the run
+        checkpoint: that the rounds led to
+        lines: of rounds.jsonl
+    """
+    name = repr(str(folder / ROUNDS))
+    last = checkpoint.last
+    if len(lines) < last:
+        return [f"{name} has {len(lines)} rounds, but its checkpoint is of round {last}"]
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith(b'{"round": %d,' % number):
+            return [f"{name} is damaged: line {number} is not round {number}"]
+    if digest(*lines) != checkpoint.rounds:
+        return [f"{name} was changed after it was written: its digest differs"]
+    try:
+        places = [parse_line(line).chunk for line in lines]
+    except ValueError as error:
+        return [f"{name} is damaged ({error})"]
+    problem = Chunks(folder / VALUES).damaged(place for place in places if place is not None)
+    return [problem] if problem else []

@@ -11,7 +11,6 @@ from commonweal.analysis.choice import ALONE
 from commonweal.analysis.choosing import HOWS, Choice, ClientChoice
 from commonweal.analysis.compare import Result
 from commonweal.analysis.gains import gains
-from commonweal.analysis.worth import worth
 from commonweal.report.formats import decimals_of, markup, plain_table, points, scale, unit
 from commonweal.report.run_table import add_column
 
@@ -74,13 +73,12 @@ def _figures(choice: Choice, result: Result, worst: str) -> list[str]:
     local = choice.results[ALONE]
     if result is local:
         return [*cells, "", ""]
-    (found,) = worth([result], [local])
-    lost = found.gains[found.gains < 0]
-    share = 100 * len(lost) / max(1, found.gains.size)
-    harm = f"{share:.0f} %"
+    gained = gains(local, result)
+    lost = gained.changes[gained.changes < 0]  # in any seed
+    harm = f"{100 * len(lost) / max(1, gained.changes.size):.0f} %"
     if len(lost):
         harm += f" ({points(float(lost.min()), choice.score)})"
-    return [*cells, points(float(found.gains.mean()), choice.score), harm]
+    return [*cells, points(gained.mean.difference, choice.score), harm]
 
 
 def _taken(counts: Counter[str], seeds: int) -> str:
@@ -103,7 +101,7 @@ def client_table(choice: Choice, most: int = 50) -> Table:
     for title in ("client", "takes", "on validation samples"):
         add_column(table, title)
     add_column(table, "gain", right=True)
-    gains = dict(zip(choice.worth.clients, choice.worth.change.tolist(), strict=True))
+    gain_of = {gain.client: points(gain.gain, choice.score) for gain in choice.worth.clients}
     for client in choice.names[:most]:
         model = choice.model_of(client)
         takes = method_name(model.candidate)
@@ -111,8 +109,7 @@ def client_table(choice: Choice, most: int = 50) -> Table:
             takes += f" ({choice.votes(client)[model.candidate]} of {len(choice.seeds)} seeds)"
         lines = [line for line in choice.clients if line.client == client]
         reason = evidence([line for line in lines if line.taken == model.candidate])
-        gain = points(gains[client], choice.score) if client in gains else "-"
-        table.add_row(markup(client), markup(takes), markup(reason), gain)
+        table.add_row(markup(client), markup(takes), markup(reason), gain_of.get(client, "-"))
     return table
 
 
@@ -137,7 +134,7 @@ def evidence(lines: Sequence[ClientChoice]) -> str:
 
 def sentence(choice: Choice) -> str:
     """Who leaves local training, what that gives, and who is worse off, on test samples."""
-    found = choice.worth
+    gained = choice.worth
     taken = {client: choice.model_of(client).candidate for client in choice.names}
     leaving = {client for client, name in taken.items() if name != ALONE}
     points_of = " points" if unit(choice.score) else ""
@@ -149,22 +146,21 @@ def sentence(choice: Choice) -> str:
         text = text.replace(" in most seeds", "")
     if choice.refit:
         text += REFIT
-    mean = found.mean
+    mean = gained.mean
     interval = ""
     if not math.isnan(mean.low):
         low, high = points(mean.low, choice.score), points(mean.high, choice.score)
         interval = f" (95 % confidence interval {low} to {high})"
     gain = points(mean.difference, choice.score)
     text += f" On test samples the mean gain over all clients is {gain}{points_of}{interval}"
-    losers = found.losers
+    losers = gained.losers
     if not losers:
         return f"{text}; nobody is worse off than with local training."
-    worst = found.clients[losers[0]]
-    change = points(float(found.change[losers[0]]), choice.score)
+    change = points(losers[0].gain, choice.score)
     verb = "is" if len(losers) == 1 else "are"
     return (
-        f"{text}; {len(losers)} {verb} worse off than with local training, at most {worst} "
-        f"({change})."
+        f"{text}; {len(losers)} {verb} worse off than with local training, at most "
+        f"{losers[0].client} ({change})."
     )
 
 
@@ -220,17 +216,18 @@ def _names(clients: Sequence[str], most: int = 5) -> str:
 
 def _gainers(choice: Choice) -> str:
     """Who gains and who loses, on test samples."""
-    found = gains(choice.results[ALONE], choice.by_how[choice.how])
+    gained = choice.worth
     where = "on test samples, which had no part in training or choosing"
-    if not found.better and not found.worse:
+    if not gained.better and not gained.worse:
         return f"No client's difference {where}, is significant."
     parts = []
-    for clients, word in ((found.better, "better"), (found.worse, "worse")):
+    for clients, word in ((gained.better, "better"), (gained.worse, "worse")):
         verb = "are" if len(clients) > 1 else "is"
-        who = _names([each.client for each in clients]) if clients else "nobody"
+        who = _names([client.client for client in clients]) if clients else "nobody"
         parts.append(f"{who} {verb} significantly {word} off")
-    text = f"{where}, {' and '.join(parts)}; {found.unclear} of {len(found.clients)} show no clear"
-    return f"{text[0].upper()}{text[1:]} difference."
+    rest = f"{gained.unclear} of {len(gained.clients)} show no clear difference"
+    text = f"{where}, {' and '.join(parts)}; {rest}."
+    return text[0].upper() + text[1:]
 
 
 def _certainty(choice: Choice) -> str:

@@ -3,25 +3,26 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from commonweal.analysis.compare import OWN, Result
+from commonweal.analysis.compare import ALONE, OWN, POOLED, Result
 from commonweal.analysis.gains import ClientGain, Gains, gains
-from commonweal.analysis.worth import ALONE
 from commonweal.base.text import shown
 from commonweal.record.record import Record
 from commonweal.report.formats import decimals_of, points, scale, show_score, unit
 from commonweal.training import scores
 
-__all__ = ["ClientLine", "ClientLines", "best_method", "client_lines", "gain_cell"]
-__all__ += ["gains_over_local", "partner_weights", "samples_of", "text", "used_results"]
+__all__ = ["NAMES", "ClientLine", "ClientLines", "best_method", "client_lines", "gain_cell"]
+__all__ += ["partner_weights", "samples_of", "text", "used_results"]
+
+NAMES = {ALONE: "local training", POOLED: "pooled data"}  # of labels, for people
 
 RING = "○"
 DOTS = "●■▲◆▼✚✖"
 NAME = 24  # characters of a client's name in the plot of a terminal
 
 
-class ClientLine(NamedTuple):
+@dataclass(frozen=True)
+class ClientLine:
     """One client's line. Scores are in their own unit; NaN where there is none."""
 
     client: str
@@ -89,12 +90,6 @@ def samples_of(records: Mapping[str, Sequence[Record]]) -> dict[str, int]:
     return dict(zip(table.names, sizes, strict=True))
 
 
-def gains_over_local(results: Sequence[Result], baselines: Sequence[Result]) -> list[Gains]:
-    """The gains of every method over local training; empty where that was not run."""
-    alone = next((result for result in baselines if result.label == ALONE), None)
-    return [] if alone is None else [gains(alone, result) for result in results]
-
-
 def best_method(found: Sequence[Gains]) -> Gains:
     """The method with the most clients better off less those worse off; then by the mean gain."""
     return max(found, key=lambda g: (len(g.better) - len(g.worse), g.mean.difference))
@@ -160,7 +155,7 @@ def text(plot: ClientLines, width: int = 79) -> list[str]:
         plot: The clients.
         width: Characters of a line.
     """
-    labels = [shown(line.client)[:NAME] for line in plot.lines]
+    labels = [shown(line.client[:NAME])[:NAME] for line in plot.lines]
     names = max(map(len, labels), default=0)
     columns = max(20, width - names - 2)
     values = [v for line in plot.lines for v in (line.local, *line.scores) if math.isfinite(v)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,9 @@ import torch
 from rich.console import Console
 
 from commonweal.analysis.compare import (
+    ALONE,
     OWN,
+    POOLED,
     Cell,
     Result,
     baseline_cells,
@@ -27,8 +30,8 @@ from commonweal.analysis.compare import (
     run_folder,
 )
 from commonweal.analysis.curves import CURVES
+from commonweal.analysis.gains import Gains, gains_over_local
 from commonweal.analysis.labels import by_label, find_runs, seed_of
-from commonweal.analysis.worth import ALONE, POOLED, Worth, worth
 from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import (
     CommonwealError,
@@ -48,7 +51,7 @@ from commonweal.jobs.rounds import run
 from commonweal.metrics import Paired
 from commonweal.record.record import Record
 from commonweal.report import Format, figures, html
-from commonweal.report.clients import client_lines, samples_of, used_results
+from commonweal.report.clients import ClientLines, client_lines, samples_of, used_results
 from commonweal.report.comparison import Summary, chosen_columns, render, summarize
 from commonweal.report.formats import NARROW
 from commonweal.report.overview import overview
@@ -179,9 +182,24 @@ class Comparison:
         return f"<Comparison of {labels}: {self.results[0].seeds} seeds, {self.score}{varied}>"
 
     @property
-    def worth(self) -> list[Worth]:
-        """Every result next to local training."""
-        return worth(self.results, self.baselines)
+    def worth(self) -> list[Gains]:
+        """The gains of every result over local training."""
+        return gains_over_local(self.results, self.baselines)
+
+    @cached_property
+    def used(self) -> list[Result]:
+        """One result per method: that of the models that its clients use."""
+        return used_results(self.results)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The numbers of the models that clients use, next to local training."""
+        return summarize(self.used, self.score, baselines=self.baselines)
+
+    @property
+    def client_lines(self) -> ClientLines:
+        """Every client's scores, next to local training."""
+        return client_lines(self.used, self.baselines, self.score, samples_of(self.records))
 
     def with_curves(self, names: Collection[str]) -> "Comparison":
         """Add the metrics of whole runs among these (`CURVES`), which take reading all rounds."""
@@ -266,14 +284,11 @@ class Comparison:
     @property
     def methods(self) -> dict[str, list[Record]]:
         """The runs without local and pooled training, unless there are no others."""
-        labels = {result.label for result in used_results(self.results)}
-        return {label: runs for label, runs in self.records.items() if label in labels}
+        return {result.label: self.records[result.label] for result in self.used}
 
     def client_picture(self) -> figures.Picture:
         """Every client's scores, next to local training."""
-        used = used_results(self.results)
-        samples = samples_of(self.records)
-        return figures.clients(client_lines(used, self.baselines, self.score, samples))
+        return figures.clients(self.client_lines)
 
     def round_picture(self) -> figures.Picture:
         """Mean and worst 10 % over rounds."""
@@ -287,8 +302,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         """What a notebook shows: the answer, and the table of methods."""
         seen = overview(self)
-        table = html.table(seen.about, seen.table.header, seen.table.rows)
-        return html.tag("p", html.tag("strong", seen.sentence)) + table
+        sentence = html.tag("p", html.tag("strong", seen.sentence))
+        return sentence + html.columns(seen.about, seen.table.labels, seen.table.columns)
 
 
 def compare(

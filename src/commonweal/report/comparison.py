@@ -12,18 +12,18 @@ from rich.table import Table
 
 from commonweal import metrics
 from commonweal.analysis.compare import Result, align
-from commonweal.analysis.gains import ClientGain, Gains, gains
-from commonweal.analysis.worth import Worth, worth
+from commonweal.analysis.gains import ClientGain, Gains, gains_over_local
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.plain import to_json
 from commonweal.metrics import Against, Paired
 from commonweal.report import Format, formats
-from commonweal.report.clients import best_method, gains_over_local
+from commonweal.report.clients import NAMES, best_method
 from commonweal.report.formats import (
     METRICS,
     Column,
     Grid,
     decimals_of,
+    interval,
     markup,
     plain_table,
     points,
@@ -43,7 +43,6 @@ __all__ = [
     "lines",
     "render",
     "summarize",
-    "verdict",
     "worth_sentences",
 ]
 
@@ -52,7 +51,7 @@ Array: TypeAlias = NDArray[np.float64]
 MANY = 20  # with this many clients, tails are compared instead of single clients
 FEWEST_SEEDS = 3  # for an interval of one client's score: that of two is wider than the scale
 NAMED = 5  # clients that a sentence names
-NOT_SIGNIFICANT = "(n.s.)"
+MOST_SEEDS = 100  # that a sentence suggests
 
 # The columns of the tables that papers print; worst and best are tenths with many clients.
 PAPERS = {
@@ -80,7 +79,6 @@ class Summary:
     baseline: str | None  # FedAvg's label, if it is among them
     against: dict[str, Against]  # by label, against the baseline; means over seeds
     personal: bool  # whether some results are of personal models
-    worth: dict[str, Worth]  # by label, against local training; empty where that was not run
     gains: list[Gains]  # over local training, one per label; empty where that was not run
 
     @property
@@ -125,10 +123,9 @@ def summarize(
         keys = ["mean", *by_samples, f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}"]
     else:
         keys = list(dict.fromkeys(k + tail if k in ("worst", "best") else k for k in columns))
-    tested = [
-        _first_of(keys, ("mean", "weighted_mean")) or "mean",
-        _first_of(keys, ("worst",)) or f"worst{tail}",
-    ]
+    means = [key for key in keys if key in ("mean", "weighted_mean")]
+    worsts = [key for key in keys if key.startswith("worst")]
+    tested = [means[0] if means else "mean", worsts[0] if worsts else f"worst{tail}"]
     values = {key: _over_seeds(results, key) for key in dict.fromkeys([*keys, *tested])}
     baseline = next((r for r in results if r.label == "fedavg"), None)
     return Summary(
@@ -142,13 +139,8 @@ def summarize(
         baseline=None if baseline is None else baseline.label,
         against={} if baseline is None else _against(baseline, results),
         personal=any(r.personal for r in results),
-        worth={each.label: each for each in worth(results, baselines)},
         gains=gains_over_local(results, baselines),
     )
-
-
-def _first_of(keys: Sequence[str], starts: tuple[str, ...]) -> str:
-    return next((key for key in keys if key.startswith(starts)), "")
 
 
 def _over_seeds(results: Sequence[Result], key: str) -> Array:
@@ -162,12 +154,13 @@ def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
     """What changed for suffering and thriving clients, by label; means over seeds."""
     changes = {}
     for other in results:
-        if other is not base:
-            _, before, after = align(base, other)
-            lower = base.lower_is_better
-            pairs = zip(before, after, strict=True)
-            by_seed = [metrics.against(b, a, lower_is_better=lower) for b, a in pairs]
-            changes[other.label] = Against(*np.array(by_seed).mean(0).tolist())
+        if other is base:
+            continue
+        _, before, after = align(base, other)
+        by_seed = []
+        for old, new in zip(before, after, strict=True):
+            by_seed.append(metrics.against(old, new, lower_is_better=base.lower_is_better))
+        changes[other.label] = Against(*np.array(by_seed).mean(0).tolist())
     return changes
 
 
@@ -176,6 +169,7 @@ def lines(summary: Summary) -> list[dict[str, object]]:
 
     Scores are in their own unit, and what is shown in per cent is a fraction, the Gini index too.
     """
+    over_local = {gained.label: gained for gained in summary.gains}
     rows = []
     for row, label in enumerate(summary.labels):
         line: dict[str, object] = {"rule": label, "score": summary.score, "seeds": summary.seeds}
@@ -184,16 +178,16 @@ def lines(summary: Summary) -> list[dict[str, object]]:
             deviation = float(values[row].std()) if summary.seeds > 1 else None
             line |= {key: float(values[row].mean()), f"{key}_std": deviation}
         for key, differences in summary.differences.items():
-            names = [f"{key}_{part}" for part in ("difference", "low", "high", "significant")]
-            cells = [None] * 4 if row == 0 else list(differences[row - 1])
+            names = [f"{key}_{part}" for part in Paired._fields]
+            cells = [None] * len(names) if row == 0 else list(differences[row - 1])
             line |= dict(zip(names, cells, strict=True))
         changes = summary.against.get(label) or [None] * len(Against._fields)
         line |= dict(zip(Against._fields, changes, strict=True))
-        if label in summary.worth:
-            local = summary.worth[label]
-            mean = local.mean
-            line |= {"better_off": local.better_off, "excess_max": local.excess_max}
-            line |= {"mean_against_alone": mean.difference, "share_of_pooled": local.share}
+        if label in over_local:
+            gained = over_local[label]
+            mean = gained.mean
+            line |= {"better_off": gained.better_off, "excess_max": gained.excess_max}
+            line |= {"mean_against_alone": mean.difference, "share_of_pooled": gained.share}
             line |= {"mean_against_alone_low": mean.low, "mean_against_alone_high": mean.high}
         rows.append(line)
     return rows
@@ -232,7 +226,7 @@ def layout(summary: Summary, decimals: int | None = None) -> Grid:
     title = f"{summary.score} over {summary.clients} clients{in_per_cent}, {over}"
     differences = []
     if len(summary.labels) > 1:
-        differences = [_difference_column(summary, key, decimals) for key in summary.differences]
+        differences = _difference_columns(summary, decimals)
     if summary.against:
         differences += _change_columns(summary, decimals)
     return Grid(
@@ -240,7 +234,7 @@ def layout(summary: Summary, decimals: int | None = None) -> Grid:
         labels=summary.labels,
         figures=[_figure_column(summary, key, decimals) for key in summary.values],
         differences=differences,
-        against_local=_local_columns(summary, decimals) if summary.worth else [],
+        against_local=_local_columns(summary, decimals),
         notes=_notes(summary),
     )
 
@@ -251,8 +245,9 @@ def _figure_column(summary: Summary, key: str, decimals: int | None) -> Column:
     if key == "variance":
         factor = scale(summary.score) ** 2
     values = factor * summary.values[key]
-    digits = decimals_of(summary.score, values) if metric.in_score_units else metric.digits
-    digits = digits if decimals is None else decimals
+    digits = metric.digits if decimals is None else decimals
+    if metric.in_score_units:
+        digits = decimals_of(summary.score, values, decimals)
     cells = []
     for row in values:
         if np.isnan(row).all():
@@ -276,70 +271,59 @@ def _best(values: Array) -> int | None:
     return lowest if clear else None
 
 
-def _difference_column(summary: Summary, key: str, decimals: int | None) -> Column:
-    differences = summary.differences[key]
-    digits = decimals_of(summary.score, np.array([d.difference for d in differences]))
-    digits = digits if decimals is None else decimals
-    factor = summary.sign * scale(summary.score)
-    cells = [_interval(each, factor, digits) for each in differences]
-    return Column(f"gain in {METRICS[key].title} over {summary.labels[0]}", ["", *cells])
-
-
-def _interval(p: Paired, factor: float, digits: int = 1) -> str:
-    difference = f"{factor * p.difference:+.{digits}f}"
-    if not p.significant:
-        return f"{difference} {NOT_SIGNIFICANT}"
-    low, high = sorted((factor * p.low, factor * p.high))
-    return f"{difference} [{low:+.{digits}f}, {high:+.{digits}f}]"
+def _difference_columns(summary: Summary, decimals: int | None) -> list[Column]:
+    """The gains over the first method; above 0 is better, also for errors."""
+    columns = []
+    for key, differences in summary.differences.items():
+        sizes = np.array([paired.difference for paired in differences])
+        digits = decimals_of(summary.score, sizes, decimals)
+        cells = [""]
+        for paired in differences:
+            difference, low, high, significant = paired
+            if summary.sign < 0:
+                paired = Paired(-difference, -high, -low, significant)
+            cells.append(interval(paired, summary.score, digits))
+        columns.append(Column(f"gain in {METRICS[key].title} over {summary.labels[0]}", cells))
+    return columns
 
 
 def _change_columns(summary: Summary, decimals: int | None) -> list[Column]:
     """How many suffering clients improved and thriving ones degraded, with their mean gain."""
-    suffering = []
-    thriving = []
+    suffering = Column("suffering improved", [])
+    thriving = Column("thriving degraded", [])
     for label in summary.labels:
         change = summary.against.get(label)
         if change is None:
-            suffering.append("")
-            thriving.append("")
+            suffering.cells.append("")
+            thriving.cells.append("")
             continue
-        improved = (change.suffering_improved, change.suffering_change)
-        degraded = (change.thriving_degraded, change.thriving_change)
-        suffering.append(_change_cell(summary, *improved, decimals))
-        thriving.append(_change_cell(summary, *degraded, decimals))
-    return [Column("suffering improved", suffering), Column("thriving degraded", thriving)]
-
-
-def _change_cell(summary: Summary, share: float, change: float, decimals: int | None) -> str:
-    digits = decimals_of(summary.score, change) if decimals is None else decimals
-    return f"{100 * share:.0f} % ({summary.sign * scale(summary.score) * change:+.{digits}f})"
-
-
-LOCAL_TITLES = (
-    "clients better / n.s. / worse",
-    "mean gain",
-    "largest loss",
-    "of the way to pooled",
-)
+        for column, share, gain in (
+            (suffering, change.suffering_improved, change.suffering_change),
+            (thriving, change.thriving_degraded, change.thriving_change),
+        ):
+            digits = decimals_of(summary.score, gain, decimals)
+            shown = f"{summary.sign * scale(summary.score) * gain:+.{digits}f}"
+            column.cells.append(f"{100 * share:.0f} % ({shown})")
+    return [suffering, thriving]
 
 
 def _local_columns(summary: Summary, decimals: int | None) -> list[Column]:
-    """Each method compared with local training."""
-    rows = [_local_cells(summary, found, decimals) for found in summary.gains]
-    columns = zip(*rows, strict=True)
-    return [Column(t, list(cells)) for t, cells in zip(LOCAL_TITLES, columns, strict=True)]
-
-
-def _local_cells(summary: Summary, found: Gains, decimals: int | None) -> list[str]:
-    factor = scale(summary.score)
-    local = summary.worth[found.label]
-    digits = decimals_of(summary.score, local.change) if decimals is None else decimals
-    return [
-        f"{len(found.better)} / {found.unclear} / {len(found.worse)}",
-        _interval(found.mean, factor, digits),
-        f"{factor * local.excess_max:.{digits}f}" if local.losers else "none",
-        "-" if local.share is None else f"{100 * local.share:.0f} %",
-    ]
+    """Each method compared with local training; nothing where that was not run."""
+    if not summary.gains:
+        return []
+    counts = Column("clients better / n.s. / worse", [])
+    mean = Column("mean gain", [])
+    loss = Column("largest loss", [])
+    share = Column("of the way to pooled", [])
+    for gained in summary.gains:
+        sizes = np.array([client.gain for client in gained.clients])
+        digits = decimals_of(summary.score, sizes, decimals)
+        largest = f"{scale(summary.score) * gained.excess_max:.{digits}f}"
+        counts.cells.append(f"{len(gained.better)} / {gained.unclear} / {len(gained.worse)}")
+        mean.cells.append(interval(gained.mean, summary.score, digits))
+        loss.cells.append(largest if gained.losers else "none")
+        share.cells.append("-" if gained.share is None else f"{100 * gained.share:.0f} %")
+    return [counts, mean, loss, share]
 
 
 def _notes(summary: Summary) -> list[str]:
@@ -360,8 +344,8 @@ def _notes(summary: Summary) -> list[str]:
         )
     if summary.personal:
         notes.append(
-            "own models: the personal models that clients of this method use; the line before is "
-            "its global model"
+            "personal models: those that the clients of this method use; the line before is its "
+            "global model"
         )
     return notes
 
@@ -379,12 +363,12 @@ def _seed_notes(summary: Summary) -> list[str]:
     values = summary.compared[key]
     confidence = 1 - 0.05 / len(open_ones)  # what Holm's procedure asks of the first of them
     needed = metrics.seeds_needed(values[largest + 1], values[0], confidence)
-    if needed is None or needed <= summary.seeds:
+    if needed is None or not summary.seeds < needed <= MOST_SEEDS:
         return []
-    difference = scale(summary.score) * abs(differences[largest].difference)
+    difference = points(abs(differences[largest].difference), summary.score)[1:]
     points_of = " points" if unit(summary.score) else ""
     return [
-        f"with {summary.seeds} seeds {difference:.3g}{points_of} are not significant "
+        f"with {summary.seeds} seeds {difference}{points_of} are not significant "
         f"({summary.labels[largest + 1]}, {METRICS[key].title}); about {needed} seeds would do"
     ]
 
@@ -400,7 +384,7 @@ def client_table(results: Sequence[Result], score: str) -> Table:
     table = plain_table(title)
     add_column(table, "client")
     for result in results:
-        add_column(table, result.label, right=True)
+        add_column(table, NAMES.get(result.label, result.label), right=True)
     for name in first.clients:
         cells = [_client_cell(result, name, score) for result in results]
         table.add_row(markup(name), *cells)
@@ -415,8 +399,8 @@ def _client_cell(result: Result, name: str, score: str) -> str:
     text = f"{values.mean():.{digits}f}"
     if len(values) < FEWEST_SEEDS:
         return text
-    interval = metrics.paired(values, np.zeros_like(values))
-    half = (interval.high - interval.low) / 2
+    over_seeds = metrics.paired(values, np.zeros_like(values))
+    half = (over_seeds.high - over_seeds.low) / 2
     if math.isnan(half):  # all seeds agree
         return text
     return f"{text} ±{half:.{max(0, digits - 1)}f}"
@@ -428,9 +412,8 @@ def _client_cell(result: Result, name: str, score: str) -> str:
 def answer(summary: Summary) -> str:
     """Whether joining pays, for the method that serves clients best.
 
-    The sentence follows from the intervals: "pays" where more clients gain significantly than
-    lose and the mean does not fall significantly, "does not pay" where no method achieves that
-    and some clients lose.
+    The sentence follows from the intervals: joining pays where more clients gain significantly
+    than lose and the mean does not fall significantly.
 
     Returns:
         The sentence; empty where local training was not run.
@@ -439,20 +422,37 @@ def answer(summary: Summary) -> str:
         return ""
     best = best_method(summary.gains)
     clients = len(best.clients)
-    falls = best.mean.significant and best.mean.difference < 0
     better, worse = len(best.better), len(best.worse)
+    falls = best.mean.significant and best.mean.difference < 0
     if better > worse and not falls:
         rest = "none is" if worse == 0 else _are(worse)
         return (
             f"Joining pays: with {best.label}, {_are(better, clients)} significantly better off "
             f"than with local training, and {rest} worse off."
         )
-    if worse or falls:
+    if worse > better or falls:
         return (
             f"Joining does not pay here: even with {best.label}, {_are(worse, clients)} "
             f"significantly worse off than with local training, and {better or 'none'} better off."
         )
-    return f"Whether joining pays is open: {_open_question(summary, best)}"
+    if worse:
+        return (
+            f"Joining helps some clients and harms others: with {best.label}, "
+            f"{_are(better, clients)} significantly better off than with local training, and "
+            f"{_are(worse)} worse off."
+        )
+    if summary.seeds < 2:
+        reason = "one seed shows no significant difference; run at least three"
+    else:
+        reason = (
+            f"with {best.label} and {summary.seeds} seeds, no client's difference from local "
+            "training is significant"
+        )
+        by_seed = best.changes.mean(1)
+        needed = metrics.seeds_needed(by_seed, np.zeros_like(by_seed))
+        if needed is not None and summary.seeds < needed <= MOST_SEEDS:
+            reason += f"; about {needed} seeds would show the mean gain"
+    return f"Whether joining pays is open: {reason}."
 
 
 def _are(count: int, clients: int | None = None) -> str:
@@ -461,66 +461,26 @@ def _are(count: int, clients: int | None = None) -> str:
     return f"{count}{of} {'is' if count == 1 else 'are'}"
 
 
-def _open_question(summary: Summary, best: Gains) -> str:
-    if summary.seeds < 2:
-        return "one seed shows no significant difference; run at least three."
-    text = f"with {summary.seeds} seeds no client's difference from local training is significant"
-    by_seed = summary.worth[best.label].gains.mean(1)
-    needed = metrics.seeds_needed(by_seed, np.zeros_like(by_seed))
-    if needed is None or needed <= summary.seeds:
-        return text + "."
-    return f"{text}; about {needed} seeds would show the mean gain."
-
-
 def worth_sentences(summary: Summary) -> list[str]:
     """One sentence per method: how many clients gain and lose against local training, and who."""
-    return [
-        _worth_sentence(found, summary.worth[found.label].share, summary.score)
-        for found in summary.gains
-    ]
-
-
-def _worth_sentence(found: Gains, share: float | None, score: str) -> str:
-    parts = [
-        f"{len(found.better)} of {len(found.clients)} clients are better off than with local "
-        "training",
-        f"{len(found.worse)} worse off{_named(found.worse, score)}",
-        f"{found.unclear} without a significant difference",
-    ]
-    mean = found.mean
-    certainty = "" if mean.significant else " (not significant)"
-    sentence = f"{found.label}: {', '.join(parts)}. Mean gain {points(mean.difference, score)}"
-    sentence += certainty
-    if share is not None:
-        sentence += f"; {100 * share:.0f} % of the way from local to pooled training"
-    return sentence + "."
+    sentences = []
+    for gained in summary.gains:
+        mean = points(gained.mean.difference, summary.score)
+        certainty = "" if gained.mean.significant else " (not significant)"
+        sentence = (
+            f"{gained.label}: {_are(len(gained.better), len(gained.clients))} better off than with "
+            f"local training, {len(gained.worse)} worse off{_named(gained.worse, summary.score)}, "
+            f"{gained.unclear} without a significant difference. Mean gain {mean}{certainty}"
+        )
+        if gained.share is not None:
+            sentence += f"; {100 * gained.share:.0f} % of the way from local to pooled training"
+        sentences.append(sentence + ".")
+    return sentences
 
 
 def _named(clients: Sequence[ClientGain], score: str) -> str:
     if not clients:
         return ""
-    some = [f"{each.client} {points(each.gain, score)}" for each in clients[:NAMED]]
+    some = [f"{client.client} {points(client.gain, score)}" for client in clients[:NAMED]]
     more = len(clients) - NAMED
     return f" ({', '.join(some)}{f' and {more} more' if more > 0 else ''})"
-
-
-def verdict(base: Result, fair: Result, score: str = "accuracy") -> str:
-    """Who gains under a fair method and at what cost, in words."""
-    found = gains(base, fair)
-    names, before, after = align(base, fair)
-    sign = -1.0 if base.lower_is_better else 1.0
-    worst = names[int((sign * before.mean(0)).argmin())]
-    change = next(each.gain for each in found.clients if each.client == worst)
-    lowest = metrics.paired((sign * after).min(1), (sign * before).min(1))
-    points_of = " points" if unit(score) else ""
-    certainty = "not significant"
-    if lowest.significant:
-        low, high = points(lowest.low, score), points(lowest.high, score)
-        certainty = f"95 % confidence interval {low} to {high}"
-    return (
-        f"With {fair.label}, {worst}, the worst client under {base.label}, gains "
-        f"{points(change, score)}{points_of}; of {len(names)} clients {len(found.better)} gain and "
-        f"{len(found.worse)} lose significantly, and the mean changes by "
-        f"{points(found.mean.difference, score)}. The worst client of a seed gains "
-        f"{points(lowest.difference, score)} ({certainty})."
-    )

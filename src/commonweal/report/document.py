@@ -1,6 +1,5 @@
 """A report of runs: one HTML file that a person can mail, without scripts and other files."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -9,13 +8,14 @@ from commonweal import __version__
 from commonweal.analysis.labels import seed_of
 from commonweal.base.errors import RunError, TrustError
 from commonweal.base.plain import flat
+from commonweal.base.text import shortened
 from commonweal.record.record import Record
 from commonweal.report import figures, html
 from commonweal.report.clients import partner_weights
 from commonweal.report.compare import Comparison
 from commonweal.report.figures import Drawing, Picture
-from commonweal.report.html import Html, join, tag
-from commonweal.report.overview import Overview, Table, overview
+from commonweal.report.html import Html, join, minus, strong, tag
+from commonweal.report.overview import Overview, overview
 
 __all__ = ["render"]
 
@@ -114,17 +114,15 @@ def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[H
         f"{summary.name}: {first.facts.clients} clients, {first.experiment.get('rounds')} rounds, "
         f"seeds {seeds}."
     )
-    cards = [
-        tag(
-            "div",
-            tag("h2", card.title),
-            tag("strong", _minus(card.value)),
-            card.more,
-            tag("p", _minus(card.note)),
-        )
-        for card in summary.cards
-    ]
-    advice = [tag("li", text) for text in summary.advice]
+    cards = []
+    for card in summary.cards:
+        value = tag("strong", minus(card.value))
+        note = tag("p", minus(card.note))
+        cards.append(tag("div", tag("h2", card.title), value, card.more, note))
+    advice = []
+    for text in summary.advice:
+        shown = tag("code", text) if text.startswith("commonweal ") else text
+        advice.append(tag("li", shown))
     return [
         tag("p", f"{title} · {facts}", class_="about"),
         tag("h1", summary.sentence),
@@ -132,23 +130,9 @@ def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[H
         *(tag("p", sentence) for sentence in comparison.failures),
         tag("div", *cards, class_="cards"),
         html.figure(comparison.client_picture(), "clients-figure", MOST_ROWS),
-        _table("Methods", summary.table),
+        html.columns("Methods", summary.table.labels, summary.table.columns),
         *([tag("h2", "What to do"), tag("ul", *advice)] if advice else []),
     ]
-
-
-def _minus(text: str) -> str:
-    """A text whose negative numbers have a minus sign instead of a hyphen."""
-    return re.sub(r"(^|[\s\[(])-(?=\d)", "\\1\N{MINUS SIGN}", text)
-
-
-def _table(caption: str, table: Table) -> Html:
-    """A table in which the significantly best cells are bold."""
-    rows: list[list[str]] = []
-    for k, row in enumerate(table.rows):
-        marked = zip(map(_minus, row), table.best, strict=True)
-        rows.append([tag("strong", cell) if best == k else cell for cell, best in marked])
-    return html.table(caption, table.header, rows)
 
 
 @dataclass(frozen=True)
@@ -175,25 +159,19 @@ def _details(comparison: Comparison, summary: Overview) -> Section:
     """Who gained and who lost, all columns, and notes."""
     content = []
     for named in summary.named:
-        clients = ", ".join(f"{name} {_minus(gain)}" for name, gain in named.clients)
+        clients = ", ".join(f"{shortened(name)} {minus(gain)}" for name, gain in named.clients)
         more = f" and {named.more} more" if named.more else ""
         content.append(tag("p", f"{named.title}: {clients}{more}."))
-    content += [tag("p", _minus(note)) for note in summary.notes]
-    content.append(_wide_table(summary.more))
-    return _section("details", "Who gained, who lost, and all numbers", *content)
-
-
-def _wide_table(table: Table) -> Html:
-    """All columns, a row per number: the table stays narrow enough to be printed."""
-    header = ["", *(row[0] for row in table.rows)]
+    content += [tag("p", minus(note)) for note in summary.notes]
+    # A row per number: the table stays narrow enough to be printed.
     rows = []
-    for column in range(1, len(table.header)):
-        cells: list[str] = [table.header[column]]
-        for k, row in enumerate(table.rows):
-            cell = _minus(row[column])
-            cells.append(tag("strong", cell) if table.best[column] == k else cell)
-        rows.append(cells)
-    return html.table("All numbers", header, rows)
+    for column in summary.more.columns:
+        row = [minus(cell) for cell in column.cells]
+        if column.best is not None:
+            row[column.best] = strong(row[column.best])
+        rows.append([column.title, *row])
+    content.append(html.table("All numbers", ["metric", *summary.more.labels], rows))
+    return _section("details", "Who gained, who lost, and all numbers", *content)
 
 
 def _rounds(comparison: Comparison) -> Section:
@@ -281,10 +259,13 @@ def _experiment(comparison: Comparison) -> Section:
     first_label, *labels = comparison.records
     first = comparison.records[first_label][0]
     toml = (first.folder / "experiment.toml").read_text(encoding="utf-8")
-    content = [tag("p", f"{first_label}, in full:"), tag("pre", tag("code", toml))]
+    content = [tag("p", f"{first_label}, in full:"), tag("pre", tag("code", toml), tabindex="0")]
     for label in labels:
         changed = _changed(first, comparison.records[label][0])
-        content += [tag("p", f"{label} differs in:"), tag("pre", tag("code", changed))]
+        content += [
+            tag("p", f"{label} differs in:"),
+            tag("pre", tag("code", changed), tabindex="0"),
+        ]
     return _section("experiment", "The experiment", *content)
 
 

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Band",
     "Picture",
     "Plots",
+    "band",
     "check_suffix",
     "clients",
     "draw",
@@ -275,10 +277,10 @@ def _evenly(size: int, most: int) -> NDArray[np.intp]:
 # Rounds
 
 
-class _Band(NamedTuple):
+class Band(NamedTuple):
     """A metric over rounds: mean, lowest and highest over seeds."""
 
-    rounds: list[int]
+    round: list[int]
     mean: Array
     low: Array
     high: Array
@@ -312,32 +314,32 @@ def rounds(runs: Mapping[str, Sequence[Record]]) -> Picture:
     )
     rows = []
     for label, bands in curves.items():
-        numbers = bands["mean"].rounds
+        numbers = bands["mean"].round
         for k in _evenly(len(numbers), MOST_POINTS).tolist():
             values = [show_score(float(bands[key].mean[k]), score) for key in SHOWN]
             rows.append((label, str(numbers[k]), *values))
     return Picture("Scores over rounds", description, figure, ("method", "round", *SHOWN), rows)
 
 
-def band(records: Sequence[Record], key: str) -> _Band:
+def band(records: Sequence[Record], key: str) -> Band:
     """A metric of the models that clients use, by the rounds that all seeds evaluated."""
     tables = [{r.number: r.personal or r.metrics for r in record.evaluated} for record in records]
     numbers = sorted(set.intersection(*(set(table) for table in tables)))
     if not numbers:
         raise RunError(f"{str(records[0].folder)!r} has no evaluated round yet")
     values = np.array([[table[n].get(key, math.nan) for n in numbers] for table in tables])
-    return _Band(numbers, values.mean(0), values.min(0), values.max(0))
+    return Band(numbers, values.mean(0), values.min(0), values.max(0))
 
 
-def _draw_band(axes: "Axes", curve: _Band, i: int, label: str, factor: float) -> None:
+def _draw_band(axes: "Axes", curve: Band, i: int, label: str, factor: float) -> None:
     colour = COLOURS[i % len(COLOURS)]
     style = LINES[i % len(LINES)]
-    marker = MARKERS[i % len(MARKERS)] if len(curve.rounds) < 20 else ""
+    marker = MARKERS[i % len(MARKERS)] if len(curve.round) < 20 else ""
     axes.fill_between(
-        curve.rounds, factor * curve.low, factor * curve.high, color=colour, alpha=0.15, linewidth=0
+        curve.round, factor * curve.low, factor * curve.high, color=colour, alpha=0.15, linewidth=0
     )
     axes.plot(
-        curve.rounds, factor * curve.mean, style, color=colour, marker=marker, ms=4, label=label
+        curve.round, factor * curve.mean, style, color=colour, marker=marker, ms=4, label=label
     )
 
 

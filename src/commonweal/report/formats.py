@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.table import Table
 
 from commonweal.base.text import quoted, shown
+from commonweal.metrics import Paired
 from commonweal.record.final import Bounds
 from commonweal.training import scores
 
@@ -26,6 +27,8 @@ __all__ = [
     "cell_rows",
     "csv_text",
     "decimals_of",
+    "header",
+    "interval",
     "latex",
     "markdown",
     "markup",
@@ -93,8 +96,10 @@ def score_label(score: str) -> str:
     return f"{score} (%)" if scale(score) == 100 else score
 
 
-def decimals_of(score: str, values: Array | float) -> int:
-    """Digits after the point: one for per cent, otherwise three significant digits."""
+def decimals_of(score: str, values: Array | float, given: int | None = None) -> int:
+    """Digits after the point as given, or one for per cent, or three significant digits."""
+    if given is not None:
+        return given
     if scores.find(score).in_per_cent:
         return 1
     sizes = np.abs(np.atleast_1d(values))
@@ -138,7 +143,14 @@ def show_score(value: float, score: str, digits: int = 2) -> str:
 
 def points(change: float, score: str) -> str:
     """A difference of scores with its sign, in points of per cent or in the score's unit."""
-    return f"{scale(score) * change:+.{decimals_of(score, change)}f}"
+    return f"{scale(score) * change:+z.{decimals_of(score, change)}f}"
+
+
+def interval(gain: Paired, score: str, digits: int | None = None) -> str:
+    """A gain with its interval: "+1.2 [+0.3, +2.1]", or "+0.1 (n.s.)" if it is not significant."""
+    digits = decimals_of(score, gain.difference, digits)
+    shown, low, high = (f"{scale(score) * value:+z.{digits}f}" for value in gain[:3])
+    return f"{shown} [{low}, {high}]" if gain.significant else f"{shown} (n.s.)"
 
 
 # Tables
@@ -171,22 +183,18 @@ class Grid:
         return [*self.figures, *self.differences]
 
 
-def cell_rows(grid: Grid, columns: Sequence[Column], best: str) -> list[list[str]]:
-    """The cells line by line, after the label.
-
-    Args:
-        grid: Gives the labels.
-        columns: Those to show.
-        best: The format of a column's best cell, such as "**{}**".
-    """
-    rows = [[label] for label in grid.labels]
+def cell_rows(
+    labels: Iterable[str], columns: Sequence[Column], bold: Callable[[str], str]
+) -> list[list[str]]:
+    """The cells line by line, after the label. The best cell of a column is bold."""
+    rows = [[label] for label in labels]
     for column in columns:
         for k, cell in enumerate(column.cells):
-            rows[k].append(best.format(cell) if k == column.best else cell)
+            rows[k].append(bold(cell) if k == column.best else cell)
     return rows
 
 
-def _header(columns: Sequence[Column]) -> list[str]:
+def header(columns: Sequence[Column]) -> list[str]:
     return ["method", *(column.title for column in columns)]
 
 
@@ -210,12 +218,11 @@ def markdown(grid: Grid) -> str:
 
 
 def _markdown_table(grid: Grid, columns: Sequence[Column]) -> str:
-    header = [shown(title, "markdown") for title in _header(columns)]
+    titles = [shown(title, "markdown") for title in header(columns)]
     ruler = ["---", *["--:"] * len(columns)]
-    rows = [
-        [shown(label, "markdown"), *cells] for label, *cells in cell_rows(grid, columns, "**{}**")
-    ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ruler, *rows))
+    labels = [shown(label, "markdown") for label in grid.labels]
+    rows = cell_rows(labels, columns, "**{}**".format)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, ruler, *rows))
 
 
 LATEX = str.maketrans({"%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
@@ -236,11 +243,10 @@ def latex(grid: Grid) -> str:
 
 
 def _latex_table(grid: Grid, label: str, caption: str, columns: Sequence[Column]) -> str:
-    titles = [shown(title, "latex") for title in _header(columns)]
-    rows = [titles]
-    for name, *cells in cell_rows(grid, columns, r"\textbf{{{}}}"):
+    rows = [[shown(title, "latex") for title in header(columns)]]
+    for name, *cells in cell_rows(grid.labels, columns, r"\textbf{{{}}}".format):
         rows.append([shown(name, "latex"), *map(_latex_cell, cells)])
-    header, *lines = [" & ".join(row) + r" \\" for row in rows]
+    titles, *lines = [" & ".join(row) + r" \\" for row in rows]
     return "\n".join(
         [
             r"\begin{table}",
@@ -249,7 +255,7 @@ def _latex_table(grid: Grid, label: str, caption: str, columns: Sequence[Column]
             r"\centering",
             r"\begin{tabular}{l" + "r" * len(columns) + "}",
             r"\toprule",
-            header,
+            titles,
             r"\midrule",
             *lines,
             r"\bottomrule",
@@ -306,7 +312,7 @@ def _narrow_tables(
         for column in part:
             width = _width(column) - 2
             table.add_column(markup(column.title), justify="right", overflow="fold", width=width)
-        for name, *cells in cell_rows(grid, part, "[bold]{}[/]")[first:]:
+        for name, *cells in cell_rows(grid.labels, part, "[bold]{}[/]".format)[first:]:
             table.add_row(markup(name), *cells)
         tables.append(table)
     return tables

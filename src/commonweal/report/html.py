@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from commonweal.base.text import shown
+from commonweal.base.text import shortened, shown
 from commonweal.report.figures import Picture, draw
+from commonweal.report.formats import Column, cell_rows, header
 
-__all__ = ["Html", "figure", "join", "table", "tag"]
+__all__ = ["Html", "columns", "figure", "join", "minus", "strong", "table", "tag"]
 
 VOID = ("meta",)  # elements without content
+NAME = 200  # characters of a client's or a method's name
 
 
 class Html(str):
@@ -40,15 +42,35 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
     return Html(f"<{name}{given}>{join(children)}</{name}>")
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
+def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     """A table whose first column names its rows. It scrolls by itself on narrow screens."""
-    head = tag("tr", *(tag("th", cell, scope="col") for cell in header))
+    head = tag("tr", *(tag("th", cell, scope="col") for cell in titles))
     lines = []
     for first, *cells in rows:
-        lines.append(tag("tr", tag("th", first, scope="row"), *(tag("td", c) for c in cells)))
+        name = first if isinstance(first, Html) else shortened(first, NAME)
+        lines.append(tag("tr", tag("th", name, scope="row"), *(tag("td", c) for c in cells)))
     whole = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *lines))
     # A region that scrolls must be reachable by the keyboard.
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def columns(caption: str, labels: Iterable[str], columns: Sequence[Column]) -> Html:
+    """A table of methods in which the significantly best cells are bold."""
+    return table(caption, header(columns), cell_rows(labels, shown_columns(columns), strong))
+
+
+def shown_columns(columns: Iterable[Column]) -> list[Column]:
+    """Columns whose negative numbers have a minus sign instead of a hyphen."""
+    return [column._replace(cells=[minus(cell) for cell in column.cells]) for column in columns]
+
+
+def strong(text: str) -> Html:
+    return tag("strong", text)
+
+
+def minus(text: str) -> str:
+    """A text whose negative numbers have a minus sign instead of a hyphen."""
+    return re.sub(r"(^|[\s\[(])-(?=\d)", "\\1\N{MINUS SIGN}", text)
 
 
 def figure(picture: Picture, name: str, most_rows: int) -> Html:
@@ -56,18 +78,15 @@ def figure(picture: Picture, name: str, most_rows: int) -> Html:
 
     name: unique on the page; most_rows: of the numbers that are shown, from both ends
     """
-    drawn = _svg(picture, name)
-    shown = ends(picture.rows, most_rows)
+    rows = list(picture.rows)
     caption = picture.title
-    if len(shown) < len(picture.rows):
-        caption += f" (the first and last {most_rows // 2} of {len(picture.rows)} lines)"
-    numbers = tag("details", tag("summary", "The numbers"), table(caption, picture.header, shown))
-    return tag("figure", drawn, tag("figcaption", picture.description), numbers, id=name)
-
-
-def ends(rows: Sequence[tuple[str, ...]], most: int) -> list[tuple[str, ...]]:
-    half = most // 2
-    return list(rows) if len(rows) <= most else [*rows[:half], *rows[-half:]]
+    if len(rows) > most_rows:
+        half = most_rows // 2
+        caption += f" (the first and last {half} of {len(rows)} lines)"
+        rows = [*rows[:half], *rows[-half:]]
+    numbers = tag("details", tag("summary", "The numbers"), table(caption, picture.header, rows))
+    description = tag("figcaption", picture.description)
+    return tag("figure", _svg(picture, name), description, numbers, id=name)
 
 
 def _svg(picture: Picture, name: str) -> Html:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commonweal.analysis.compare import Result
-from commonweal.analysis.gains import ClientGain, Gains
-from commonweal.analysis.worth import ALONE, POOLED
-from commonweal.report.clients import best_method, samples_of, used_results
-from commonweal.report.comparison import Summary, answer, layout, summarize, worth_sentences
-from commonweal.report.formats import Column, points, scale, show_score, unit
+from commonweal.analysis.compare import ALONE, Result
+from commonweal.analysis.gains import ClientGain
+from commonweal.metrics import Paired
+from commonweal.report.clients import NAMES, best_method, samples_of
+from commonweal.report.comparison import Summary, answer, layout, worth_sentences
+from commonweal.report.formats import Column, Grid, points, scale, show_score, unit
 
 if TYPE_CHECKING:
     from commonweal.report.compare import Comparison
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Card", "Named", "Overview", "Table", "overview"]
 
 MOST_NAMED = 8  # clients in a list of gains or losses
+FEW_SEEDS = 5  # below which more are suggested
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,10 @@ class Named:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: header, rows and, by column, the row that is significantly the best."""
+    """The labels of rows, and the columns next to them."""
 
-    header: list[str]
-    rows: list[list[str]]
-    best: list[int | None]
+    labels: list[str]
+    columns: list[Column]
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Overview:
 
 def overview(comparison: "Comparison") -> Overview:
     """Summarise a comparison by the models that clients use."""
-    results = used_results(comparison.results)
-    summary = summarize(results, comparison.score, baselines=comparison.baselines)
+    summary = comparison.summary
     grid = layout(summary)
+    columns = [*grid.figures, *grid.differences, *grid.against_local]
     first = next(iter(comparison.records.values()))[0]
     return Overview(
         name=first.part("dataset", "data"),
@@ -80,30 +80,27 @@ def overview(comparison: "Comparison") -> Overview:
         about=_about(summary),
         cards=_cards(summary, comparison),
         advice=_advice(summary),
-        named=_named(summary, comparison.score),
-        table=_main_table(summary, comparison.baselines),
-        more=_table(grid.labels, [*grid.columns, *grid.against_local]),
+        named=_named(summary),
+        table=_main_table(summary, grid, comparison.baselines),
+        more=Table(list(grid.labels), columns),
         notes=[*worth_sentences(summary), *grid.notes],
     )
 
 
 def _first_sentence(summary: Summary) -> str:
     """What can be said without local training: which method serves the worst clients best."""
-    key = list(summary.differences)[-1]
-    if len(summary.labels) == 1:
+    first, *others = summary.labels
+    if not others:
         value = show_score(float(summary.values["mean"].mean()), summary.score, 1)
-        return f"{summary.labels[0]}: {value} on average over {summary.clients} clients."
-    gains = [summary.sign * each.difference for each in summary.differences[key]]
+        return f"{first}: {value} on average over {summary.clients} clients."
+    *_, differences = summary.differences.values()  # of the worst clients
+    gains = [summary.sign * paired.difference for paired in differences]
     best = int(np.argmax(gains))
-    clear = summary.differences[key][best].significant and gains[best] > 0
-    name = summary.labels[best + 1]
-    if clear:
-        return (
-            f"{name} serves the worst clients significantly better than {summary.labels[0]}: "
-            f"{points(gains[best], summary.score)} points."
-        )
+    if differences[best].significant and gains[best] > 0:
+        gain = f"{points(gains[best], summary.score)}{' points' if unit(summary.score) else ''}"
+        name = others[best]
+        return f"{name} serves the worst clients significantly better than {first}: {gain}."
     seeds = "one seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
-    first = summary.labels[0]
     return f"No method is significantly better than {first} for the worst clients with {seeds}."
 
 
@@ -120,37 +117,30 @@ def _about(summary: Summary) -> str:
 
 
 def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
+    """The gain over local training, the worst clients, and the client that is served worst."""
     score = summary.score
     cards = []
-    worst = "worst_10" if "worst_10" in summary.values else "worst"
     label = summary.labels[0]
     if summary.gains:
         best = best_method(summary.gains)
         label = best.label
-        half = (best.mean.high - best.mean.low) / 2
-        interval = "" if math.isnan(half) else f"±{scale(score) * half:.1f}"
-        if interval and unit(score):
-            interval += " points"
-        others = [g for g in summary.gains if g.label != label]
-        cards.append(
-            Card(
-                "Mean gain over local training",
-                points(best.mean.difference, score),
-                interval,
-                " · ".join([f"with {label}", *(_gain_of(g, score) for g in others)]),
-            )
-        )
-    row = summary.labels.index(label)
-    values = {n: float(summary.values[worst][k].mean()) for k, n in enumerate(summary.labels)}
+        notes = [f"with {label}"]
+        for gained in summary.gains:
+            if gained is not best:
+                notes.append(f"{gained.label} {points(gained.mean.difference, score)}")
+        gain = points(best.mean.difference, score)
+        title = "Mean gain over local training"
+        cards.append(Card(title, gain, _half_width(best.mean, score), " · ".join(notes)))
+    worst = "worst_10" if "worst_10" in summary.values else "worst"
+    values = dict(zip(summary.labels, summary.values[worst].mean(1).tolist(), strict=True))
     for baseline in comparison.baselines:
         if baseline.label == ALONE:
-            values["local"] = float(np.mean([m[worst] for m in baseline.metrics]))
-    others_text = [
-        f"{name} {show_score(value, score, 1)}" for name, value in values.items() if name != label
-    ]
+            values["local"] = _mean(baseline, worst)
+    shown = {name: show_score(value, score, 1) for name, value in values.items()}
     title = "Worst 10 % of clients" if worst == "worst_10" else "Worst client of each seed"
-    cards.append(Card(title, show_score(values[label], score, 1), "", " · ".join(others_text)))
-    result = used_results(comparison.results)[row]
+    others = [f"{name} {value}" for name, value in shown.items() if name != label]
+    cards.append(Card(title, shown[label], "", " · ".join(others)))
+    result = comparison.used[summary.labels.index(label)]
     means = result.scores.mean(0)
     k = int(means.argmax() if result.lower_is_better else means.argmin())
     samples = samples_of(comparison.records).get(result.clients[k], 0)
@@ -160,8 +150,15 @@ def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
     return cards
 
 
-def _gain_of(found: Gains, score: str) -> str:
-    return f"{found.label} {points(found.mean.difference, score)}"
+def _half_width(mean: Paired, score: str) -> str:
+    half = (mean.high - mean.low) / 2
+    if math.isnan(half):
+        return ""
+    return f"±{points(half, score)[1:]}{' points' if unit(score) else ''}"
+
+
+def _mean(result: Result, metric: str) -> float:
+    return float(np.mean([seed[metric] for seed in result.metrics]))
 
 
 def _advice(summary: Summary) -> list[str]:
@@ -170,68 +167,56 @@ def _advice(summary: Summary) -> list[str]:
         return []
     best = best_method(summary.gains)
     advice = []
-    pays = len(best.better) > len(best.worse)
-    if pays:
+    if len(best.better) > len(best.worse):
         advice.append(f"Take {best.label}.")
         if best.worse:
-            some = ", ".join(each.client for each in best.worse[:MOST_NAMED])
+            some = ", ".join(client.client for client in best.worse[:MOST_NAMED])
             advice.append(f"Let {some} keep to local training, or try a personal method.")
     elif best.worse:
         advice.append("Do not share one model: try personal methods such as blend or fine-tune.")
         advice.append("commonweal compare FILE client=blend")
-    if summary.seeds < 5 and best.unclear:
-        advice.append("Run more seeds: commonweal compare FILE --seeds 5")
+    if summary.seeds < FEW_SEEDS and best.unclear:
+        advice.append("Run more seeds:")
+        advice.append(f"commonweal compare FILE --seeds {FEW_SEEDS}")
     return advice
 
 
-def _named(summary: Summary, score: str) -> list[Named]:
+def _named(summary: Summary) -> list[Named]:
     """Who gains most with the best method, and whom each method leaves behind."""
     if not summary.gains:
         return []
     best = best_method(summary.gains)
-    lists = []
-    if best.better:
-        lists.append(_list(f"Gain most with {best.label}", best.better, score))
-    lists += [_list(f"Left behind by {g.label}", g.worse, score) for g in summary.gains if g.worse]
-    return lists
+    lists: dict[str, list[ClientGain]] = {f"Gain most with {best.label}": best.better}
+    for gained in summary.gains:
+        lists[f"Left behind by {gained.label}"] = gained.worse
+    named = []
+    for title, clients in lists.items():
+        if clients:
+            shown = clients[:MOST_NAMED]
+            pairs = [(client.client, points(client.gain, summary.score)) for client in shown]
+            named.append(Named(title, pairs, len(clients) - len(shown)))
+    return named
 
 
-def _list(title: str, clients: Sequence[ClientGain], score: str) -> Named:
-    named = [(each.client, points(each.gain, score)) for each in clients[:MOST_NAMED]]
-    return Named(title, named, max(0, len(clients) - MOST_NAMED))
-
-
-def _main_table(summary: Summary, baselines: Sequence[Result]) -> Table:
+def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Table:
     """One row per method: worst 10 %, mean, their gains, who is better off, and seeds."""
-    score = summary.score
-    factor = scale(score)
-    grid = layout(summary)
-    worst = "worst_10" if "worst_10" in summary.values else "worst"
-    titles = [("worst 10 %" if worst == "worst_10" else "worst client"), "mean"]
+    factor = scale(summary.score)
+    per_cent = " (%)" if factor == 100 else ""
+    tail = "worst_10" if "worst_10" in summary.values else "worst"
+    worst = "worst 10 %" if tail == "worst_10" else "worst client"
     figures = dict(zip(summary.values, grid.figures, strict=True))
+    gains = dict(zip(summary.differences, grid.differences, strict=False))
+    empty = [""] * len(baselines)
     columns = []
-    for title, key, gain in zip(
-        titles, (worst, "mean"), reversed(grid.differences[:2]), strict=False
-    ):
-        cells = [f"{factor * row.mean():.1f}" for row in summary.values[key]]
-        cells += [f"{factor * np.mean([m[key] for m in b.metrics]):.1f}" for b in baselines]
-        columns.append(Column(f"{title} (%)" if factor == 100 else title, cells, figures[key].best))
-        if gain.cells:
-            columns.append(Column(gain.title, [*gain.cells, *[""] * len(baselines)]))
+    for key, title in ((tail, worst), ("mean", "mean")):
+        means = [*summary.values[key].mean(1), *(_mean(baseline, key) for baseline in baselines)]
+        cells = [f"{factor * mean:.1f}" for mean in means]
+        columns.append(Column(title + per_cent, cells, figures[key].best))
+        if key in gains:
+            columns.append(gains[key]._replace(cells=[*gains[key].cells, *empty]))
     if summary.gains:
         cells = [f"{len(g.better)} · {g.unclear} · {len(g.worse)}" for g in summary.gains]
-        title = "clients better · n.s. · worse than local"
-        columns.append(Column(title, [*cells, *[""] * len(baselines)]))
-    seeds = [str(summary.seeds)] * (len(summary.labels) + len(baselines))
-    columns.append(Column("seeds", seeds))
-    named = {ALONE: "local training", POOLED: "pooled data"}
-    labels = [*summary.labels, *(named.get(b.label, b.label) for b in baselines)]
-    return _table(labels, columns)
-
-
-def _table(labels: Sequence[str], columns: Sequence[Column]) -> Table:
-    return Table(
-        header=["method", *(column.title for column in columns)],
-        rows=[[label, *(c.cells[k] for c in columns)] for k, label in enumerate(labels)],
-        best=[None, *(column.best for column in columns)],
-    )
+        columns.append(Column("clients better · n.s. · worse than local", [*cells, *empty]))
+    labels = [*summary.labels, *(NAMES.get(each.label, each.label) for each in baselines)]
+    columns.append(Column("seeds", [str(summary.seeds)] * len(labels)))
+    return Table(labels, columns)

@@ -22,30 +22,28 @@ from commonweal.training.scores import find
 
 __all__ = ["Download", "comparison_bar", "download_bar", "run_bar", "work_bar"]
 
+TITLE = TextColumn("{task.description}")
+PERCENTAGE = TextColumn("{task.percentage:>3.0f} %")
+WORST = TextColumn("{task.fields[worst]}")
+
 
 @contextmanager
 def run_bar(
     console: Console, rounds: int, title: str, quiet: bool
 ) -> Iterator[Callable[[Round], None]]:
     """A bar with speed, time left and the worst client. Call it with every round."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[worst]}"),
-    )
+    speed = TextColumn("{task.fields[speed]}")
+    columns = (TITLE, BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn(), WORST)
     with Progress(*columns, console=console, disable=quiet) as bar:
         # Hidden at first: an error before the first round shows no empty bar.
         job = bar.add_task(markup(title), total=rounds, speed="", worst="", visible=False)
 
         def advance(done: Round) -> None:
             rate = bar.tasks[job].speed
-            speed = f"{rate:.0f} rounds/s" if rate else ""
-            bar.update(job, completed=done.number, visible=True, speed=speed)
-            if done.evaluation is not None and done.job.algorithm.promise is None:
-                bar.update(job, worst=_worst(done))
+            shown = f"{rate:.0f} rounds/s" if rate else ""
+            bar.update(job, completed=done.number, visible=True, speed=shown)
+            if worst := _worst(done):
+                bar.update(job, worst=worst)
 
         yield advance
 
@@ -55,15 +53,9 @@ def comparison_bar(
     console: Console, plan: Sequence[Cell], quiet: bool
 ) -> Iterator[Callable[[Step], None]]:
     """One bar for all runs of a comparison. Call it with every step."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[worst]}"),
-    )
     position = {cell.folder: k for k, cell in enumerate(plan)}
     rounds = [cell.experiment.rounds for cell in plan]
+    columns = (TITLE, BarColumn(), PERCENTAGE, TimeRemainingColumn(), WORST)
     with Progress(*columns, console=console, disable=quiet) as bar:
         job = bar.add_task("", total=sum(rounds), worst="", visible=False)
 
@@ -71,15 +63,12 @@ def comparison_bar(
             if step.waiting:
                 return
             k = position[step.cell.folder]
-            done = step.round
-            number = rounds[k] if done is None else done.number
+            number = rounds[k] if step.round is None else step.round.number
             title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.experiment.seed}"
             completed = sum(rounds[:k]) + number
             bar.update(job, completed=completed, description=markup(title), visible=True)
-            if done is None or done.evaluation is None:
-                return
-            if done.job.algorithm.promise is None:  # else single clients are private
-                bar.update(job, worst=_worst(done))
+            if step.round is not None and (worst := _worst(step.round)):
+                bar.update(job, worst=worst)
 
         yield advance
 
@@ -87,13 +76,8 @@ def comparison_bar(
 @contextmanager
 def work_bar(console: Console, quiet: bool) -> Iterator[Callable[[str, float, float], None]]:
     """One bar, with the time left for all of the work. Call it with a title, done and total."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
+    left = TextColumn("left")
+    columns = (TITLE, BarColumn(bar_width=None), PERCENTAGE, TimeRemainingColumn(), left)
     # Methods differ in speed: the estimate is over all that was done, not over the last seconds.
     with Progress(*columns, console=console, disable=quiet, speed_estimate_period=1e9) as bar:
         job = bar.add_task("", total=None, visible=False)
@@ -106,8 +90,9 @@ def work_bar(console: Console, quiet: bool) -> Iterator[Callable[[str, float, fl
 
 
 def _worst(done: Round) -> str:
-    """The client with the lowest score after an evaluated round."""
-    assert done.evaluation is not None
+    """The client that is served worst, after an evaluated round of a run that is not private."""
+    if done.evaluation is None or done.job.algorithm.promise is not None:
+        return ""
     values = done.evaluation.score
     lower = find(done.job.task.score).lower_is_better
     worst = int((-values if lower else values).nan_to_num(nan=float("inf")).argmin())
@@ -118,13 +103,7 @@ def _worst(done: Round) -> str:
 @contextmanager
 def download_bar(console: Console, quiet: bool) -> Iterator[Progress]:
     """Bars of files that are downloaded, one `Download` each."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TITLE, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet) as bar:
         yield bar
 

@@ -14,7 +14,7 @@ MOST_CLIENTS = 5  # whose dropped or capped replies are reported one by one
 class Remarks:
     """Says what is remarkable about a job and its rounds.
 
-    say: prints a line; None: nothing is said
+    say: prints a line; None: prints nothing
     """
 
     def __init__(self, say: Callable[[str], None] | None) -> None:

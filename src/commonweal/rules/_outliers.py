@@ -38,7 +38,7 @@ def deviation(values: Tensor) -> Tensor:
 
 
 def excess(values: Tensor, limit: float) -> Tensor:
-    """How far values (S,) are above what is plausible beside the others: 1 is just at it.
+    """How far values (S,) are above what is plausible given the others: 1 is just at it.
 
     A multiple of the median is plausible up to CLEAR standard deviations of the logarithms, but any
     up to LEAST, and none above the limit.
@@ -70,7 +70,7 @@ def _excess(values: Tensor, limit: float, plausible: Callable[[float], float]) -
 def norms_for_sizes(reports: Reports) -> Tensor:
     """The norms (S,) of the updates, divided by what is usual for clients of that size.
 
-    Clients with more rows take more steps. The exponent is the median slope between pairs of
+    Clients with more samples take more steps. The exponent is the median slope between pairs of
     clients (Theil and Sen) on a log scale, which a minority cannot choose.
     """
     norms = reports.norms

@@ -1,4 +1,4 @@
-"""AAggFF-D: entropic follow-the-regularised-leader for large populations of which few report.
+"""AAggFF-D: learns fair weights online, for many clients of which few report in a round.
 
 Hahn et al., ICML 2024, Algorithm 3, eqs. 10-12 and 95. What is common to all clients cancels when
 the decision is renormalised over the cohort, so only the entries of reporters are updated: O(S)
@@ -11,7 +11,6 @@ rule bite.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +23,7 @@ from commonweal.data.population import Setting
 from commonweal.rules._private import PrivateAAggFFD
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.online import CDF, Scale, check_range, response
-from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
 
 __all__ = ["AAggFFD"]
 
@@ -57,7 +56,7 @@ class AAggFFD(Rule):
         "S/K CDF(f / mean f), doubly robust",
         "follow the regularised leader, entropic",
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+    grid: ClassVar[Grid] = {
         "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
     }
 

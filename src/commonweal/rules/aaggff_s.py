@@ -1,4 +1,4 @@
-"""AAggFF-S: an online Newton step towards the mixture of silos that is best for the worst off.
+"""AAggFF-S: learns fair weights online by Newton steps, for few clients that all report.
 
 Hahn et al., ICML 2024, Algorithm 2 and eq. 7. Each decision minimises all past decision losses in a
 second-order approximation. The authors' code solves a slightly different problem, and the paper's
@@ -7,7 +7,6 @@ tables are from that code: variant="reference". Lemma A.10 requires beta <= 1/2,
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -26,7 +25,7 @@ from commonweal.rules.online import (
     on_cohort,
     response,
 )
-from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
 from commonweal.rules.simplex import quadratic
 from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
@@ -65,7 +64,7 @@ class AAggFFS(Rule):
         "CDF(f / mean f) / K",
         "online Newton step (follow the regularised leader, quadratic)",
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+    grid: ClassVar[Grid] = {
         "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
     }
 

@@ -1,4 +1,4 @@
-"""AdaFed: the direction along which larger losses decrease faster.
+"""AdaFed: a common descent direction along which larger losses decrease faster.
 
 Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024.
 Client k's loss decreases at the rate <u_k, D>, which is made proportional to f_k^gamma. The paper
@@ -15,7 +15,6 @@ therefore adds a ridge to the linear system, so that rates hold approximately; e
 "bounded" is the published direction.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,7 +24,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Decision, Descent, Kind, Need, Reports, Rule, required
+from commonweal.rules.rule import Decision, Descent, Grid, Kind, Need, Reports, Rule, required
 from commonweal.rules.simplex import quadratic, solve
 
 __all__ = ["AdaFed"]
@@ -72,9 +71,7 @@ class AdaFed(Rule):
     kind: ClassVar[Kind] = Kind(
         "direction", "f^gamma, the rate of descent", "minimum norm for given rates"
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "gamma": (0.0, 0.01, 0.1, 1.0, 5.0, 10.0)
-    }
+    grid: ClassVar[Grid] = {"gamma": (0.0, 0.01, 0.1, 1.0, 5.0, 10.0)}
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

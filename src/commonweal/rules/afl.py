@@ -1,4 +1,4 @@
-"""AFL: the mixture of clients that is worst for the model, followed by projected gradient ascent.
+"""AFL: minimises the largest loss; weights follow the losses by projected gradient ascent.
 
 Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Fig. 3. The paper's own algorithm
 takes a single stochastic gradient of every domain per round: local training of one step, all
@@ -7,7 +7,6 @@ domains. There every domain reports in every round; for clients that are not ask
 here, since a loss of 0 would let every reporter gain on every absent client.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,7 +17,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort, relative
-from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
 from commonweal.rules.simplex import project, project_ball, project_hull, project_inside
 from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
@@ -66,7 +65,7 @@ class AFL(Rule):
     absent: Literal["mean", "last", "zero"] = "mean"
 
     kind: ClassVar[Kind] = Kind("online", "f", "projected gradient ascent")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"lr": (0.01, 0.05, 0.1, 0.5, 1.0)}
+    grid: ClassVar[Grid] = {"lr": (0.01, 0.05, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:
         prior = self.concentration

@@ -1,11 +1,10 @@
-"""CVaR: the mean loss of the worst part of all rows (superquantile, Delta-FL).
+"""CVaR: only the largest losses count, down to a quantile (superquantile, Delta-FL).
 
 Laguel, Pillutla, Malick, Harchaoui, A Superquantile Approach to Federated Learning with
 Heterogeneous Devices, CISS 2021; Federated Learning with Superquantile Aggregation for
 Heterogeneous Data, Machine Learning 2023.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.rules._levels import levels
 from commonweal.rules._private import PrivateCVaR
-from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
+from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless, prior_weights
 
 __all__ = ["CVaR"]
 
@@ -24,8 +23,8 @@ class CVaR(Stateless):
     """weights_i = min(p_i, mass left) / (1 - theta), by falling loss, p_i = n_i / sum n
 
     Args:
-        theta: the part of the rows with the smallest losses, which gets no weight; 0 is
-            FedAvg.
+        theta: the part of all samples, those of the clients with the smallest losses, that gets
+            no weight; 0 is FedAvg.
         share: clients at the threshold share the mass that is left; if false they are kept
             whole, as the authors' code does.
         prior: "sizes" (n_i) or "uniform" (1).
@@ -35,8 +34,8 @@ class CVaR(Stateless):
     share: bool = True
     prior: Prior = "sizes"
 
-    kind: ClassVar[Kind] = Kind("mixture", "largest f first", "the worst 1 - theta of the rows")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"theta": (0.2, 0.5, 0.8)}
+    kind: ClassVar[Kind] = Kind("mixture", "largest f first", "the worst 1 - theta of the samples")
+    grid: ClassVar[Grid] = {"theta": (0.2, 0.5, 0.8)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta < 1:

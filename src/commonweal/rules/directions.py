@@ -1,4 +1,4 @@
-"""directions: the common directions of multi-task learning, as rules over clients (TorchJD).
+"""directions: common descent directions from multi-task learning (TorchJD).
 
 Quinton, Rey, Jacobian Descent for Multi-Objective Optimization, 2024, and the methods that its
 library TorchJD implements. A client is a task: methods that map the Gram matrix of the tasks'
@@ -43,6 +43,7 @@ class Directions(Stateless):
     scale: Literal["mean", "none"] = "mean"
 
     kind: ClassVar[Kind] = Kind("direction", "none: updates only", "a multi-task method's own")
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "update"})
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -51,10 +52,6 @@ class Directions(Stateless):
                 f"directions alpha = {self.alpha}, c = {self.c}: alpha must be above 0, c at least "
                 "0 and below 1"
             )
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({"size", "update"})
 
     def weigh(self, reports: Reports) -> Tensor:
         moving = reports.norms > 0

@@ -1,4 +1,4 @@
-"""eg: exponentiated gradient from the last decision, the fair mixtures' step with a memory.
+"""eg: weights that accumulate the response to losses by exponentiated gradient steps.
 
 Hahn et al., ICML 2024, eq. 3 (Helmbold et al. 1998). FedAvg, q-FedAvg, TERM and PropFair take this
 step from the sizes in every round (Table 1), so that they forget; here it begins at the last

@@ -1,4 +1,4 @@
-"""FedAvg: every row counts the same, so a client's weight is its share of the rows.
+"""FedAvg: clients are weighted by their numbers of samples.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
 AISTATS 2017.
@@ -22,10 +22,7 @@ class FedAvg(Stateless):
     """weights_i = n_i / sum n"""
 
     kind: ClassVar[Kind] = Kind("mixture", "0", "one entropic step from the sizes")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({"size"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"size"})
 
     @property
     def private(self) -> PrivateForm:

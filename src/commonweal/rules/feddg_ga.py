@@ -1,4 +1,4 @@
-"""FedDG-GA: clients whose loss rises most when models are averaged count more.
+"""FedDG-GA: clients whose loss rises most by averaging get more weight.
 
 Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023. The gap of
 a client is the loss of the received model less the loss of the model that it trained itself, when
@@ -36,18 +36,12 @@ class FedDGGA(Rule):
     d: float = 0.2
 
     kind: ClassVar[Kind] = Kind("online", "loss above that after own training", "a signed step")
-
-    @property
-    def plans_rounds(self) -> bool:
-        return True
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "loss_after"})
+    plans_rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.d <= 1:
             raise ConfigError(f"feddg-ga d = {self.d}: it must be above 0 and at most 1")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return super().needs | {"loss_after"}
 
     def init(self, setting: Setting | int) -> State:
         setting = Setting.of(setting)

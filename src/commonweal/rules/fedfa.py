@@ -1,4 +1,4 @@
-"""FedFA: clients with low scores and clients that participate often count more.
+"""FedFA: more weight for low scores and for frequent participation.
 
 Huang et al., Fairness and Accuracy in Federated Learning, 2020. Its double momentum is the momentum
 of the server (0.5) and of the clients (0.9). Both parts are relative to the cohort, as in public
@@ -40,6 +40,7 @@ class FedFA(Rule):
     kind: ClassVar[Kind] = Kind(
         "reweighting", "-log2 (score / sum of scores), frequency", "convex combination"
     )
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "score"})
 
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.beta < 0 or self.alpha + self.beta == 0:
@@ -47,10 +48,6 @@ class FedFA(Rule):
                 f"fedfa alpha = {self.alpha}, beta = {self.beta}: "
                 "both must be at least 0, and not both 0"
             )
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({"size", "score"})
 
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients

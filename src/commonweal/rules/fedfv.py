@@ -1,11 +1,10 @@
-"""FedFV: conflicting updates are projected onto each other's normal planes before averaging.
+"""FedFV: removes conflicts between updates by projections before averaging them.
 
 Wang et al., Federated Learning with Fair Averaging, IJCAI 2021, within a round (tau = 0). Conflicts
 with clients of earlier rounds (tau > 0) would need their updates, and are left out.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Kind, Need, Reports, Stateless
+from commonweal.rules.rule import Grid, Kind, Need, Reports, Stateless
 
 __all__ = ["FedFV"]
 
@@ -34,18 +33,13 @@ class FedFV(Stateless):
     alpha: float = 0.1
 
     kind: ClassVar[Kind] = Kind("direction", "rank of f", "projection of conflicting updates")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "alpha": (0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3)
-    }
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "update"})
+    grid: ClassVar[Grid] = {"alpha": (0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3)}
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"fedfv alpha = {self.alpha}: it must lie between 0 and 1")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return super().needs | {"update"}
 
     def weigh(self, reports: Reports) -> Tensor:
         gram = reports.gram

@@ -1,4 +1,4 @@
-"""FedMDFG: a common descent direction that also makes the losses more alike.
+"""FedMDFG: a common descent direction that also reduces differences between losses.
 
 Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023.
 Where the losses are too unequal, the gradient of their angle to equal losses joins the updates.
@@ -38,15 +38,12 @@ class FedMDFG(Stateless):
     kind: ClassVar[Kind] = Kind(
         "direction", "angle of f to equal losses", "minimum norm in the convex hull of updates"
     )
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "update"})
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 90:
             raise ConfigError(f"fedmdfg theta = {self.theta}: it must lie between 0 and 90 degrees")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return super().needs | {"update"}
 
     def weigh(self, reports: Reports) -> Tensor:
         # Updates are scaled to their mean length. A zero update has no direction: it stays 0.

@@ -1,4 +1,4 @@
-"""FedMGDA: the common descent direction, along which no reporter's loss increases.
+"""FedMGDA: the common descent direction of minimum norm, along which no loss increases.
 
 Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. The direction is
 the minimum-norm point of the convex hull of the updates. It is ruled by the shortest updates, those
@@ -6,7 +6,6 @@ of clients that fit already: where clients differ, plain FedMGDA serves the wors
 averaging does, at any epsilon or server lr (docs/results.md). `fedmgda+` is its authors' cure.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
-from commonweal.rules.rule import Kind, Need, Prior, Reports, Stateless, prior_weights
+from commonweal.rules.rule import Grid, Kind, Need, Prior, Reports, Stateless, prior_weights
 from commonweal.rules.simplex import quadratic
 
 __all__ = ["FedMGDA"]
@@ -37,8 +36,9 @@ class FedMGDA(Stateless):
     kind: ClassVar[Kind] = Kind(
         "direction", "none: updates only", "minimum norm in the convex hull of updates"
     )
+    needs: ClassVar[frozenset[Need]] = frozenset({"size", "update"})
 
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}
+    grid: ClassVar[Grid] = {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1:
@@ -49,10 +49,6 @@ class FedMGDA(Stateless):
     @property
     def mixing(self) -> bool:
         return not self.normalise
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({"size", "update"})
 
     def weigh(self, reports: Reports) -> Tensor:
         prior = prior_weights(reports, self.prior)

@@ -1,4 +1,4 @@
-"""FedMGDA+: the common descent direction of updates of unit length, near the mean of them.
+"""FedMGDA+: the common descent direction of updates of unit length, near their mean.
 
 Hu et al., Federated Learning Meets Multi-objective Optimization, IEEE TNSE 2022. Every update is
 scaled to unit norm first, so that short ones do not rule the minimum norm, and the weights stay

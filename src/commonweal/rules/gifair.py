@@ -1,4 +1,4 @@
-"""GIFAIR: a client gains weight for each smaller loss in the cohort and loses it for each larger.
+"""GIFAIR: a penalty on pairwise differences of losses; weights follow the ranks.
 
 Yue, Nouiehed, Al Kontar, GIFAIR-FL, INFORMS Journal on Data Science 2023, as aggregation weights
 (Semi-VRed, table 3).

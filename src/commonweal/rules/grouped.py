@@ -1,20 +1,20 @@
-"""grouped: a rule applied to groups of clients (domains, protected groups) instead of clients.
+"""grouped: applies a rule to groups of clients (domains, protected groups) instead of clients.
 
 Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, sec. 7.1, for any rule. A group
-reports the mean of its members, weighted by their rows; its weight is divided among them by their
-rows.
+reports the mean of its members, weighted by their samples; its weight is divided among them by
+their samples.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules._clusters import label_clusters
 from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports
 
 __all__ = ["Grouped"]
@@ -22,7 +22,7 @@ __all__ = ["Grouped"]
 
 @dataclass(frozen=True)
 class Grouped(Combinator):
-    """weights_i = (the rule's weight of client i's group) n_i / (the group's rows in the cohort)
+    """weights_i = (the rule's weight of client i's group) n_i / (the group's samples in the cohort)
 
     Any client id is accepted. Clients that join late form a group of newcomers.
 
@@ -60,7 +60,7 @@ class Grouped(Combinator):
     def _names(self, setting: Setting) -> tuple[str | int, ...]:
         """Every client's group."""
         if isinstance(self.domains, int):
-            return label_clusters(setting.label_counts, self.domains)
+            return _label_clusters(setting.label_counts, self.domains)
         if self.domains != "data":
             return self.domains
         if setting.groups is None:
@@ -90,6 +90,36 @@ class Grouped(Combinator):
     def averaged(self, state: State, clients: int) -> Tensor | None:
         groups = _number_of_groups(state, clients)
         return _over_members(self.rule.averaged(self.inner(state), groups), state, clients)
+
+
+def _label_clusters(label_counts: Tensor | None, count: int) -> tuple[int, ...]:
+    """Cluster clients by their label distributions, with k-means from a fixed seed.
+
+    label_counts: each client's samples per class (K, classes)
+    """
+    if label_counts is None:
+        raise ConfigError(
+            f"grouped: finding {count} groups needs the clients' label counts, which are not known "
+            "here; give a list with every client's group"
+        )
+    clients = len(label_counts)
+    if not 1 <= count <= clients:
+        raise ConfigError(
+            f"grouped: cannot find {count} groups among {clients} clients by their labels"
+        )
+    table = label_counts.double().numpy()
+    rows = table.sum(1, keepdims=True)
+    distributions = table / np.maximum(rows, 1)
+    distinct = len(np.unique(distributions, axis=0))
+    if distinct < count:
+        raise ConfigError(
+            f"grouped: the clients have {distinct} different label distributions, "
+            f"too few for {count} groups"
+        )
+    from sklearn.cluster import KMeans  # slow to import
+
+    kmeans = KMeans(count, n_init=10, random_state=0)
+    return tuple(kmeans.fit_predict(distributions).tolist())
 
 
 def _known_sizes(setting: Setting) -> Tensor:
@@ -128,7 +158,7 @@ class Merged(NamedTuple):
 
     reports: Reports
     position: Tensor  # (S,) of each client's group in `reports`
-    fraction: Tensor  # (S,) of the group's rows that are the client's
+    fraction: Tensor  # (S,) of the group's samples that are the client's
 
     def members(self, cohort: Reports, reasons: dict[int, str]) -> dict[int, str]:
         """Give the reasons of groups to their members."""

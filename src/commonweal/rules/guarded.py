@@ -1,4 +1,4 @@
-"""guarded: a rule that excludes implausible reports, and limits what one client can take.
+"""guarded: protects a rule from malicious clients by leaving out and limiting their reports.
 
 Fair rules give more weight to larger losses, so one client with a false report can take over a
 model. A report is implausible next to those of the cohort, or next to what the same client reported

@@ -1,4 +1,4 @@
-"""MaxFL: as many clients as possible for whom the global model is better than their own.
+"""MaxFL: the largest number of clients for whom the global model beats their local model.
 
 Cho, Jhunjhunwala, Li, Smith and Joshi, Maximizing Global Model Appeal in Federated Learning, TMLR
 2024 (arXiv 2205.14840), Algorithm 1. It descends the number of clients above their requirement,
@@ -6,16 +6,15 @@ smoothed by a sigmoid. Clients near their requirement count most; it gives up on
 which is the opposite of AFL: use it to win clients, not to protect the worst off.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.base.tensors import State
-from commonweal.data.population import Setting
-from commonweal.rules.excess import check_local_losses, local_losses
-from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules._local_losses import LocalLosses
+from commonweal.rules.rule import Decision, Kind, Reports
 
 __all__ = ["MaxFL"]
 
@@ -23,43 +22,28 @@ SMALLEST = 1e-3  # of a client's weight, over the number of clients: nobody is l
 
 
 @dataclass(frozen=True)
-class MaxFL(Rule):
+class MaxFL(LocalLosses):
     """weights_i ~ s_i (1 - s_i) + 1e-3 / S, s_i = sigmoid(f_i - alone_i)
 
     Any client id is accepted. A client that joins late has the mean of the others' local losses.
 
     Args:
-        alone: the loss that each client requires, such as the one that it reaches alone, in the
-            order of clients; empty: 0 for all.
+        alone: the loss that each client requires, such as that of its local model, in the order of
+            clients; empty: 0 for all.
         path: the folder of a run of the same clients with client = "alone", from which a run takes
             the lowest training loss that each of them reported.
     """
-
-    alone: tuple[float, ...] = ()
-    path: str | None = None
 
     kind: ClassVar[Kind] = Kind(
         "mixture", "log s (1 - s), s = sigmoid(f - alone)", "one entropic step from the uniform"
     )
 
-    @property
-    def local_run(self) -> str | None:
-        return self.path
-
-    def with_local_losses(self, losses: tuple[float, ...]) -> Self:
-        return self if self.path is None else replace(self, alone=losses)
-
-    def init(self, setting: Setting | int) -> State:
-        return {"alone": check_local_losses("maxfl", self.alone, self.path, setting)}
-
     def __call__(self, reports: Reports, state: State) -> Decision:
-        gap = reports.losses.double() - local_losses(reports.ids, state["alone"])
+        gap = self.above_local(reports.losses, reports.ids, state["alone"])
         return Decision(_weights(gap), state)
 
     def response(self, losses: Tensor) -> Tensor:
-        alone = torch.tensor(self.alone or (0.0,), dtype=torch.float64)
-        gap = losses.double() - local_losses(torch.arange(len(losses)), alone)
-        return _weights(gap).log()
+        return _weights(self.above_local(losses, torch.arange(len(losses)), self.known)).log()
 
 
 def _weights(gap: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""OWA: ordered weights, by the rank of a client's loss, as in the single-parameter Gini welfare.
+"""OWA: a client's weight depends on the rank of its loss (ordered weights, Gini welfare).
 
 Donaldson, Weymark, A Single-Parameter Generalization of the Gini Indices of Inequality, Journal of
 Economic Theory 1980. With delta = 2 the objective is the mean loss times 1 + its Gini coefficient.

@@ -1,11 +1,10 @@
-"""PropFair: proportional fairness, which weights clients by 1 / (M - loss).
+"""PropFair: proportional fairness, with weights 1 / (M - loss).
 
 Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, in the server-side form of
 AAggFF's Table 1. The authors transform the loss on the client, batch by batch. A baseline for the
 losses themselves depends on their unit; by default it is one for losses relative to their mean.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.rules.online import mixture, relative
-from commonweal.rules.rule import Kind, Prior, Reports, Stateless
+from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
 
 __all__ = ["PropFair"]
 
@@ -38,7 +37,7 @@ class PropFair(Stateless):
     kind: ClassVar[Kind] = Kind(
         "mixture", "-log(M - f / mean f)", "one entropic step from the prior"
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
+    grid: ClassVar[Grid] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     def __post_init__(self) -> None:
         if self.baseline <= 0 or self.margin <= 0:

@@ -1,4 +1,4 @@
-"""q-FedAvg: losses to the power q, so that a client with a larger loss counts more.
+"""q-FedAvg: weights by the loss to the power q, so that larger losses count more.
 
 Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020. The published algorithm
 (`scaled`) also sets the length of the step by an estimate of the curvature of the loss,
@@ -6,7 +6,6 @@ L = 1 / (the clients' lr). That estimate is one for a single local step: with se
 q >= 1 are far too short. By default weights are normalised instead, as in AAggFF's Table 1.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import mixture
-from commonweal.rules.rule import Decision, Kind, Need, Prior, Reports, Rule, prior_weights
+from commonweal.rules.rule import Decision, Grid, Kind, Need, Prior, Reports, Rule, prior_weights
 
 __all__ = ["QFedAvg"]
 
@@ -44,9 +43,7 @@ class QFedAvg(Rule):
     kind: ClassVar[Kind] = Kind(
         "mixture", "q log f", "one entropic step from the prior (scaled: its length by curvature)"
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "q": (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0)
-    }
+    grid: ClassVar[Grid] = {"q": (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0)}
 
     def __post_init__(self) -> None:
         if self.q < 0 or (self.lipschitz is not None and self.lipschitz <= 0):

@@ -31,11 +31,12 @@ from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
 from commonweal.privacy.form import PrivateForm
 
-__all__ = ["Combinator", "Decision", "Descent", "Kind", "Need", "Prior", "Reports", "Rule"]
+__all__ = ["Combinator", "Decision", "Descent", "Grid", "Kind", "Need", "Prior", "Reports", "Rule"]
 __all__ += ["Stateless", "in_double", "prior_weights", "required"]
 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
+Grid = Mapping[str, tuple[float | str, ...]]  # values of parameters that a publication tried
 
 BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: they fit a cache
 
@@ -90,6 +91,11 @@ class Reports:
             "updates": self.updates,
             "losses_after": self.losses_after,
         }
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The columns that were reported, by name."""
+        return {name: value for name, value in self._columns().items() if value is not None}
 
     @classmethod
     def finite(
@@ -155,16 +161,8 @@ class Reports:
 
     def subset(self, which: Tensor) -> "Reports":
         """Keep the reports at these positions, or where a mask (S,) is true."""
-        return Reports(
-            ids=self.ids[which],
-            sizes=self.sizes[which],
-            losses=self.losses[which],
-            clients=self.clients,
-            scores=None if self.scores is None else self.scores[which],
-            updates=None if self.updates is None else self.updates[which],
-            losses_after=None if self.losses_after is None else self.losses_after[which],
-            checked=True,
-        )
+        columns = {name: value[which] for name, value in self.tensors.items()}
+        return Reports(clients=self.clients, checked=True, **columns)
 
 
 SINGULAR = {
@@ -185,6 +183,10 @@ def _check_shapes(columns: Mapping[str, Tensor | None]) -> None:
             raise DataError(
                 f"Reports {name} is a {type(value).__name__}: give a tensor, as by "
                 f"torch.as_tensor({name})"
+            )
+        if value.layout != torch.strided or value.is_meta:
+            raise DataError(
+                f"Reports {name} is {value.layout} on {value.device}: give a dense tensor"
             )
         dimensions = 2 if name == "updates" else 1
         if value.ndim != dimensions or len(value) != len(ids):
@@ -290,7 +292,7 @@ class Rule:
     """How much each report counts. Pure: hyper-parameters are fields, memory is a value."""
 
     kind: ClassVar[Kind] = Kind("reweighting", "", "")  # for authors who state none
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
+    grid: ClassVar[Grid] = {}
 
     @property
     def plans_rounds(self) -> bool:

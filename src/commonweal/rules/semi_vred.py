@@ -1,9 +1,8 @@
-"""Semi-VRed: the mean loss plus a penalty on the variance of the losses above the mean.
+"""Semi-VRed: a penalty on the variance of the losses that are above the mean.
 
 Semi-Variance Reduction for Fair Federated Learning (anonymous, under review), eq. 10.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.rules._private import PrivateSemiVRed
-from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
+from commonweal.rules.rule import Grid, Kind, Reports, Stateless, prior_weights
 
 __all__ = ["SemiVRed"]
 
@@ -31,9 +30,7 @@ class SemiVRed(Stateless):
     kind: ClassVar[Kind] = Kind(
         "reweighting", "(f - mean f)_+", "penalty on the upper semi-variance"
     )
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-    }
+    grid: ClassVar[Grid] = {"beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)}
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -1,11 +1,10 @@
-"""TERM: a tilted mean, in which large losses count exponentially more.
+"""TERM: weights that grow exponentially with the loss (a tilted mean).
 
 Li et al., Tilted Empirical Risk Minimization, ICLR 2021. The authors' code ignores the sizes:
 prior="uniform". A tilt of the losses themselves depends on their unit and fades as they fall; by
 default losses are relative to their mean. FedEBA's server weights are TERM with t = 1 / tau.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from commonweal.rules._private import PrivateTERM
 from commonweal.rules.online import mixture, relative
-from commonweal.rules.rule import Kind, Prior, Reports, Stateless
+from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
 
 __all__ = ["TERM"]
 
@@ -33,7 +32,7 @@ class TERM(Stateless):
     prior: Prior = "sizes"
 
     kind: ClassVar[Kind] = Kind("mixture", "t f / mean f", "one entropic step from the prior")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"t": (0.1, 0.5, 1.0, 2.0, 5.0)}
+    grid: ClassVar[Grid] = {"t": (0.1, 0.5, 1.0, 2.0, 5.0)}
 
     def response(self, losses: Tensor) -> Tensor:
         return self.t * (relative(losses) if self.relative else losses)

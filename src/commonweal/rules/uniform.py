@@ -1,4 +1,4 @@
-"""Uniform: every client counts the same.
+"""Uniform: all clients have the same weight.
 
 A control that papers omit: part of what a fair method gains over FedAvg may come from starting with
 equal weights.
@@ -22,10 +22,7 @@ class Uniform(Stateless):
     """weights_i = 1 / S"""
 
     kind: ClassVar[Kind] = Kind("mixture", "0", "one entropic step from equal weights")
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({"size"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"size"})
 
     @property
     def private(self) -> PrivateForm:

@@ -1,16 +1,15 @@
-"""VRed: the mean loss plus a penalty on its variance over clients.
+"""VRed: a penalty on the variance of losses over clients.
 
 Semi-Variance Reduction for Fair Federated Learning (anonymous, under review), eq. 5.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
-from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
+from commonweal.rules.rule import Grid, Kind, Reports, Stateless, prior_weights
 
 __all__ = ["VRed"]
 
@@ -28,9 +27,7 @@ class VRed(Stateless):
     beta: float = 0.5
 
     kind: ClassVar[Kind] = Kind("reweighting", "f - mean f", "penalty on the variance")
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-    }
+    grid: ClassVar[Grid] = {"beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)}
     mixing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

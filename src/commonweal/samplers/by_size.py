@@ -1,4 +1,4 @@
-"""size: clients with more rows are asked more often, without replacement."""
+"""size: clients with more samples are asked more often, without replacement."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.data.population import Population
-from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.sampler import Draw, Sampler
 
 __all__ = ["BySize"]
 
@@ -16,20 +15,13 @@ __all__ = ["BySize"]
 class BySize(Sampler):
     """`cohort` distinct clients, drawn one after the other with probability n_i / sum n
 
-    Combine it with the rule "uniform": with "fedavg" rows would count twice.
+    Combine it with the rule "uniform": with "fedavg" sizes would count twice.
     """
 
-    def __call__(
-        self,
-        round: int,
-        population: Population,
-        size: int,
-        weights: Tensor | None,
-        rng: np.random.Generator,
-    ) -> Tensor:
-        share = population.sizes.double().numpy()
-        size = min(size, population.clients)
-        ids = rng.choice(len(share), size, replace=False, p=share / share.sum())
+    def choose(self, draw: Draw) -> Tensor:
+        sizes = draw.population.sizes.double().numpy()
+        count = min(draw.size, len(sizes))
+        ids = draw.rng.choice(len(sizes), count, replace=False, p=sizes / sizes.sum())
         return torch.from_numpy(np.sort(ids))
 
 

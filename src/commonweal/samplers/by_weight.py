@@ -1,4 +1,4 @@
-"""weight: clients are asked as often as the rule weighs them.
+"""weight: a client is asked with the probability that the rule gives it.
 
 Deng, Kamani and Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020, sample by the
 mixture that is worst for the model. Combine it with a rule that has a mixture over all clients.
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
-from commonweal.data.population import Population
-from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.sampler import Draw, Sampler
 
 __all__ = ["ByWeight"]
 
@@ -30,23 +29,17 @@ class ByWeight(Sampler):
 
     uses_weights: ClassVar[bool] = True
 
-    def __call__(
-        self,
-        round: int,
-        population: Population,
-        size: int,
-        weights: Tensor | None,
-        rng: np.random.Generator,
-    ) -> Tensor:
-        if weights is None:
+    def choose(self, draw: Draw) -> Tensor:
+        if draw.weights is None:
             raise ConfigError(
                 "sampler 'weight' needs a rule with a mixture over all clients, such as 'afl'"
             )
-        p = weights.double().clamp(min=0).numpy()
+        p = draw.weights.double().clamp(min=0).numpy()
         p = p / p.sum()
+        size = draw.size
         if not self.replacement:
             size = min(size, int((p > 0).sum()))
-        ids = rng.choice(len(p), size, replace=self.replacement, p=p)
+        ids = draw.rng.choice(len(p), size, replace=self.replacement, p=p)
         return torch.from_numpy(np.sort(ids))
 
 

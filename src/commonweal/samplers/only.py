@@ -1,7 +1,7 @@
-"""only: some clients are asked, and all are evaluated.
+"""only: some clients are trained on, and all are evaluated.
 
-What a model is worth to clients that had no part in its training: the rows "trained on one domain"
-of Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Tables 1 and 3.
+It shows what a model is worth to clients that had no part in its training: "trained on one domain"
+in Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Tables 1 and 3.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.data.population import Population
-from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.sampler import Draw, Sampler
 
 __all__ = ["Only"]
 
@@ -32,17 +32,10 @@ class Only(Sampler):
             names = list(self.names)
             raise ConfigError(f"sampler only names = {names}: give the name of at least one client")
 
-    def __call__(
-        self,
-        round: int,
-        population: Population,
-        size: int,
-        weights: Tensor | None,
-        rng: np.random.Generator,
-    ) -> Tensor:
-        ids = self._ids(population)
-        if len(ids) > size:
-            ids = np.sort(rng.choice(ids, size, replace=False))
+    def choose(self, draw: Draw) -> Tensor:
+        ids = self._ids(draw.population)
+        if len(ids) > draw.size:
+            ids = np.sort(draw.rng.choice(ids, draw.size, replace=False))
         return torch.from_numpy(ids)
 
     def check(self, population: Population) -> None:
@@ -53,12 +46,13 @@ class Only(Sampler):
         groups = population.groups or population.names
         chosen = set()
         for name in self.names:
-            found = [i for i, group in enumerate(groups) if name in (group, population.names[i])]
-            if not found:
+            pairs = zip(groups, population.names, strict=True)
+            members = [i for i, names in enumerate(pairs) if name in names]
+            if not members:
                 known = dict.fromkeys([*population.names, *groups])
                 hint = did_you_mean(name, known)
                 raise DataError(f"sampler only names {name!r}, which is not in the data: {hint}")
-            chosen |= set(found)
+            chosen |= set(members)
         return np.array(sorted(chosen), dtype=np.int64)
 
 

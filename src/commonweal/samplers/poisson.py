@@ -1,4 +1,4 @@
-"""poisson: every client by a coin of its own, so that the number of clients varies.
+"""poisson: each client independently with the same probability, so that their number varies.
 
 The sampling that the usual analysis of differential privacy assumes.
 """
@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.data.population import Population
-from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.sampler import Draw, Sampler
 
 __all__ = ["Poisson"]
 
@@ -19,15 +18,9 @@ __all__ = ["Poisson"]
 class Poisson(Sampler):
     """each client with probability cohort / K, independently; a round may ask nobody"""
 
-    def __call__(
-        self,
-        round: int,
-        population: Population,
-        size: int,
-        weights: Tensor | None,
-        rng: np.random.Generator,
-    ) -> Tensor:
-        chosen = rng.random(population.clients) < size / population.clients
+    def choose(self, draw: Draw) -> Tensor:
+        clients = draw.population.clients
+        chosen = draw.rng.random(clients) < draw.size / clients
         return torch.from_numpy(np.flatnonzero(chosen))
 
 

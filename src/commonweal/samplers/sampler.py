@@ -1,13 +1,23 @@
 """The interface of samplers."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from commonweal.data.population import Population
 
-__all__ = ["Sampler"]
+__all__ = ["Draw", "Sampler"]
+
+
+class Draw(NamedTuple):
+    """What a sampler chooses from."""
+
+    round: int
+    population: Population
+    size: int  # about so many clients are asked
+    weights: Tensor | None  # the rule's distribution over all clients (K,), where it has one
+    rng: np.random.Generator
 
 
 class Sampler:
@@ -23,10 +33,11 @@ class Sampler:
         weights: Tensor | None,
         rng: np.random.Generator,
     ) -> Tensor:
-        """Draw about `size` of the clients; return their ids, sorted.
+        """Draw about `size` of the clients; return their ids, sorted."""
+        return self.choose(Draw(round, population, size, weights, rng))
 
-        weights: the rule's distribution over all clients (K,), where it has one
-        """
+    def choose(self, draw: Draw) -> Tensor:
+        """Return the ids of the clients to ask, sorted. Subclasses define it."""
         raise NotImplementedError
 
     def check(self, population: Population) -> None:

@@ -1,4 +1,4 @@
-"""trace: clients are asked only while they are available, as a file says."""
+"""trace: only clients that a file lists as available in the round are asked."""
 
 import csv
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.base.files import check_plain
 from commonweal.data.population import Population
-from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.sampler import Draw, Sampler
 
 __all__ = ["Trace"]
 
@@ -34,20 +34,13 @@ class Trace(Sampler):
         """The names of the available clients by round."""
         return _read(self.path)
 
-    def __call__(
-        self,
-        round: int,
-        population: Population,
-        size: int,
-        weights: Tensor | None,
-        rng: np.random.Generator,
-    ) -> Tensor:
+    def choose(self, draw: Draw) -> Tensor:
         by_round = self.by_round
-        names = by_round.get((round - 1) % max(by_round) + 1, ())
-        ids = sorted(_id(name, population, self.path) for name in names)
+        names = by_round.get((draw.round - 1) % max(by_round) + 1, ())
+        ids = sorted(_id(name, draw.population, self.path) for name in names)
         available = np.array(ids, dtype=np.int64)
-        if len(available) > size:
-            available = np.sort(rng.choice(available, size, replace=False))
+        if len(available) > draw.size:
+            available = np.sort(draw.rng.choice(available, draw.size, replace=False))
         return torch.from_numpy(available)
 
     def check(self, population: Population) -> None:

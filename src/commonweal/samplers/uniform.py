@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.data.population import Population
-from commonweal.samplers.sampler import Sampler
+from commonweal.samplers.sampler import Draw, Sampler
 
 __all__ = ["Uniform"]
 
@@ -16,18 +15,11 @@ __all__ = ["Uniform"]
 class Uniform(Sampler):
     """`cohort` distinct clients, all equally likely"""
 
-    def __call__(
-        self,
-        round: int,
-        population: Population,
-        size: int,
-        weights: Tensor | None,
-        rng: np.random.Generator,
-    ) -> Tensor:
-        clients = population.clients
-        if size >= clients:
+    def choose(self, draw: Draw) -> Tensor:
+        clients = draw.population.clients
+        if draw.size >= clients:
             return torch.arange(clients)
-        return torch.from_numpy(np.sort(rng.choice(clients, size, replace=False)))
+        return torch.from_numpy(np.sort(draw.rng.choice(clients, draw.size, replace=False)))
 
 
 ENTRIES = {"uniform": Uniform}

@@ -6,30 +6,17 @@ Hahn, dissertation 2024, chapter IV; logits are read as energies by Grathwohl et
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.base.tensors import Tensors
-from commonweal.synthetic._fit import adam, batches, normal, scaled
-from commonweal.training.task import LOSSES, Task
+from commonweal.training.task import Task
 
-__all__ = [
-    "SCHEDULES",
-    "UNIT",
-    "EnergyTraining",
-    "contrast",
-    "energy_gradient",
-    "exponentials",
-    "langevin",
-    "logit",
-    "mixture",
-]
+__all__ = ["SCHEDULES", "UNIT", "contrast", "energy_gradient", "exponentials", "langevin"]
+__all__ += ["logit", "mixture"]
 
 AT_ONCE = 256  # samples per forward pass; all are independent
+UNIT = (0.0, 1.0)  # where images are
 
 
 def logit(outputs: Tensor, y: Tensor) -> Tensor:
@@ -43,18 +30,13 @@ def energy_gradient(
     """The energies of samples (N,), and their gradients by the samples, clipped by entry."""
     energies = []
     grads = []
-    parts = zip(torch.split(x, AT_ONCE), torch.split(y, AT_ONCE), strict=True)
-    for rows, labels in parts:
+    for rows, labels in zip(torch.split(x, AT_ONCE), torch.split(y, AT_ONCE), strict=True):
         leaf = rows.detach().requires_grad_()
-        outputs = task.outputs(w, leaf)
-        energy = -logit(outputs, labels)
+        energy = -logit(task.outputs(w, leaf), labels)
         grad = torch.autograd.grad(energy.sum(), leaf)[0]
         energies.append(energy.detach())
         grads.append(grad.clamp(-clip, clip))
     return torch.cat(energies), torch.cat(grads)
-
-
-UNIT = (0.0, 1.0)  # where images are
 
 
 def langevin(
@@ -80,120 +62,6 @@ def contrast(real: Tensor, negative: Tensor) -> Tensor:
     opposite sign.
     """
     return negative.mean() - real.mean()
-
-
-class Synthetic(NamedTuple):
-    """Synthetic samples in a client's batch."""
-
-    anchor: Tensor  # for the cross-entropy
-    negative: Tensor  # for the contrastive term: after a step of their Langevin chains
-    y: Tensor  # labels of both
-
-
-@dataclass(frozen=True)
-class EnergyTraining:
-    """How a client trains its classifier as an energy-based model: Algorithm 4.2."""
-
-    lr: float
-    batch: int
-    epochs: int
-    steps: int | None
-    lam: float  # weight of the cross-entropy on synthetic samples
-    clip: float  # largest entry of an energy gradient
-    anchor: str  # cross-entropy on the chain's samples ("chain") or on those received
-    chain_steps: int
-    chain_step: float
-    chain_noise: float
-    limits: tuple[float, float] = UNIT
-
-    def train(
-        self,
-        task: Task,
-        w: Tensor,
-        message: Tensors,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
-    ) -> tuple[Tensor, Tensors]:
-        """Train on a client's samples: its classifier, and the mean loss and score during training.
-
-        message: the synthetic samples "x" and their labels "y"
-        """
-        chains = message["x"].clone()
-        optimizer = adam(self.lr)
-        w = w.clone()
-        memory = optimizer.memory(w)
-        reports = []
-        for index in batches(len(y), self.batch, self.epochs, self.steps, rng):
-            real = scaled(x[index])
-            synthetic = self.advance(task, w, message, chains, len(index), rng)
-            grad, outputs = self.gradient(task, w, real, y[index], synthetic)
-            optimizer.step(w, grad, memory)
-            reports.append(_report(outputs, y[index]))
-        return w, _means(reports)
-
-    def advance(
-        self,
-        task: Task,
-        w: Tensor,
-        message: Tensors,
-        chains: Tensor,
-        count: int,
-        rng: np.random.Generator,
-    ) -> Synthetic:
-        """Continue the chains of `count` random samples (all, if there are fewer), in place."""
-        labels = message["y"]
-        drawn = rng.choice(len(labels), min(count, len(labels)), replace=False)
-        pick = torch.from_numpy(drawn)
-        anchors = chains if self.anchor == "chain" else message["x"]
-        anchor = anchors[pick]  # a copy, taken before the chain moves
-        chains[pick] = self.sample(task, w, chains[pick], labels[pick], rng)
-        return Synthetic(anchor=anchor, negative=chains[pick], y=labels[pick])
-
-    def sample(
-        self, task: Task, w: Tensor, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
-        """Continue the Langevin chains of these samples."""
-        for _ in range(self.chain_steps):
-            _, grad = energy_gradient(task, w, x, y, self.clip)
-            epsilon = normal(x.shape, rng)
-            x = langevin(x, grad, self.chain_step, self.chain_noise, epsilon, self.limits)
-        return x
-
-    def gradient(
-        self, task: Task, w: Tensor, x: Tensor, y: Tensor, synthetic: Synthetic
-    ) -> tuple[Tensor, Tensor]:
-        """The gradient of a batch's loss, and the outputs for its real samples."""
-        leaf = w.detach().requires_grad_()
-        rows = torch.cat([x, synthetic.anchor, synthetic.negative])
-        count = len(synthetic.y)
-        outputs = task.outputs(leaf, rows)
-        real, anchor, negative = torch.split(outputs, [len(y), count, count])
-        own = _cross_entropy(real, y).mean()
-        anchored = _cross_entropy(anchor, synthetic.y).mean()
-        contrastive = contrast(logit(real, y), logit(negative, synthetic.y))
-        loss = own + self.lam * anchored + contrastive
-        grad = torch.autograd.grad(loss, leaf)[0]
-        return grad, real.detach()
-
-
-def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    return LOSSES["cross-entropy"](outputs, y)
-
-
-def _report(outputs: Tensor, y: Tensor) -> Tensors:
-    """The loss and the correctness of each row."""
-    losses = _cross_entropy(outputs, y)
-    correct = outputs.argmax(1) == y
-    return {"loss": losses, "score": correct}
-
-
-def _means(reports: list[Tensors]) -> Tensors:
-    means = {}
-    for name in reports[0]:
-        values = torch.cat([report[name] for report in reports])
-        means[name] = values.double().mean()
-    return means
 
 
 def exponentials(negative_energy: Tensor, weights: Tensor) -> Tensor:
@@ -230,7 +98,4 @@ def _betas(t: int, rounds: int) -> float:
 
 
 # The progress of round t = 1..T from the first step size (0) to the last (1).
-SCHEDULES: dict[str, Callable[[int, int], float]] = {
-    "cosine": _cosine,
-    "betas": _betas,
-}
+SCHEDULES: dict[str, Callable[[int, int], float]] = {"cosine": _cosine, "betas": _betas}

@@ -1,7 +1,6 @@
 """Training on samples in memory, as the authors' code for synthetic data does it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -9,22 +8,11 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.base.tensors import Tensors
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 
-__all__ = [
-    "BETAS",
-    "WEIGHT_DECAY",
-    "adam",
-    "batches",
-    "check_fields",
-    "check_unit",
-    "draw_seed",
-    "fit",
-    "normal",
-    "scaled",
-]
+__all__ = ["BETAS", "WEIGHT_DECAY", "adam", "batches", "check_fields", "check_unit", "draw_seed"]
+__all__ += ["fit", "normal", "scaled"]
 
 # What the authors' code trains everything with.
 BETAS = (0.5, 0.999)
@@ -37,11 +25,7 @@ def adam(lr: float) -> Optimizer:
 
 
 def batches(
-    n: int,
-    size: int,
-    epochs: int,
-    steps: int | None,
-    rng: np.random.Generator,
+    n: int, size: int, epochs: int, steps: int | None, rng: np.random.Generator
 ) -> Iterator[Tensor]:
     """Row numbers of `steps` batches, or of `epochs` epochs, each in a random order."""
     per_epoch = -(-n // size)
@@ -53,47 +37,25 @@ def batches(
 
 
 def fit(
-    task: Task,
-    x: Tensor,
-    y: Tensor,
-    epochs: int,
-    batch: int,
-    lr: float,
-    rng: np.random.Generator,
+    task: Task, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float, rng: np.random.Generator
 ) -> Tensor:
     """Train the task's model on these samples from a new random initialisation."""
     w = task.reinitialised(draw_seed(rng))
     optimizer = adam(lr)
     memory = optimizer.memory(w)
-    with _seeded_dropout(task, rng):
+    with torch.random.fork_rng(devices=[]):
+        if task.has_dropout:  # it draws from torch's generator
+            torch.manual_seed(draw_seed(rng))
         for index in batches(len(y), batch, epochs, None, rng):
             if task.has_batchnorm and len(index) == 1:
                 continue  # BatchNorm cannot take a remainder of one row
+            leaf = w.detach().requires_grad_()
             weight = torch.full((len(index),), 1 / len(index))
-            rows = Batch(x[index], y[index], weight)
-            _step(task, w, rows, optimizer, memory)
+            loss, buffers = task.batch_loss(leaf, Batch(x[index], y[index], weight))
+            optimizer.step(w, torch.autograd.grad(loss, leaf)[0], memory)
+            if len(buffers):
+                w[task.num_trainable :] = buffers.detach()
     return w
-
-
-@contextmanager
-def _seeded_dropout(task: Task, rng: np.random.Generator) -> Iterator[None]:
-    """Seed torch's generator where the model draws from it."""
-    if not task.has_dropout:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(draw_seed(rng))
-        yield
-
-
-def _step(task: Task, w: Tensor, batch: Batch, optimizer: Optimizer, memory: Tensors) -> None:
-    """Take a gradient step, in place."""
-    leaf = w.detach().requires_grad_()
-    loss, buffers = task.batch_loss(leaf, batch)
-    grad = torch.autograd.grad(loss, leaf)[0]
-    optimizer.step(w, grad, memory)
-    if len(buffers):
-        w[task.num_trainable :] = buffers.detach()
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -105,8 +67,7 @@ def check_unit(x: Tensor) -> Tensor:
     """The samples, if they are bytes or in [0, 1], as synthetic ones are; else raise DataError."""
     if x.dtype == torch.uint8:
         return x
-    low = float(x.amin())
-    high = float(x.amax())
+    low, high = float(x.amin()), float(x.amax())
     if not x.is_floating_point() or low < 0 or high > 1:
         raise DataError(
             f"synthetic rows are in [0, 1], but there are rows of {x.dtype} from {low:g} to "
@@ -122,8 +83,7 @@ def draw_seed(rng: np.random.Generator) -> int:
 
 def normal(shape: Sequence[int], rng: np.random.Generator) -> Tensor:
     """Standard normal numbers."""
-    numbers = rng.standard_normal(tuple(shape), dtype=np.float32)
-    return torch.from_numpy(numbers)
+    return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
 
 
 Range = Literal["at least 1", "above 0", "at least 0"]

@@ -28,14 +28,7 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.data.population import Population
 from commonweal.rules.rule import Need, Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.synthetic._fit import (
-    BETAS,
-    WEIGHT_DECAY,
-    check_fields,
-    check_unit,
-    draw_seed,
-    fit,
-)
+from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, check_fields, check_unit, draw_seed, fit
 from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
@@ -82,14 +75,14 @@ class GeneratorClient(Client):
         return self.batch * task.latent
 
     def objective(self, task: Task, message: Tensors) -> Objective:
-        return Objective(at=(), custom=Custom(_generator_loss))
+        return Objective(at=(), custom=Custom(self.loss))
 
-
-def _generator_loss(task: Task, vectors: Tensors, batch: Batch) -> Tensor:
-    assert isinstance(task, GeneratorTask)
-    rows = len(batch.y)
-    per_row = vectors["noise"][: rows * task.latent].view(rows, task.latent)
-    return task.generator_loss(vectors["w"], batch, per_row)
+    def loss(self, task: Task, vectors: Tensors, batch: Batch) -> Tensor:
+        """The task's loss of a batch."""
+        assert isinstance(task, GeneratorTask)
+        rows = len(batch.y)
+        per_row = vectors["noise"][: rows * task.latent].view(rows, task.latent)
+        return task.generator_loss(vectors["w"], batch, per_row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +115,6 @@ class Generating(Algorithm):
         check_fields(self, "at least 1", "spc", "latent", "width", "epochs", "batch")
         check_fields(self, "at least 1", "decay_every", "classifier_epochs")
         check_fields(self, "above 0", "lr", "decay", "steps")
-        self._check_data()
-
-    def _check_data(self) -> None:
         name = type(self).__name__.lower()
         loss = self.population.loss
         shape = self.population.shape
@@ -149,7 +139,6 @@ class Generating(Algorithm):
 
     @cached_property
     def client(self) -> Client:  # type: ignore[override]  # a field elsewhere
-        beta1, beta2 = BETAS
         return GeneratorClient(
             epochs=self.epochs,
             steps=self.steps,
@@ -158,21 +147,15 @@ class Generating(Algorithm):
             decay=self.decay,
             decay_every=self.decay_every,
             optimizer="adam",
-            beta1=beta1,
-            beta2=beta2,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
             weight_decay=WEIGHT_DECAY,
         )
 
     @cached_property
     def averaging(self) -> Averaging:
-        return Averaging(
-            self.client_task,
-            self.rule,
-            self.client,
-            self.server,
-            rounds=self.rounds,
-            seed=self.seed,
-        )
+        parts = self.client_task, self.rule, self.client, self.server
+        return Averaging(*parts, rounds=self.rounds, seed=self.seed)
 
     @property
     def needs(self) -> frozenset[Need]:

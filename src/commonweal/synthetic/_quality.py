@@ -1,4 +1,4 @@
-"""The quality of synthetic rows: for a classifier, beside real rows, and as copies of real rows."""
+"""The quality of synthetic rows: for a classifier, next to real rows, and as copies of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,24 +61,33 @@ def assess(
     dimensions: leading principal axes of the real test rows' features on which both sides are
     projected. A covariance of M rows has at most rank M - 1, so M must be larger than that.
     """
-    _check_named(features, extractor)
+    if features is not None and not extractor:
+        raise ConfigError(
+            f"features = {features!r} have no name: say in `extractor` what they are, "
+            "as distances are comparable for the same features only"
+        )
     rng = stream(seed, 0, 0, JUDGE)
     real = scaled(check_unit(federation.train.x))
     held = scaled(check_unit(federation.test.x if held is None else held))
     teacher = fit(task, real, federation.train.y, epochs, BATCH, lr, rng)
     if features is None:
         features = _last_hidden(task, teacher)
-        extractor = f"last hidden layer of {_model_name(task)}, {epochs} real epochs"
+        model = f"{type(task.module).__name__}, {task.size} parameters"
+        extractor = f"last hidden layer of {model}, {epochs} real epochs"
     axes = _principal_axes(features, held, dimensions)
     real_features = axes(held)
     subset = torch.from_numpy(rng.permutation(len(real))[: len(x)])
-    recognised = _predict(task, teacher, x) == y
+    parts = torch.split(x, AT_ONCE)
+    predicted = torch.cat([task.outputs(teacher, part).argmax(1) for part in parts])
+    recognised = predicted == y
     distances = nearest(x, real)
     held_distances = nearest(held, real)
     scores = evaluate(task, w, federation.test).score
+    scored = federation.scored  # the clients that have test samples
+    names = [federation.names[client] for client in scored.tolist()]
     return Quality(
         scores=scores,
-        metrics=_summary(federation, scores),
+        metrics=metrics.summary(scores[scored], federation.test.sizes[scored], names),
         extractor=f"{extractor}, first {dimensions} principal axes of the test rows",
         frechet=frechet(real_features, axes(x)),
         frechet_real=frechet(real_features, axes(real[subset])),
@@ -90,32 +99,6 @@ def assess(
     )
 
 
-def _check_named(features: Features | None, extractor: str) -> None:
-    """Raise ConfigError for features without a name."""
-    if features is not None and not extractor:
-        raise ConfigError(
-            f"features = {features!r} have no name: say in `extractor` what they are, "
-            "as distances are comparable for the same features only"
-        )
-
-
-def _model_name(task: Task) -> str:
-    return f"{type(task.module).__name__}, {task.size} parameters"
-
-
-def _summary(federation: Federation, scores: Tensor) -> dict[str, float]:
-    """Metrics of the scores, over the clients that have test rows."""
-    scored = federation.scored
-    sizes = federation.test.sizes[scored]
-    names = [federation.names[client] for client in scored.tolist()]
-    return metrics.summary(scores[scored], sizes, names)
-
-
-def _predict(task: Task, w: Tensor, x: Tensor) -> Tensor:
-    parts = torch.split(x, AT_ONCE)
-    return torch.cat([task.outputs(w, part).argmax(1) for part in parts])
-
-
 def _fraction(mask: Tensor) -> float:
     return float(mask.double().mean())
 
@@ -125,8 +108,7 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
     A and B are their covariances.
     """
-    A = _covariance(a)
-    B = _covariance(b)
+    A, B = _covariance(a), _covariance(b)
     values, vectors = torch.linalg.eigh(A)
     root = vectors * values.clamp(min=0).sqrt() @ vectors.T
     # The eigenvalues of A B are those of the symmetric A^(1/2) B A^(1/2).
@@ -149,10 +131,8 @@ def _covariance(features: Tensor) -> Tensor:
 
 def nearest(x: Tensor, real: Tensor) -> Tensor:
     """Each row's distance (N,) to the nearest real row."""
-    pool = real.flatten(1)
     parts = torch.split(x.flatten(1), AT_ONCE // 4)
-    distances = [torch.cdist(part, pool).amin(1) for part in parts]
-    return torch.cat(distances)
+    return torch.cat([torch.cdist(part, real.flatten(1)).amin(1) for part in parts])
 
 
 def _principal_axes(features: Features, real: Tensor, dimensions: int) -> Features:

@@ -36,13 +36,7 @@ class FedCGAN(Generating):
 
 
 class _GAN(nn.Module):
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        classes: int,
-        latent: int,
-        width: int,
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
         super().__init__()
         self.shape = shape
         self.classes = classes
@@ -66,8 +60,12 @@ class _GANTask(GeneratorTask):
         fake = self._generate(tensors, batch.y, noise)
         real_outputs = self.call("discriminator", tensors, scaled(batch.x))
         fake_outputs = self.call("discriminator", tensors, fake.detach())
-        discriminator = _discriminator_losses(real_outputs, fake_outputs, batch.y)
-        generator = _generator_losses(self.call("discriminator", fixed, fake), batch.y)
+        source = softplus(-real_outputs[:, 0]) + softplus(fake_outputs[:, 0])
+        discriminator = (
+            source + _class_losses(real_outputs, batch.y) + _class_losses(fake_outputs, batch.y)
+        )
+        seen = self.call("discriminator", fixed, fake)  # by a discriminator that stays as it is
+        generator = softplus(-seen[:, 0]) + _class_losses(seen, batch.y)
         return ((discriminator + generator) * batch.weight).sum()
 
     def generate(self, w: Tensor, y: Tensor, noise: Tensor) -> Tensor:
@@ -77,15 +75,6 @@ class _GANTask(GeneratorTask):
         _, height, across = self.module.shape
         inputs = with_label(2 * noise - 1, y, self.module.classes)
         return self.call("generator", tensors, inputs)[..., :height, :across]
-
-
-def _discriminator_losses(real: Tensor, fake: Tensor, y: Tensor) -> Tensor:
-    source = softplus(-real[:, 0]) + softplus(fake[:, 0])
-    return source + _class_losses(real, y) + _class_losses(fake, y)
-
-
-def _generator_losses(fake: Tensor, y: Tensor) -> Tensor:
-    return softplus(-fake[:, 0]) + _class_losses(fake, y)
 
 
 def _class_losses(outputs: Tensor, y: Tensor) -> Tensor:

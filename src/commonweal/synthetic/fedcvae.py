@@ -44,12 +44,7 @@ class FedCVAE(Generating):
 
 class _VAE(nn.Module):
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        classes: int,
-        latent: int,
-        width: int,
-        pixels: str,
+        self, shape: tuple[int, ...], classes: int, latent: int, width: int, pixels: str
     ) -> None:
         super().__init__()
         self.shape = shape
@@ -93,18 +88,15 @@ class _VAETask(GeneratorTask):
         decoded = self._decode(tensors, code, y)
         errors = (decoded - x).square().flatten(1)
         reconstruction = errors.sum(1) if self.module.pixels == "sum" else errors.mean(1)
-        return reconstruction + _kl_divergence(mean, spread), errors.mean(1)
+        # KL(N(mean, spread^2) || N(0, I)) per row.
+        squares = mean.square() + spread.square() - 1
+        divergence = squares.sum(1) / 2 - spread.log().sum(1)
+        return reconstruction + divergence, errors.mean(1)
 
     def _decode(self, tensors: Tensors, code: Tensor, y: Tensor) -> Tensor:
         _, height, across = self.module.shape
         inputs = with_label(code, y, self.module.classes)
         return self.call("decoder", tensors, inputs)[..., :height, :across]
-
-
-def _kl_divergence(mean: Tensor, spread: Tensor) -> Tensor:
-    """KL(N(mean, spread^2) || N(0, I)) per row."""
-    squares = mean.square() + spread.square() - 1
-    return squares.sum(1) / 2 - spread.log().sum(1)
 
 
 def _gaussian(noise: Tensor) -> Tensor:

@@ -34,16 +34,26 @@ from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.synthetic._energy import (
     SCHEDULES,
     UNIT,
-    EnergyTraining,
+    contrast,
     energy_gradient,
     exponentials,
     langevin,
+    logit,
     mixture,
 )
-from commonweal.synthetic._fit import check_fields, check_unit, draw_seed, fit, normal
+from commonweal.synthetic._fit import (
+    adam,
+    batches,
+    check_fields,
+    check_unit,
+    draw_seed,
+    fit,
+    normal,
+    scaled,
+)
 from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.optimizers import step_decay
-from commonweal.training.task import Task
+from commonweal.training.task import LOSSES, Task
 from commonweal.training.uses import Uses, one_model
 
 __all__ = ["FedEvg"]
@@ -60,20 +70,8 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "thesis": Preset(
-        last=0.01,
-        noise=0.01,
-        schedule="cosine",
-        anchor="chain",
-        classifier_epochs=100,
-    ),
-    "reference": Preset(
-        last=1.0,
-        noise=1e-4,
-        schedule="betas",
-        anchor="received",
-        classifier_epochs=1,
-    ),
+    "thesis": Preset(0.01, 0.01, "cosine", "chain", 100),
+    "reference": Preset(1.0, 1e-4, "betas", "received", 1),
 }
 
 
@@ -92,7 +90,7 @@ class FedEvg(Algorithm):
     schedule: of the step size, from first to last (cosine, reference betas)
     anchor: cross-entropy is taken on samples of the chain (chain) or received (reference: received)
     classifier_epochs: epochs of the server's classifier on the synthetic samples (100, reference 1)
-    energies: what weighs the clients at a row beside w_i: exp(sgn(-E)) ("signed", section 4.3.3) or
+    energies: what weighs the clients at a row with w_i: exp(sgn(-E)) ("signed", section 4.3.3) or
         exp(-E) itself ("exact", eq. 4.13)
     bound: for standardised rows of a table: synthetic samples are kept in [-bound, bound] (none:
         samples are in [0, 1], as images)
@@ -136,16 +134,12 @@ class FedEvg(Algorithm):
         check_fields(self, "above 0", "lr", "decay", "clip", "chain_step", "first", "last", "steps")
         check_fields(self, "above 0", "bound")
         check_fields(self, "at least 0", "lam", "chain_noise", "noise")
-        self._check_parts()
-
-    def _check_parts(self) -> None:
         if self.preset not in PRESETS:
             hint = did_you_mean(self.preset, PRESETS)
             raise ConfigError(f"fedevg preset = {self.preset!r}: {hint}")
         if self.population.loss != "cross-entropy":
-            raise ConfigError(
-                f"fedevg needs classes, but the data's loss is {self.population.loss!r}"
-            )
+            loss = self.population.loss
+            raise ConfigError(f"fedevg needs classes, but the data's loss is {loss!r}")
         if self.task.size > self.task.num_trainable or self.task.has_dropout:
             raise ConfigError(
                 "fedevg needs one energy per row: use a model without BatchNorm and dropout"
@@ -178,17 +172,7 @@ class FedEvg(Algorithm):
     def init(self, population: Population) -> State:
         rng = stream(self.seed, 0, 0, BEGIN)
         y = torch.arange(population.outputs).repeat_interleave(self.spc)
-        x = normal((len(y), *population.shape), rng)  # eq. 4.12
-        return {
-            "round": torch.tensor(1),
-            "x": x,
-            "y": y,
-            "classifier": self.task.initial.clone(),
-            "rule": self.rule.init(self._setting(population)),
-        }
-
-    def _setting(self, population: Population) -> Setting:
-        return Setting(
+        setting = Setting(
             clients=population.clients,
             rounds=self.rounds,
             lr=self.lr,
@@ -196,6 +180,13 @@ class FedEvg(Algorithm):
             label_counts=population.label_counts,
             sizes=population.sizes,
         )
+        return {
+            "round": torch.tensor(1),
+            "x": normal((len(y), *population.shape), rng),  # eq. 4.12
+            "y": y,
+            "classifier": self.task.initial.clone(),
+            "rule": self.rule.init(setting),
+        }
 
     def message(self, state: State) -> Tensors:
         return {"round": state["round"], "x": state["x"], "y": state["y"]}
@@ -213,9 +204,20 @@ class FedEvg(Algorithm):
             return Outcome(
                 following, replies.clients, nothing, replies.failed, diverged=replies.diverged
             )
-        decision = self.rule(self.reports(replies, clients), state["rule"])
+        # The rule sees clients' classifiers on their samples, and energy gradients.
+        values = replies.values
+        reports = Reports(
+            ids=replies.clients,
+            sizes=values["size"],
+            losses=values["loss"],
+            scores=values["score"],
+            updates=values["gradient"].flatten(1),
+            clients=clients,
+            checked=True,
+        )
+        decision = self.rule(reports, state["rule"])
         following["rule"] = decision.state
-        following["x"], posterior = self.move(state, replies.values, decision.weights)
+        following["x"], posterior = self.move(state, values, decision.weights)
         used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])
         return Outcome(
             following,
@@ -225,19 +227,6 @@ class FedEvg(Algorithm):
             decision.capped,
             decision.warnings,
             replies.diverged,
-        )
-
-    def reports(self, replies: Replies, clients: int) -> Reports:
-        """What the rule sees: clients' classifiers on their samples, and energy gradients."""
-        values = replies.values
-        return Reports(
-            ids=replies.clients,
-            sizes=values["size"],
-            losses=values["loss"],
-            scores=values["score"],
-            updates=values["gradient"].flatten(1),
-            clients=clients,
-            checked=True,
         )
 
     def move(self, state: State, values: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,9 +256,8 @@ class FedEvg(Algorithm):
     def before_evaluation(self, state: State) -> State:
         """Train the server's classifier on the synthetic samples alone."""
         rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
-        x, y = self.samples(state)
         epochs = self.chosen.classifier_epochs
-        w = fit(self.task, x, y, epochs, self.batch, self.lr, rng)
+        w = fit(self.task, state["x"], state["y"], epochs, self.batch, self.lr, rng)
         return state | {"classifier": w}
 
     def model(self, state: State) -> Tensor:
@@ -292,30 +280,13 @@ class FedEvg(Algorithm):
             return NO_STATE
         return ClientState({"w": self.task.reinitialised(seed)})
 
-    def training(self, number: int) -> EnergyTraining:
-        """How clients train in round 1, 2, ..."""
-        return EnergyTraining(
-            lr=step_decay(self.lr, self.decay, self.decay_every, number),
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
-            lam=self.lam,
-            clip=self.clip,
-            anchor=self.chosen.anchor,
-            chain_steps=self.chain_steps,
-            chain_step=self.chain_step,
-            chain_noise=self.chain_noise,
-            limits=self.limits,
-        )
-
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         replies = []
         models = []
-        starts = self.initial_models(group)
-        ids = group.ids.tolist()
-        for client, start, rng in zip(ids, starts, group.streams, strict=True):
-            rows = group.rows.client(client)
-            reply, w = self.answer_one(request.message, rows, start, rng)
+        starts = group.states.method["w"] if not self.restart else None
+        for k, (client, rng) in enumerate(zip(group.ids.tolist(), group.streams, strict=True)):
+            start = self.task.reinitialised(draw_seed(rng)) if starts is None else starts[k]
+            reply, w = self._answer(request.message, group.rows.client(client), start, rng)
             replies.append(reply)
             models.append(w)
         values = stack(replies) | {"size": group.rows.sizes[group.ids]}
@@ -325,25 +296,60 @@ class FedEvg(Algorithm):
         method = keep_finite(group.states.method, trained, values["gradient"])
         return values, ClientState(method)
 
-    def initial_models(self, group: Group) -> list[Tensor]:
-        """The classifiers from which the clients of a group train in this round."""
-        if self.restart:
-            return [self.task.reinitialised(draw_seed(rng)) for rng in group.streams]
-        return list(group.states.method["w"])
-
-    def answer_one(
+    def _answer(
         self, message: Tensors, rows: Rows, w: Tensor, rng: np.random.Generator
     ) -> tuple[Tensors, Tensor]:
         """Train a client's classifier: energies and gradients of the received samples, and w."""
-        training = self.training(int(message["round"]))
         x = check_unit(rows.x) if self.bound is None else rows.x
-        w, reported = training.train(self.task, w, message, x, rows.y, rng)
-        received = (message["x"], message["y"])
-        energy, grad = energy_gradient(self.task, w, *received, self.clip)
+        w, report = self.train(w, message, x, rows.y, rng)
+        energy, grad = energy_gradient(self.task, w, message["x"], message["y"], self.clip)
         # With unbounded energies one client could dominate the mixture (section 4.3.3). Exact ones
         # are sent as they are: exp(-E) overflows.
         boltzmann = -energy if self.energies == "exact" else torch.exp(torch.sign(-energy))
-        return reported | {"boltzmann": boltzmann, "gradient": grad}, w
+        return report | {"boltzmann": boltzmann, "gradient": grad}, w
+
+    def train(
+        self, w: Tensor, message: Tensors, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensors]:
+        """Train a client's classifier as an energy-based model: Algorithm 4.2.
+
+        Returns:
+            The classifier, and its mean loss and score on the client's samples during training.
+        """
+        cross_entropy = LOSSES["cross-entropy"]
+        round = int(message["round"])
+        optimizer = adam(step_decay(self.lr, self.decay, self.decay_every, round))
+        w = w.clone()
+        memory = optimizer.memory(w)
+        chains, labels = message["x"].clone(), message["y"]
+        losses, scores = [], []
+        for index in batches(len(y), self.batch, self.epochs, self.steps, rng):
+            real, own = scaled(x[index]), y[index]
+            count = min(len(index), len(labels))
+            drawn = torch.from_numpy(rng.choice(len(labels), count, replace=False))
+            drawn_labels = labels[drawn]
+            anchors = chains if self.chosen.anchor == "chain" else message["x"]
+            anchor = anchors[drawn]  # a copy, taken before the chain moves
+            chains[drawn] = self._continued(w, chains[drawn], drawn_labels, rng)
+            leaf = w.detach().requires_grad_()
+            outputs = self.task.outputs(leaf, torch.cat([real, anchor, chains[drawn]]))
+            of_real, of_anchor, negative = torch.split(outputs, [len(own), count, count])
+            real_losses = cross_entropy(of_real, own)
+            loss = real_losses.mean() + self.lam * cross_entropy(of_anchor, drawn_labels).mean()
+            loss = loss + contrast(logit(of_real, own), logit(negative, drawn_labels))
+            optimizer.step(w, torch.autograd.grad(loss, leaf)[0], memory)
+            losses.append(real_losses.detach())
+            scores.append(of_real.argmax(1) == own)
+        means = {"loss": torch.cat(losses), "score": torch.cat(scores)}
+        return w, {name: values.double().mean() for name, values in means.items()}
+
+    def _continued(self, w: Tensor, x: Tensor, y: Tensor, rng: np.random.Generator) -> Tensor:
+        """Samples after further steps of their Langevin chains."""
+        for _ in range(self.chain_steps):
+            _, grad = energy_gradient(self.task, w, x, y, self.clip)
+            epsilon = normal(x.shape, rng)
+            x = langevin(x, grad, self.chain_step, self.chain_noise, epsilon, self.limits)
+        return x
 
 
 ENTRIES = {"fedevg": FedEvg}

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs
-from commonweal.training.dense import Features
 from commonweal.training.memory_format import channels_last
 from commonweal.training.objective import Objective, Value, objective_value
-from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
+from commonweal.training.trainer import Features, Memory, Steps, Trainer
 from commonweal.training.vectorize import Vectorize
 
-__all__ = ["AutogradSteps", "AutogradTrainer"]
+__all__ = ["AutogradTrainer", "Head"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +52,8 @@ class Head:
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """What the bodies (S, p) give for samples (S, B, ...)."""
         with torch.no_grad():
-            pairs = zip(w, x, strict=True)
-            return torch.stack([self.body.raw_outputs(own, samples) for own, samples in pairs])
+            outputs = [self.body.raw_outputs(own, x[k]) for k, own in enumerate(w)]
+            return torch.stack(outputs)
 
 
 @lru_cache(maxsize=16)
@@ -66,94 +65,62 @@ def _divided(task: Task, mask: Tensor) -> tuple[Task, Task] | None:
     module = task.module
     if type(module) is not nn.Sequential or task.output is not None:
         return None
-    counts = [sum(p.numel() for p in layer.parameters()) for layer in module.children()]
-    if task.size != sum(counts):  # buffers, or parameters that are not trained
+    begin = int((~mask).sum())  # of the part that is trained
+    if begin == 0 or mask[:begin].any():
         return None
-    begin = int((~mask).sum())
-    below = [sum(counts[:k]) for k in range(len(counts))]
-    if begin == 0 or mask[:begin].any() or begin not in below:
+    parameters = 0
+    first: int | None = None  # the last layer that begins there
+    flat = False
+    is_flat_below = False
+    for k, layer in enumerate(module):
+        if parameters == begin:
+            first, is_flat_below = k, flat
+        parameters += sum(value.numel() for value in layer.parameters())
+        flat = flat or type(layer) is nn.Flatten
+    if first is None or not is_flat_below or type(module[first]) is not nn.Linear:
         return None
-    k = max(k for k, size in enumerate(below) if size == begin)
-    flat = any(type(layer) is nn.Flatten for layer in list(module.children())[:k])
-    if type(module[k]) is not nn.Linear or not flat:
+    if task.size != parameters:  # buffers, or parameters that are not trained
         return None
-    return Task(module[:k], implied=True), replace(task, module=module[k:])
+    return Task(module[:first], implied=True), replace(task, module=module[first:])
 
 
 @dataclass(frozen=True, eq=False)
-class AutogradTrainer:
+class AutogradTrainer(Trainer):
     """Evaluates an objective by torch, for all clients of a group at once or for one.
 
     Attributes:
         task: The model and its loss.
-        objective: What is minimised.
-        optimizer: How vectors move.
-        mask: The coordinates (d,) that move. None: all of them.
         vectorize: How functions of one client are run for a group.
         head: The layers that move, where the others' outputs are computed once.
     """
 
     task: Task
-    objective: Objective
-    optimizer: Optimizer
-    mask: Tensor | None
     vectorize: Vectorize
     head: Head | None = None
 
-    def on(self, vectors: Tensors, memory: dict[str, Tensors], start: int) -> "AutogradSteps":
-        """The steps of neighbouring clients from position `start` on, in place.
-
-        Args:
-            vectors: The clients' vectors (S, ...) by name.
-            memory: What the optimizer remembers of each vector.
-            start: The position of the first client.
-        """
+    def on(self, vectors: Tensors, memory: Memory, start: int) -> "AutogradSteps":
         if self.head is None:
-            return AutogradSteps(self, vectors, memory, start)
+            return AutogradSteps(self, vectors, memory)
+        w = vectors["w"]
         n = self.head.task.size
         remembered = {key: value[:, -n:] for key, value in memory["w"].items()}
-        last = {"w": vectors["w"][:, -n:]}
         trainer = replace(self, task=self.head.task, mask=None)
-        return AutogradSteps(trainer, last, {"w": remembered}, start, vectors["w"][:, :-n])
+        return HeadSteps(trainer, {"w": w[:, -n:]}, {"w": remembered}, self.head, w[:, :-n], start)
 
 
 @dataclass(frozen=True, eq=False)
-class AutogradSteps:
+class AutogradSteps(Steps):
     """The steps of some clients."""
 
     trainer: AutogradTrainer
     vectors: Tensors  # (S, ...)
-    memory: dict[str, Tensors]  # of the optimizer, by vector
-    start: int  # the position of the first client
-    body: Tensor | None = None  # (S, p) the layers below those that move
-
-    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Inputs:
-        """The samples (S, B, ...) with these numbers (S, B), or what the body gives for them."""
-        head = self.trainer.head
-        if head is None or self.body is None:
-            return rows.inputs[index]
-        if epoch:
-            return head.features.read(index, self.start)
-        outputs = head.outputs(self.body, rows.x[index])
-        head.features.write(index, self.start, outputs)
-        return outputs
+    memory: Memory
 
     @cached_property
     def _trained(self) -> tuple[str, ...]:
         return self.trainer.objective.trained
 
     def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor:
-        """Take a gradient step on batches (S, B, ...), in place.
-
-        Args:
-            batch: The clients' batches.
-            noise: Their random numbers (S, draws).
-            first: Whether it is the first step of the round.
-            losses: Whether the batches' losses are asked for, which are known in any case.
-
-        Returns:
-            The mean losses (S,) of the batches, before the step.
-        """
         trainer = self.trainer
         learned = trainer.objective.learned if first else ()
         names = (*self._trained, *learned)
@@ -179,3 +146,18 @@ class AutogradSteps:
     def _value(self, vectors: Tensors, x: Inputs, y: Tensor, weight: Tensor) -> Value:
         batch = Batch(x, y, weight)
         return objective_value(self.trainer.task, self.trainer.objective, vectors, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSteps(AutogradSteps):
+    """The steps of the last layers of some clients."""
+
+    head: Head
+    body: Tensor  # (S, p) the layers below those that move
+    start: int  # the position of the first client
+
+    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Tensor:
+        def compute() -> Tensor:
+            return self.head.outputs(self.body, rows.x[index])
+
+        return self.head.features.get(index, self.start, epoch, compute)

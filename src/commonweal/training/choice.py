@@ -11,15 +11,16 @@ differ in how much evidence they ask for:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["ALONE", "RIGHT_OR_WRONG", "How", "choose", "clipped", "largest_loss"]
+__all__ = ["ALONE", "RIGHT_OR_WRONG", "Evidence", "How", "choose", "improvements", "largest_loss"]
 
 How = Literal["safe", "likely", "proved"]
 ALONE = "alone"  # the name of local training, which needs no evidence
@@ -47,7 +48,8 @@ def choose(
         margin: How much worse than local training a "proved" candidate may be in expectation.
         level: The confidence level of "proved", for each client, over all its candidates together.
         bound: The largest possible loss of a sample, for "proved" with losses: improvements below
-            -bound are impossible. By default the largest absolute improvement of any client.
+            -bound are impossible. By default the largest absolute improvement of any client: the
+            proof then assumes that no larger loss exists, so give it where there are few clients.
 
     Returns:
         The name of the chosen candidate for each client, "alone" where nothing is better.
@@ -57,6 +59,10 @@ def choose(
     >>> choose([{"global": [1, 1, 0, -1]}, {}], how="proved")
     ['alone', 'alone']
     """
+    expect("rows", rows, list | tuple, "a list with a dict for each client")
+    expect("level", level, int | float, "a number")
+    expect("margin", margin, int | float, "a number")
+    expect("bound", bound, int | float | None, "a number, or None")
     if how not in get_args(How):
         raise ConfigError(f"how = {how!r}: {did_you_mean(str(how), get_args(How))}")
     if not 0.5 <= level < 1:
@@ -65,34 +71,45 @@ def choose(
         raise ConfigError(f"margin = {margin}: give a finite number, 0 or more")
     if bound is not None and not 0 < bound < np.inf:
         raise ConfigError(f"bound = {bound}: give a finite number above 0")
-    clients = [_improvements(k, candidates) for k, candidates in enumerate(rows)]
+    clients = [_checked(k, candidates) for k, candidates in enumerate(rows)]
+    every = np.concatenate([np.empty(0), *(own for client in clients for own in client.values())])
     if bound is None:
-        every = [values for client in clients for values in client.values()]
-        bound = max((float(np.abs(values).max(initial=0.0)) for values in every), default=0.0)
+        bound = float(np.abs(every).max(initial=0.0))
+    # What single clients saw does not show that these are no losses.
+    by_sign = bound <= 1 and bool(np.isin(every, (-1.0, 0.0, 1.0)).all())
     chosen = []
-    for improvements in clients:
-        allowed = {}
-        for name, values in improvements.items():
+    for candidates in clients:
+        means = {}
+        for name, values in candidates.items():
             if how == "likely":
                 enough = len(values) > 0 and values.mean() > 0
             elif how == "safe":
                 enough = _exceeds_one_error(values)
             else:
-                alpha = (1 - level) / len(improvements)  # Bonferroni, over the candidates
-                enough = _is_proved(values, margin, alpha, bound)
+                alpha = (1 - level) / len(candidates)  # Bonferroni, over the candidates
+                enough = _is_proved(values, margin, alpha, bound, by_sign)
             if enough:
-                allowed[name] = float(values.mean())
-        chosen.append(_best(allowed))
+                means[name] = float(values.mean())
+        # The largest mean; of equal ones the first by name.
+        chosen.append(min(means, key=lambda name: (-means[name], name), default=ALONE))
     return chosen
 
 
-def _improvements(
-    client: int, candidates: Mapping[str, ArrayLike]
-) -> dict[str, NDArray[np.float64]]:
-    """Check the improvements of one client."""
-    improvements = {}
+def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+    """The improvements of one client as arrays."""
+    if not isinstance(candidates, Mapping):
+        raise DataError(
+            f"client {client} is a {type(candidates).__name__}: give a dict for each client, "
+            "candidate -> one improvement per validation sample"
+        )
+    checked = {}
     for name, given in candidates.items():
-        values = np.asarray(given, dtype=np.float64)
+        try:
+            values = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"client {client}, candidate {name!r}: improvements are not numbers ({error})"
+            ) from None
         if values.ndim != 1:
             raise DataError(
                 f"client {client}, candidate {name!r}: improvements have shape {values.shape}; "
@@ -104,20 +121,13 @@ def _improvements(
                 "candidates whose loss is not a number"
             )
         if name != ALONE:
-            improvements[name] = values
-    if len({len(values) for values in improvements.values()}) > 1:
+            checked[name] = values
+    if len({len(values) for values in checked.values()}) > 1:
         raise DataError(
             f"client {client}: its candidates have different numbers of samples; compare all of "
             "them on the same validation samples"
         )
-    return improvements
-
-
-def _best(means: Mapping[str, float]) -> str:
-    """The candidate with the largest mean; of equal ones the first by name."""
-    if not means:
-        return ALONE
-    return min(means, key=lambda name: (-means[name], name))
+    return checked
 
 
 def _exceeds_one_error(values: NDArray[np.float64]) -> bool:
@@ -128,11 +138,13 @@ def _exceeds_one_error(values: NDArray[np.float64]) -> bool:
     return bool(values.mean() > error)
 
 
-def _is_proved(values: NDArray[np.float64], margin: float, alpha: float, bound: float) -> bool:
+def _is_proved(
+    values: NDArray[np.float64], margin: float, alpha: float, bound: float, by_sign: bool
+) -> bool:
     """Whether the expected improvement is above -margin, with error probability alpha."""
     if len(values) == 0 or values.mean() <= 0:
         return False
-    if margin == 0 and np.isin(values, (-1.0, 0.0, 1.0)).all():
+    if margin == 0 and by_sign:
         # Exact one-sided sign test on the samples on which the two models differ.
         wins, losses = int((values > 0).sum()), int((values < 0).sum())
         return bool(stats.binomtest(wins, wins + losses, 0.5, "greater").pvalue <= alpha)
@@ -160,10 +172,34 @@ def largest_loss(classes: int) -> float:
     return 2 * float(np.log(max(2, classes)))
 
 
-def clipped(
-    before: NDArray[np.float64], after: NDArray[np.float64], bound: float | None
-) -> NDArray[np.float64]:
-    """The improvements of losses that are clipped at a bound; None: as they are."""
-    if bound is None:
-        return before - after
-    return np.minimum(before, bound) - np.minimum(after, bound)
+class Evidence(NamedTuple):
+    """A candidate on a client's validation samples: losses (n,), and whether it is right (n,)."""
+
+    losses: NDArray[np.float64]
+    right: NDArray[np.float64] | None  # 0 or 1; None where the score is none by sample
+
+
+def improvements(
+    candidates: Mapping[str, Evidence], proof: bool = False, bound: float | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """What each other candidate of a client improves over local training, by sample.
+
+    A candidate whose loss is not finite is left out.
+
+    Args:
+        candidates: The evidence for each, local training among them.
+        proof: Compare what `proved` is about: what is right or wrong, otherwise clipped losses.
+        bound: What losses are clipped at as proof. None: they are not clipped.
+    """
+    local = candidates[ALONE]
+    compared = {}
+    for name, other in candidates.items():
+        improvement = local.losses - other.losses
+        if name == ALONE or not np.isfinite(improvement).all():
+            continue
+        if proof and local.right is not None and other.right is not None:
+            improvement = other.right - local.right
+        elif proof and bound is not None:
+            improvement = np.minimum(local.losses, bound) - np.minimum(other.losses, bound)
+        compared[name] = improvement
+    return compared

@@ -153,7 +153,7 @@ class Client:
     def reply(
         self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        """What is sent beside the model's update, and the client's next state.
+        """What is sent with the model's update, and the client's next state.
 
         The update, received model minus trained model, is added to every reply that has none.
 

@@ -6,12 +6,11 @@ dense stacks is decided by their modules and their loss alone; which objectives 
 `DenseTrainer.of` alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +19,9 @@ from commonweal.data.rows import CLASSIFICATION, REGRESSION, Rows
 from commonweal.training.objective import At, Between, Objective, Phase, Point, Proximal, Reduction
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
+from commonweal.training.trainer import EMPTY, Features, Memory, Steps, Trainer
 
-__all__ = ["Affine", "DenseStack", "DenseSteps", "DenseTrainer", "Features", "Layer"]
-__all__ += ["dense_stack", "forward"]
+__all__ = ["Affine", "DenseStack", "DenseTrainer", "Layer", "dense_stack", "forward"]
 
 CLOSED = (*CLASSIFICATION, *REGRESSION)  # losses whose derivative is written down here
 
@@ -38,10 +37,10 @@ class Layer(NamedTuple):
 
 
 class Affine(NamedTuple):
-    """The tensors of a layer of a group, as views of the models (S, d)."""
+    """The tensors of a layer of a group, as views of the models (S, d); or of one model (d,)."""
 
-    weight: Tensor  # (S, outputs, inputs)
-    bias: Tensor | None  # (S, 1, outputs)
+    weight: Tensor  # (S, outputs, inputs), or (outputs, inputs)
+    bias: Tensor | None  # (S, 1, outputs), or (1, outputs)
     relu: bool
 
     @property
@@ -69,7 +68,7 @@ class DenseStack:
         return self.task.ready_tensor(x).flatten(2)
 
     def views(self, w: Tensor) -> list[Affine]:
-        """The layers of the models (S, d): a change of them changes the models."""
+        """The layers of the models (S, d), or of one (d,): a change of them changes the models."""
         return [_affine(w, layer) for layer in self.layers]
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
@@ -78,7 +77,9 @@ class DenseStack:
 
     def active_layers(self, mask: Tensor | None) -> tuple[bool, ...] | None:
         """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some."""
-        return (True,) * len(self.layers) if mask is None else _active_layers(self, mask)
+        if mask is None:
+            return (True,) * len(self.layers)
+        return _active_layers(self, mask)
 
     def gradients(
         self, layers: Sequence[Affine], batch: Batch, reduction: Reduction, lowest: int = 0
@@ -86,19 +87,21 @@ class DenseStack:
         """The gradients of the losses at some models, down to a layer.
 
         Args:
-            layers: The layers of the models, or those from some layer on.
+            layers: The layers of the models, of one model for all clients, or the upper ones.
             batch: The inputs of the first of them, labels and weights.
             reduction: How the samples' losses become one.
             lowest: The lowest layer whose gradient is needed.
         """
         inputs, predictions = forward(layers, batch.x)
         grad = self.output_gradients(predictions, batch, reduction)
-        grads = [grad]
-        for k in reversed(range(lowest + 1, len(layers))):
-            grad = _below(layers, inputs, grad, k)
-            grads.append(grad)
-        grads += [grad] * lowest  # never used
-        return Gradients(inputs, grads[::-1], predictions)
+        outputs = [grad] * len(layers)  # those below `lowest` are never used
+        for k in reversed(range(lowest, len(layers) - 1)):
+            above = layers[k + 1].weight
+            grad = torch.bmm(grad, above) if above.ndim == 3 else grad @ above
+            if layers[k].relu:
+                grad.mul_(inputs[k + 1] > 0)
+            outputs[k] = grad
+        return Gradients(inputs, outputs, predictions)
 
     def sample_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The losses (S, B) of outputs (S, B, outputs), for labels in the model's units."""
@@ -126,24 +129,6 @@ class DenseStack:
             grad = _by_error(self.task.loss, outputs - y[..., None])
         return grad.mul_(factors[..., None])
 
-    def shared_gradients(self, w: Tensor, batch: Batch, reduction: Reduction) -> Gradients:
-        """The gradients of all clients' losses at the same model (d,).
-
-        The weights are the same for all: what is below a layer is one product for the group.
-        """
-        layers = self.views(w[None])
-        inputs, x = [], batch.x
-        for layer in layers:
-            inputs.append(x)
-            bias = None if layer.bias is None else layer.bias[0, 0]
-            x = nn.functional.linear(x, layer.weight[0], bias)
-            x = x.relu_() if layer.relu else x
-        grads = [self.output_gradients(x, batch, reduction)]
-        for k in reversed(range(1, len(layers))):
-            grad = grads[-1] @ layers[k].weight[0]
-            grads.append(grad.mul_(inputs[k] > 0) if layers[k - 1].relu else grad)
-        return Gradients(inputs, grads[::-1], x)
-
 
 def _by_error(loss: str, error: Tensor) -> Tensor:
     """The derivatives of the losses of errors."""
@@ -155,8 +140,10 @@ def _by_error(loss: str, error: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def dense_stack(task: Task) -> DenseStack | None:
     """The task as a dense stack; None: its module or its loss is another one."""
+    if task.loss not in CLOSED:
+        return None
     layers = _layers(task)
-    return None if layers is None or task.loss not in CLOSED else DenseStack(task, layers)
+    return None if layers is None else DenseStack(task, layers)
 
 
 @lru_cache(maxsize=64)
@@ -164,46 +151,20 @@ def _active_layers(stack: DenseStack, mask: Tensor) -> tuple[bool, ...] | None:
     """Remembered by the tensor, not by its values: masks are never changed."""
     active = []
     for layer in stack.layers:
-        inside = torch.cat([t.flatten() for t in _affine(mask[None], layer).tensors])
-        if bool(inside.any()) and not bool(inside.all()):
+        tensors = _affine(mask, layer).tensors
+        some = any(bool(part.any()) for part in tensors)
+        if some and not all(bool(part.all()) for part in tensors):
             return None
-        active.append(bool(inside.all()))
+        active.append(some)
     return tuple(active)
 
 
-class Features:
-    """What layers that are not trained give for each sample of some clients."""
-
-    def __init__(self, sizes: np.ndarray, first_row: np.ndarray) -> None:
-        self.samples = int(sizes.sum())
-        begin = np.cumsum(sizes) - sizes
-        self.shift = torch.from_numpy(begin - first_row)[:, None]  # (S, 1)
-        self.values: Tensor | None = None
-
-    def write(self, index: Tensor, start: int, outputs: Tensor) -> None:
-        """Store the outputs of samples (S, B) of the clients from position `start` on."""
-        if self.values is None:
-            self.values = outputs.new_empty(self.samples, outputs.shape[-1])
-        self.values[self._places(index, start)] = outputs
-
-    def read(self, index: Tensor, start: int) -> Tensor:
-        """What was written for these samples."""
-        assert self.values is not None  # the first epoch writes them
-        return self.values[self._places(index, start)]
-
-    def _places(self, index: Tensor, start: int) -> Tensor:
-        return index + self.shift[start : start + len(index)].to(index.device)
-
-
 @dataclass(frozen=True, eq=False)
-class DenseTrainer:
-    """Evaluates an objective in closed form, for the coordinates of one phase of a round.
+class DenseTrainer(Trainer):
+    """Evaluates an objective in closed form.
 
     Attributes:
         stack: The model.
-        objective: What is minimised.
-        optimizer: How vectors move.
-        mask: The coordinates (d,) that move. None: all of them.
         active: Whether each layer moves.
         frozen: How many of the lowest layers no phase has moved so far: what they give for a sample
             is computed once.
@@ -211,9 +172,6 @@ class DenseTrainer:
     """
 
     stack: DenseStack
-    objective: Objective
-    optimizer: Optimizer
-    mask: Tensor | None
     active: tuple[bool, ...]
     frozen: int
     features: Features
@@ -231,56 +189,51 @@ class DenseTrainer:
         stack = dense_stack(task)
         if stack is None or not _supports(objective, optimizer):
             return None
-        active = [stack.active_layers(phase.trains) for phase in phases]
         trainers: list[DenseTrainer] = []
-        for phase, layers in zip(phases, active, strict=True):
-            if layers is None or not any(layers):  # a mask cuts a layer, or leaves none
+        frozen = len(stack.layers)
+        for phase in phases:
+            mask = phase.trains
+            active = stack.active_layers(mask)
+            if active is None or not any(active):  # a mask cuts a layer, or leaves none
                 return None
-            pair = next((p for p in objective.at if isinstance(p, Between)), None)
-            if pair is not None and not all(layers):
+            if objective.pairs and not all(active):
                 return None
-            lowest = layers.index(True)
-            frozen = lowest if not trainers else trainers[-1].frozen
-            frozen = frozen if lowest >= frozen else 0
-            trainers.append(
-                cls(stack, objective, optimizer, phase.trains, layers, frozen, features)
-            )
+            lowest = active.index(True)
+            if not trainers:
+                frozen = lowest
+            elif lowest < frozen:
+                frozen = 0
+            trainers.append(cls(objective, optimizer, mask, stack, active, frozen, features))
         return tuple(trainers)
 
-    def on(self, vectors: Tensors, memory: dict[str, Tensors], start: int) -> "DenseSteps":
-        """The steps of neighbouring clients from position `start` on, in place.
-
-        Args:
-            vectors: The clients' vectors (S, ...) by name.
-            memory: What the optimizer remembers of each vector.
-            start: The position of the first client.
-        """
+    def on(self, vectors: Tensors, memory: Memory, start: int) -> "DenseSteps":
         return DenseSteps(self, vectors, memory, start)
+
+    @property
+    def has_features(self) -> bool:
+        return self.frozen > 0
 
     @property
     def first_is_shared(self) -> bool:
         """Whether the first step from the received model is lr times the samples' gradient."""
-        o = self.objective
-        terms = all(t.linear is None and t.anchor in (None, "received") for t in o.proximal)
-        once = o.at == (At("w"),) and o.steps == 1 and o.after is None
-        plain = self.optimizer.is_plain and not self.optimizer.momentum
-        return terms and once and plain and not self.optimizer.weight_decay and all(self.active)
+        objective, optimizer = self.objective, self.optimizer
+        if objective.at != (At("w"),) or objective.steps != 1 or objective.after is not None:
+            return False
+        for term in objective.proximal:
+            if term.linear is not None or term.anchor not in (None, "received"):
+                return False
+        is_gradient = optimizer.is_plain and not optimizer.momentum and not optimizer.weight_decay
+        return is_gradient and all(self.active)
 
     @torch.no_grad()
     def first_updates(
         self, received: Tensor, batch: Batch, place: Tensor | None, losses: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The updates (S, d) after that first step, where all clients start at one model (d,).
-
-        Args:
-            received: The model.
-            batch: The clients' batches.
-            place: Where the updates are written. None: to a new tensor.
-            losses: Whether the mean losses (S,) of the batches are returned along with them.
-        """
         update = received.new_empty(len(batch.y), len(received)) if place is None else place
         batch = batch._replace(inputs=self.stack.inputs(batch.x))
-        grads = self.stack.shared_gradients(received, batch, self.objective.reduction)
+        # The weights are the same for all clients: each layer is one product for the group.
+        model = self.stack.views(received)
+        grads = self.stack.gradients(model, batch, self.objective.reduction)
         layers = self.stack.views(update)
         for layer, inputs, grad in zip(layers, grads.inputs, grads.outputs, strict=True):
             _add(layer, inputs, grad, beta=0.0, alpha=self.optimizer.lr)
@@ -295,38 +248,34 @@ class DenseTrainer:
     @cached_property
     def pair(self) -> Between | None:
         """The two vectors between which the loss is taken."""
-        return next((p for p in self.objective.at if isinstance(p, Between)), None)
+        return self.objective.pairs[0] if self.objective.pairs else None
 
 
 def _supports(objective: Objective, optimizer: Optimizer) -> bool:
     """Whether steps of this objective are written down here, for whole layers."""
-    vectors = [term.vector for term in objective.proximal]
-    anchors = {term.anchor for term in objective.proximal}
-    located = {name for point in objective.at for name in point.trains}
-    if objective.custom is not None or len(set(vectors)) < len(vectors):
+    if objective.custom is not None:
         return False
-    if not located.issuperset(vectors):
-        return False
-    if anchors & set(objective.trained):  # vectors move one after the other
-        return False
-    pairs = [point for point in objective.at if isinstance(point, Between)]
-    if not pairs:
+    located: set[str] = set()
+    for point in objective.at:
+        located.update(point.trains)
+    vectors: set[str] = set()
+    for term in objective.proximal:
+        if term.vector in vectors or term.vector not in located:
+            return False
+        if term.anchor in objective.trained:  # vectors move one after the other
+            return False
+        vectors.add(term.vector)
+    if not objective.pairs:
         return True
-    (pair,) = pairs[:1]
+    pair, *others = objective.pairs
     alone = len(objective.at) == 1 and pair.first_trains and optimizer.is_plain
-    return len(pairs) == 1 and (alone or not pair.angle)
+    return not others and (alone or not pair.angle)
 
 
-class DenseSteps:
+class DenseSteps(Steps):
     """The steps of some clients, on views of their vectors that are made once."""
 
-    def __init__(
-        self,
-        trainer: DenseTrainer,
-        vectors: Tensors,
-        memory: dict[str, Tensors],
-        start: int,
-    ) -> None:
+    def __init__(self, trainer: DenseTrainer, vectors: Tensors, memory: Memory, start: int) -> None:
         self.trainer = trainer
         self.vectors = vectors
         self.memory = memory
@@ -334,62 +283,61 @@ class DenseSteps:
         self.layers: dict[str, list[Affine]] = {}
         self.velocity: dict[str, list[Affine] | None] = {}
         for name, term in trainer.terms.items():
-            for v in filter(None, (name, term.anchor, term.linear)):
-                self.layers[v] = trainer.stack.views(vectors[v])[trainer.frozen :]
-            velocity = memory[name].get("velocity") if trainer.optimizer.is_plain else None
-            views = None if velocity is None else trainer.stack.views(velocity)[trainer.frozen :]
-            self.velocity[name] = views
+            for vector in (name, term.anchor, term.linear):
+                if vector is not None:
+                    self.layers[vector] = self._upper(vectors[vector])
+            velocity = memory[name].get("velocity")
+            self.velocity[name] = None if velocity is None else self._upper(velocity)
         self.active = trainer.active[trainer.frozen :]
-        self.mixed: Tensor | None = None
+        self.mixed = EMPTY
         if trainer.pair is not None:
-            first = trainer.pair.first
-            self.layers[first] = trainer.stack.views(vectors[first])
-            self.mixed = torch.empty_like(vectors[first])
+            first = vectors[trainer.pair.first]
+            self.layers[trainer.pair.first] = trainer.stack.views(first)
+            self.mixed = torch.empty_like(first)
+
+    def _upper(self, w: Tensor) -> list[Affine]:
+        """The layers above those that are frozen."""
+        return self.trainer.stack.views(w)[self.trainer.frozen :]
 
     def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Tensor:
-        """The inputs (S, B, inputs) of the lowest layer that moves, for samples (S, B)."""
         trainer = self.trainer
         if not trainer.frozen:
             return trainer.stack.inputs(rows.x[index])
-        if epoch:
-            return trainer.features.read(index, self.start)
-        lower = trainer.stack.views(self.vectors["w"])[: trainer.frozen]
-        _, outputs = forward(lower, trainer.stack.inputs(rows.x[index]))
-        trainer.features.write(index, self.start, outputs)
-        return outputs
+
+        def compute() -> Tensor:
+            lower = trainer.stack.views(self.vectors["w"])[: trainer.frozen]
+            return forward(lower, trainer.stack.inputs(rows.x[index]))[1]
+
+        return trainer.features.get(index, self.start, epoch, compute)
 
     @torch.no_grad()
     def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor | None:
-        """Take a gradient step on batches (S, B, ...), in place.
-
-        Args:
-            batch: The clients' batches, with the inputs of the lowest layer that moves.
-            noise: Their random numbers (S, draws).
-            first: Whether it is the first step of the round.
-            losses: Whether the mean losses (S,) of the batches, before the step, are returned.
-        """
         trainer = self.trainer
         objective = trainer.objective
-        at: dict[Point, Tensor] = {}  # what the models give at each point
+        predictions: dict[Point, Tensor] = {}
         grads: dict[str, list[Gradients]] = {name: [] for name in trainer.terms}
-        derivative: Tensor | None = None
         pair = trainer.pair
+        m_gradient: Tensor | None = None
+        rotated: tuple[str, ...] = ()
         if pair is not None:  # before anything moves
-            derivative = self._pair_gradients(pair, batch, noise, grads, first and pair.learns)
-            at[pair] = grads[pair.second][-1].predictions
+            m_gradient = self._pair_gradients(pair, batch, noise, grads, first and pair.learns)
+            predictions[pair] = grads[pair.second][-1].predictions
             if pair.angle:
                 self._rotate(pair)
+                rotated = pair.trains
         lowest = self.active.index(True)
         for name, parts in grads.items():  # vector by vector, as long as it is in the cache
-            if At(name) in objective.at:
+            point = At(name)
+            if point in objective.at:
                 layers = self.layers[name]
                 parts.append(trainer.stack.gradients(layers, batch, objective.reduction, lowest))
-                at[At(name)] = parts[-1].predictions
-            rotated = pair is not None and bool(pair.angle) and name in pair.trains
-            self._descend(name, parts, rotated)
-        if derivative is not None and pair is not None and isinstance(pair.m, str):
-            self.vectors[pair.m].sub_(trainer.optimizer.lr * derivative).clamp_(0, 1)
-        return trainer.stack.mean_losses(at[objective.at[0]], batch) if losses else None
+                predictions[point] = parts[-1].predictions
+            self._descend(name, parts, name in rotated)
+        if m_gradient is not None and pair is not None and isinstance(pair.m, str):
+            self.vectors[pair.m].sub_(trainer.optimizer.lr * m_gradient).clamp_(0, 1)
+        if not losses:
+            return None
+        return trainer.stack.mean_losses(predictions[objective.at[0]], batch)
 
     def _pair_gradients(
         self,
@@ -405,32 +353,37 @@ class DenseSteps:
         """
         stack = self.trainer.stack
         mixed = self.mixed
-        assert mixed is not None  # as there is a pair
-        ends = self.layers[pair.first], self.layers[pair.second]
+        first, second = self.layers[pair.first], self.layers[pair.second]
+        m = self._coefficients(pair, noise)  # (layers, S, 1, 1)
+        layers = stack.views(mixed)
+        for k, layer in enumerate(layers):
+            for a, b, point in zip(first[k].tensors, second[k].tensors, layer.tensors, strict=True):
+                torch.lerp(a, b, m[k], out=point)
+        reduction = self.trainer.objective.reduction
+        inputs, outputs, predictions = stack.gradients(layers, batch, reduction)
+        by_second = [grad * m[k] for k, grad in enumerate(outputs)]
+        grads[pair.second].append(Gradients(inputs, by_second, predictions))
+        if pair.first_trains:
+            by_first = [grad - by_second[k] for k, grad in enumerate(outputs)]
+            grads[pair.first].append(Gradients(inputs, by_first, predictions))
+        if not derivative:
+            return None
+        total = mixed.new_zeros(len(mixed), 1)
+        for k, grad in enumerate(outputs):
+            change = _outputs(second[k], inputs[k]) - _outputs(first[k], inputs[k])
+            total += (change * grad).sum((1, 2))[:, None]
+        return total
+
+    def _coefficients(self, pair: Between, noise: Tensor) -> Tensor:
+        """The mixing coefficients (layers, S, 1, 1) of a pair."""
         if pair.m == "noise":
             m = noise
         elif isinstance(pair.m, str):
             m = self.vectors[pair.m]
         else:
-            m = mixed.new_full((1, 1), pair.m)
-        m = m.expand(len(mixed), len(stack.layers)).T[..., None, None]  # (layers, S, 1, 1)
-        layers = stack.views(mixed)
-        for at, *tensors in zip(m, *ends, layers, strict=True):
-            for a, b, point in zip(*(layer.tensors for layer in tensors), strict=True):
-                torch.lerp(a, b, at, out=point)
-        reduction = self.trainer.objective.reduction
-        inputs, outputs, predictions = stack.gradients(layers, batch, reduction)
-        second = [grad * at for grad, at in zip(outputs, m, strict=True)]
-        grads[pair.second].append(Gradients(inputs, second, predictions))
-        if pair.first_trains:
-            rest = [grad - part for grad, part in zip(outputs, second, strict=True)]
-            grads[pair.first].append(Gradients(inputs, rest, predictions))
-        if not derivative:
-            return None
-        total = mixed.new_zeros(len(mixed), 1)
-        for a, b, x, grad in zip(*ends, inputs, outputs, strict=True):
-            total += ((_outputs(b, x) - _outputs(a, x)) * grad).sum((1, 2))[:, None]
-        return total
+            m = self.mixed.new_full((1, 1), pair.m)
+        by_layer = m.expand(len(self.mixed), len(self.trainer.stack.layers))
+        return by_layer.T[..., None, None]
 
     def _rotate(self, pair: Between) -> None:
         """Apply what is linear in both vectors of a pair: angle, weight decay and strength.
@@ -439,51 +392,43 @@ class DenseSteps:
         2c / AB (b - c / A a).
         """
         optimizer = self.trainer.optimizer
-        names = (pair.first, pair.second)
-        a, b = (self.vectors[name] for name in names)
-        squares = [torch.linalg.vector_norm(v, dim=1, keepdim=True).square() for v in (a, b)]
+        a, b = self.vectors[pair.first], self.vectors[pair.second]
+        before = self.mixed.copy_(a)
         cross = _inner(a, b)
-        both = squares[0] * squares[1]
+        square_a = torch.linalg.vector_norm(a, dim=1, keepdim=True).square()
+        square_b = torch.linalg.vector_norm(b, dim=1, keepdim=True).square()
+        both = square_a * square_b
         off = 2 * pair.angle * cross / both.clamp(min=1e-12)  # as in objective_value
-        before = self.mixed
-        assert before is not None  # as there is a pair
-        before.copy_(a)
-        for name, v, other, square in zip(names, (a, b), (b, before), squares, strict=True):
-            own = torch.where(both < 1e-12, 0.0, -off * cross / square)
-            own = own + (optimizer.weight_decay + self.trainer.terms[name].strength)
+        for name, other, square in ((pair.first, b, square_a), (pair.second, before, square_b)):
+            v = self.vectors[name]
+            factor = torch.where(both < 1e-12, 0.0, -off * cross / square)
+            factor = factor + (optimizer.weight_decay + self.trainer.terms[name].strength)
             velocity = self.memory[name].get("velocity")
             if velocity is None:
-                v.mul_(1 - optimizer.lr * own).addcmul_(other, -optimizer.lr * off)
+                v.mul_(1 - optimizer.lr * factor).addcmul_(other, -optimizer.lr * off)
             else:
-                velocity.mul_(optimizer.momentum).addcmul_(v, own).addcmul_(other, off)
+                velocity.mul_(optimizer.momentum).addcmul_(v, factor).addcmul_(other, off)
 
     def _descend(self, name: str, parts: list[Gradients], rotated: bool) -> None:
         """Move the active layers of a vector. rotated: what `_rotate` applies is done already"""
         optimizer = self.trainer.optimizer
-        if not optimizer.is_plain:
-            self._descend_by_gradient(name, parts)
-            return
         term = self.trainer.terms[name]
-        layers = self.layers[name]
         velocity = self.velocity[name]
         decay = 0.0 if rotated else optimizer.weight_decay + term.strength
-        target = layers if velocity is None else velocity
-        # Without a velocity the layer itself takes the terms, times -lr.
-        factor = -optimizer.lr if velocity is None else 1.0
-        keep = 1 - optimizer.lr * decay
-        if velocity is not None:
+        if not optimizer.is_plain:
+            self._descend_by_gradient(name, parts)
+        elif velocity is None:  # the layer itself takes the terms, times -lr
+            for k, layer in self._moving(name):
+                _add_all(layer, parts, k, 1 - optimizer.lr * decay, -optimizer.lr)
+                self._add_constants(layer, term, k, -optimizer.lr)
+        else:
             keep = 1.0 if rotated else optimizer.momentum
-        for k, layer in enumerate(layers):
-            if not self.active[k]:
-                continue
-            _add_all(target[k], parts, k, keep, factor)
-            if velocity is not None and decay:
-                for v, w in zip(velocity[k].tensors, layer.tensors, strict=True):
-                    v.add_(w, alpha=decay)
-            self._add_constants(target[k], term, k, factor)
-            if velocity is not None:
-                for w, v in zip(layer.tensors, velocity[k].tensors, strict=True):
-                    w.sub_(v, alpha=optimizer.lr)
+            for k, layer in self._moving(name):
+                _add_all(velocity[k], parts, k, keep, 1.0)
+                if decay:
+                    _add_layer(velocity[k], layer, decay)
+                self._add_constants(velocity[k], term, k, 1.0)
+                _add_layer(layer, velocity[k], -optimizer.lr)
 
     def _descend_by_gradient(self, name: str, parts: list[Gradients]) -> None:
         """Write the gradient of a vector, and leave the step to the optimizer."""
@@ -491,28 +436,27 @@ class DenseSteps:
         term = trainer.terms[name]
         vector = self.vectors[name]
         grads = torch.zeros_like(vector)
-        places = trainer.stack.views(grads)[trainer.frozen :]
-        for k, layer in enumerate(self.layers[name]):
-            if not self.active[k]:
-                continue
+        places = self._upper(grads)
+        for k, layer in self._moving(name):
             _add_all(places[k], parts, k, 0.0, 1.0)
             if term.strength:
-                for grad, w in zip(places[k].tensors, layer.tensors, strict=True):
-                    grad.add_(w, alpha=term.strength)
+                _add_layer(places[k], layer, term.strength)
             self._add_constants(places[k], term, k, 1.0)
         mask = None if trainer.mask is None else trainer.mask.to(vector.device)
         trainer.optimizer.step(vector, grads, self.memory[name], mask)
 
+    def _moving(self, name: str) -> Iterator[tuple[int, Affine]]:
+        """The layers of a vector that move, with their numbers."""
+        for k, layer in enumerate(self.layers[name]):
+            if self.active[k]:
+                yield k, layer
+
     def _add_constants(self, target: Affine, term: Proximal, k: int, factor: float) -> None:
-        """Add what the gradient of a proximal term has beside the vector itself."""
+        """Add what the gradient of a proximal term has in addition to the vector itself."""
         if term.anchor is not None and term.strength:
-            anchor = self.layers[term.anchor][k]
-            for v, a in zip(target.tensors, anchor.tensors, strict=True):
-                v.sub_(a, alpha=factor * term.strength)
+            _add_layer(target, self.layers[term.anchor][k], -factor * term.strength)
         if term.linear is not None:
-            linear = self.layers[term.linear][k]
-            for v, slope in zip(target.tensors, linear.tensors, strict=True):
-                v.add_(slope, alpha=factor)
+            _add_layer(target, self.layers[term.linear][k], factor)
 
 
 def _layers(task: Task) -> tuple[Layer, ...] | None:
@@ -553,10 +497,12 @@ def _begins(sizes: list[int]) -> list[int]:
 
 def _affine(w: Tensor, layer: Layer) -> Affine:
     size = layer.outputs * layer.inputs
-    weight = w[:, layer.weight : layer.weight + size].view(-1, layer.outputs, layer.inputs)
-    if layer.bias is None:
-        return Affine(weight, None, layer.relu)
-    return Affine(weight, w[:, None, layer.bias : layer.bias + layer.outputs], layer.relu)
+    flat = w[..., layer.weight : layer.weight + size]
+    weight = flat.view(*w.shape[:-1], layer.outputs, layer.inputs)
+    bias = None
+    if layer.bias is not None:
+        bias = w[..., None, layer.bias : layer.bias + layer.outputs]
+    return Affine(weight, bias, layer.relu)
 
 
 def forward(layers: Sequence[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -572,6 +518,9 @@ def forward(layers: Sequence[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
 
 def _outputs(layer: Affine, x: Tensor) -> Tensor:
     """What a layer gives, before a ReLU."""
+    if layer.weight.ndim == 2:  # of one model for all clients
+        bias = None if layer.bias is None else layer.bias[0]
+        return nn.functional.linear(x, layer.weight, bias)
     if layer.bias is None:
         return torch.bmm(x, layer.weight.mT)
     return torch.baddbmm(layer.bias, x, layer.weight.mT)
@@ -580,12 +529,6 @@ def _outputs(layer: Affine, x: Tensor) -> Tensor:
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """The inner products (S, 1) of vectors (S, d), by far the fastest way without a temporary."""
     return torch.stack([torch.dot(x, y) for x, y in zip(a, b, strict=True)])[:, None]
-
-
-def _below(layers: Sequence[Affine], inputs: list[Tensor], grad: Tensor, k: int) -> Tensor:
-    """The derivatives by the outputs of the layer below layer k."""
-    below = torch.bmm(grad, layers[k].weight)
-    return below.mul_(inputs[k] > 0) if layers[k - 1].relu else below
 
 
 def _add(target: Affine, inputs: Tensor, grad: Tensor, beta: float, alpha: float) -> None:
@@ -605,3 +548,9 @@ def _add_all(target: Affine, parts: list[Gradients], k: int, beta: float, alpha:
     for part in parts:
         _add(target, part.inputs[k], part.outputs[k], beta, alpha)
         beta = 1.0
+
+
+def _add_layer(target: Affine, layer: Affine, factor: float) -> None:
+    """Add a multiple of another layer to a layer, in place."""
+    for value, other in zip(target.tensors, layer.tensors, strict=True):
+        value.add_(other, alpha=factor)

@@ -5,6 +5,8 @@ its candidates. A model of f features and k outputs is a vector of the matrix (k
 column is the intercept.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,16 +40,23 @@ def fit_linear(task: Task, rows: Rows, strength: float) -> Tensor:
         rows: The samples of the client.
         strength: scikit-learn's C.
     """
-    from sklearn.linear_model import Ridge
-
     x = rows.x.reshape(len(rows.y), -1).cpu().double().numpy()
-    outputs = task.raw_outputs(task.initial.to(rows.device), rows.x[:1]).shape[-1]
     if task.loss == "squared":
+        from sklearn.linear_model import Ridge  # slow to import, and classification needs none
+
         ridge = Ridge(alpha=1 / strength).fit(x, task.scaled(rows.y).cpu().double().numpy())
         matrix = np.append(ridge.coef_, ridge.intercept_)
     else:
-        matrix = _logistic(x, rows.y.cpu().numpy().astype(np.int64), outputs, strength)
+        labels = rows.y.cpu().numpy().astype(np.int64)
+        matrix = _logistic(x, labels, _count_outputs(task, rows.x.shape[1:]), strength)
     return torch.from_numpy(matrix).float().flatten()
+
+
+@lru_cache(maxsize=16)
+def _count_outputs(task: Task, shape: torch.Size) -> int:
+    """How many numbers the task's model gives for a sample; asked once, for all fits."""
+    with torch.no_grad():
+        return task.raw_outputs(task.initial.cpu(), torch.zeros(1, *shape)).shape[-1]
 
 
 def _logistic(

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,14 +21,15 @@ from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors, move, select
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs, Transform
-from commonweal.training.autograd import AutogradSteps, AutogradTrainer, Head
+from commonweal.training.autograd import AutogradTrainer, Head
 from commonweal.training.batches import BatchSchedule, chunks, schedule
 from commonweal.training.client import Client, learning_rate
-from commonweal.training.dense import DenseSteps, DenseTrainer, Features
+from commonweal.training.dense import DenseTrainer
 from commonweal.training.memory_format import channels_last
-from commonweal.training.objective import Objective
+from commonweal.training.objective import Objective, Phase
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
+from commonweal.training.trainer import Features, Memory, Steps, Trainer
 from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 __all__ = [
@@ -43,9 +45,7 @@ __all__ = [
     "vmap_clients",
 ]
 
-Trainer = AutogradTrainer | DenseTrainer
 Reply = Callable[[Tensors, Tensors, Tensor], tuple[Tensors, Tensors]]
-Steps = AutogradSteps | DenseSteps
 
 
 class Trained(NamedTuple):
@@ -176,18 +176,17 @@ class _FirstEpoch:
     """The mean losses of clients over the batches of their first epoch."""
 
     def __init__(self, plan: BatchSchedule, device: torch.device) -> None:
-        self.samples = plan.first_epoch()  # (steps, S)
-        self.losses = torch.zeros(self.samples.shape, device=device)
+        self.samples = torch.from_numpy(plan.first_epoch()).to(device)  # (steps, S)
+        self.losses = torch.zeros_like(self.samples)
 
     @property
     def steps(self) -> int:
         return len(self.losses)
 
     def means(self) -> Tensor:
-        samples = torch.from_numpy(self.samples).to(self.losses.device)
         # A loss of a later epoch may be infinite, which times 0 is not 0.
-        totals = torch.where(samples > 0, self.losses * samples, 0.0).sum(0)
-        return totals / samples.sum(0)
+        totals = torch.where(self.samples > 0, self.losses * self.samples, 0.0).sum(0)
+        return totals / self.samples.sum(0)
 
 
 class _Vectors(dict[str, Tensor]):
@@ -215,6 +214,18 @@ class _Group:
     plan: BatchSchedule
     vectorize: Vectorize
 
+    @cached_property
+    def objective(self) -> Objective:
+        return self.client.objective(self.task, self.message)
+
+    @cached_property
+    def lr(self) -> float:
+        return learning_rate(self.client, int(self.message["round"]))
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        return self.client.phases(self.task)
+
     def train(self, models: bool, place: Tensor | None, watched: _FirstEpoch | None) -> Trained:
         """All steps of the clients, and their replies.
 
@@ -223,30 +234,33 @@ class _Group:
             place: Where the updates (S, d) go, if that is known.
             watched: Gets the losses of the first epoch, if they are asked for.
         """
-        objective = self.client.objective(self.task, self.message)
-        lr = learning_rate(self.client, int(self.message["round"]))
-        trainers = self._trainers(objective, lr)
         received = self.message["w"]
         steps = torch.from_numpy(self.plan.steps).to(self.rows.device)
         vectors = self._start(len(steps))
         taken = 0
-        first = trainers[0]
-        at_received = _place(vectors["w"]) == _place(received)
-        if at_received and isinstance(first, DenseTrainer) and first.first_is_shared:
-            batch = self._batch(0, len(steps))[0]
-            update, losses = first.first_updates(received, batch, place, watched is not None)
-            if watched is not None and losses is not None:
-                watched.losses[0] = losses
+        if self.trainers[0].first_is_shared and _place(vectors["w"]) == _place(received):
+            update = self._first_updates(place, watched)
             if self.plan.steps[0] == 1 and not models:
-                vectors.pop("w")
+                del vectors["w"]
                 return self._replied(vectors | {"update": update}, steps, models, update)
             vectors["w"] = torch.sub(received, update, out=update)
             taken = 1
-        self._own_copies(vectors, objective, None if taken else place)
+        self._own_copies(vectors, None if taken else place)
         vectors["received"] = received.expand(len(steps), -1)
         with _seeded(self.task, self.plan.seeds, self.rows):
-            self._take_steps(vectors, objective, trainers, lr, taken, watched)
+            self._take_steps(vectors, taken, watched)
         return self._replied(vectors, steps, models, place)
+
+    def _first_updates(self, place: Tensor | None, watched: _FirstEpoch | None) -> Tensor:
+        """The updates (S, d) after a first step that all clients take from the received model."""
+        index, weight, _ = self._drawn(0, len(self.plan.steps))
+        batch = Batch(self.rows.inputs[index], self.rows.y[index], weight)
+        received = self.message["w"]
+        first = self.trainers[0]
+        update, losses = first.first_updates(received, batch, place, watched is not None)
+        if watched is not None and losses is not None:
+            watched.losses[0] = losses
+        return update
 
     def _start(self, clients: int) -> Tensors:
         """The vectors (S, ...) with which the clients start."""
@@ -258,56 +272,59 @@ class _Group:
         alike = self.client.start(self.task, self.message, {})
         return {name: value.expand(clients, *value.shape) for name, value in alike.items()}
 
-    def _trainers(self, objective: Objective, lr: float) -> tuple[Trainer, ...]:
+    @cached_property
+    def trainers(self) -> tuple[Trainer, ...]:
         """A trainer for every phase of a round."""
-        client = self.client
-        phases = client.phases(self.task)
+        client, objective = self.client, self.objective
         optimizer = Optimizer(
             client.optimizer,
-            lr if objective.lr is None else objective.lr,
+            self.lr if objective.lr is None else objective.lr,
             client.momentum,
             client.weight_decay,
             client.clip,
             (client.beta1, client.beta2),
         )
-        plain = self.rows.transform is None
-        if self.vectorize is vmap_clients and isinstance(self.rows.inputs, Tensor) and plain:
-            features = Features(self.plan.sizes, self.plan.first_row)
-            dense = DenseTrainer.of(self.task, objective, optimizer, phases, features)
+        features = Features(self.plan.sizes, self.plan.first_row)
+        alone = self.vectorize is single
+        is_plain = isinstance(self.rows.inputs, Tensor) and self.rows.transform is None
+        if self.vectorize is vmap_clients and is_plain:
+            dense = DenseTrainer.of(self.task, objective, optimizer, self.phases, features)
             if dense is not None:
                 return dense
-        task = channels_last(self.task, self.rows.inputs) if self.vectorize is single else self.task
-        trainers = []
-        features = Features(self.plan.sizes, self.plan.first_row)
-        for number, phase in enumerate(phases):
+        task = channels_last(self.task, self.rows.inputs) if alone else self.task
+        trainers: list[Trainer] = []
+        for phase in self.phases:
             mask = None if phase.trains is None else phase.trains.to(self.rows.device)
             head = None
-            if number == 0 and self.vectorize is single:  # nothing has moved before
+            if alone and not trainers:  # nothing has moved before
                 head = Head.of(self.task, objective, phase.trains, self.rows, features)
-            trainers.append(AutogradTrainer(task, objective, optimizer, mask, self.vectorize, head))
+            trainers.append(AutogradTrainer(objective, optimizer, mask, task, self.vectorize, head))
         return tuple(trainers)
 
-    def _own_copies(self, vectors: Tensors, objective: Objective, place: Tensor | None) -> None:
+    def _own_copies(self, vectors: Tensors, place: Tensor | None) -> None:
         """Let steps change the vectors without changing the message, the states or each other.
 
         place: where w is copied to, if it is
         """
-        given = (*self.message.values(), *self.states.values())
-        taken = {_storage(value) for value in given}
+        used = {_storage(value) for value in self.message.values()}
+        used |= {_storage(value) for value in self.states.values()}
+        constants = self.objective.constants
         for name, value in vectors.items():
             storage = _storage(value)
-            if name not in objective.constants and (storage in taken or not value.is_contiguous()):
-                if name == "w" and place is not None:
-                    vectors[name] = place.copy_(value)
-                else:
-                    vectors[name] = value.clone(memory_format=torch.contiguous_format)
-            taken.add(storage)
+            is_shared = storage in used or not value.is_contiguous()
+            used.add(storage)
+            if name in constants or not is_shared:
+                continue
+            if name == "w" and place is not None:
+                vectors[name] = place.copy_(value)
+            else:
+                vectors[name] = value.clone(memory_format=torch.contiguous_format)
 
-    def _batch(self, step: int, clients: int) -> tuple[Batch, Tensor]:
-        """The batches (k, B) of the first k clients, and the noise (k, draws) of their step."""
+    def _drawn(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
         device = self.rows.device
-        index, weight, noise = (value.to(device) for value in self.plan.at(step, clients))
-        return Batch(self.rows.inputs[index], self.rows.y[index], weight), noise
+        index, weight, noise = self.plan.at(step, clients)
+        return index.to(device), weight.to(device), noise.to(device)
 
     def _transformed(self, x: Inputs, transform: Transform, part: slice, step: int) -> Inputs:
         """The batches (S, B, ...) of some clients, each changed by numbers of its own stream."""
@@ -320,48 +337,46 @@ class _Group:
             batches.append(transform(batch, generator))
         return torch.stack(batches)
 
-    def _take_steps(
-        self,
-        vectors: Tensors,
-        objective: Objective,
-        trainers: tuple[Trainer, ...],
-        lr: float,
-        taken: int,
-        watched: _FirstEpoch | None,
-    ) -> None:
+    def _take_steps(self, vectors: Tensors, taken: int, watched: _FirstEpoch | None) -> None:
         """Change the vectors by all steps of their clients but the first `taken`."""
-        device = self.rows.device
-        optimizer = trainers[0].optimizer
-        memory = {name: optimizer.memory(vectors[name]) for name in objective.trained}
-        lengths = [int(phase.epochs) for phase in self.client.phases(self.task)[:-1]]
-        ends = np.cumsum(lengths)  # the epochs at which phases end
+        optimizer = self.trainers[0].optimizer
+        memory = {name: optimizer.memory(vectors[name]) for name in self.objective.trained}
+        phase_ends = np.cumsum([int(phase.epochs) for phase in self.phases[:-1]])  # epochs
         before = np.zeros(len(self.plan.steps), dtype=np.int64)
         views: dict[tuple[int, int, int], _View] = {}  # to slice takes time
+        watched_steps = 0 if watched is None else watched.steps
         for step in range(taken, self.plan.steps[0]):
             active = int((self.plan.steps > step).sum())
-            index, weight, noise = (value.to(device) for value in self.plan.at(step, active))
+            drawn = self._drawn(step, active)
             epochs = step // self.plan.steps_per_epoch[:active]
-            phases = np.searchsorted(ends, epochs, side="right")
+            phases = np.searchsorted(phase_ends, epochs, side="right")
             _reset(memory, phases != before[:active])
             before[:active] = phases
-            for a, b in _runs(phases, epochs, trainers):
-                phase, epoch = int(phases[a]), int(epochs[a])
+            for a, b in _runs(phases, epochs, self.trainers):
+                phase = int(phases[a])
                 if (a, b, phase) not in views:
-                    views[a, b, phase] = _View.of(trainers[phase], vectors, memory, a, b)
-                view = views[a, b, phase]
-                x = view.steps.inputs(self.rows, index[a:b], epoch)
+                    views[a, b, phase] = _View.of(self.trainers[phase], vectors, memory, a, b)
+                index, weight, noise = (value[a:b] for value in drawn)
+                x = views[a, b, phase].steps.inputs(self.rows, index, int(epochs[a]))
                 if self.rows.transform is not None:
                     x = self._transformed(x, self.rows.transform, slice(a, b), step)
-                batch = Batch(x, self.rows.y[index[a:b]], weight[a:b])
-                wanted = watched is not None and step < watched.steps
-                for substep in range(objective.steps):
-                    asked = wanted and substep == 0
-                    losses = view.steps(batch, noise[a:b], step == substep == 0, asked)
-                    if asked and watched is not None and losses is not None:
-                        watched.losses[step, a:b] = losses
-                if objective.after is not None:
-                    for name, value in objective.after(view.vectors, lr).items():
-                        view.vectors[name].copy_(value)
+                batch = Batch(x, self.rows.y[index], weight)
+                is_watched = step < watched_steps
+                losses = self._step(views[a, b, phase], batch, noise, step == 0, is_watched)
+                if is_watched and watched is not None and losses is not None:
+                    watched.losses[step, a:b] = losses
+
+    def _step(
+        self, view: "_View", batch: Batch, noise: Tensor, first: bool, watched: bool
+    ) -> Tensor | None:
+        """Take the gradient steps on a batch. Returns its losses before them, if `watched`."""
+        losses = view.steps(batch, noise, first, watched)
+        for _ in range(1, self.objective.steps):
+            view.steps(batch, noise, False, False)
+        if self.objective.after is not None:
+            for name, value in self.objective.after(view.vectors, self.lr).items():
+                view.vectors[name].copy_(value)
+        return losses
 
     def _replied(
         self, vectors: Tensors, steps: Tensor, models: bool, place: Tensor | None
@@ -381,7 +396,8 @@ class _Group:
         if models:
             return Trained({"update": message["w"] - w, **replies}, states, w)
         target = w if place is None else place
-        replies, states = (_apart(values, target) for values in (replies, states))
+        replies = _apart(replies, target)
+        states = _apart(states, target)
         update = torch.sub(message["w"], w, out=target)
         return Trained({"update": update, **replies}, states, w[:, :0])
 
@@ -403,9 +419,7 @@ class _View(NamedTuple):
     steps: Steps
 
     @classmethod
-    def of(
-        cls, trainer: Trainer, vectors: Tensors, memory: dict[str, Tensors], a: int, b: int
-    ) -> "_View":
+    def of(cls, trainer: Trainer, vectors: Tensors, memory: Memory, a: int, b: int) -> "_View":
         own = select(vectors, slice(a, b))
         remembered = {name: select(values, slice(a, b)) for name, values in memory.items()}
         return cls(own, trainer.on(own, remembered, a))
@@ -418,16 +432,15 @@ def _runs(
 
     Where layers are frozen, the first epoch differs from the others: it computes their outputs.
     """
-    first = trainers[0]
-    frozen = isinstance(first, DenseTrainer) and first.frozen > 0
-    if len(trainers) == 1 and not frozen:
+    has_features = trainers[0].has_features
+    if len(trainers) == 1 and not has_features:
         return [(0, len(epochs))]
-    keys = 2 * phases + (epochs > 0) if frozen else phases
+    keys = 2 * phases + (epochs > 0) if has_features else phases
     cuts = np.flatnonzero(np.diff(keys)) + 1
     return list(pairwise([0, *cuts.tolist(), len(keys)]))
 
 
-def _reset(memory: dict[str, Tensors], clients: np.ndarray) -> None:
+def _reset(memory: Memory, clients: np.ndarray) -> None:
     """Let the optimizer forget everything of these clients, a mask of the first ones."""
     if not clients.any():
         return

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.data.samples import Inputs
-from commonweal.training.task import Task
+from commonweal.training.task import Task, shared_generator
 
 __all__ = ["ChannelsLast", "channels_last"]
 
@@ -38,7 +38,7 @@ def _faster(task: Task, shape: torch.Size, dtype: torch.dtype) -> Task:
     faster = ChannelsLast(**{field.name: vars(task)[field.name] for field in fields(task)})
     rows = faster.ready_tensor(torch.zeros(2, *shape, dtype=dtype))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), shared_generator():
             deepcopy(task.module).train()(rows)
             deepcopy(task.module).eval()(rows)
     except RuntimeError:  # a forward may use `view`, which needs channels first

@@ -137,7 +137,7 @@ class Objective(NamedTuple):
     Attributes:
         at: Where the samples' loss is taken.
         reduction: How the samples' losses become one.
-        proximal: Terms beside the samples' loss.
+        proximal: Terms in addition to the samples' loss.
         custom: A further loss; with at = () it is the whole objective.
         statistics: The points at which BatchNorm's statistics of a vector are measured, where these
             are not the points that train it.
@@ -165,10 +165,14 @@ class Objective(NamedTuple):
         return tuple(dict.fromkeys(names))
 
     @property
+    def pairs(self) -> tuple[Between, ...]:
+        """The points that lie between two vectors."""
+        return tuple(point for point in self.at if isinstance(point, Between))
+
+    @property
     def learned(self) -> tuple[str, ...]:
         """The mixing coefficients that take a step at the first batch of a round."""
-        pairs = [point for point in self.at if isinstance(point, Between) and point.learns]
-        return tuple(pair.m for pair in pairs if isinstance(pair.m, str))
+        return tuple(p.m for p in self.pairs if p.learns and isinstance(p.m, str))
 
     @property
     def constants(self) -> frozenset[str]:
@@ -217,10 +221,11 @@ def objective_value(task: Task, objective: Objective, vectors: Tensors, batch: B
         means.append(_mean(losses.detach(), batch.weight))
     for term in objective.proximal:
         total = total + _proximal(task, vectors, term)
-    for point in objective.at:
-        if isinstance(point, Between) and point.angle:
-            ends = (task.trainable(vectors[name]) for name in (point.first, point.second))
-            total = total + point.angle * _squared_cosine(*ends)
+    for pair in objective.pairs:
+        if pair.angle:
+            first = task.trainable(vectors[pair.first])
+            second = task.trainable(vectors[pair.second])
+            total = total + pair.angle * _squared_cosine(first, second)
     if objective.custom is not None:
         total = total + objective.custom.loss(task, vectors, batch)
     if task.size > task.num_trainable:

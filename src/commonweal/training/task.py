@@ -5,11 +5,13 @@ statistics) after them. Buffers are sent and averaged like the rest, but not tra
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from threading import RLock
 from typing import NamedTuple
 
 import torch
@@ -34,7 +36,21 @@ from commonweal.training.own import (
 )
 from commonweal.training.scores import Score
 
-__all__ = ["LOSSES", "Batch", "InUnits", "Task"]
+__all__ = ["LOSSES", "Batch", "InUnits", "Task", "shared_generator"]
+
+_GENERATOR = RLock()
+
+
+@contextmanager
+def shared_generator() -> Iterator[torch.Generator]:
+    """Use torch's generator, which all threads share, alone, and restore it afterwards."""
+    with _GENERATOR:
+        generator = torch.default_generator
+        before = generator.get_state()
+        try:
+            yield generator
+        finally:
+            generator.set_state(before)
 
 
 class Batch(NamedTuple):
@@ -188,6 +204,11 @@ class Task:
             numbers = [item for item in target if isinstance(item, int | float)]
             if len(target) != 2 or len(numbers) != 2:
                 raise ConfigError(f"target = {target!r}: give (mean, deviation)")
+        if class_weight is not None:
+            expect("class_weight", class_weight, list | tuple, "a number for each class")
+            for weight in class_weight:
+                expect("class_weight", weight, int | float, "a number for each class")
+        expect("lower_is_better", lower_is_better, bool, "True or False")
         if output is not None:
             expect_callable("output", output, "a function that picks the outputs")
         implied = implied or (isinstance(loss, str) and loss == "")
@@ -332,7 +353,7 @@ class Task:
         Layers without `reset_parameters` keep their values.
         """
         module = deepcopy(self.module)
-        with torch.random.fork_rng(devices=[]):
+        with shared_generator():
             torch.manual_seed(seed)
             for layer in module.modules():
                 _reset(layer)
@@ -566,13 +587,11 @@ class Task:
         """Whether training on samples like x draws random numbers, in a layer or in a forward."""
         shape = x.shape[1:]
         if shape not in self._drawing:
-            generator = torch.default_generator
-            before = generator.get_state()
             args, kwargs = self.arguments(zeros_like(x, 2))
-            with torch.no_grad():
+            with torch.no_grad(), shared_generator() as generator:
+                before = generator.get_state()
                 deepcopy(self.module).train()(*args, **kwargs)
-            self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
-            generator.set_state(before)
+                self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
         return self._drawing[shape]
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from commonweal import metrics
 from commonweal.analysis.labels import baseline_of, federation_of, identity, labels, seed_of
 from commonweal.base.errors import RunError
+from commonweal.base.text import shown
 from commonweal.record.record import Outline, find_runs
-from commonweal.report.formats import points, scale
+from commonweal.report.formats import interval, scale
 
 __all__ = ["Federation", "Method", "Run", "broken", "check_links", "describe", "federations"]
 __all__ += ["scan", "select"]
@@ -81,6 +82,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _read(folder: Path, name: str) -> Run:
     try:
+        if any("\ud800" <= c <= "\udfff" for c in name):  # no address can name such a run
+            raise RunError(f"the folder's name {shown(name)!r} is not UTF-8: rename it")
         check_links(folder)
         outline = Outline.open(folder)
         last = outline.last()
@@ -100,7 +103,7 @@ def _read(folder: Path, name: str) -> Run:
         _federation("", [(run, outline)])  # what cannot be listed fails here, not with the others
         return run
     except Exception as error:  # a folder may hold anything; it must not hide the others
-        return Run(name, "broken", problem=str(error) or type(error).__name__)
+        return Run(shown(name), "broken", problem=str(error) or type(error).__name__)
 
 
 def check_links(folder: Path) -> None:
@@ -267,10 +270,7 @@ def _gain(
         return ""
     change = sign * np.array([after[seed] - before[seed] for seed in seeds])
     found = metrics.paired(change, np.zeros_like(change))
-    text = points(found.difference, score)
-    if not found.significant:
-        return f"{text} (n.s.)"
-    return f"{text} [{points(found.low, score)}, {points(found.high, score)}]"
+    return interval(found, score)
 
 
 def _by_seed(key: str, pairs: Sequence[tuple[Run, Outline]]) -> dict[int, float]:

@@ -19,13 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.plain import to_json
+from commonweal.base.text import shown
 from commonweal.config import catalog
 from commonweal.record.record import Record
 from commonweal.record.rounds import progress_after, tail
 from commonweal.report import Format, document, figures
-from commonweal.report.clients import client_lines, samples_of, used_results
 from commonweal.report.compare import Comparison
-from commonweal.report.comparison import answer, render, summarize
+from commonweal.report.comparison import answer, render
 from commonweal.ui import runs, views
 
 __all__ = ["application"]
@@ -104,12 +104,14 @@ async def _answer(root: Path, answer: Answer, request: Request) -> Response:
 
 
 def _problem(error: Exception) -> Response:
-    text = (
-        str(error)
-        if isinstance(error, CommonwealError)
-        else f"this cannot be read ({type(error).__name__}: {error})"
-    )
-    return Response(to_json({"problem": text}), status_code=404, media_type="application/json")
+    data = to_json({"problem": _reason(error)})
+    return Response(data, status_code=404, media_type="application/json")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CommonwealError):
+        return str(error)
+    return f"this cannot be read ({type(error).__name__}: {error})"
 
 
 def _folder(root: Path, name: str) -> Path:
@@ -117,7 +119,7 @@ def _folder(root: Path, name: str) -> Path:
     try:
         folder = (root / name).resolve()
         found = folder.is_relative_to(root) and (folder / "experiment.toml").is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have, a circle of links
         found = False
     if not found:
         raise RunError(f"there is no run {name!r} here")
@@ -151,10 +153,9 @@ def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[
     records = _records(root, request)
     comparison = Comparison.of_records(records.values())
     names = {id(record): name for name, record in records.items()}
-    ids = {
-        label: [names[id(record)] for record in group]
-        for label, group in comparison.records.items()
-    }
+    ids = {}
+    for label, group in comparison.records.items():
+        ids[label] = [names[id(record)] for record in group]
     return comparison, ids
 
 
@@ -165,7 +166,7 @@ def _home(root: Path, request: Request) -> dict[str, object]:
     everything = runs.scan(root)
     found = runs.select(everything, request.query_params.get("words", ""))
     return {
-        "folder": str(root),
+        "folder": shown(str(root)),
         "federations": [asdict(each) for each in runs.federations(found)],
         "broken": [{"id": run.id, "problem": run.problem} for run in runs.broken(found)],
         "matching": len(found),
@@ -177,14 +178,10 @@ def _home(root: Path, request: Request) -> dict[str, object]:
 def _sentence(root: Path, request: Request) -> dict[str, object]:
     """A federation's answer, which takes longer than the list."""
     comparison, _ = _compared(root, request)
-    results = used_results(comparison.results)
-    summary = summarize(results, comparison.score, baselines=comparison.baselines)
-    return {
-        "sentence": answer(summary),
-        "better": {
-            found.label: f"{len(found.better)} of {len(found.clients)}" for found in summary.gains
-        },
-    }
+    better = {}
+    for gained in comparison.summary.gains:
+        better[gained.label] = f"{len(gained.better)} of {len(gained.clients)}"
+    return {"sentence": answer(comparison.summary), "better": better}
 
 
 def _compare(root: Path, request: Request) -> dict[str, object]:
@@ -203,7 +200,16 @@ def _run(root: Path, request: Request) -> dict[str, object]:
         raise RunError(described.problem)
     record = Record.sample(folder, views.MOST_POINTS)
     view = views.run_view(record, described.state)
-    return asdict(view) | {"id": described.id, "state": described.state, "rule": _rule(record)}
+    place = {"federation": described.federation, "dataset": record.part("dataset", "data")}
+    return (
+        asdict(view)
+        | place
+        | {
+            "id": described.id,
+            "state": described.state,
+            "rule": _rule(record),
+        }
+    )
 
 
 def _rule(record: Record) -> dict[str, object]:
@@ -233,7 +239,8 @@ def _draw(root: Path, request: Request) -> tuple[bytes, str]:
         picture = DRAWINGS[what](record, record.title)
     elif what in ("clients", "rounds"):
         comparison, _ = _compared(root, request)
-        picture = _picture(comparison, what)
+        drawn = comparison.client_picture if what == "clients" else comparison.round_picture
+        picture = drawn()
     else:
         raise RunError(f"there is no figure {what!r}")
     return figures.draw(picture.figure, form), FORMS[form]
@@ -242,25 +249,14 @@ def _draw(root: Path, request: Request) -> tuple[bytes, str]:
 DRAWINGS: dict[str, figures.Drawing] = {"weights": figures.weights, "regret": figures.regret}
 
 
-def _picture(comparison: Comparison, what: str) -> figures.Picture:
-    results = used_results(comparison.results)
-    if what == "clients":
-        samples = samples_of(comparison.records)
-        lines = client_lines(results, comparison.baselines, comparison.score, samples)
-        return figures.clients(lines)
-    methods = {result.label for result in results}
-    return figures.rounds({k: v for k, v in comparison.records.items() if k in methods})
-
-
 def _write_table(root: Path, request: Request) -> tuple[bytes, str]:
     """The table of a comparison as a file."""
     form = request.query_params.get("form", "csv")
     if form not in TABLES:
         raise RunError(f"there is no format {form!r}: take {', '.join(TABLES)}")
     comparison, _ = _compared(root, request)
-    results = used_results(comparison.results)
-    summary = summarize(results, comparison.score, baselines=comparison.baselines)
-    return str(render(summary, TABLES[form])).encode(), "text/plain; charset=utf-8"
+    table = str(render(comparison.summary, TABLES[form]))
+    return table.encode(), "text/plain; charset=utf-8"
 
 
 def _write_report(root: Path, request: Request) -> tuple[bytes, str]:
@@ -286,7 +282,7 @@ async def _file(root: Path, write: Writer, request: Request) -> Response:
 async def _follow(root: Path, request: Request) -> Response:
     try:
         folder = _asked(root, request)
-    except CommonwealError as error:
+    except Exception as error:
         return _problem(error)
     return StreamingResponse(_events(folder), media_type="text/event-stream")
 
@@ -302,8 +298,8 @@ async def _events(folder: Path) -> AsyncIterator[str]:
             offset = 0
         try:
             rounds, offset = await run_in_threadpool(progress_after, folder, offset)
-        except CommonwealError as error:
-            yield _event("problem", {"problem": str(error)})
+        except Exception as error:
+            yield _event("problem", {"problem": _reason(error)})
             return
         if rounds:
             evaluated = [

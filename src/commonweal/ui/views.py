@@ -8,26 +8,18 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from commonweal.analysis.compare import ALONE
 from commonweal.analysis.curves import improved_by_round
 from commonweal.analysis.gains import ClientGain, gains
 from commonweal.analysis.labels import method_of
-from commonweal.analysis.worth import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
 from commonweal.record.rounds import StoredRound, spaced
-from commonweal.report.clients import (
-    ClientLine,
-    ClientLines,
-    client_lines,
-    gain_cell,
-    partner_weights,
-    samples_of,
-    used_results,
-)
+from commonweal.report.clients import NAMES, ClientLines, gain_cell, partner_weights, samples_of
 from commonweal.report.compare import Comparison
 from commonweal.report.figures import band
-from commonweal.report.formats import points, scale, show_score
+from commonweal.report.formats import scale, show_score
 from commonweal.report.overview import Overview, overview
 from commonweal.report.run_table import promised
 
@@ -41,6 +33,7 @@ __all__ = [
 ]
 
 Array: TypeAlias = NDArray[np.float64]
+Curve: TypeAlias = Mapping[str, Sequence[float]]  # round, mean, low, high; as shown
 
 MOST_POINTS = 300  # of a chart
 METRICS = {"worst_10": "worst 10 % of clients", "mean": "mean over clients"}
@@ -50,42 +43,13 @@ METRICS = {"worst_10": "worst 10 % of clients", "mean": "mean over clients"}
 
 
 @dataclass(frozen=True)
-class Line:
-    """A client in the plot. Scores are as shown; null where there is none."""
-
-    client: str
-    samples: str
-    local: float | None
-    scores: list[float | None]
-    start: float | None
-    end: float | None
-    gain: str
-    better: bool
-    significant: bool
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric over rounds: mean, lowest and highest over seeds, as shown."""
-
-    round: list[int]
-    mean: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
-
-
-@dataclass(frozen=True)
 class ComparisonView:
     """Answer, picture and numbers of compared runs."""
 
     overview: Overview
-    score: str
+    plot: ClientLines
+    factor: float  # by which scores of the plot are shown
     unit: str
-    has_local: bool
-    methods: list[str]
-    compared: str
-    base: str
-    lines: list[Line]
     metrics: dict[str, str]
     curves: dict[str, dict[str, Curve]]  # by method and metric
     settings: dict[str, list[str]]  # by method, in which they differ
@@ -99,70 +63,52 @@ def compare(comparison: Comparison, ids: Mapping[str, list[str]]) -> ComparisonV
         comparison: The runs.
         ids: The names of its runs on the page, by label.
     """
-    results = used_results(comparison.results)
-    score = comparison.score
-    factor = scale(score)
-    lines = client_lines(results, comparison.baselines, score, samples_of(comparison.records))
-    methods = [result.label for result in results]
+    factor = scale(comparison.score)
+    curves = {}
+    for label, records in comparison.methods.items():
+        curves[label] = {metric: _curve(records, metric, factor) for metric in METRICS}
     return ComparisonView(
         overview=overview(comparison),
-        score=score,
-        unit="%" if factor == 100 else "",
-        has_local=lines.has_local,
-        methods=methods,
-        compared=lines.compared,
-        base=lines.base,
-        lines=[_line(lines, line) for line in lines.lines],
+        plot=comparison.client_lines,
+        factor=factor,
+        unit=_unit(factor),
         metrics=METRICS,
-        curves={
-            label: {key: _curve(comparison.records[label], key, factor) for key in METRICS}
-            for label in methods
-        },
+        curves=curves,
         settings=_differing(comparison.records),
         runs={label: ids.get(label, []) for label in comparison.records},
     )
 
 
-def _line(plot: ClientLines, line: ClientLine) -> Line:
-    factor = scale(plot.score)
-    start, end = (math.nan, math.nan) if line.gain is None else plot.bar(line)
-    return Line(
-        client=line.client,
-        samples=line.samples,
-        local=_shown(line.local, factor),
-        scores=[_shown(value, factor) for value in line.scores],
-        start=_shown(start, factor),
-        end=_shown(end, factor),
-        gain="" if line.gain is None else points(line.gain.gain, plot.score),
-        better=line.gain is not None and line.gain.gain >= 0,
-        significant=line.gain is not None and line.gain.significant,
-    )
+def _unit(factor: float) -> str:
+    return "%" if factor == 100 else ""
 
 
 def _shown(value: float, factor: float) -> float | None:
     return round(factor * value, 6) if math.isfinite(value) else None
 
 
-def _curve(records: Sequence[Record], key: str, factor: float) -> Curve:
-    found = band(records, key)
-    shown = spaced(len(found.rounds), MOST_POINTS)
-
-    def column(values: Array) -> list[float | None]:
-        return [_shown(float(values[k]), factor) for k in shown]
-
-    numbers = [found.rounds[k] for k in shown]
-    return Curve(numbers, column(found.mean), column(found.low), column(found.high))
+def _curve(records: Sequence[Record], metric: str, factor: float) -> Curve:
+    over_rounds = band(records, metric)
+    shown = spaced(len(over_rounds.round), MOST_POINTS)
+    curve: dict[str, list[float]] = {"round": [over_rounds.round[k] for k in shown]}
+    columns = {"mean": over_rounds.mean, "low": over_rounds.low, "high": over_rounds.high}
+    for name, values in columns.items():
+        curve[name] = (factor * values[shown]).round(6).tolist()
+    return curve
 
 
 def _differing(runs: Mapping[str, Sequence[Record]]) -> dict[str, list[str]]:
     """The settings in which methods differ, as they would be typed."""
     tables = {label: flat(records[0].experiment) for label, records in runs.items()}
-    keys = dict.fromkeys(key for table in tables.values() for key in table)
-    varying = [k for k in keys if len({repr(t.get(k)) for t in tables.values()}) > 1]
-    return {
-        label: [f"{key} = {table[key]!r}" for key in varying if key in table]
-        for label, table in tables.items()
-    }
+    first = next(iter(tables.values()))
+    common = set(map(repr, first.items()))
+    for table in tables.values():
+        common &= set(map(repr, table.items()))
+    differing = {}
+    for label, table in tables.items():
+        pairs = [pair for pair in table.items() if repr(pair) not in common]
+        differing[label] = [f"{key} = {value!r}" for key, value in pairs]
+    return differing
 
 
 # One run
@@ -177,7 +123,6 @@ class RunView:
     unit: str
     total: int
     round: int
-    worst: str  # the client served worst, by name
     seconds_left: float | None
     resume: str  # the command that continues it, where it was stopped
     curves: dict[str, Curve]
@@ -199,8 +144,6 @@ def run_view(record: Record, state: str) -> RunView:
     """
     score = record.facts.score
     factor = scale(score)
-    clients = _clients(record)
-    worst = "" if not clients else f"{clients[0][0]} {clients[0][1]}"
     last = record.rounds[-1].number if record.rounds else 0
     facts = record.facts.table()
     if record.facts.privacy is not None:
@@ -211,10 +154,9 @@ def run_view(record: Record, state: str) -> RunView:
     return RunView(
         label=method_of(record),
         score=score,
-        unit="%" if factor == 100 else "",
+        unit=_unit(factor),
         total=record.total,
         round=last,
-        worst=worst,
         seconds_left=_seconds_left(record, last) if state == "running" else None,
         resume=_resume(record) if state == "stopped" else "",
         curves=curves,
@@ -222,7 +164,7 @@ def run_view(record: Record, state: str) -> RunView:
         rates=record.rounds[-1].rates if record.rounds else {},
         partners=partner_weights(record),
         metrics=METRICS,
-        clients=clients,
+        clients=_clients(record),
         experiment=(record.folder / "experiment.toml").read_text(encoding="utf-8"),
         facts=facts,
     )
@@ -237,12 +179,10 @@ def _descent(record: Record) -> dict[str, tuple[list[int], list[float | None]]]:
     near = {k.number for k in thin} | {k.number + 1 for k in thin}  # rho takes two rounds in a row
     improved = improved_by_round([r for r in record.rounds if r.number in near])
     shown = [r.number for r in thin]
+    risen = [100 * improved[n] if n in improved else None for n in shown]
     return {
         "length of the direction": (shown, [lengths.get(number) for number in shown]),
-        "losses that do not rise (%)": (
-            shown,
-            [100 * improved[n] if n in improved else None for n in shown],
-        ),
+        "losses that do not rise (%)": (shown, risen),
     }
 
 
@@ -255,16 +195,18 @@ def _clients(record: Record) -> list[tuple[str, str, str]]:
     values = used.score.tolist()
     order = sorted(range(len(values)), key=lambda k: (math.isnan(values[k]), sign * values[k]))
     sizes = table.evaluation.sizes.int().tolist()
-    return [
-        (table.names[k], show_score(values[k], record.facts.score, 1), str(sizes[k])) for k in order
-    ]
+    rows = []
+    for k in order:
+        score = show_score(values[k], record.facts.score, 1)
+        rows.append((table.names[k], score, str(sizes[k])))
+    return rows
 
 
 def _seconds_left(record: Record, last: int) -> float | None:
     """From the time of the last rounds; None where it is not known."""
-    recent = [
-        sum(v for k, v in line.items() if k != "round") for line in record.timings(last=True)[-20:]
-    ]
+    recent = []
+    for line in record.timings(last=True)[-20:]:
+        recent.append(sum(seconds for phase, seconds in line.items() if phase != "round"))
     return (record.total - last) * float(np.mean(recent)) if recent else None
 
 
@@ -316,15 +258,14 @@ def client_view(comparison: Comparison, name: str) -> ClientView:
         comparison: The runs in which it took part.
         name: The client.
     """
-    results = used_results(comparison.results)
-    names = list(results[0].clients)
+    names = list(comparison.used[0].clients)
     if name not in names:
         raise RunError(f"no client of these runs is called {name!r}")
     score = comparison.score
     factor = scale(score)
     alone = next((b for b in comparison.baselines if b.label == ALONE), None)
     methods = []
-    for result in (*results, *comparison.baselines):
+    for result in (*comparison.used, *comparison.baselines):
         if name not in result.clients:
             continue
         record = comparison.records[result.label][0]
@@ -339,7 +280,7 @@ def client_view(comparison: Comparison, name: str) -> ClientView:
         name=name,
         sentence=_client_sentence(name, methods, alone is not None),
         score=score,
-        unit="%" if factor == 100 else "",
+        unit=_unit(factor),
         samples=str(samples.get(name, "")),
         share=f"{100 * samples.get(name, 0) / max(1, sum(samples.values())):.1f} %",
         methods=methods,
@@ -360,6 +301,8 @@ def _client_method(
     part = [k for k, each in enumerate(record.rounds) if _took_part(each, name, values, k)]
     relative = [_relative(record.rounds[k], values["weight"][k], values["loss"][k]) for k in part]
     weights = [weight for weight, _ in relative if weight is not None]
+    if label == ALONE:  # nothing is weighted
+        part = []
     thin = spaced(len(part), MOST_POINTS)
     events = []
     for k in part:
@@ -369,13 +312,13 @@ def _client_method(
         if name in each.capped:
             events.append(f"round {each.number}: reply reduced: {each.capped[name]}")
     return ClientMethod(
-        label={ALONE: "local training", POOLED: "pooled data"}.get(label, label),
+        label=NAMES.get(label, label),
         score=show_score(mean, score, 1),
         value=_shown(mean, factor),
         gain="" if gain is None else gain_cell(gain, score),
         better=gain is not None and gain.gain >= 0,
         significant=gain is not None and gain.significant,
-        weight=f"{np.mean(weights):.2f}" if weights and label != ALONE else "",
+        weight=f"{np.mean(weights):.2f}" if weights and part else "",
         rounds=[record.rounds[k].number for k in shown],
         scores=[_shown(used[k], factor) for k in shown],
         weights_at=[record.rounds[part[k]].number for k in thin],
@@ -386,7 +329,7 @@ def _client_method(
 
 
 def _client_sentence(name: str, methods: Sequence[ClientMethod], has_local: bool) -> str:
-    joined = [m for m in methods if m.label not in ("local training", "pooled data")]
+    joined = [method for method in methods if method.label not in NAMES.values()]
     if not has_local:
         return f"{name}: " + ", ".join(f"{m.score} with {m.label}" for m in joined) + "."
     better = [m.label for m in joined if m.significant and m.better]

@@ -27,7 +27,9 @@ function link(view, parameters, text, attributes = {}) {
   return element("a", text, { href: `#/${view}?${new URLSearchParams(parameters)}`, ...attributes });
 }
 function card(...children) { return element("section", children, { class: "card" }); }
+function code(text) { return element("pre", text, { tabindex: "0" }); }  // it may scroll: reachable by the keyboard
 function unfold(title, ...content) { return element("details", [element("summary", title), ...content]); }
+function titled(score, unit) { return unit ? `${score} (${unit})` : score; }
 function number(value, unit = "") { return value === null ? "–" : `${value.toFixed(1)}${unit ? " " + unit : ""}`; }
 function minus(text) { return text.replace(/(^|[\s[(])-(?=\d)/g, "$1−"); }
 function gain(text) {  // "+1.2 [+0.3, +2.1]" with a muted interval
@@ -100,7 +102,7 @@ function sortable(header, rows, label, first = []) {
       row.cells.map(([content], k) => element("td", content, first[k] ? { class: first[k] } : {})), row.attributes || {})));
   };
   const heads = header.map((title, k) => {
-    if (title === "") return element("th", element("span", "Choose", { hidden: "" }), { class: "box", scope: "col" });
+    if (title === "") return element("th", element("span", "Choose", { class: "unseen" }), { class: "box", scope: "col" });
     const button = element("button", title, { type: "button", title: "Sort" });
     const head = element("th", button, { scope: "col", ...(first[k] ? { class: first[k] } : {}) });
     button.addEventListener("click", () => {
@@ -116,18 +118,14 @@ function sortable(header, rows, label, first = []) {
   return element("div", whole, { class: "scroll", tabindex: "0", role: "region", "aria-label": label });
 }
 
-function numbers(table, marks) {  // a table of the server; the significantly best cell is bold
-  const rows = table.rows.map((row, r) => {
-    const cells = row.map((text, c) => {
-      const content = c === 0 ? text : gain(text);
-      const value = c === 0 || text === "" || Number.isNaN(parseFloat(text)) ? text : parseFloat(text);
-      if (c === 0 && marks) return [marks(text), value];
-      return [table.best[c] === r ? element("b", content) : content, value];
-    });
-    return { cells };
-  });
-  const kinds = table.header.map((title) => (/^(gain|mean|seeds)/.test(title) ? "wide-only" : ""));
-  return sortable(table.header, rows, "Methods", marks ? kinds : []);
+function numbers(table, title, marks = (label) => label) {  // a table of the server; the significantly best cell is bold
+  const rows = table.labels.map((label, r) => ({ cells: [[marks(label), label], ...table.columns.map(([, cells, best]) => {
+    const content = gain(cells[r]);
+    return [best === r ? element("b", content) : content, Number.isNaN(parseFloat(cells[r])) ? cells[r] : parseFloat(cells[r])];
+  })] }));
+  const header = ["method", ...table.columns.map(([title]) => title)];
+  const kinds = header.map((title) => (/^(gain|mean|seeds)/.test(title) ? "wide-only" : ""));
+  return sortable(header, rows, title, kinds);
 }
 
 function show(...children) {
@@ -185,7 +183,7 @@ async function showHome() {
 
 function emptyCard() {
   return card(element("h2", "There are no runs here yet. To begin:"),
-    element("pre", "commonweal demo\ncommonweal init patients.csv\ncommonweal compare patients.toml --seeds 5"));
+    code("commonweal demo\ncommonweal init patients.csv\ncommonweal compare patients.toml --seeds 5"));
 }
 
 function federationCard(federation, choose) {
@@ -237,22 +235,25 @@ function federationCard(federation, choose) {
 async function showComparison(query) {
   show(element("div", [], { class: "skeleton" }));
   const view = await ask("compare", query);
-  const over = view.overview;
+  const { overview: over, plot } = view;
+  const unit = view.unit && ` ${view.unit}`;
+  const scaled = (value) => (value === null ? null : view.factor * value);
+  const all = plot.lines.map((line) => ({ ...line, local: scaled(line.local), scores: line.scores.map(scaled) }));
   const href = (name) => `#/client?${new URLSearchParams([...query, ["name", name]])}`;
-  const names = view.lines.map((line) => line.client);
+  const names = all.map((line) => line.client);
   crumbs(link("", {}, over.name), "comparison");
   tools.replaceChildren(search("Find a client … /", names, href), download(over.name, query), copyLink());
   const place = element("div", []);
   const legend = element("div", [
-    view.has_local ? element("span", [key(-1), "local training"]) : null,
-    ...view.methods.map((method, i) => element("span", [key(i), method])),
-    view.compared ? element("span", `bar: from ${view.base} to ${view.compared}, faint if not significant`) : null,
+    plot.has_local ? element("span", [key(-1), "local training"]) : null,
+    ...plot.labels.map((method, i) => element("span", [key(i), method])),
+    plot.compared ? element("span", `bar: from ${plot.base} to ${plot.compared}, faint if not significant`) : null,
   ], { class: "legend" });
   const MANY = 60;
-  const every = element("button", `Show all ${view.lines.length} clients`, { type: "button" });
-  let lines = view.lines.length > MANY ? [...view.lines.slice(0, MANY / 2), ...view.lines.slice(-MANY / 2)] : view.lines;
-  const redraw = () => place.replaceChildren(clientPlot(view, lines, Math.max(320, place.clientWidth), href));
-  every.addEventListener("click", () => { lines = view.lines; every.remove(); redraw(); });
+  const every = element("button", `Show all ${all.length} clients`, { type: "button" });
+  let lines = all.length > MANY ? [...all.slice(0, MANY / 2), ...all.slice(-MANY / 2)] : all;
+  const redraw = () => place.replaceChildren(clientPlot(plot, lines, unit, Math.max(320, place.clientWidth), href));
+  every.addEventListener("click", () => { lines = all; every.remove(); redraw(); });
   const side = element("aside", [
     over.advice.length ? element("h2", "What to do") : null,
     over.advice.length ? element("ul", over.advice.map((text) => element("li",
@@ -264,11 +265,10 @@ async function showComparison(query) {
   const metric = element("select", Object.entries(view.metrics).map(([value, text]) => element("option", text, { value })),
     { "aria-label": "Metric over rounds" });
   const curves = element("div", []);
-  const keys = element("div", view.methods.map((method, i) => element("span", [key(i), method])), { class: "legend" });
-  const settings = Object.entries(view.settings).flatMap(([label, texts]) => [element("h2", label), element("pre", texts.join("\n") || "–")]);
+  const settings = Object.entries(view.settings).flatMap(([label, texts]) => [element("h2", label), code(texts.join("\n") || "–")]);
   const runs = Object.entries(view.runs).flatMap(([label, ids]) => ids.map((id) => element("li", [label + ": ", link("run", { id }, id || ".")])));
-  const table = numbers(over.table, (label) => {
-    const i = view.methods.indexOf(label);
+  const table = numbers(over.table, "Methods", (label) => {
+    const i = plot.labels.indexOf(label);
     return i < 0 ? label : element("span", [key(i), " " + label]);
   });
   show(
@@ -277,12 +277,13 @@ async function showComparison(query) {
     element("div", over.cards.map((each) => card(element("h2", each.title), element("strong", minus(each.value)),
       each.more ? element("span", each.more, { class: "more" }) : null, element("p", minus(each.note)))), { class: "cards" }),
     element("div", [
-      card(element("h2", view.has_local ? "Every client: local training and the methods" : "Every client under each method"), legend, place,
-        view.lines.length > MANY ? element("p", [`The ${MANY / 2} highest and the ${MANY / 2} lowest. `, every], { class: "note" }) : null),
+      card(element("h2", plot.has_local ? "Every client: local training and the methods" : "Every client under each method"), legend, place,
+        all.length > MANY ? element("p", [`The ${MANY / 2} highest and the ${MANY / 2} lowest. `, every], { class: "note" }) : null),
       side.childElementCount ? side : null,
     ], side.childElementCount ? { class: "two" } : {}),
-    card(table, unfold("More columns", numbers(over.more)), ...over.notes.map((note) => element("p", minus(note), { class: "note" }))),
-    card(element("h2", ["Over rounds: ", metric]), keys, curves,
+    card(table, unfold("More columns", numbers(over.more, "All columns")),
+      element("ul", over.notes.map((note) => element("li", minus(note))), { class: "note" })),
+    card(element("h2", ["Over rounds: ", metric]), curves,
       element("p", "Lines are means over seeds, bands their range.", { class: "note" })),
     card(unfold("Weights over rounds: whom the rules favour", ...figures("weights", view.runs)),
       unfold("Regret", ...figures("regret", view.runs)),
@@ -293,7 +294,7 @@ async function showComparison(query) {
     curves.replaceChildren();
     const [rounds, series] = joined(view.curves, (each) => each[metric.value]);
     if (rounds.length < 2) curves.append(element("p", "Only one round was evaluated: set evaluate_every lower.", { class: "note" }));
-    else plots.push(chart(curves, rounds, series, view.score + (view.unit ? ` (${view.unit})` : "")));
+    else plots.push(chart(curves, rounds, series, titled(plot.score, view.unit)));
   };
   metric.addEventListener("change", drawCurves);
   redraw();
@@ -347,7 +348,7 @@ async function showClient(query) {
   show(
     element("h1", view.sentence),
     element("p", `${view.samples} test samples, ${view.share} of all.`, { class: "about" }),
-    card(sortable(["method", `${view.score}${view.unit ? ` (${view.unit})` : ""}`, "gain over local training", "mean weight (1: equal)"],
+    card(sortable(["method", titled(view.score, view.unit), "gain over local training", "mean weight (1: equal)"],
       rows, "Methods")),
     card(element("h2", `${view.score} over rounds (first seed)`), scores),
     card(element("h2", "Weight over rounds (first seed)"),
@@ -360,7 +361,7 @@ async function showClient(query) {
     scores.replaceChildren();
     weights.replaceChildren();
     const [rounds, series] = joined(named, (each) => ({ round: each.rounds, mean: each.scores }));
-    if (rounds.length) plots.push(chart(scores, rounds, series, view.score));
+    if (rounds.length) plots.push(chart(scores, rounds, series, titled(view.score, view.unit)));
     const [at, lines] = joined(named, (each) => ({ round: each.weights_at, mean: each.weights }));
     const known = lines.filter((line) => line.values.some((value) => value !== null));
     if (at.length && known.length) plots.push(chart(weights, at, known, "relative weight"));
@@ -377,7 +378,7 @@ async function showRun(query) {
   show(element("div", [], { class: "skeleton" }));
   const view = await ask("run", query);
   const id = view.id;
-  crumbs("run", id || ".");
+  crumbs(link("compare", { federation: view.federation }, view.dataset), id || ".");
   tools.replaceChildren(copyLink());
   const progress = element("progress", [], { max: view.total, value: view.round, "aria-label": "rounds" });
   const words = element("span", "", { id: "progress" });
@@ -390,9 +391,9 @@ async function showRun(query) {
   const curve = element("div", []);
   const descent = element("div", []);
   const clients = element("div", []);
-  const worst = element("span", "");
+  const worst = element("h1", "");
   const list = (rows) => {
-    worst.textContent = rows.length ? `Served worst now: ${rows[0][0]}, ${rows[0][1]}` : "";
+    worst.textContent = rows.length ? `${view.label} serves ${rows[0][0]} worst: ${rows[0][1]}` : `${view.label}: not evaluated yet`;
     const rated = Object.keys(view.rates).length > 0;
     const mixed = Object.keys(view.partners).length > 0;
     const number = (value) => (value === undefined ? ["–", NaN] : [value.toPrecision(2), value]);
@@ -400,20 +401,21 @@ async function showRun(query) {
       ...(mixed ? ["weight of partners"] : [])],
       rows.map(([name, score, samples]) => ({ cells: [[link("client", [["id", id], ["name", name]], name), name],
         [score, parseFloat(score)], [samples, parseFloat(samples)], ...(rated ? [number(view.rates[name])] : []),
-        ...(mixed ? [number(view.partners[name])] : [])] })), "Clients"));
+        ...(mixed ? [number(view.partners[name])] : [])] })), "Clients", ["", "", "", "wide-only", "wide-only"]));
   };
   list(view.clients);
   show(
-    element("h1", `${view.label}: ${id || "."}`),
-    element("div", [progress, words, worst], { class: "bar" }),
+    worst,
+    element("p", `Run ${id || "."}`, { class: "about" }),
+    element("div", [progress, words], { class: "bar" }),
     view.resume ? element("p", ["It was stopped. To continue: ", element("code", view.resume)]) : null,
     card(element("h2", `${view.score} over rounds`), curve),
     Object.keys(view.descent).length ? card(element("h2", "Descent: the direction of each round"), descent) : null,
     card(element("h2", "Clients, the worst first"), clients),
     card(figure("Weights over rounds: whom the rule favoured", "weights", id), figure("Regret", "regret", id),
-      unfold("The rule", element("p", view.rule.about), element("pre", view.rule.details)),
-      unfold("The experiment", element("pre", view.experiment)),
-      unfold("Versions", element("pre", JSON.stringify(view.facts, null, 2)))),
+      unfold("The rule", element("p", view.rule.about), code(view.rule.details)),
+      unfold("The experiment", code(view.experiment)),
+      unfold("Versions", code(JSON.stringify(view.facts, null, 2)))),
   );
   const columns = { round: [], mean: [], worst_10: [] };
   if (view.curves.mean) {
@@ -426,7 +428,7 @@ async function showRun(query) {
     curve.replaceChildren();
     if (!columns.round.length) { curve.append(element("p", "No round has been evaluated yet.", { class: "note" })); return; }
     plots.push(chart(curve, columns.round, [{ label: "mean", values: columns.mean },
-      { label: "worst 10 % of clients", values: columns.worst_10 }], view.score));
+      { label: "worst 10 % of clients", values: columns.worst_10 }], titled(view.score, view.unit)));
     descent.replaceChildren();
     for (const [label, [rounds, values]] of Object.entries(view.descent)) plots.push(chart(descent, rounds, [{ label, values }], label));
   };

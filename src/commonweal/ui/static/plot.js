@@ -43,7 +43,7 @@ function steps(low, high, most) {  // round numbers between two values
 }
 
 // One row per client: a ring for local training, a shape per method, a bar from the ring to the compared one.
-function clientPlot(view, lines, width, href) {
+function clientPlot(plot, lines, unit, width, href) {
   const narrow = width < 560;
   const left = narrow ? 120 : 215;
   const height = narrow ? 24 : 22;
@@ -53,11 +53,11 @@ function clientPlot(view, lines, width, href) {
   [low, high] = [low - pad, high + pad];
   const x = (value) => left + 12 + (width - left - 28) * (value - low) / (high - low);
   const total = lines.length * height + 40;
-  const whole = draw("svg", { class: "clients", viewBox: `0 0 ${width} ${total}`, role: "img",
-    "aria-label": `Every client's ${view.score} with local training and ${view.methods.length} methods; the numbers are in the table below` });
+  const whole = draw("svg", { class: "clients", viewBox: `0 0 ${width} ${total}`, role: "group",
+    "aria-label": `Every client's ${plot.score} under ${plot.labels.join(", ")}; the report has the numbers` });
   for (const tick of steps(low, high, narrow ? 4 : 7)) {
     whole.append(draw("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: total - 28 }),
-      draw("text", { class: "tick", x: x(tick), y: total - 10, "text-anchor": "middle" }, `${tick}${view.unit ? " " + view.unit : ""}`));
+      draw("text", { class: "tick", x: x(tick), y: total - 10, "text-anchor": "middle" }, `${tick}${unit}`));
   }
   const most = narrow ? 12 : 24;
   lines.forEach((line, k) => {
@@ -65,15 +65,17 @@ function clientPlot(view, lines, width, href) {
     const row = draw("a", { href: href(line.client) });
     const name = line.client.length > most ? line.client.slice(0, most - 1) + "…" : line.client;
     row.append(draw("title", {}, [line.client, line.local === null ? "" : `local ${line.local.toFixed(1)}`,
-      ...view.methods.map((method, i) => (line.scores[i] === null ? "" : `${method} ${line.scores[i].toFixed(1)}`))]
+      ...plot.labels.map((method, i) => (line.scores[i] === null ? "" : `${method} ${line.scores[i].toFixed(1)}`))]
       .filter(Boolean).join("\n")));
     const label = draw("text", { x: left, y: y + 4, "text-anchor": "end" }, name + " ");
     label.append(draw("tspan", { class: "samples" }, line.samples));
     row.append(label);
     whole.append(row);
-    if (line.start !== null && line.end !== null) {
-      whole.append(draw("line", { class: `bar-line ${line.better ? "gain" : "loss"}${line.significant ? "" : " faint"}`,
-        x1: x(line.start), x2: x(line.end), y1: y, y2: y }));
+    const [start, end] = [plot.has_local ? line.local : line.scores[0], line.scores[plot.labels.indexOf(plot.compared)]];
+    if (line.gain && start !== null && end !== null) {
+      const [, gain, , , significant] = line.gain;
+      whole.append(draw("line", { class: `bar-line ${gain >= 0 ? "gain" : "loss"}${significant ? "" : " faint"}`,
+        x1: x(start), x2: x(end), y1: y, y2: y }));
     }
     if (line.local !== null) whole.append(draw("circle", { class: "ring", cx: x(line.local), cy: y, r: 5.5 }));
     line.scores.forEach((value, i) => { if (value !== null) whole.append(marker(i, x(value), y)); });
@@ -86,28 +88,48 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+function swatch(stroke, dash) {  // a piece of a line, as it is drawn
+  return draw("svg", { width: 24, height: 10, "aria-hidden": "true" },
+    draw("line", { x1: 0, x2: 24, y1: 5, y2: 5, stroke, "stroke-width": 2, "stroke-dasharray": dash.join(" ") }));
+}
+
+// The legend has the values at the pointer.
 function chart(place, rounds, series, label) {
   const dashes = [[], [8, 4], [2, 3], [8, 3, 2, 3]];
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
   const data = [rounds];
   const lines = [{ label: "round" }];
   const bands = [];
-  series.forEach((each, i) => {
+  const legend = document.createElement("div");
+  legend.className = "legend";
+  const values = series.map((each, i) => {
     const stroke = colour("--m" + (i % 7));
-    lines.push({ label: each.label, stroke, dash: dashes[i % 4], width: 2, points: { show: rounds.length < 30 }, spanGaps: true,
-      value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(2)) });
+    const dash = dashes[i % 4];
+    lines.push({ label: each.label, stroke, dash, width: 2, points: { show: rounds.length < 30 }, spanGaps: true });
     data.push(each.values);
     if (each.low) {
       const edge = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
-      lines.push({ ...edge, label: `${each.label} (low)`, class: "edge" }, { ...edge, label: `${each.label} (high)`, class: "edge" });
+      lines.push(edge, edge);
       data.push(each.low, each.high);
       bands.push({ series: [lines.length - 1, lines.length - 2], fill: stroke + "26" });
     }
+    const entry = document.createElement("span");
+    const value = document.createElement("b");
+    entry.append(swatch(stroke, dash), each.label + " ", value);
+    legend.append(entry);
+    return value;
   });
+  const tell = (plot) => series.forEach((each, i) => {
+    const value = each.values[plot.cursor.idx];
+    values[i].textContent = value === null || value === undefined ? "" : value.toFixed(2);
+  });
+  const whole = [1, 2, 5].flatMap((k) => [1, 10, 100, 1000, 10000, 100000].map((size) => k * size)).sort((a, b) => a - b);
   const options = {
     width: Math.max(260, place.clientWidth || 700), height: 280, scales: { x: { time: false } }, bands,
-    axes: [{ ...axis, label: "round" }, { ...axis, label, size: 60 }], series: lines, legend: { show: bands.length === 0 },
+    axes: [{ ...axis, label: "round", incrs: whole }, { ...axis, label, size: 60 }], series: lines, legend: { show: false },
+    hooks: { setCursor: [tell] },
   };
+  place.append(legend);
   return new uPlot(options, data, place);
 }
 

@@ -1,0 +1,232 @@
+"""CSV and Parquet files, read in batches: only a batch is in memory."""
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commonweal.base.errors import DataError, EncodingError
+from commonweal.data import plain_table
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["Batch", "Batches", "guess_wide", "read_batches", "separator_in"]
+
+Batch = dict[str, "pyarrow.Array"]  # column -> numbers or strings, null where missing
+Batches = Callable[[], Iterator[Batch]]
+BLOCK = 1 << 24  # bytes of a CSV that are read at once
+FIRST_BYTES = 1 << 16  # from which a CSV's separator and header are taken
+LONGEST_HEADER = 1 << 24
+ROWS = 100_000  # of a Parquet file that are read at once
+
+
+def read_batches(path: Path, separator: str = "auto", encoding: str = "utf-8") -> Iterator[Batch]:
+    """A CSV (may be .gz) or Parquet file, some rows at a time."""
+    _check_file(path)
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    else:
+        yield from _read_csv(path, separator, encoding)
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        raise DataError(
+            f"there is no file {str(path)!r} (that is, {str(path.absolute())!r}): check the path"
+        ) from None
+    if stat.S_ISDIR(mode):
+        raise DataError(
+            f"{str(path)!r} is a folder, not a table: dataset 'folder' reads a folder per client"
+        )
+    if not stat.S_ISREG(mode):
+        raise DataError(
+            f"{str(path)!r} is a pipe or device, which cannot be read twice: save it as a file"
+        )
+
+
+def separator_in(path: Path, encoding: str = "utf-8") -> str:
+    """The separator of a CSV, from its first lines."""
+    return (
+        "," if path.suffix == ".parquet" else plain_table.separator_of(_first_lines(path, encoding))
+    )
+
+
+def _open(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")
+
+
+def _first_lines(path: Path, encoding: str) -> list[str]:
+    """The first lines of a file, at least the whole header."""
+    start = b""
+    with _open(path) as raw:
+        while block := raw.read(FIRST_BYTES):
+            start += block
+            if b"\n" in block or b"\r" in block or len(start) > LONGEST_HEADER:
+                break
+    _check_bytes(path, start, encoding)
+    text = start.decode(_with_mark(encoding), errors="replace")
+    lines = list(io.StringIO(text, newline=""))  # ends at \n and \r only, as pyarrow's do
+    complete = lines[:-1] if len(start) >= FIRST_BYTES else lines
+    return (complete or lines)[:20]
+
+
+def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
+    """Raise EncodingError for UTF-16 that is read as something else, and for NUL bytes."""
+    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        return
+    wide = guess_wide(start)
+    if wide:
+        raise EncodingError(
+            f"{str(path)!r} is {wide.upper()} text, not {encoding}: save it as UTF-8, or say "
+            f"encoding = {wide!r}"
+        )
+    if b"\0" in start:
+        raise DataError(
+            f"{str(path)!r} has NUL bytes (the first is byte {start.index(0)}): it is not a CSV "
+            "file, or it is damaged"
+        )
+
+
+def guess_wide(start: bytes) -> str:
+    """The encoding of a text with two bytes per letter; empty: it has none."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    pairs = len(start) // 2
+    even, odd = start[: 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
+    if 4 * max(even, odd) < 3 * pairs or pairs < 2:
+        return ""
+    return "utf-16-be" if even > odd else "utf-16-le"
+
+
+def _with_mark(encoding: str) -> str:
+    """UTF-8 with or without the byte order mark that Excel writes."""
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
+def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
+    import pyarrow
+    from pyarrow import csv as arrow_csv
+
+    try:
+        codecs.lookup(encoding)
+        lines = _first_lines(path, encoding)
+        if separator == "auto":
+            separator = plain_table.separator_of(lines)
+        header = next(csv.reader(lines, delimiter=separator), [])
+        names = _header(path, header)
+        with arrow_csv.open_csv(
+            path,
+            arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding),
+            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pyarrow.string()),
+                null_values=list(plain_table.MISSING),
+                strings_can_be_null=True,
+            ),
+        ) as reader:
+            for batch in reader:
+                if batch.num_rows:
+                    yield dict(zip(names, batch.columns, strict=True))
+    except LookupError:
+        raise DataError(f"encoding = {encoding!r} is unknown: write utf-8 or latin-1") from None
+    except csv.Error as error:
+        raise DataError(
+            f"{str(path)!r} has a header that is not a line of names: {error}"
+        ) from None
+    except (pyarrow.ArrowException, OSError, EOFError, UnicodeError) as error:
+        problem, byte = _csv_problem(path, separator, encoding, str(error))
+        if byte is not None:
+            raise EncodingError(problem) from None
+        raise DataError(problem) from None
+
+
+def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> tuple[str, int | None]:
+    """Why a CSV cannot be read, and the first byte that is not of its encoding."""
+    file = repr(str(path))
+    width = re.search(r"(Row #(\d+): )?Expected (\d+) columns, got (\d+): ?(.*)", error, re.S)
+    if width:
+        where = f"row {width[2]}" if width[2] else "a row"
+        problem = (
+            f"{file}, {where}: {width[4]} values for {width[3]} columns (separator "
+            f"{separator!r}): {width[5][:60]!r}"
+        )
+        return problem, None
+    byte = _wrong_byte(path, encoding)
+    if byte is not None:
+        problem = (
+            f"{file} is not UTF-8 text (byte {byte:#x}): save it as UTF-8, or say "
+            "encoding = 'latin-1', which Excel writes in Western Europe"
+        )
+        return problem, byte
+    if "Empty CSV" in error:
+        return f"{file} has no rows: check the file", None
+    return f"{file} cannot be read as a table, it is cut short or damaged: {error}", None
+
+
+def _wrong_byte(path: Path, encoding: str) -> int | None:
+    """The first byte of a file that is not of its encoding."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        with _open(path) as raw:
+            while block := raw.read(1 << 20):
+                decoder.decode(block)
+    except UnicodeDecodeError as error:
+        return int(error.object[error.start])
+    except (OSError, EOFError):
+        return None
+    return None
+
+
+def _header(path: Path, line: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in line]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice or not names:
+        problem = f"two columns are called {twice[0]!r}" if twice else "it is empty"
+        raise DataError(
+            f"{str(path)!r} needs a first line of different column names, but {problem}: rename one"
+        )
+    return names
+
+
+def _read_parquet(path: Path) -> Iterator[Batch]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS):
+                if batch.num_rows:
+                    names = batch.schema.names
+                    yield {name: _plain_array(name, batch.column(name)) for name in names}
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from None
+
+
+def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
+    """A column of Parquet as float64 numbers, or as strings with null where missing."""
+    import pyarrow
+    import pyarrow.compute
+
+    kind = values.type
+    types = pyarrow.types
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        numbers = values.cast(pyarrow.float64())
+        finite = pyarrow.compute.is_finite(numbers)
+        return pyarrow.compute.if_else(finite, numbers, None)
+    try:
+        texts = values.cast(pyarrow.string())
+    except pyarrow.ArrowException:
+        raise DataError(
+            f"column {name!r} holds {kind}, neither numbers nor strings: drop it"
+        ) from None
+    gap = pyarrow.compute.is_in(texts, pyarrow.array(plain_table.MISSING))
+    return pyarrow.compute.if_else(gap, None, texts)

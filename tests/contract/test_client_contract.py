@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import cases
 from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors, flatten
@@ -169,7 +170,7 @@ def test_the_loss_reported_is_of_the_model_before_training(name: str) -> None:
         state = algorithm.tell(state, replies, 5).state
 
 
-@every
+@cases("name", METHODS)
 def test_the_file_says_what_it_is(name: str) -> None:
     entry = catalog.find("clients", name)
     assert isinstance(entry.factory, type) and issubclass(entry.factory, Client)

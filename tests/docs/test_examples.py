@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import cases
 from commonweal.config.catalog import build, entries
 from commonweal.config.experiment import Experiment, read
 from commonweal.datasets._sources import names
@@ -41,7 +42,7 @@ def test_every_dataset_that_ships_or_downloads_has_an_example() -> None:
     assert set(SHAPES) == set(names())
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@cases("path", FILES)
 def test_an_example_names_parts_that_exist(path: Path) -> None:
     experiment = read(path)
     assert isinstance(experiment, Experiment)

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 import commonweal
+from cases import cases
 from commonweal import cli
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS
@@ -123,7 +124,7 @@ def anchors(text: str) -> set[str]:
     return {heading.replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+@cases("text", TEXTS)
 def test_no_link_is_broken(text: Path) -> None:
     content = re.sub(
         r"^```.*?^```|`[^`\n]*`", "", text.read_text(encoding="utf-8"), flags=re.M | re.S

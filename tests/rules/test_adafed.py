@@ -76,11 +76,10 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("scale", ["largest", "theorem", "mean", "none"])
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 5.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_rates_are_proportional_to_a_power_of_the_loss(scale: str, gamma: float, seed: int) -> None:
+def test_rates_are_proportional_to_a_power_of_the_loss(scale: str, gamma: float) -> None:
     """Theorem 4.1, both conditions: everyone descends, and by f^gamma."""
-    U = normals(seed, 6, 20)
-    losses = 0.2 + 2 * uniforms(seed + 9, 6)
+    U = normals(0, 6, 20)
+    losses = 0.2 + 2 * uniforms(9, 6)
     rates = U @ (weigh(build("adafed", gamma=gamma, scale=scale), reports(losses, updates=U)) @ U)
     assert (rates > 0).all()
     torch.testing.assert_close(rates / rates[0], (losses / losses[0]) ** gamma, rtol=1e-9, atol=0)
@@ -127,7 +126,7 @@ def test_these_scales_do_not_depend_on_the_losses_unit(scale: str) -> None:
         torch.testing.assert_close(once, other, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
 def test_no_loss_rises_with_the_theorems_step(seed: int, gamma: float) -> None:
     """Theorem 5.1: losses of curvature L, gradients as updates, a step of 2 min f^gamma / L."""

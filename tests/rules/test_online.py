@@ -98,10 +98,9 @@ def test_one_client_alone_stands_at_the_mean(cdf: str) -> None:
     assert response(torch.tensor([7.0]), cdf, 1.0).item() == CDFS[cdf](one).item()
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_decision_gradient_is_that_of_autograd(seed: int) -> None:
-    p = uniform(seed, 6).requires_grad_()
-    r = uniform(100 + seed, 6)
+def test_decision_gradient_is_that_of_autograd() -> None:
+    p = uniform(0, 6).requires_grad_()
+    r = uniform(100, 6)
     (expected,) = torch.autograd.grad(decision_loss(p, r), p)
     torch.testing.assert_close(decision_gradient(p.detach(), r), expected, rtol=1e-13, atol=1e-15)
 
@@ -202,11 +201,10 @@ DISTRIBUTIONS: dict[str, Callable[[float], Any]] = {
 
 
 @pytest.mark.parametrize("cdf", DISTRIBUTIONS)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_spacing_scale_is_the_best_of_a_fine_grid(cdf: str, seed: int) -> None:
+def test_the_spacing_scale_is_the_best_of_a_fine_grid(cdf: str) -> None:
     """By scipy's own distributions."""
-    rng = np.random.default_rng(seed)
-    x = rng.gamma(3 + 5 * seed, size=12)
+    rng = np.random.default_rng(0)
+    x = rng.gamma(3, size=12)
     x = x / x.mean()
     ordered = np.concatenate([[-np.inf], np.sort(x), [np.inf]])
 

@@ -192,16 +192,13 @@ def shortest(u: Tensor) -> float:
     return float((x / x.sum() * u).sum(0).norm())
 
 
-@pytest.mark.parametrize("exponent", range(-8, 19))
-@pytest.mark.parametrize("liars", [[4], [1, 4, 7]])
-def test_the_minimum_norm_is_right_beside_an_update_of_any_scale(
-    exponent: int, liars: list[int]
-) -> None:
-    for seed in range(3):
-        u = normal(seed, 10, 50) + 0.3
-        u[liars] *= 10.0**exponent
+@pytest.mark.parametrize("others", [[4], [1, 4, 7]])
+def test_the_minimum_norm_is_right_beside_an_update_of_any_scale(others: list[int]) -> None:
+    for exponent in range(-8, 19):
+        u = normal(exponent + 8, 10, 50) + 0.3
+        u[others] *= 10.0**exponent
         p = simplex.quadratic(u @ u.T, zeros(10))
-        assert float((p @ u).norm()) == pytest.approx(shortest(u), rel=1e-6)
+        assert float((p @ u).norm()) == pytest.approx(shortest(u), rel=1e-6), exponent
 
 
 @repeatable

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from commonweal.engines.simulator import Simulator
 from commonweal.jobs import rounds as rounds_module
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import run
+from commonweal.record import store
 from commonweal.record.checksums import pack, unpack
 from commonweal.record.client_states import ClientStates
 from commonweal.record.record import Record
@@ -192,6 +194,7 @@ def _path(name: str) -> str:
         ({"client_states_3": torch.zeros(1)}, "client_states/3 is a tensor"),
         ({"client_states_³_w": torch.zeros(1)}, "client_states are not by client"),
         ({"client_rounds": torch.zeros(1, 2)}, "client_rounds are not pairs of numbers"),
+        ({"client_rounds": torch.ones(3)}, "client_rounds are not pairs of numbers"),
     ],
 )
 def test_a_crafted_checkpoint_is_a_sentence(
@@ -199,6 +202,7 @@ def test_a_crafted_checkpoint_is_a_sentence(
 ) -> None:
     stop_after(3, run(task(), federation(), out=tmp_path / "run", **PARTS))
     craft(tmp_path / "run", **changes)
+    problems(tmp_path / "run")  # raises nothing
     with pytest.raises(RunError, match=sentence):
         finish(tmp_path / "run", resume=True)
 
@@ -260,11 +264,10 @@ def test_users_files_in_a_run_folder_stay(copy: Path, name: str) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_deleted(copy: Path) -> None:
-    left = [
-        "checkpoint.safetensors.123.part",
-        "clients.csv.123.part",
-        "client_states/000001-000003.safetensors.77.part",
-    ]
+    written = re.findall(r"^ {4}(\w+\.\w+) ", str(store.__doc__), re.M)
+    assert {"preparation.json", "final.json", "best.safetensors"} < set(written)
+    left = [f"{name}.123.part" for name in written]
+    left += ["client_states/000001-000003.safetensors.77.part"]
     for name in left:
         (copy / name).write_text("half")
     list(run(files_job(), out=copy, resume=True))

@@ -23,7 +23,7 @@ from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checksums import pack, unpack
 from commonweal.training.client_state import NO_STATE, ClientState
 
-__all__ = ["ClientStates", "StateFiles", "StateStore", "read_state"]
+__all__ = ["ClientStates", "StateFiles", "StateStore", "read_state", "saved_rounds"]
 
 MEMORY = 1 << 30  # bytes of states that are held in memory
 INSIDE = 1 << 26  # bytes up to which all clients' states go into the checkpoint itself
@@ -172,12 +172,7 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             if not isinstance(state, dict):
                 _refuse(f"client_states/{client} is a tensor")
             self._hold(int(client), ClientState.read(state))
-        named = saved.get("client_rounds", torch.empty(0, 2, dtype=torch.int64))
-        if not isinstance(named, Tensor) or named.dtype != torch.int64 or named.ndim != 2:
-            _refuse("client_rounds are not pairs of numbers")
-        if named.shape[1] != 2:
-            _refuse(f"client_rounds of shape {tuple(named.shape)}")
-        for client, round in named.tolist():
+        for client, round in saved_rounds(saved):
             path = StateFiles(folder).path(client, round)
             if not path.exists():
                 raise RunError(f"{str(path)!r} is missing: this run cannot be resumed")
@@ -228,6 +223,19 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         files = StateFiles(self.folder, self._durable)
         self._files[client] = files.write(client, self._rounds[client], state)
+
+
+def saved_rounds(saved: State) -> list[tuple[int, int]]:
+    """The clients whose states a checkpoint left in files, with the round of each.
+
+    Raises:
+        RunError: It does not name them so.
+    """
+    named = saved.get("client_rounds", torch.empty(0, 2, dtype=torch.int64))
+    is_numbers = isinstance(named, Tensor) and named.dtype == torch.int64 and named.ndim == 2
+    if not is_numbers or named.shape[1] != 2 or bool((named < 0).any()):
+        _refuse("client_rounds are not pairs of numbers")
+    return [(client, round) for client, round in named.tolist()]
 
 
 def _is_number(text: str) -> bool:

@@ -68,7 +68,7 @@ STARTED = ("run.json", LOCK)  # left by a kill at the very start
 PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
 # What is replaced as a whole.
 WHOLE = (
-    r"(run|experiment|rounds|timings|model|best|checkpoint|synthetic|preprocessing|clients|unseen|final)"
+    r"(run|experiment|rounds|timings|model|best|checkpoint|synthetic|preparation|clients|unseen|final)"
     r"\.[a-z]+"
 )
 

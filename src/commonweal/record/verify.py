@@ -5,13 +5,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain
 from commonweal.record.artifacts import BEST, MODEL, read_model, read_preprocessing, read_samples
 from commonweal.record.checkpoint import Checkpoint, read_checkpoint
-from commonweal.record.client_states import read_state
+from commonweal.record.client_states import StateFiles, read_state, saved_rounds
 from commonweal.record.columns import Chunks
 from commonweal.record.facts import damaged_facts
 from commonweal.record.record import Record, final_tables
@@ -76,9 +74,10 @@ def _checkpoint(folder: Path) -> Iterator[str]:
     if experiment.is_file() and digest(read_plain(experiment)) != checkpoint.experiment:
         yield f"{str(experiment)!r} was changed after the run began: its digest differs"
     yield from damaged_rounds(folder, checkpoint, first_lines(folder / ROUNDS, checkpoint.last))
-    for client, round in checkpoint.state.get("client_rounds", torch.empty(0, 2)).tolist():
+    files = StateFiles(folder / "client_states")
+    for client, round in saved_rounds(checkpoint.state):
         try:
-            read_state(folder / "client_states" / f"{client:06d}-{round:06d}.safetensors")
+            read_state(files.path(client, round))
         except RunError as error:
             yield str(error)
 

@@ -48,7 +48,7 @@ from commonweal.record.checkpoint import (
 )
 from commonweal.record.columns import Chunks, Columns
 from commonweal.record.facts import RunFacts, damaged_facts, read_facts, write_facts
-from commonweal.record.record import Record, final_tables
+from commonweal.record.record import final_tables
 from commonweal.record.rounds import (
     ROUNDS,
     VALUES,
@@ -300,7 +300,7 @@ class Store:
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the final model, and the last evaluation as CSV."""
-        for name, data in final_tables(Record.read(self.folder)).items():
+        for name, data in final_tables(self.folder).items():
             write_file(self.folder / name, data)
         artifacts.write_model(self.folder, tensors)
 

@@ -52,7 +52,7 @@ def _experiment(folder: Path) -> list[str]:
 
 def _tables(folder: Path) -> Iterator[str]:
     """The last evaluation as CSV, which is made from the values of rounds."""
-    for name, data in final_tables(Record.read(folder)).items():
+    for name, data in final_tables(folder).items():
         path = folder / name
         try:
             same = read_plain(path) == data

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup browser demo test coverage mutants lint bench campaign soak docs clean
+.PHONY: setup browser demo test coverage mutants lint lock bench campaign soak docs clean
 
 setup: .venv/.done
 
@@ -27,6 +27,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The versions of constraints.txt with the hashes of their files, for every platform.
+lock: setup
+	$(BIN)/uv pip compile pyproject.toml --extra dev -c constraints.txt --generate-hashes --universal --python-version 3.11.5 \
+	  --no-annotate --quiet --custom-compile-command "make lock" -o requirements-dev.lock
 
 # Tests of real datasets run where COMMONWEAL_DATA, or a folder shared/data beside the project, has them.
 SHARED := $(wildcard ../shared/data)

@@ -137,7 +137,9 @@ def test_constraints_name_every_requirement_of_developers() -> None:
     names = {plain(re.split(r"[\[<>=~! ]", need)[0]) for need in wanted} - {"commonweal"}
     assert names <= pinned
     locked = (ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
-    entries = re.findall(r"^(\S+==\S+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[ \\]*)+)", locked, re.M)
+    entries = re.findall(
+        r"^(\S+==\S+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[ \\]*)+)", locked, re.M
+    )
     assert len(entries) == locked.count("==") - locked.count(" == ")  # each has a hash
     versions = {plain(name): version for name, version in (e[0].split("==") for e in entries)}
     assert names <= versions.keys()

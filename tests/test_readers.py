@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from flwr.common import Array, ArrayRecord
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +22,8 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from commonweal.base.errors import CommonwealError
+from commonweal.base.files import digest
+from commonweal.base.plain import to_json
 from commonweal.config.experiment import read
 from commonweal.datasets import build_federation
 from commonweal.datasets.table import table
@@ -27,6 +31,7 @@ from commonweal.flower.messages import to_tensors
 from commonweal.flower.replies import evaluated, unusual
 from commonweal.jobs.rounds import run
 from commonweal.record.checksums import pack, unpack
+from commonweal.record.columns import Array as Column
 from commonweal.record.record import Record
 from commonweal.record.verify import problems
 from commonweal.report.compare import Comparison
@@ -176,6 +181,41 @@ def test_records(whole: Path, data: st.DataObject) -> None:
         read_run(whole)
     finally:
         (whole / name).write_bytes(content)
+
+
+COLUMNS: list[Callable[[Column], Column]] = [
+    lambda values: values[:-1],
+    lambda values: values[None],
+    lambda values: values.astype(np.int64) + 7,
+    lambda values: np.full(len(values), np.nan),
+    lambda values: np.full(len(values), 1e300),
+]
+
+
+@fuzz
+@given(st.data())
+def test_values_with_a_correct_digest(whole: Path, data: st.DataObject) -> None:
+    """Columns of a round that somebody changed who knows how digests are made."""
+    contents = {name: (whole / name).read_bytes() for name in ("rounds.jsonl", "clients.chunks")}
+    lines = [json.loads(line) for line in contents["rounds.jsonl"].splitlines()]
+    line = data.draw(st.sampled_from(lines))
+    at, size, _ = line["chunk"]
+    columns = safetensors.numpy.load(contents["clients.chunks"][at : at + size])
+    name = data.draw(st.sampled_from(sorted(columns)))
+    changed = data.draw(st.sampled_from(COLUMNS))(columns[name])
+    if data.draw(st.booleans()):
+        del columns[name]
+    added = st.sampled_from([".values", "test.x", "test.personal_score", "mixed", "weighted", "x"])
+    columns[data.draw(st.just(name) | added)] = changed
+    chunk = safetensors.numpy.save(columns)
+    line["chunk"] = [len(contents["clients.chunks"]), len(chunk), digest(chunk)]
+    (whole / "clients.chunks").write_bytes(contents["clients.chunks"] + chunk)
+    (whole / "rounds.jsonl").write_bytes(b"".join(to_json(each, indent=None) for each in lines))
+    try:
+        read_run(whole)
+    finally:
+        for name, content in contents.items():
+            (whole / name).write_bytes(content)
 
 
 # Checkpoints with a correct digest

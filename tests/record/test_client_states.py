@@ -13,6 +13,7 @@ from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
 from commonweal.record.checkpoint import read_checkpoint, write_checkpoint
+from commonweal.record.checksums import pack
 from commonweal.record.client_states import ClientStates
 from commonweal.training.client_state import ClientState
 from run_helpers import contents, federation, job, stop, task
@@ -223,3 +224,16 @@ def test_other_states_are_refused(change: Callable[[State], State], tmp_path: Pa
     rewritten(tmp_path / "run", change)
     with pytest.raises(RunError, match="does not fit this experiment"):
         reopen(tmp_path / "run", task(), federation(5))
+
+
+@pytest.mark.parametrize("name", ["method/w", "/".join("a" * 30)])
+def test_a_file_of_another_state_is_refused_when_it_is_read(tmp_path: Path, name: str) -> None:
+    """Also one with a correct digest, of a client other than the first."""
+    list(run(personal_job(0, 0), out=tmp_path / "run"))
+    job, _ = reopen(tmp_path / "run", task(), federation(5))
+    assert job.local is not None
+    client = list(job.local.states)[1]
+    (file,) = (tmp_path / "run" / "client_states").glob(f"{client:06d}-*")
+    file.write_bytes(pack({name: torch.zeros(3, 2)}, file=file.name))
+    with pytest.raises(RunError, match=f"client_states/{client}|is not a state of a client"):
+        job.local.states[client]

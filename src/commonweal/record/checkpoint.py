@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checksums import pack, unpack
 
-__all__ = ["CHECKPOINT", "START_AGAIN", "Checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["CHECKPOINT", "START_AGAIN", "Checkpoint", "matching", "read_checkpoint", "refuse"]
+__all__ += ["write_checkpoint"]
 
 CHECKPOINT = "checkpoint.safetensors"
 START_AGAIN = f"restore it, or delete {CHECKPOINT} to start the run again"
@@ -27,7 +29,7 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(
-    folder: Path, last: int, state: Mapping[str, State | torch.Tensor], experiment: str, rounds: str
+    folder: Path, last: int, state: Mapping[str, State | Tensor], experiment: str, rounds: str
 ) -> None:
     flat = flatten({"last": torch.tensor(last), **state})
     write_file(folder / CHECKPOINT, pack(flat, experiment=experiment, rounds=rounds))
@@ -54,3 +56,42 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RunError(f"{name} is not a checkpoint: {START_AGAIN}") from None
     return Checkpoint(int(last), state, str(digests.get("experiment")), str(digests.get("rounds")))
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise RunError for a checkpoint that this run cannot have written."""
+    raise RunError(f"{CHECKPOINT} does not fit this experiment ({what}): delete it to start again")
+
+
+def matching(initial: State, saved: State, where: str, clients: int = 0) -> State:
+    """The saved state, checked against that of an experiment; empty dicts are put back.
+
+    Args:
+        initial: The state before the first round.
+        saved: The state that a file holds.
+        where: What an error calls it.
+        clients: The size of dimensions over clients, which may have changed.
+    """
+    state: State = dict(saved)
+    for name, value in initial.items():
+        place = f"{where}/{name}"
+        if isinstance(value, dict):
+            inner = saved.get(name, {})
+            if not isinstance(inner, dict):
+                refuse(place)
+            state[name] = matching(value, inner, place, clients)
+        elif not isinstance(saved.get(name), Tensor) or not _alike(value, saved[name], clients):
+            refuse(place)
+    return state
+
+
+def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
+    """Whether a saved tensor can be what this one became."""
+    if saved.dtype != initial.dtype or saved.ndim != initial.ndim:
+        return False
+    # A dimension over clients has the population's size of when it was saved, which may be smaller
+    # or larger than today's; one that begins empty has any.
+    return all(
+        now == then or then == 0 or (then == clients and now > 0)
+        for now, then in zip(saved.shape, initial.shape, strict=True)
+    )

@@ -12,7 +12,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.tensors import State, flatten, unflatten
+from commonweal.record.checkpoint import matching, refuse
 from commonweal.record.checksums import pack, unpack
 from commonweal.training.client_state import NO_STATE, ClientState
 
@@ -117,6 +117,7 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self._pending: dict[int, ClientState] = {}
         self._round = 0
         self._saved: set[Path] = set()  # the files of the last checkpoint
+        self._expected: ClientState | None = None  # a state of this experiment
         self._durable = False  # whether files must survive a power cut
         self._bytes = 0
 
@@ -125,7 +126,7 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             return self._pending[client]
         if client in self._in_memory:
             return self._in_memory[client]
-        return read_state(self._files[client])
+        return self._checked(client, read_state(self._files[client]))
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._rounds.keys() | self._pending.keys()))
@@ -167,10 +168,10 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self._durable = True
         inside = saved.get("client_states", {})
         if not isinstance(inside, dict) or not all(_is_number(client) for client in inside):
-            _refuse("client_states are not by client")
+            refuse("client_states are not by client")
         for client, state in inside.items():
             if not isinstance(state, dict):
-                _refuse(f"client_states/{client} is a tensor")
+                refuse(f"client_states/{client} is a tensor")
             self._hold(int(client), ClientState.read(state))
         for client, round in saved_rounds(saved):
             path = StateFiles(folder).path(client, round)
@@ -181,6 +182,32 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self._saved = set(self._files.values())
         if resume:
             self._remove_unsaved()
+
+    def expect(self, expected: ClientState) -> None:
+        """Check the restored states: those in files when they are read, but for the first.
+
+        Args:
+            expected: a state of the experiment
+
+        Raises:
+            RunError: They are not of this experiment.
+        """
+        self._expected = expected
+        clients = list(self)
+        for client in clients:
+            if not 0 <= client < self.clients:
+                refuse(f"there is no client {client}")
+        for client in [*self._in_memory, *clients[:1]]:
+            self._checked(client, self[client])
+
+    def _checked(self, client: int, state: ClientState) -> ClientState:
+        """The state; raises RunError where it is not of this experiment."""
+        if self._expected is not None:
+            place = f"client_states/{client}"
+            matching(self._expected.saved(), state.saved(), place)
+            if state.method.keys() != self._expected.method.keys():
+                refuse(f"{place} has {sorted(state.method)}, not {sorted(self._expected.method)}")
+        return state
 
     def _remove_unsaved(self) -> None:
         """Delete state files of rounds after the checkpoint: they will be computed again."""
@@ -234,16 +261,12 @@ def saved_rounds(saved: State) -> list[tuple[int, int]]:
     named = saved.get("client_rounds", torch.empty(0, 2, dtype=torch.int64))
     is_numbers = isinstance(named, Tensor) and named.dtype == torch.int64 and named.ndim == 2
     if not is_numbers or named.shape[1] != 2 or bool((named < 0).any()):
-        _refuse("client_rounds are not pairs of numbers")
+        refuse("client_rounds are not pairs of numbers")
     return [(client, round) for client, round in named.tolist()]
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
-
-
-def _refuse(what: str) -> NoReturn:
-    raise RunError(f"checkpoint.safetensors is damaged ({what}): delete it to start again")
 
 
 def read_state(path: Path) -> ClientState:
@@ -256,4 +279,7 @@ def read_state(path: Path) -> ClientState:
     tensors, facts = unpack(data, name)
     if facts.get("file") != path.name:
         raise RunError(f"{name} is the file {facts.get('file')!r} under another name")
-    return ClientState.read(unflatten(tensors))
+    try:
+        return ClientState.read(unflatten(tensors))
+    except ValueError as error:
+        raise RunError(f"{name} is not a state of a client ({error})") from None

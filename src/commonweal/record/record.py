@@ -316,19 +316,23 @@ class Record(Outline):
     def frame(self) -> Any:
         """A line per evaluated round and client: round, client, rows, score, loss, ...
 
-        A pandas DataFrame, or a polars one; where neither is installed, a dict of lists.
+        A pandas DataFrame, or a polars one; where neither is installed, a dict of lists. NaN where
+        a round has no such column.
         """
         parts: list[dict[str, Array]] = []
         for stored in self.evaluated:
-            table = stored.table("test")
+            table = self.table(stored, "test")
             if table is not None:
-                names, columns = table
-                numbers = np.full(len(names), stored.number)
-                first = {name: columns[name] for name in ("rows", "score", "loss")}
-                line = {"round": numbers, "client": np.array(names, object)}
-                parts.append(line | first | columns)
-        keys = parts[0] if parts else ()
-        return frame({name: np.concatenate([part[name] for part in parts]) for name in keys})
+                numbers = np.full(len(table.names), stored.number)
+                line = {"round": numbers, "client": np.array(table.names, object)}
+                values = {name: column.numpy() for name, column in table.columns().items()}
+                parts.append(line | values)
+        columns: dict[str, list[Array]] = {name: [] for part in parts for name in part}
+        for part in parts:
+            missing = np.full(len(part["round"]), np.nan)
+            for name, values_by_round in columns.items():
+                values_by_round.append(part.get(name, missing))
+        return frame({name: np.concatenate(values) for name, values in columns.items()})
 
     # Models
 

@@ -124,6 +124,25 @@ def test_any_rule_and_server_step_and_channel(rule: str) -> None:
     assert all(len(each.weights) == 4 for each in strategy.history)
 
 
+def test_a_subclass_may_ask_nodes_by_itself(tmp_path: Path) -> None:
+    """The rule gets the replies to messages that the strategy has not made, and records them."""
+
+    class Asking(FairStrategy):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            content = RecordDict({"arrays": arrays, "config": config})
+            return [Message(content, node, "train") for node in grid.get_node_ids()]
+
+        def configure_evaluate(self, *values: Any) -> Any:
+            return []
+
+    strategy = Asking("aaggff-s", out=tmp_path / "run")
+    result = start(strategy, LocalGrid(mean_app(before), configs(4)))
+    w, weights = by_hand(3)
+    np.testing.assert_allclose(model(result), w, rtol=1e-5)
+    for line, expected in zip(Record.read(tmp_path / "run").rounds, weights, strict=True):
+        assert [line.weights[str(k)] for k in range(4)] == pytest.approx(expected)
+
+
 def test_updates_are_clipped_before_they_are_weighed() -> None:
     result = start(
         FairStrategy("fedavg", channels=["clip(norm=0.25)"], out=None),

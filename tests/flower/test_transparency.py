@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
@@ -148,8 +148,43 @@ def evaluates_nothing(base: type[Any]) -> Strategy:
     return plain(Changed)
 
 
+def asks_by_itself(base: type[Any]) -> Strategy:
+    class Changed(base):  # type: ignore[misc]
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            config["server-round"] = server_round
+            content = RecordDict({"arrays": arrays, "config": config})
+            return [Message(content, node, "train") for node in sorted(grid.get_node_ids())[1:]]
+
+    return plain(Changed)
+
+
+def asks_again_by_itself(base: type[Any]) -> Strategy:
+    class Changed(base):  # type: ignore[misc]
+        def configure_train(self, *values: Any) -> Iterable[Message]:
+            for message in super().configure_train(*values):
+                content = RecordDict(dict(message.content))
+                content["config"] = ConfigRecord({**content.config_records["config"], "mu": 0.1})
+                yield Message(content, message.metadata.dst_node_id, "train")
+
+    return plain(Changed)
+
+
+def rejects_a_model(base: type[Any]) -> Strategy:
+    class Changed(base):  # type: ignore[misc]
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            return (None if server_round == 2 else arrays), metrics
+
+    return plain(Changed)
+
+
 SHAPES = (
     plain,
+    asks_by_itself,
+    asks_again_by_itself,
+    rejects_a_model,
     changes_the_model,
     changes_the_model_in_place,
     changes_the_config,
@@ -227,6 +262,10 @@ def test_flowers_privacy_wrappers_work_around_equal_weights_only() -> None:
     np.testing.assert_allclose(ours.arrays["0"].numpy(), theirs.arrays["0"].numpy(), atol=1e-6)
     for a, b in zip(here.noted, there.noted, strict=True):
         np.testing.assert_allclose(a[2]["arrays/0"], b[2]["arrays/0"], atol=1e-6)
+    same(
+        run(lambda base: wrapped(plain(base)), FairStrategy),
+        run(lambda base: wrapped(plain(base)), FedAvg),
+    )
     for wrapper in (
         lambda strategy: wrapped(strategy),
         lambda strategy: DifferentialPrivacyClientSideFixedClipping(strategy, 1.0, 1.0, 4),

@@ -75,10 +75,10 @@ class Directory:
         """All nodes, in the order of their clients' names."""
         return sorted(self.known, key=lambda node: (self.known[node].name, node))
 
-    def meet(self, nodes: Iterable[int], grid: Grid) -> None:
+    def meet(self, nodes: Iterable[int], grid: Grid | None) -> None:
         """Add nodes that were not seen before, with the fingerprints of their keys."""
         new = [node for node in nodes if node not in self.known]
-        if new and self.bind_names:
+        if new and grid is not None and self.bind_names:
             self.key_of |= node_keys(grid)
         for node in new:
             self.known[node] = Known(str(node))

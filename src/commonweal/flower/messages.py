@@ -35,6 +35,7 @@ PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 # Seconds for which a message lives longer than its sender waits. A node works off one message after
 # the other: older ones that nobody waits for any more would keep it late for ever.
 SLACK = 1.0
+SUPERLINK = 1  # its node id
 UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
 EXPIRED = (3, 4)  # Flower's errors where a message or its reply has outlived its sender's patience
 
@@ -97,15 +98,13 @@ class Answers:
     Args:
         sent: The messages. One that was never sent, as a subclass of a strategy may have left it
             out, is nobody's failure.
-        replies: What came back.
+        replies: What came back, also to messages of a subclass's own.
         waited: How long replies were waited for, as in "within 5 s".
     """
 
     def __init__(self, sent: Iterable[Message], replies: Iterable[Message], waited: str) -> None:
         asked: dict[str, int] = {}
-        possible: set[int] = set()
         for message in sent:
-            possible.add(message.metadata.dst_node_id)
             if message.metadata.message_id:
                 asked[message.metadata.message_id] = message.metadata.dst_node_id
         self.contents: dict[int, RecordDict] = {}
@@ -114,7 +113,7 @@ class Answers:
             # The source of an error is the SuperLink where a node is gone: the question tells who.
             source = reply.metadata.src_node_id
             node = asked.get(reply.metadata.reply_to_message_id, source)
-            if node not in possible or node in self.contents or node in self.failed:
+            if node == SUPERLINK or node in self.contents or node in self.failed:
                 continue
             if not reply.has_error():
                 self.contents[node] = reply.content
@@ -154,8 +153,9 @@ def metrics_of(content: RecordDict) -> dict[str, Metric]:
 
 
 def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
-    """The mean of each metric over replies, weighted by one of them; values that are not finite
-    and lists of other lengths are left out.
+    """The mean of each metric over replies, weighted by one of them, as FedAvg computes it.
+
+    A reply may lack a metric. Lists of other lengths than the first one's are left out.
 
     Args:
         contents: The replies.
@@ -173,7 +173,7 @@ def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
         for name, value in values.items():
             numbers = np.asarray(value, dtype=np.float64)
             known = total.get(name, np.zeros(numbers.shape))
-            if name != by and np.isfinite(numbers).all() and known.shape == numbers.shape:
+            if name != by and known.shape == numbers.shape:
                 total[name] = known + weight * numbers
                 weights[name] = weights.get(name, 0.0) + weight
     means = {name: (total[name] / weights[name]).tolist() for name in total}

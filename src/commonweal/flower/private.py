@@ -32,6 +32,7 @@ from commonweal.flower.reports import Problem, Report, Settings
 from commonweal.privacy.entropy import coins, source
 from commonweal.privacy.release import contribute
 from commonweal.privacy.weighing import Asked, weigh
+from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.rules.uniform import Uniform
 from commonweal.samplers.poisson import Poisson
@@ -179,13 +180,24 @@ class PrivateRounds:
         report.weight = weight
 
 
-def check_wrapper(caller: object, rule: Rule, private: bool) -> None:
-    """Raise ConfigError where one of Flower's privacy wrappers calls a strategy."""
-    if not isinstance(caller, WRAPPERS) or (isinstance(rule, Uniform) and not private):
-        return
-    name = catalog.describe(rule).name
+def check_wrapper(caller: object, rule: Rule, private: bool) -> str:
+    """What to know where one of Flower's privacy wrappers calls a strategy; often nothing.
+
+    Raises:
+        ConfigError: The privacy that the wrapper reports would not hold.
+    """
+    if not isinstance(caller, WRAPPERS):
+        return ""
+    name = type(caller).__name__
+    if isinstance(rule, FedAvg) and not private:
+        return (
+            f"{name}: its noise is made for equal weights, but FedAvg weighs by sample counts, "
+            'here as in Flower: FairStrategy("uniform") has equal weights'
+        )
+    if isinstance(rule, Uniform) and not private:
+        return ""
     raise ConfigError(
-        f"{type(caller).__name__} around FairStrategy({name!r}): its noise is made for equal "
+        f"{name} around FairStrategy({catalog.describe(rule).name!r}): its noise is made for equal "
         "weights, and losses are sent without noise, so that the privacy that it reports does not "
         'hold; use FairStrategy("uniform"), or FairStrategy(..., private=...) without the wrapper'
     )

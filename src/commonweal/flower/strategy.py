@@ -210,7 +210,8 @@ class FairStrategy(Strategy):
         self._recorder = Recorder.at(self.out, self.resume, score, higher, self.private is not None)
         self._clients = Directory(self.bind_names)
         self._logged: set[str] = set()
-        self._sent: list[Message] = []
+        self._grid: Grid | None = None
+        self._sent: list[Message] = []  # whose replies are awaited
         self._offset = 0  # rounds of the run that is resumed
         self._rounds = 0  # to run; 0: not known, as the loop is the user's own
         self._patience = 3600.0 if self.timeout is None else self.timeout
@@ -241,12 +242,14 @@ class FairStrategy(Strategy):
         logger.info("\t└──> record: %s", folder)
 
     def _check_wrapper(self) -> None:
-        """Raise ConfigError where one of Flower's privacy wrappers calls the strategy.
+        """Raise ConfigError where a privacy wrapper of Flower's that does not fit is the caller.
 
         A wrapper keeps the strategy and says nothing: only the caller shows that it is there.
         """
         caller = sys._getframe(2).f_locals.get("self")
-        check_wrapper(caller, self.rule, self.private is not None)
+        warning = check_wrapper(caller, self.rule, self.private is not None)
+        if warning:
+            self._log_once(warning)
 
     # The run
 
@@ -271,6 +274,7 @@ class FairStrategy(Strategy):
         self._patience = timeout if self.timeout is None else self.timeout
         self._rounds = num_rounds
         self._take_lr(train_config)
+        self._grid = grid
         self._clients.meet(wait_for_nodes(grid, self.min_available_nodes, self.wait), grid)
         with nullcontext() if self._recorder.store is None else self._recorder.store.locked():
             arrays = self._open(initial_arrays)
@@ -320,6 +324,7 @@ class FairStrategy(Strategy):
         algorithm = self._algorithm(layout)
         self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
         self._aggregation.receive(arrays)
+        self._arrays = arrays
         facts, planned = self._facts(layout), algorithm.plans_rounds
         last, saved = self._recorder.open(self._text(), facts, self.resume, planned)
         if last == 0:
@@ -327,7 +332,8 @@ class FairStrategy(Strategy):
         self._offset = last
         self._clients.restore(saved["nodes"])
         logger.info("resuming after round %d: Flower's log counts from 1 again", last)
-        return self._aggregation.restore(saved["server"])
+        self._arrays = self._aggregation.restore(saved["server"])
+        return self._arrays
 
     def _algorithm(self, layout: Layout) -> Averaging:
         if self.private is not None:
@@ -376,9 +382,11 @@ class FairStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Ask the rule for weights, and move the model along the weighted updates."""
-        number = self._offset + len(self.history) + 1
         aggregation = self._opened()
-        answers = Answers(self._sent, replies, f"within {self._patience:g} s")
+        self._record({})  # of a subclass that configures its rounds itself
+        number = self._offset + len(self.history) + 1
+        down = array_bytes(message.content for message in self._sent)
+        answers = self._answers(replies)
         reports = self._read(answers)
         usable = [report for report in reports if report.problem is None]
         updates = self._read_updates(usable, answers)
@@ -412,10 +420,7 @@ class FairStrategy(Strategy):
             "fedavg" if fallback else "",
             reports,
             (*warnings, *outcome.warnings),
-            {
-                "down": array_bytes(message.content for message in self._sent),
-                "up": array_bytes(answers.contents.values()),
-            },
+            {"down": down, "up": array_bytes(answers.contents.values())},
             time.perf_counter() - self._began,
             aggregation.algorithm.public_numbers(outcome.state),
         )
@@ -430,12 +435,19 @@ class FairStrategy(Strategy):
         self._arrays = aggregation.arrays()
         return self._arrays, self.train_metrics_aggr_fn(used, self.weighted_by_key)
 
+    def _answers(self, replies: Iterable[Message]) -> Answers:
+        """Whose replies came. A subclass may have asked other nodes than `_messages` did."""
+        answers = Answers(self._sent, replies, f"within {self._patience:g} s")
+        self._sent = []
+        self._clients.meet(answers.nodes, self._grid)
+        return answers
+
     def _read(self, answers: Answers) -> list[Report]:
         """The reports of all nodes that were asked, ordered by client. Updates are read later."""
         problems = dict(answers.failed)
         for node, content in answers.contents.items():
             try:
-                self._name(node, content)
+                self._name(node, answers)
             except DataError as error:
                 problems[node] = Problem("name", str(error))
         reports = []
@@ -561,14 +573,14 @@ class FairStrategy(Strategy):
     ) -> MetricRecord | None:
         """Record the clients' losses and scores, and aggregate their metrics."""
         number = server_round + self._offset
-        answers = Answers(self._sent, replies, f"within {self._patience:g} s")
+        answers = self._answers(replies)
         evaluated: dict[int, Evaluated] = {}
         sent: set[str] = set()
         for node, content in answers.contents.items():
             values = metrics_of(content)
             sent |= values.keys()
             try:
-                self._name(node, content)
+                self._name(node, answers)
             except DataError as error:
                 answers.failed[node] = Problem("name", str(error))
                 continue
@@ -595,6 +607,7 @@ class FairStrategy(Strategy):
         """Draw nodes, the same ones in every run where the nodes are the same."""
         if fraction == 0:
             return []
+        self._grid = grid
         nodes = wait_for_nodes(grid, max(least, self.min_available_nodes), self.wait)
         self._clients.meet(nodes, grid)
         size = min(len(nodes), max(least, int(len(nodes) * fraction)))
@@ -619,12 +632,12 @@ class FairStrategy(Strategy):
         self._sent = [Message(content, node, kind, ttl=self._patience + SLACK) for node in nodes]
         return list(self._sent)
 
-    def _name(self, node: int, content: RecordDict) -> None:
+    def _name(self, node: int, answers: Answers) -> None:
         """Name a client as it names itself. Raises DataError where another has the name."""
+        content = answers.contents[node]
         name = settings_of(content).get(self.name_key, metrics_of(content).get(self.name_key))
         if name is not None:
-            asked = {message.metadata.dst_node_id for message in self._sent}
-            self._clients.name(node, str(name), asked)
+            self._clients.name(node, str(name), answers.nodes)
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:

@@ -214,10 +214,14 @@ def test_replies_that_cannot_be_used_are_dropped_and_named(tmp_path: Path) -> No
 def test_a_round_without_replies_changes_nothing(tmp_path: Path) -> None:
     grid = LocalGrid(mean_app(before), configs(3))
     strategy = FairStrategy("aaggff-s", out=tmp_path / "run")
+    first = start(strategy, grid, 1)
+    resumed = FairStrategy("aaggff-s", out=tmp_path / "run", resume=True, timeout=1)
     grid.silent = set(grid.nodes)
-    result = start(strategy, grid, 2)
-    np.testing.assert_array_equal(model(result), np.zeros(3))
-    assert [len(each.dropped) for each in strategy.history] == [3, 3]
+    with pytest.raises(RunError, match=r"nothing was trained.* in all 2 rounds.*no reply within"):
+        start(resumed, grid, 3)
+    assert [len(each.dropped) for each in resumed.history] == [3, 3]
+    again = start(FairStrategy("aaggff-s", out=tmp_path / "run", resume=True), grid, 3)
+    np.testing.assert_array_equal(model(again), model(first))
 
 
 def test_what_clients_do_not_send_is_said(tmp_path: Path) -> None:
@@ -320,6 +324,10 @@ def test_a_rule_never_becomes_fedavg_in_silence(caplog: pytest.LogCaptureFixture
     strategy = FairStrategy("aaggff-s", out=None, losses="evaluate", evaluate_loss_key="lss")
     with pytest.raises(RunError, match=r"none reported 'lss'.*eval_acc, eval_loss"):
         start(strategy, LocalGrid(mean_app(), configs(3)), 3)
+    strategy = FairStrategy("aaggff-s", out=None, losses="evaluate")
+    nan = evaluating(lambda k, loss: {"loss": math.nan})
+    with pytest.raises(RunError, match="no unique finite loss"):
+        start(strategy, LocalGrid(nan, configs(3)), 3)
     with pytest.raises(ConfigError, match="nobody is evaluated"):
         FairStrategy("aaggff-s", losses="evaluate", fraction_evaluate=0)
     strategy = FairStrategy("aaggff-s", out=None, strict=False)
@@ -433,6 +441,14 @@ def test_scores_of_any_name_and_unit_can_be_read(
     assert record.facts.score == name and record.clients().names == ("0", "1", "2", "3")
     output = CliRunner().invoke(command, ["show", str(tmp_path / "run")]).output
     assert re.search(rf"worst .*{re.escape(shown)}", output), output
+
+
+def test_a_score_that_nobody_reports_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = FairStrategy("aaggff-s", score_key="f1", out=None)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(strategy, LocalGrid(mean_app(before), configs(4)), 2)
+    (warning,) = [r.getMessage() for r in caplog.records if "score_key" in r.getMessage()]
+    assert "no client reported f1 (they reported eval_acc, eval_loss, num-examples)" in warning
 
 
 def test_some_clients_may_be_evaluated_in_a_round(tmp_path: Path) -> None:

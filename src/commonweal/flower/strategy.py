@@ -1,5 +1,6 @@
 """`FairStrategy`: a Commonweal rule in the place of Flower's FedAvg."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -221,7 +222,6 @@ class FairStrategy(Strategy):
         self._trained: Trained | None = None
         self._diverged = 0  # rounds in a row in which no update is finite
         self._fallbacks = 0  # rounds with the weights of FedAvg
-        self._refused = 0  # rounds in which clients replied, and every reply was refused
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in LEGACY:
@@ -407,9 +407,6 @@ class FairStrategy(Strategy):
         by_client = {report.client: report for report in reports}
         for client, reason in outcome.dropped.items():
             by_client[client].problem = Problem("loss", reason)
-        problems = [report.problem for report in reports]
-        refused = [problem is not None and not problem.passing for problem in problems]
-        self._refused += bool(refused) and all(refused)
         for report in reports:
             if report.problem is not None:
                 name = self._clients[report.node].name
@@ -445,7 +442,7 @@ class FairStrategy(Strategy):
     def _read(self, answers: Answers) -> list[Report]:
         """The reports of all nodes that were asked, ordered by client. Updates are read later."""
         problems = dict(answers.failed)
-        for node, content in answers.contents.items():
+        for node in answers.contents:
             try:
                 self._name(node, answers)
             except DataError as error:
@@ -478,9 +475,11 @@ class FairStrategy(Strategy):
         return updates if all(good) else updates[torch.tensor(good)]
 
     def _check_anything_trained(self) -> None:
-        """Raise RunError where the replies of every round were all refused."""
+        """Raise RunError where no reply of any round could be used."""
         rounds = self.history
-        if rounds and self._refused == len(rounds):
+        if rounds and all(
+            line.clients and line.dropped.keys() >= {*line.clients} for line in rounds
+        ):
             client, reason = next(iter(rounds[-1].dropped.items()))
             raise RunError(
                 f"nothing was trained: all clients were dropped in all {len(rounds)} rounds; in "
@@ -592,14 +591,30 @@ class FairStrategy(Strategy):
             self._clients[node].loss = result.loss
             self._clients[node].score = result.score
             self._clients[node].evaluated = number
-        lacking = evaluated and all(result.loss is None for result in evaluated.values())
-        if lacking and self.losses == "evaluate" and "loss" in self.rule.needs and self.strict:
-            key = self._reader.evaluate_loss_key
-            what = "evaluations have no unique loss" if key is None else f"none reported {key!r}"
-            raise RunError(self._no_losses(what + " (name it with evaluate_loss_key)", sent))
+        if evaluated:
+            self._check_evaluated(list(evaluated.values()), sent)
         self._record(evaluated)
         used = [answers.contents[node] for node in evaluated]
         return self.evaluate_metrics_aggr_fn(used, self.weighted_by_key) if used else None
+
+    def _check_evaluated(self, evaluated: Sequence[Evaluated], sent: Iterable[str]) -> None:
+        """Raise RunError where losses were asked for and none is there; warn without scores."""
+        losses = [result.loss for result in evaluated if result.loss is not None]
+        lacking = not any(map(math.isfinite, losses))
+        if lacking and self.losses == "evaluate" and "loss" in self.rule.needs and self.strict:
+            key = self._reader.evaluate_loss_key
+            what = (
+                "evaluations have no unique finite loss"
+                if key is None
+                else f"none reported {key!r}"
+            )
+            raise RunError(self._no_losses(what + " (name it with evaluate_loss_key)", sent))
+        if all(math.isnan(result.score) for result in evaluated):
+            self._log_once(
+                f"no client reported {self._reader.score_key or 'an accuracy'} (they reported "
+                f"{', '.join(sorted(sent))}), so that the record has no scores: name a number with "
+                "score_key, and higher_is_better=False where lower is better"
+            )
 
     def _sample(
         self, grid: Grid, server_round: int, fraction: float, least: int, purpose: str

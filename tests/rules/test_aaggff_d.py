@@ -61,7 +61,7 @@ def played(rule: Rule, clients: int, cohorts: list[list[int]], losses: list[Arra
 
 
 @pytest.mark.parametrize("cdf", ORACLE_CDFS)
-@pytest.mark.parametrize("size", [1, 12])
+@pytest.mark.parametrize("size", [4, 12])
 def test_it_is_the_papers_recursion(cdf: str, size: int) -> None:
     cohorts, losses = rounds_of(size, 12, size, 50)
     for got, expected in zip(
@@ -258,6 +258,20 @@ def test_a_range_and_a_scale_follow_the_paper() -> None:
     np.testing.assert_allclose(got.numpy(), e / e.sum(), rtol=1e-12)
 
 
+def test_the_bound_and_the_responses_of_a_range() -> None:
+    """By hand, for C1 = 0.1 and C2 = 0.5: G = 0.5 / 1.1 and L = (0.5 + 2 * 0.4) / 1.1."""
+    rule = AAggFFD(low=0.1, high=0.5, cdf="exponential")
+    growth = math.sqrt(90 * math.log(6))
+    expected = (1.3 / 1.1 + (0.5 / 1.1) ** 2 / (1.3 / 1.1)) * growth
+    assert rule.bound(90, 6) == pytest.approx(expected)
+    losses = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
+    tails = torch.exp(-losses / 3)
+    torch.testing.assert_close(rule.cohort_response(losses, 10), 0.1 + 0.4 * (1 - tails))
+    default = AAggFFD(cdf="exponential")
+    torch.testing.assert_close(default.cohort_response(losses, 10), 0.3 * (1 - tails))
+    assert default.distribution(default.init(5), 5).tolist() == [0.2] * 5
+
+
 def test_a_smaller_lipschitz_constant_makes_it_bite() -> None:
     told = reports([1.0, 3.0], ids=[2, 0], clients=1000)
     worst = [float(weigh(AAggFFD(lipschitz=x), told)[1]) for x in (2.0, 0.5, 0.1)]
@@ -292,6 +306,11 @@ def test_any_sampling_probability_is_finite(clients: int, losses: list[float]) -
             weights, state = play(rule, reports(cohort, clients=clients), state)
             assert torch.isfinite(weights).all()
             assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+
+
+def test_a_lipschitz_constant_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="it must be above 0"):
+        AAggFFD(lipschitz=0.0)
 
 
 def test_equal_losses_give_equal_weights() -> None:

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ from commonweal import metrics
 from commonweal.analysis.compare import Result
 from commonweal.analysis.curves import CURVES
 from commonweal.base.errors import ConfigError
+from commonweal.record.record import Record
 from commonweal.report import FORMATS
+from commonweal.report.compare import Comparison
 from commonweal.report.comparison import chosen_columns, layout, lines, render, summarize
 from commonweal.report.formats import METRICS, Column, show_score
+from commonweal.report.overview import overview
+from page_helpers import make_runs
 
 NAMES = ("a", "b", "c")
 
@@ -112,6 +117,29 @@ def test_above_zero_is_better_also_for_errors() -> None:
     assert "clients above, below FedAvg's mean" in layout(summarize(pair, "mae")).notes[-1]
     (line,) = [row for row in lines(summarize(pair, "mae")) if row["rule"] == "term"]
     assert float(str(line["mean_difference"])) < 0  # numbers stay differences of scores
+
+
+def test_errors_and_small_scores_are_summarised_with_their_digits(tmp_path: Path) -> None:
+    """The page and the report: lower is better for errors, and R² is not rounded to 0.9."""
+    (folder,) = make_runs(tmp_path, ["fedavg"], seeds=1, rounds=2, names=NAMES)
+    records = {"fedavg": [Record.read(folder)]}
+    errors = [[20.0, 12.0, 13.0], [20.5, 12.5, 13.4], [21.0, 12.2, 13.1]]
+    local = [[10.0, 14.0, 13.0], [10.2, 14.8, 13.4], [10.1, 14.6, 13.1]]
+    results = [made("fedavg", errors, lower=True)]
+    baselines = [made("alone", local, lower=True)]
+    seen = overview(Comparison("mae", results, baselines, [], records))
+    assert "MAE (lower is better) of 3 clients" in seen.about
+    assert seen.cards[2].value.startswith("a 20.5")  # the largest error is served worst
+    named = {each.title: each.clients[0][0] for each in seen.named}
+    assert named == {"Gain most with fedavg": "b", "Left behind by fedavg": "a"}
+    table = {column.title: column.cells for column in seen.table.columns}
+    assert table["worst client"] == ["20.5", "14.5"] and table["mean"] == ["15.3", "12.6"]
+    assert table["mean gain over local"][0].startswith("-2.72 [-2.9")
+    fedavg = made("fedavg", [[0.912, 0.934, 0.921], [0.916, 0.931, 0.925]])
+    afl = made("afl", [[0.941, 0.932, 0.935]] * 2)
+    seen = overview(Comparison("r2", [fedavg, afl], [], [], records))
+    table = {column.title: column.cells for column in seen.table.columns}
+    assert table["mean"] == ["0.923", "0.936"]
 
 
 def test_suffering_and_thriving_are_relative_to_fedavg_only(pair: list[Result]) -> None:

@@ -174,8 +174,23 @@ def test_a_client_is_shown_under_all_methods(page: Page, window: Browser) -> Non
         lambda: "name=" + quote(str(name), safe="") not in window.run("return location.hash")
     )
     window.shows("Weight over rounds", "main")
-    assert len(window.find(".uplot canvas")) == 2
+    assert len(window.find(".uplot canvas")) == 3  # score, weight and loss
     assert window.errors() == []
+
+
+def test_a_stopped_run_stays_stopped(page: Page, window: Browser, tmp_path: Path) -> None:
+    folder = shutil.copytree(page.root / "fedavg" / "seed-1", tmp_path / "a b" / "stopped")
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join(lines[:2]))
+    (folder / "model.safetensors").unlink()
+    for file in folder.iterdir():
+        os.utime(file, (1e9, 1e9))
+    with serve(tmp_path) as own:
+        window.open(own.view("run", id="a b/stopped"))
+        window.shows("stopped: round 2 of 4")
+        time.sleep(1)  # the first rounds that are followed are those that are known
+        assert "stopped: round 2 of 4" in window.text("#progress")
+        assert f'--out "{folder}" --resume' in window.text("main")
 
 
 def test_figures_are_drawn_when_they_are_unfolded(page: Page, window: Browser) -> None:
@@ -309,7 +324,7 @@ def test_a_report_prints_on_a4_without_a_cut_column(
         assert max(window.run(f"return {edges}")) <= window.run("return innerWidth")
         assert window.run("return document.documentElement.scrollWidth <= innerWidth")
         answer_and_picture = (
-            "return document.querySelector('header svg').getBoundingClientRect().bottom"
+            "return document.querySelector('header figure').getBoundingClientRect().bottom"
         )
         assert window.run(answer_and_picture) < 1010  # the height of the first page
     finally:
@@ -534,7 +549,8 @@ def test_folders_with_anything_in_them_are_answered(page: Page, tmp_path: Path) 
         home = odd_page.get("/api/home")
         assert home.status_code == 200
         problems = {line["id"]: line["problem"] for line in home.json()["broken"]}
-        assert problems.pop("\\udcff") == "the folder's name is not UTF-8: rename it"
+        unnamed = "the folder's name '\\udcff' is not UTF-8: rename it"
+        assert problems.pop("\\udcff") == unnamed
         assert len([name for name in problems if name.endswith("as run.json")]) == len(DAMAGED) + 1
         assert all(problems.values())
         listed = [
@@ -608,6 +624,30 @@ def test_gains_over_fedavg_are_paired_by_seed(page: Page, tmp_path: Path) -> Non
     assert by_label["uniform"].mean_gain == f"{np.mean(gains):+.1f} [{low:+.1f}, {high:+.1f}]"
     assert by_label["uniform"].worst_gain == "+0.0 (n.s.)"
     assert by_label["fedavg"].mean_gain == ""
+
+
+def test_a_stray_run_does_not_reduce_the_comparison_of_others(page: Page, tmp_path: Path) -> None:
+    for source in ("fedavg", "aaggff-s", "local/fedavg"):
+        shutil.copytree(page.root / source, tmp_path / source.replace("/", "-"))
+    stray = shutil.copytree(tmp_path / "fedavg" / "seed-1", tmp_path / "stray")
+    text = (stray / "experiment.toml").read_text().replace('"fedavg"', '"uniform"')
+    (stray / "experiment.toml").write_text(text)
+    unfinished = shutil.copytree(tmp_path / "fedavg" / "seed-1", tmp_path / "unfinished")
+    (unfinished / "experiment.toml").write_text(text.replace('"uniform"', '"term"'))
+    (unfinished / "model.safetensors").unlink()
+    (federation,) = runs.federations(runs.scan(tmp_path))
+    compared = {method.label: len(method.compared) for method in federation.methods}
+    assert compared["fedavg"] == compared["aaggff-s"] == compared["alone"] == 2
+    assert sorted(compared.values()) == [0, 0, 2, 2, 2]
+    with serve(tmp_path) as own:
+        view = own.get("/api/compare", federation=federation.key).json()
+        assert view["plot"]["labels"] == ["fedavg", "aaggff-s"]
+        assert "Not compared: 2 of 8 runs" in view["left_out"][0]
+        assert "uniform" in view["left_out"][0] and "term" in view["left_out"][0]
+        sentence = own.get("/api/sentence", federation=federation.key).json()
+        assert {name.split("/")[0] for name in sentence["better"]} == {"fedavg", "aaggff-s"}
+        chosen = own.get("/api/compare", id=["stray", "fedavg/seed-0", "fedavg/seed-1"]).json()
+        assert "seeds [0] are left out" in chosen["left_out"][-1]
 
 
 def test_figures_are_of_the_models_that_clients_use(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from commonweal.record.record import Outline, Record
 __all__ = [
     "baseline_of",
     "by_label",
+    "data_name",
     "federation_of",
     "find_runs",
     "identity",
@@ -49,6 +50,15 @@ def federation_of(outline: Outline) -> str:
     data = {k: v for k, v in flat(parts).items() if k not in SPLITS}
     text = repr((sorted(data.items(), key=repr), outline.facts.score, outline.facts.clients))
     return digest(text.encode())
+
+
+def data_name(outline: Outline) -> str:
+    """The dataset; for a table its file; for data given in Python the folder."""
+    dataset = outline.experiment.get("dataset")
+    if isinstance(dataset, dict) and dataset.get("path"):
+        return Path(str(dataset["path"])).stem
+    name = outline.part("dataset", "data")
+    return outline.folder.parent.name if name == "given" else name
 
 
 def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -101,6 +111,7 @@ def labels(records: Iterable[Outline]) -> list[str]:
     settings = [_settings(record) for record in records if baseline_of(record) is None]
     varying = [key for key in _varying(settings) if key.partition(".")[0] not in PARTS]
     everywhere = [key for key in varying if key not in OF_METHODS]
+    usual = {key: _usual(key, settings) for key in everywhere}
     alike: dict[str, list[dict[str, Plain]]] = {}
     for record in records:
         alike.setdefault(method_of(record), []).append(_settings(record))
@@ -110,7 +121,8 @@ def labels(records: Iterable[Outline]) -> list[str]:
     for record in records:
         method = method_of(record)
         own = _settings(record)
-        keys = [*everywhere, *(k for k in within[method] if k not in everywhere)]
+        keys = [key for key in everywhere if repr(own.get(key)) != usual[key]]
+        keys += [key for key in within[method] if key not in everywhere]
         text = " ".join([method, *(_setting(key, own) for key in keys)])
         texts.append(baseline_of(record) or text)
     return texts
@@ -127,6 +139,12 @@ def _settings(record: Outline) -> dict[str, Plain]:
 def _varying(settings: Sequence[dict[str, Plain]]) -> list[str]:
     keys = dict.fromkeys(key for table in settings for key in table)
     return [key for key in keys if len({repr(table.get(key)) for table in settings}) > 1]
+
+
+def _usual(key: str, settings: Sequence[dict[str, Plain]]) -> str | None:
+    """The value that more than half of the methods have, which goes without saying."""
+    ((value, count),) = Counter(repr(table.get(key)) for table in settings).most_common(1)
+    return value if 2 * count > len(settings) else None
 
 
 def _setting(key: str, own: dict[str, Plain]) -> str:

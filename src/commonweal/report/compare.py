@@ -111,7 +111,10 @@ class Comparison:
             raise RunError("these runs have no seed in common: choose runs of equal seeds")
         scores = {record.facts.score for runs in records.values() for record in runs}
         if len(scores) > 1:
-            raise RunError(f"these runs have different scores: {', '.join(sorted(scores))}")
+            raise RunError(
+                f"these runs have different scores ({', '.join(sorted(scores))}): name the folders "
+                "of one federation"
+            )
         paired = {
             label: [record for record in runs if seed_of(record) in common]
             for label, runs in records.items()

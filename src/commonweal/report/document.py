@@ -1,5 +1,6 @@
 """A report of runs: one HTML file that a person can mail, without scripts and other files."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -17,51 +18,64 @@ from commonweal.report.figures import Drawing, Picture
 from commonweal.report.html import Html, join, minus, strong, tag
 from commonweal.report.overview import Overview, overview
 
-__all__ = ["render"]
+__all__ = ["experiment_text", "render"]
 
 MOST_ROWS = 200  # of a table of numbers
 MOST_PICTURES = 12  # heat maps and regrets
 
 STYLE = """
-:root { color-scheme: light; }
-body { font: 1rem/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; margin: 0 auto;
-  max-width: 60rem; padding: 1rem; overflow-wrap: anywhere; }
+:root { color-scheme: light; --background: #fff; --text: #1b1f24; --muted: #57606a; --line: #d5d9df;
+  --accent: #00507d; --shade: #f4f4f4; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; --background: #14181d; --text: #eceff3; --muted: #9aa4b0;
+    --line: #333a43; --accent: #7cc4f2; --shade: #1d2127; }
+  svg { background: #fff; filter: invert(.92) hue-rotate(180deg); }
+}
+body { font: 1rem/1.5 system-ui, sans-serif; color: var(--text); background: var(--background);
+  margin: 0 auto; max-width: 60rem; padding: 1rem; overflow-wrap: anywhere; }
 p, figcaption, li, h1 { max-width: 44rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: .2rem 0 .6rem; }
-h2 { font-size: 1.25rem; margin-top: 2rem; border-bottom: 1px solid #d5d9df; }
-.about { color: #57606a; margin: 0; }
+h2 { font-size: 1.25rem; margin-top: 2rem; border-bottom: 1px solid var(--line); }
+.about { color: var(--muted); margin: 0; }
 .cards { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0; }
-.cards > div { flex: 1 1 14rem; border: 1px solid #d5d9df; border-radius: 8px; padding: .8rem 1rem;
-  color: #57606a; font-size: .9rem; }
-.cards strong { color: #1b1f24; font-size: 1.4rem; margin-right: .5rem; }
+.cards > div { flex: 1 1 14rem; border: 1px solid var(--line); border-radius: 8px;
+  padding: .8rem 1rem; color: var(--muted); font-size: .9rem; }
+.cards strong { color: var(--text); font-size: 1.4rem; margin-right: .5rem; }
 .cards h2 { font-size: .9rem; border: 0; margin: 0; }
 .cards p { margin: .2rem 0 0; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
-.scroll:focus { outline: 2px solid #0072b2; }
+.scroll:focus { outline: 2px solid var(--accent); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #d5d9df; text-align: right;
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; }
 thead th { white-space: normal; vertical-align: bottom; min-width: 4rem; }
 tbody th, thead th:first-child { text-align: left; font-weight: 600; }
 figure { margin: 1.5rem 0; }
 svg { display: block; width: 100%; max-width: 44rem; height: auto; }
-figcaption { margin: .4rem 0; color: #57606a; }
-summary { cursor: pointer; color: #00507d; padding: .4rem 0; }
-pre { overflow-x: auto; background: #f4f4f4; padding: .8rem; font-size: .85rem; }
+figcaption { margin: .4rem 0; color: var(--muted); }
+summary { cursor: pointer; color: var(--accent); padding: .4rem 0; }
+pre { overflow-x: auto; background: var(--shade); padding: .8rem; font-size: .85rem; }
 nav ul { padding-left: 1.2rem; }
-a { color: #00507d; }
+a { color: var(--accent); }
 @page { size: A4; margin: 15mm; }
 @media print {
   body { max-width: none; padding: 0; font-size: 9.5pt; }
-  nav, summary { display: none; }
+  nav, summary, header figcaption { display: none; }
+  h1 { font-size: 15pt; }
+  p { break-inside: avoid; }
+  h2, caption, h2 + p { break-after: avoid; }
+  .cards { flex-wrap: nowrap; gap: .6rem; margin: .6rem 0; }
+  .cards > div { flex: 1 1 0; font-size: 8.5pt; padding: .4rem .6rem; }
+  .cards strong { font-size: 12pt; }
   .scroll { overflow: visible; }
   th, td { white-space: normal; padding: .15rem .3rem; font-size: 8.5pt; }
   thead th { min-width: 0; overflow-wrap: normal; }
   pre { white-space: pre-wrap; }
   figure, table, .cards > div { break-inside: avoid; }
-  header { break-after: page; }
-  header svg { max-height: 150mm; }
+  figure { margin: .6rem 0; }
+  svg { max-height: 95mm; }
+  header svg { max-height: 120mm; }
 }
 """
 
@@ -119,19 +133,18 @@ def _first_page(comparison: Comparison, summary: Overview, title: str) -> list[H
         value = tag("strong", minus(card.value))
         note = tag("p", minus(card.note))
         cards.append(tag("div", tag("h2", card.title), value, card.more, note))
-    advice = []
-    for text in summary.advice:
-        shown = tag("code", text) if text.startswith("commonweal ") else text
-        advice.append(tag("li", shown))
+    advice = [
+        tag("code", text) if text.startswith("commonweal ") else text for text in summary.advice
+    ]
     return [
         tag("p", f"{title} · {facts}", class_="about"),
         tag("h1", summary.sentence),
         tag("p", summary.about),
+        *([tag("p", join(advice, " "))] if advice else []),
         *(tag("p", sentence) for sentence in comparison.failures),
         tag("div", *cards, class_="cards"),
         html.figure(comparison.client_picture(), "clients-figure", MOST_ROWS),
         html.columns("Methods", summary.table.labels, summary.table.columns),
-        *([tag("h2", "What to do"), tag("ul", *advice)] if advice else []),
     ]
 
 
@@ -162,7 +175,7 @@ def _details(comparison: Comparison, summary: Overview) -> Section:
         clients = ", ".join(f"{shortened(name)} {minus(gain)}" for name, gain in named.clients)
         more = f" and {named.more} more" if named.more else ""
         content.append(tag("p", f"{named.title}: {clients}{more}."))
-    content += [tag("p", minus(note)) for note in summary.notes]
+    content += [tag("p", minus(note)) for note in (*summary.sentences, *summary.notes)]
     # A row per number: the table stays narrow enough to be printed.
     rows = []
     for column in summary.more.columns:
@@ -174,7 +187,10 @@ def _details(comparison: Comparison, summary: Overview) -> Section:
     return _section("details", "Who gained, who lost, and all numbers", *content)
 
 
-def _rounds(comparison: Comparison) -> Section:
+def _rounds(comparison: Comparison) -> Section | None:
+    records = [record for records in comparison.methods.values() for record in records]
+    if all(len(record.evaluated) < 2 for record in records):
+        return None
     picture = comparison.round_picture()
     return _section(
         "rounds", "Scores over rounds", html.figure(picture, "rounds-figure", MOST_ROWS)
@@ -187,7 +203,7 @@ def _weights(comparison: Comparison) -> Section | None:
         return None
     note = (
         "The first seed of each method. A weight of 1 is an equal share of the cohort's update; "
-        "clients with more than 1 were favoured by the rule. Methods with equal weights are left "
+        "the rule favoured clients with more than 1. Methods whose weights never change are left "
         "out."
     )
     drawn = [html.figure(p, f"weights-{i}", MOST_ROWS) for i, p in enumerate(pictures)]
@@ -195,8 +211,8 @@ def _weights(comparison: Comparison) -> Section | None:
 
 
 def _draw_weights(record: Record, label: str) -> Picture:
-    if figures.relative_weights(record).are_equal:
-        raise RunError(f"{label} gives equal weights: nothing to see")
+    if figures.relative_weights(record).are_constant:
+        raise RunError(f"the weights of {label} never change: nothing to see")
     return figures.weights(record, label)
 
 
@@ -258,15 +274,20 @@ def _pictures(comparison: Comparison, draw: Drawing) -> list[Picture]:
 def _experiment(comparison: Comparison) -> Section:
     first_label, *labels = comparison.records
     first = comparison.records[first_label][0]
-    toml = (first.folder / "experiment.toml").read_text(encoding="utf-8")
-    content = [tag("p", f"{first_label}, in full:"), tag("pre", tag("code", toml), tabindex="0")]
+    texts = {f"{first_label}, in full:": experiment_text(first)}
     for label in labels:
-        changed = _changed(first, comparison.records[label][0])
-        content += [
-            tag("p", f"{label} differs in:"),
-            tag("pre", tag("code", changed), tabindex="0"),
-        ]
+        texts[f"{label} differs in:"] = _changed(first, comparison.records[label][0])
+    content = []
+    for title, text in texts.items():
+        content += [tag("p", title), tag("pre", tag("code", text), tabindex="0")]
     return _section("experiment", "The experiment", *content)
+
+
+def experiment_text(record: Record) -> str:
+    """A run's experiment as TOML, without the lines that name what is not set."""
+    text = (record.folder / "experiment.toml").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not re.fullmatch(r"# \w+ is not set", line)]
+    return "\n".join(lines)
 
 
 def _changed(first: Record, other: Record) -> str:
@@ -281,16 +302,18 @@ FACTS = ("commonweal", "torch", "python", "engine", "vectorize")
 
 
 def _runs(comparison: Comparison) -> Section:
-    header = ["folder", "label", "seed", "rounds", *FACTS, "warnings", "replies not used"]
+    header = ["folder", "method", "seed", "rounds", "warnings", "replies not used"]
     rows = []
+    versions: dict[str, int] = {}  # how many runs have them
     for label, records in comparison.records.items():
         for record in records:
             known = record.facts.table()
-            facts = [str(known.get(key, "-")) for key in FACTS]
+            text = ", ".join(f"{key} {known.get(key, '-')}" for key in FACTS)
+            versions[text] = versions.get(text, 0) + 1
             warned = sum(len(each.warnings) for each in record.rounds)
             dropped = sum(len(each.dropped) for each in record.rounds)
             rounds = f"{len(record.rounds)} of {record.experiment.get('rounds')}"
-            counts = [str(warned), str(dropped)]
             seed = str(seed_of(record))
-            rows.append([str(record.folder), label, seed, rounds, *facts, *counts])
-    return _section("runs", "Versions and seeds", html.table("Runs", header, rows))
+            rows.append([str(record.folder), label, seed, rounds, str(warned), str(dropped)])
+    facts = [tag("p", f"{count} runs: {text}.") for text, count in versions.items()]
+    return _section("runs", "Versions and seeds", *facts, html.table("Runs", header, rows))

@@ -69,6 +69,11 @@ GREY = "#5b6472"
 LOCAL = "local training"
 
 
+def marker_of(i: int) -> str:
+    """The marker of the i-th method; every seven methods it meets another colour."""
+    return MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]
+
+
 class Picture(NamedTuple):
     """A figure, what it shows in words, and its numbers as a table."""
 
@@ -225,7 +230,7 @@ def _client_figure(plot: ClientLines) -> "Figure":
             axes.plot(
                 values,
                 y,
-                MARKERS[i % len(MARKERS)],
+                marker_of(i),
                 color=COLOURS[i % len(COLOURS)],
                 markersize=6,
                 label=shown(label),
@@ -334,7 +339,7 @@ def band(records: Sequence[Record], key: str) -> Band:
 def _draw_band(axes: "Axes", curve: Band, i: int, label: str, factor: float) -> None:
     colour = COLOURS[i % len(COLOURS)]
     style = LINES[i % len(LINES)]
-    marker = MARKERS[i % len(MARKERS)] if len(curve.round) < 20 else ""
+    marker = marker_of(i) if len(curve.round) < 20 else ""
     axes.fill_between(
         curve.round, factor * curve.low, factor * curve.high, color=colour, alpha=0.15, linewidth=0
     )
@@ -355,10 +360,11 @@ class Weights(NamedTuple):
     grouped: bool
 
     @property
-    def are_equal(self) -> bool:
-        """Whether every client of a cohort always has the same weight: nothing to see."""
-        known = self.table[~np.isnan(self.table)]
-        return bool(np.allclose(known, 1.0, atol=1e-6))
+    def are_constant(self) -> bool:
+        """Whether no client's weight ever changes: nothing to see."""
+        low = np.nanmin(self.table, 1)
+        high = np.nanmax(self.table, 1)
+        return bool(np.allclose(low, high, atol=1e-6))
 
 
 def relative_weights(record: Record) -> Weights:
@@ -469,8 +475,8 @@ def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score:
         for i, rule in enumerate(rules):
             points = [(factor * s.mean, factor * s.worst) for s in settings if s.rule == rule]
             mean, worst = zip(*points, strict=True)
-            marker = MARKERS[i % len(MARKERS)]
-            axes.plot(mean, worst, marker, color=COLOURS[i % len(COLOURS)], label=shown(rule))
+            colour = COLOURS[i % len(COLOURS)]
+            axes.plot(mean, worst, marker_of(i), color=colour, label=shown(rule))
         joined = [(factor * s.mean, factor * s.worst) for s in unbeaten]
         axes.plot(*zip(*joined, strict=True), color=GREY, linewidth=1, zorder=0)
         axes.set_xlabel(f"mean {score_label(score)} on validation samples")

@@ -35,6 +35,7 @@ __all__ = [
     "points",
     "scale",
     "score_label",
+    "score_name",
     "show_client",
     "show_score",
     "terminal",
@@ -91,9 +92,17 @@ def unit(score: str) -> str:
     return " %" if scores.find(score).in_per_cent else ""
 
 
+SCORE_NAMES = {"auroc": "AUROC", "f1": "F1", "mae": "MAE", "r2": "R²", "rmse": "RMSE"}
+
+
+def score_name(score: str) -> str:
+    """A score as people write it."""
+    return SCORE_NAMES.get(score, score)
+
+
 def score_label(score: str) -> str:
     """The title of an axis or column of a score, with its unit."""
-    return f"{score} (%)" if scale(score) == 100 else score
+    return f"{score_name(score)} (%)" if scale(score) == 100 else score_name(score)
 
 
 def decimals_of(score: str, values: Array | float, given: int | None = None) -> int:

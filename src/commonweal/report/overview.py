@@ -4,7 +4,7 @@ The page and the report begin with it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,29 @@ import numpy as np
 
 from commonweal.analysis.compare import ALONE, Result
 from commonweal.analysis.gains import ClientGain
+from commonweal.analysis.labels import data_name
 from commonweal.metrics import Paired
 from commonweal.report.clients import NAMES, best_method, samples_of
 from commonweal.report.comparison import Summary, answer, layout, worth_sentences
-from commonweal.report.formats import Column, Grid, points, scale, show_score, unit
+from commonweal.report.formats import (
+    Column,
+    Grid,
+    decimals_of,
+    interval,
+    points,
+    scale,
+    score_name,
+    show_score,
+    unit,
+)
 
 if TYPE_CHECKING:
     from commonweal.report.compare import Comparison
 
 __all__ = ["Card", "Named", "Overview", "Table", "overview"]
 
-MOST_NAMED = 8  # clients in a list of gains or losses
+MOST_NAMED = 5  # clients in a list of gains or losses
+MOST_OTHERS = 4  # methods in the note of a card
 FEW_SEEDS = 5  # below which more are suggested
 
 
@@ -65,6 +77,7 @@ class Overview:
     named: list[Named]
     table: Table
     more: Table  # all columns
+    sentences: list[str]  # one per method: who gains and who loses
     notes: list[str]
 
 
@@ -75,15 +88,16 @@ def overview(comparison: "Comparison") -> Overview:
     columns = [*grid.figures, *grid.differences, *grid.against_local]
     first = next(iter(comparison.records.values()))[0]
     return Overview(
-        name=first.part("dataset", "data"),
+        name=data_name(first),
         sentence=answer(summary) or _first_sentence(summary),
         about=_about(summary),
         cards=_cards(summary, comparison),
-        advice=_advice(summary),
+        advice=_advice(summary, any(result.personal for result in comparison.results)),
         named=_named(summary),
         table=_main_table(summary, grid, comparison.baselines),
         more=Table(list(grid.labels), columns),
-        notes=[*worth_sentences(summary), *grid.notes],
+        sentences=worth_sentences(summary),
+        notes=grid.notes,
     )
 
 
@@ -106,10 +120,11 @@ def _first_sentence(summary: Summary) -> str:
 
 def _about(summary: Summary) -> str:
     seeds = "One seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
-    score = summary.score[0].upper() + summary.score[1:]
+    name = score_name(summary.score)
+    lower = " (lower is better)" if summary.sign < 0 else ""
     text = (
-        f"{score} of {summary.clients} clients on their test samples. {seeds}; differences at 95 % "
-        "confidence."
+        f"{name[0].upper()}{name[1:]}{lower} of {summary.clients} clients on their test samples. "
+        f"{seeds}; differences at 95 % confidence."
     )
     if not summary.gains:
         text += " Local training was not run: compare with --baselines to see whether joining pays."
@@ -124,13 +139,10 @@ def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
     if summary.gains:
         best = best_method(summary.gains)
         label = best.label
-        notes = [f"with {label}"]
-        for gained in summary.gains:
-            if gained is not best:
-                notes.append(f"{gained.label} {points(gained.mean.difference, score)}")
-        gain = points(best.mean.difference, score)
+        gained = {g.label: points(g.mean.difference, score) for g in summary.gains}
         title = "Mean gain over local training"
-        cards.append(Card(title, gain, _half_width(best.mean, score), " · ".join(notes)))
+        note = f"with {label}{_others(gained, label)}"
+        cards.append(Card(title, gained[label], _half_width(best.mean, score), note))
     worst = "worst_10" if "worst_10" in summary.values else "worst"
     values = dict(zip(summary.labels, summary.values[worst].mean(1).tolist(), strict=True))
     for baseline in comparison.baselines:
@@ -138,8 +150,7 @@ def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
             values["local"] = _mean(baseline, worst)
     shown = {name: show_score(value, score, 1) for name, value in values.items()}
     title = "Worst 10 % of clients" if worst == "worst_10" else "Worst client of each seed"
-    others = [f"{name} {value}" for name, value in shown.items() if name != label]
-    cards.append(Card(title, shown[label], "", " · ".join(others)))
+    cards.append(Card(title, shown[label], "", f"with {label}{_others(shown, label)}"))
     result = comparison.used[summary.labels.index(label)]
     means = result.scores.mean(0)
     k = int(means.argmax() if result.lower_is_better else means.argmin())
@@ -148,6 +159,13 @@ def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
     name = f"{result.clients[k]} {show_score(float(means[k]), score, 1)}"
     cards.append(Card("Served worst", name, "", note))
     return cards
+
+
+def _others(values: Mapping[str, str], label: str) -> str:
+    """The values of other methods, after that of the first: " · fedavg 1 · afl 2"."""
+    others = [f" · {name} {value}" for name, value in values.items() if name != label]
+    more = f" · {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
+    return "".join(others[:MOST_OTHERS]) + more
 
 
 def _half_width(mean: Paired, score: str) -> str:
@@ -161,8 +179,13 @@ def _mean(result: Result, metric: str) -> float:
     return float(np.mean([seed[metric] for seed in result.metrics]))
 
 
-def _advice(summary: Summary) -> list[str]:
-    """What to do next."""
+def _advice(summary: Summary, has_personal: bool) -> list[str]:
+    """What to do next.
+
+    Args:
+        summary: The numbers.
+        has_personal: Whether personal methods were tried.
+    """
     if not summary.gains:
         return []
     best = best_method(summary.gains)
@@ -172,6 +195,8 @@ def _advice(summary: Summary) -> list[str]:
         if best.worse:
             some = ", ".join(client.client for client in best.worse[:MOST_NAMED])
             advice.append(f"Let {some} keep to local training, or try a personal method.")
+    elif best.worse and has_personal:
+        advice.append("Keep to local training: no method that was tried serves clients better.")
     elif best.worse:
         advice.append("Do not share one model: try personal methods such as blend or fine-tune.")
         advice.append("commonweal compare FILE client=blend")
@@ -182,12 +207,12 @@ def _advice(summary: Summary) -> list[str]:
 
 
 def _named(summary: Summary) -> list[Named]:
-    """Who gains most with the best method, and whom each method leaves behind."""
+    """Who gains most with the best method, and whom it and the first one leave behind."""
     if not summary.gains:
         return []
     best = best_method(summary.gains)
     lists: dict[str, list[ClientGain]] = {f"Gain most with {best.label}": best.better}
-    for gained in summary.gains:
+    for gained in (best, summary.gains[0]):
         lists[f"Left behind by {gained.label}"] = gained.worse
     named = []
     for title, clients in lists.items():
@@ -199,7 +224,7 @@ def _named(summary: Summary) -> list[Named]:
 
 
 def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Table:
-    """One row per method: worst 10 %, mean, their gains, who is better off, and seeds."""
+    """One row per method: worst 10 %, mean, gains, who is better off, and seeds."""
     factor = scale(summary.score)
     per_cent = " (%)" if factor == 100 else ""
     tail = "worst_10" if "worst_10" in summary.values else "worst"
@@ -210,11 +235,14 @@ def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Ta
     columns = []
     for key, title in ((tail, worst), ("mean", "mean")):
         means = [*summary.values[key].mean(1), *(_mean(baseline, key) for baseline in baselines)]
-        cells = [f"{factor * mean:.1f}" for mean in means]
+        digits = decimals_of(summary.score, np.array(means))
+        cells = [f"{factor * mean:.{digits}f}" for mean in means]
         columns.append(Column(title + per_cent, cells, figures[key].best))
-        if key in gains:
+        if key in gains and not (key == "mean" and summary.gains):
             columns.append(gains[key]._replace(cells=[*gains[key].cells, *empty]))
     if summary.gains:
+        over_local = [interval(gained.mean, summary.score) for gained in summary.gains]
+        columns.append(Column("mean gain over local", [*over_local, *empty]))
         cells = [f"{len(g.better)} · {g.unclear} · {len(g.worse)}" for g in summary.gains]
         columns.append(Column("clients better · n.s. · worse than local", [*cells, *empty]))
     labels = [*summary.labels, *(NAMES.get(each.label, each.label) for each in baselines)]

@@ -3,18 +3,26 @@
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from commonweal import metrics
-from commonweal.analysis.labels import baseline_of, federation_of, identity, labels, seed_of
+from commonweal.analysis.labels import (
+    baseline_of,
+    data_name,
+    federation_of,
+    identity,
+    labels,
+    seed_of,
+)
 from commonweal.base.errors import RunError
 from commonweal.base.text import shown
 from commonweal.record.record import Outline, find_runs
-from commonweal.report.formats import interval, scale
+from commonweal.report.formats import decimals_of, interval, scale, score_name
 
 __all__ = ["Federation", "Method", "Run", "broken", "check_links", "describe", "federations"]
 __all__ += ["scan", "select"]
@@ -83,7 +91,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _read(folder: Path, name: str) -> Run:
     try:
         if any("\ud800" <= c <= "\udfff" for c in name):  # no address can name such a run
-            raise RunError(f"the folder's name {shown(name)!r} is not UTF-8: rename it")
+            raise RunError(f"the folder's name '{shown(name)}' is not UTF-8: rename it")
         check_links(folder)
         outline = Outline.open(folder)
         last = outline.last()
@@ -151,6 +159,7 @@ class Method:
 
     label: str
     ids: list[str]
+    compared: list[str]  # the ids of those that are compared with the other methods
     baseline: bool  # local or pooled training
     state: str
     progress: str  # rounds so far, where some are missing
@@ -169,6 +178,7 @@ class Federation:
     clients: int
     samples: int | None
     score: str
+    digits: int  # after the point
     unit: str
     lower_is_better: bool
     changed: float
@@ -186,7 +196,10 @@ def federations(runs: Sequence[Run]) -> list[Federation]:
     return sorted(found, key=lambda federation: -federation.changed)
 
 
-def _federation(key: str, group: Sequence[tuple[Run, Outline]]) -> Federation:
+Pairs: TypeAlias = Sequence[tuple[Run, Outline]]  # runs of one method or federation
+
+
+def _federation(key: str, group: Pairs) -> Federation:
     first = group[0][1]
     methods: dict[str, list[tuple[Run, Outline]]] = {}
     for pair in group:
@@ -196,16 +209,18 @@ def _federation(key: str, group: Sequence[tuple[Run, Outline]]) -> Federation:
     fedavg = named.get("fedavg", [])
     score = first.facts.score
     sign = -1 if first.lower_is_better else 1
-    lines = [_method(label, pairs, fedavg, score, sign) for label, pairs in named.items()]
+    compared = _compared(named.values())
+    lines = [_method(label, pairs, compared, fedavg) for label, pairs in named.items()]
     # The best first; local and pooled training at the end, as do methods without a score.
     lines.sort(key=lambda m: (m.baseline, m.worst is None, -sign * (m.worst or 0.0)))
     sizes = (first.facts.train_rows, first.facts.test_rows)
     return Federation(
         key=key,
-        name=_name(first),
+        name=data_name(first),
         clients=first.facts.clients,
         samples=None if None in sizes else sum(size or 0 for size in sizes),
-        score=score,
+        score=score_name(score),
+        digits=decimals_of(score, np.array([m.mean for m in lines if m.mean is not None])),
         unit="%" if scale(score) == 100 else "",
         lower_is_better=first.lower_is_better,
         changed=max(run.changed for run, _ in group),
@@ -214,23 +229,32 @@ def _federation(key: str, group: Sequence[tuple[Run, Outline]]) -> Federation:
     )
 
 
-def _name(outline: Outline) -> str:
-    """The dataset; for a table its file; for data given in Python the folder."""
-    dataset = outline.experiment.get("dataset")
-    if isinstance(dataset, dict) and dataset.get("path"):
-        return Path(str(dataset["path"])).stem
-    name = outline.part("dataset", "?")
-    return outline.folder.parent.name if name == "given" else name
+def _compared(methods: Collection[Pairs]) -> set[str]:
+    """The ids of finished runs that make the largest comparison of methods by equal seeds.
+
+    A method that was tried with one seed does not reduce the comparison of others to that seed.
+    """
+    by_seed = []
+    for pairs in methods:
+        ids: dict[int, str] = {}
+        for run, outline in pairs:
+            if run.state == "finished":
+                ids.setdefault(seed_of(outline), run.id)
+        by_seed.append(ids)
+    largest: set[str] = set()
+    for seeds in dict.fromkeys(frozenset(ids) for ids in by_seed):
+        chosen = set()
+        for ids in by_seed:
+            if ids.keys() >= seeds:
+                chosen |= {ids[seed] for seed in seeds}
+        if len(chosen) > len(largest):
+            largest = chosen
+    return largest
 
 
-def _method(
-    label: str,
-    pairs: Sequence[tuple[Run, Outline]],
-    fedavg: Sequence[tuple[Run, Outline]],
-    score: str,
-    sign: int,
-) -> Method:
+def _method(label: str, pairs: Pairs, compared: Collection[str], fedavg: Pairs) -> Method:
     runs = [run for run, _ in pairs]
+    score = pairs[0][1].facts.score
     states = [run.state for run in runs]
     state = next((s for s in ("running", "stopped") if s in states), "finished")
     missing = state != "finished"
@@ -238,13 +262,14 @@ def _method(
     return Method(
         label=label,
         ids=[run.id for run in runs],
+        compared=[run.id for run in runs if run.id in compared],
         baseline=baseline_of(pairs[0][1]) is not None,
         state=state,
         progress=progress if missing else "",
         worst=_mean([run.worst for run in runs], score),
         mean=_mean([run.mean for run in runs], score),
-        worst_gain=_gain("worst", pairs, fedavg, score, sign),
-        mean_gain=_gain("mean", pairs, fedavg, score, sign),
+        worst_gain=_gain("worst", pairs, fedavg),
+        mean_gain=_gain("mean", pairs, fedavg),
     )
 
 
@@ -253,27 +278,23 @@ def _mean(values: Sequence[float | None], score: str) -> float | None:
     return scale(score) * sum(known) / len(known) if known else None
 
 
-def _gain(
-    key: str,
-    pairs: Sequence[tuple[Run, Outline]],
-    fedavg: Sequence[tuple[Run, Outline]],
-    score: str,
-    sign: int,
-) -> str:
+def _gain(key: str, pairs: Pairs, fedavg: Pairs) -> str:
     """The gain over FedAvg in a metric, paired by seed: "+1.2 [+0.3, +2.1]", or "(n.s.)"."""
-    if pairs == fedavg:
+    if pairs is fedavg:
         return ""
     before = _by_seed(key, fedavg)
     after = _by_seed(key, pairs)
     seeds = sorted(before.keys() & after.keys())
     if not seeds:
         return ""
-    change = sign * np.array([after[seed] - before[seed] for seed in seeds])
-    found = metrics.paired(change, np.zeros_like(change))
-    return interval(found, score)
+    change = np.array([after[seed] - before[seed] for seed in seeds])
+    outline = pairs[0][1]
+    if outline.lower_is_better:
+        change = -change
+    return interval(metrics.paired(change, np.zeros_like(change)), outline.facts.score)
 
 
-def _by_seed(key: str, pairs: Sequence[tuple[Run, Outline]]) -> dict[int, float]:
+def _by_seed(key: str, pairs: Pairs) -> dict[int, float]:
     values = {}
     for run, outline in pairs:
         value = run.worst if key == "worst" else run.mean

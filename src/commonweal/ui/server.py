@@ -2,8 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -131,27 +131,41 @@ def _asked(root: Path, request: Request) -> Path:
     return _folder(root, request.query_params.get("id", ""))
 
 
-def _records(root: Path, request: Request) -> dict[str, Record]:
-    """The runs that the page asks for, by id; without ids, all of a federation."""
-    names = request.query_params.getlist("id")
-    if not names:
-        names = _federation_ids(root, request.query_params.get("federation", ""))
+def _records(root: Path, names: Sequence[str]) -> dict[str, Record]:
+    """Runs by id."""
     if len(names) > MOST_COMPARED:
         raise RunError(f"{len(names)} runs were chosen: compare at most {MOST_COMPARED} at once")
     return {name: Record.read(_folder(root, name)) for name in names}
 
 
-def _federation_ids(root: Path, key: str) -> list[str]:
+def _of_federation(root: Path, key: str) -> tuple[list[str], list[str]]:
+    """The ids of a federation's runs that are compared, and a note on those that are not."""
     for federation in runs.federations(runs.scan(root)):
-        if federation.key == key:
-            return [name for method in federation.methods for name in method.ids]
+        if federation.key != key:
+            continue
+        every = [name for method in federation.methods for name in method.ids]
+        compared = [name for method in federation.methods for name in method.compared]
+        if not compared or len(compared) == len(every):
+            return every, []
+        partly = [m.label for m in federation.methods if len(m.compared) < len(m.ids)]
+        note = (
+            f"Not compared: {len(every) - len(compared)} of {len(every)} runs, unfinished or of "
+            f"seeds that other methods lack ({', '.join(partly)}). To compare others, choose them "
+            "on the first page."
+        )
+        return compared, [note]
     raise RunError("there is no such federation here: it may have been moved")
 
 
 def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[str]]]:
-    """The comparison of the chosen runs, and their ids by label."""
-    records = _records(root, request)
+    """The comparison of the chosen runs, or of a federation, and their ids by label."""
+    chosen = request.query_params.getlist("id")
+    notes: list[str] = []
+    if not chosen:
+        chosen, notes = _of_federation(root, request.query_params.get("federation", ""))
+    records = _records(root, chosen)
     comparison = Comparison.of_records(records.values())
+    comparison = replace(comparison, failures=[*notes, *comparison.failures])
     names = {id(record): name for name, record in records.items()}
     ids = {}
     for label, group in comparison.records.items():
@@ -176,12 +190,14 @@ def _home(root: Path, request: Request) -> dict[str, object]:
 
 
 def _sentence(root: Path, request: Request) -> dict[str, object]:
-    """A federation's answer, which takes longer than the list."""
-    comparison, _ = _compared(root, request)
+    """A federation's answer, and by run who is better off. It takes longer than the list."""
+    comparison, ids = _compared(root, request)
+    summary = comparison.summary
     better = {}
-    for gained in comparison.summary.gains:
-        better[gained.label] = f"{len(gained.better)} of {len(gained.clients)}"
-    return {"sentence": answer(comparison.summary), "better": better}
+    for gained in summary.gains:
+        if summary.seeds > 1:
+            better[ids[gained.label][0]] = f"{len(gained.better)} of {len(gained.clients)}"
+    return {"sentence": answer(summary), "better": better}
 
 
 def _compare(root: Path, request: Request) -> dict[str, object]:
@@ -200,16 +216,12 @@ def _run(root: Path, request: Request) -> dict[str, object]:
         raise RunError(described.problem)
     record = Record.sample(folder, views.MOST_POINTS)
     view = views.run_view(record, described.state)
-    place = {"federation": described.federation, "dataset": record.part("dataset", "data")}
-    return (
-        asdict(view)
-        | place
-        | {
-            "id": described.id,
-            "state": described.state,
-            "rule": _rule(record),
-        }
-    )
+    return asdict(view) | {
+        "id": described.id,
+        "state": described.state,
+        "federation": described.federation,
+        "rule": _rule(record),
+    }
 
 
 def _rule(record: Record) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from commonweal.analysis.compare import ALONE
 from commonweal.analysis.curves import improved_by_round
 from commonweal.analysis.gains import ClientGain, gains
-from commonweal.analysis.labels import method_of
+from commonweal.analysis.labels import data_name, method_of
 from commonweal.base.errors import RunError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
 from commonweal.record.rounds import StoredRound, spaced
 from commonweal.report.clients import NAMES, ClientLines, gain_cell, partner_weights, samples_of
 from commonweal.report.compare import Comparison
+from commonweal.report.document import experiment_text
 from commonweal.report.figures import band
-from commonweal.report.formats import scale, show_score
+from commonweal.report.formats import scale, score_name, show_score
 from commonweal.report.overview import Overview, overview
 from commonweal.report.run_table import promised
 
@@ -47,6 +48,8 @@ class ComparisonView:
     """Answer, picture and numbers of compared runs."""
 
     overview: Overview
+    left_out: list[str]  # runs and seeds, with the reason
+    score: str
     plot: ClientLines
     factor: float  # by which scores of the plot are shown
     unit: str
@@ -69,6 +72,8 @@ def compare(comparison: Comparison, ids: Mapping[str, list[str]]) -> ComparisonV
         curves[label] = {metric: _curve(records, metric, factor) for metric in METRICS}
     return ComparisonView(
         overview=overview(comparison),
+        left_out=comparison.failures,
+        score=score_name(comparison.score),
         plot=comparison.client_lines,
         factor=factor,
         unit=_unit(factor),
@@ -119,8 +124,10 @@ class RunView:
     """One run: its clients now, its curve, and its experiment."""
 
     label: str
+    dataset: str
     score: str
     unit: str
+    private: list[str]  # what a private run promises
     total: int
     round: int
     seconds_left: float | None
@@ -142,19 +149,19 @@ def run_view(record: Record, state: str) -> RunView:
         record: The run, perhaps with a part of its rounds.
         state: finished, running or stopped.
     """
-    score = record.facts.score
-    factor = scale(score)
+    factor = scale(record.facts.score)
     last = record.rounds[-1].number if record.rounds else 0
     facts = record.facts.table()
-    if record.facts.privacy is not None:
-        facts["privacy"] = "; ".join(promised(record))
+    facts.pop("privacy", None)  # in words, in `private`
     curves = {}
     if record.evaluated:
         curves = {key: _curve([record], key, factor) for key in METRICS}
     return RunView(
         label=method_of(record),
-        score=score,
+        dataset=data_name(record),
+        score=score_name(record.facts.score),
         unit=_unit(factor),
+        private=promised(record),
         total=record.total,
         round=last,
         seconds_left=_seconds_left(record, last) if state == "running" else None,
@@ -165,7 +172,7 @@ def run_view(record: Record, state: str) -> RunView:
         partners=partner_weights(record),
         metrics=METRICS,
         clients=_clients(record),
-        experiment=(record.folder / "experiment.toml").read_text(encoding="utf-8"),
+        experiment=experiment_text(record),
         facts=facts,
     )
 
@@ -211,7 +218,8 @@ def _seconds_left(record: Record, last: int) -> float | None:
 
 
 def _resume(record: Record) -> str:
-    return f"commonweal run {record.folder / 'experiment.toml'} --out {record.folder} --resume"
+    file = record.folder / "experiment.toml"
+    return f'commonweal run "{file}" --out "{record.folder}" --resume'  # quotes for every shell
 
 
 # One client
@@ -241,9 +249,13 @@ class ClientView:
     """One client under all methods."""
 
     name: str
+    dataset: str
+    names: list[str]  # of all clients
     sentence: str
     score: str
     unit: str
+    factor: float
+    plot: ClientLines  # of this client
     samples: str
     share: str  # of the test samples of all clients
     methods: list[ClientMethod]
@@ -276,11 +288,17 @@ def client_view(comparison: Comparison, name: str) -> ClientView:
         methods.append(_client_method(result.label, record, name, mean, gain, factor))
     samples = samples_of(comparison.records)
     place = names.index(name)
+    plot = comparison.client_lines
+    first = next(iter(comparison.records.values()))[0]
     return ClientView(
         name=name,
-        sentence=_client_sentence(name, methods, alone is not None),
-        score=score,
+        dataset=data_name(first),
+        names=names,
+        sentence=_client_sentence(name, methods, alone is not None, comparison.summary.seeds),
+        score=score_name(score),
         unit=_unit(factor),
+        factor=factor,
+        plot=replace(plot, lines=[line for line in plot.lines if line.client == name]),
         samples=str(samples.get(name, "")),
         share=f"{100 * samples.get(name, 0) / max(1, sum(samples.values())):.1f} %",
         methods=methods,
@@ -328,17 +346,21 @@ def _client_method(
     )
 
 
-def _client_sentence(name: str, methods: Sequence[ClientMethod], has_local: bool) -> str:
+def _client_sentence(
+    name: str, methods: Sequence[ClientMethod], has_local: bool, seeds: int
+) -> str:
     joined = [method for method in methods if method.label not in NAMES.values()]
     if not has_local:
         return f"{name}: " + ", ".join(f"{m.score} with {m.label}" for m in joined) + "."
+    if seeds < 2:
+        return f"Whether {name} is better off than with local training is open: run more seeds."
     better = [m.label for m in joined if m.significant and m.better]
     worse = [m.label for m in joined if m.significant and not m.better]
     parts = []
-    if better:
-        parts.append(f"better off with {', '.join(better)}")
-    if worse:
-        parts.append(f"worse off with {', '.join(worse)}")
+    for labels, verdict in ((better, "better"), (worse, "worse")):
+        if labels:
+            every = len(labels) == len(joined) > 1
+            parts.append(f"{verdict} off with {'every method' if every else ', '.join(labels)}")
     if not parts:
         return f"{name} is neither significantly better nor worse off than with local training."
     return f"{name} is significantly {' and '.join(parts)} than with local training."

@@ -30,7 +30,7 @@ function card(...children) { return element("section", children, { class: "card"
 function code(text) { return element("pre", text, { tabindex: "0" }); }  // it may scroll: reachable by the keyboard
 function unfold(title, ...content) { return element("details", [element("summary", title), ...content]); }
 function titled(score, unit) { return unit ? `${score} (${unit})` : score; }
-function number(value, unit = "") { return value === null ? "–" : `${value.toFixed(1)}${unit ? " " + unit : ""}`; }
+function number(value, digits) { return value === null ? "–" : minus(value.toFixed(digits)); }
 function minus(text) { return text.replace(/(^|[\s[(])-(?=\d)/g, "$1−"); }
 function gain(text) {  // "+1.2 [+0.3, +2.1]" with a muted interval
   const [first, ...rest] = text.split(" ");
@@ -195,16 +195,16 @@ function federationCard(federation, choose) {
       for (const id of method.ids) if (box.checked) chosen.add(id); else chosen.delete(id);
       choose();
     });
-    const off = element("span", "");
-    better.set(method.label, off);
+    const off = element("span", "–");
+    if (method.compared.length) better.set(method.compared[0], off);
     const named = { alone: "local training", pooled: "pooled data" };
     const name = method.baseline ? named[method.label] || method.label : method.label;
     const view = method.ids.length === 1 ? link("run", { id: method.ids[0] }, name)
       : link("compare", method.ids.map((id) => ["id", id]), name);
     return { attributes: method.baseline ? { class: "baseline" } : {}, cells: [
       [box, 0], [view, name],
-      [[number(method.worst), element("small", " " + minus(method.worst_gain), { class: "wide-only" })], method.worst],
-      [[number(method.mean), element("small", " " + minus(method.mean_gain))], method.mean],
+      [[number(method.worst, federation.digits), element("small", " " + minus(method.worst_gain), { class: "wide-only" })], method.worst],
+      [[number(method.mean, federation.digits), element("small", " " + minus(method.mean_gain))], method.mean],
       [off, name], [String(method.ids.length), method.ids.length],
       [method.progress ? `${method.state}: ${method.progress}` : method.state, method.state],
     ] };
@@ -212,19 +212,22 @@ function federationCard(federation, choose) {
   const unit = federation.unit ? ` (${federation.unit})` : "";
   const header = ["", "method", `worst 10 % of clients${unit}`, `mean${unit}`, "better off than local", "seeds", "state"];
   const kinds = ["box", "name", "", "wide-only", "", "wide-only", "wide-only"];
-  const samples = federation.samples === null ? "" : ` · ${federation.samples} samples`;
+  const samples = federation.samples === null ? "" : ` · ${federation.samples.toLocaleString("en")} samples`;
+  const score = federation.score + (federation.lower_is_better ? ", lower is better" : "");
   const sentence = element("p", "", { class: "answer" });
+  const ids = federation.methods.flatMap((method) => method.ids);
+  const title = ids.length === 1 ? link("run", { id: ids[0] }, federation.name, { class: "title" })
+    : link("compare", { federation: federation.key }, federation.name, { class: "title" });
   const whole = card(
-    element("h2", [link("compare", { federation: federation.key }, federation.name, { class: "title" }),
-      ` · ${federation.clients} clients${samples} · ${federation.score} · last run ${ago(federation.changed)}`]),
-    sentence, sortable(header, rows, `Methods of ${federation.name}`, kinds),
+    element("h2", [title, ` · ${federation.clients.toLocaleString("en")} clients${samples} · ${score} · last run ${ago(federation.changed)}`]),
+    sentence, sortable(header, rows, `Methods of ${federation.name} (${federation.key.slice(0, 6)})`, kinds),
     federation.methods.some((method) => method.worst_gain || method.mean_gain)
       ? element("p", "In small figures: gain over FedAvg with its 95 % interval; n.s.: not significant.", { class: "note wide-only" }) : null,
   );
   if (federation.methods.length > 1) {
     ask("sentence", { federation: federation.key }).then((found) => {
       sentence.textContent = found.sentence;
-      for (const [label, text] of Object.entries(found.better)) if (better.has(label)) better.get(label).textContent = text;
+      for (const [id, text] of Object.entries(found.better)) if (better.has(id)) better.get(id).textContent = text;
     }).catch((error) => { sentence.textContent = error.message; });
   }
   return whole;
@@ -232,21 +235,38 @@ function federationCard(federation, choose) {
 
 // Comparison
 
+const LOCAL = "local training";
+
+function keys(plot) {  // the entries of a legend
+  const methods = plot.labels.map((method, i) => element("span", [key(i), method]));
+  return plot.has_local ? [element("span", [key(-1), LOCAL]), ...methods] : methods;
+}
+
+function inUnits(line, factor) {  // a line of the client plot with scores as shown
+  const scaled = (value) => (value === null ? null : factor * value);
+  return { ...line, local: scaled(line.local), scores: line.scores.map(scaled) };
+}
+
+function leftOut(lines) {
+  if (!lines.length) return null;
+  if (lines.length === 1) return element("p", lines[0], { class: "about" });
+  const list = element("ul", lines.map((line) => element("li", line)), { class: "note" });
+  return lines.length > 3 ? unfold(`${lines.length} notes on runs`, list) : list;
+}
+
 async function showComparison(query) {
   show(element("div", [], { class: "skeleton" }));
   const view = await ask("compare", query);
   const { overview: over, plot } = view;
   const unit = view.unit && ` ${view.unit}`;
-  const scaled = (value) => (value === null ? null : view.factor * value);
-  const all = plot.lines.map((line) => ({ ...line, local: scaled(line.local), scores: line.scores.map(scaled) }));
+  const all = plot.lines.map((line) => inUnits(line, view.factor));
   const href = (name) => `#/client?${new URLSearchParams([...query, ["name", name]])}`;
   const names = all.map((line) => line.client);
   crumbs(link("", {}, over.name), "comparison");
   tools.replaceChildren(search("Find a client … /", names, href), download(over.name, query), copyLink());
   const place = element("div", []);
   const legend = element("div", [
-    plot.has_local ? element("span", [key(-1), "local training"]) : null,
-    ...plot.labels.map((method, i) => element("span", [key(i), method])),
+    ...keys(plot),
     plot.compared ? element("span", `bar: from ${plot.base} to ${plot.compared}, faint if not significant`) : null,
   ], { class: "legend" });
   const MANY = 60;
@@ -269,11 +289,12 @@ async function showComparison(query) {
   const runs = Object.entries(view.runs).flatMap(([label, ids]) => ids.map((id) => element("li", [label + ": ", link("run", { id }, id || ".")])));
   const table = numbers(over.table, "Methods", (label) => {
     const i = plot.labels.indexOf(label);
-    return i < 0 ? label : element("span", [key(i), " " + label]);
+    return i < 0 && label !== LOCAL ? label : element("span", [key(i), " " + label]);
   });
   show(
     element("h1", over.sentence),
     element("p", over.about, { class: "about" }),
+    leftOut(view.left_out),
     element("div", over.cards.map((each) => card(element("h2", each.title), element("strong", minus(each.value)),
       each.more ? element("span", each.more, { class: "more" }) : null, element("p", minus(each.note)))), { class: "cards" }),
     element("div", [
@@ -281,20 +302,18 @@ async function showComparison(query) {
         all.length > MANY ? element("p", [`The ${MANY / 2} highest and the ${MANY / 2} lowest. `, every], { class: "note" }) : null),
       side.childElementCount ? side : null,
     ], side.childElementCount ? { class: "two" } : {}),
-    card(table, unfold("More columns", numbers(over.more, "All columns")),
-      element("ul", over.notes.map((note) => element("li", minus(note))), { class: "note" })),
-    card(element("h2", ["Over rounds: ", metric]), curves,
-      element("p", "Lines are means over seeds, bands their range.", { class: "note" })),
+    card(table, element("ul", over.notes.map((note) => element("li", minus(note))), { class: "note" }),
+      unfold("More columns, and who gains and loses with each method", numbers(over.more, "All columns"),
+        element("ul", over.sentences.map((text) => element("li", minus(text))), { class: "note" }))),
+    card(element("h2", ["Over rounds, mean and range over seeds: ", metric]), curves),
     card(unfold("Weights over rounds: whom the rules favour", ...figures("weights", view.runs)),
       unfold("Regret", ...figures("regret", view.runs)),
       unfold("Settings that differ", ...settings), unfold("Runs", element("ul", runs))),
   );
   const drawCurves = () => {
     forget();
-    curves.replaceChildren();
     const [rounds, series] = joined(view.curves, (each) => each[metric.value]);
-    if (rounds.length < 2) curves.append(element("p", "Only one round was evaluated: set evaluate_every lower.", { class: "note" }));
-    else plots.push(chart(curves, rounds, series, titled(plot.score, view.unit)));
+    curvesIn(curves, rounds, series, titled(view.score, view.unit));
   };
   metric.addEventListener("change", drawCurves);
   redraw();
@@ -303,6 +322,14 @@ async function showComparison(query) {
   window.addEventListener("resize", again);
   window.addEventListener("theme", drawCurves);
   leave = () => { window.removeEventListener("resize", again); window.removeEventListener("theme", drawCurves); forget(); };
+}
+
+// A chart, or why there is none.
+function curvesIn(place, rounds, series, label) {
+  place.replaceChildren();
+  if (!rounds.length || !series.length) place.append(element("p", "Nothing was recorded.", { class: "note" }));
+  else if (rounds.length < 2) place.append(element("p", "Only one round was evaluated: set evaluate_every lower.", { class: "note" }));
+  else plots.push(chart(place, rounds, series, label));
 }
 
 // A figure of the first run of each method, drawn when it is unfolded and not before.
@@ -335,37 +362,44 @@ async function showClient(query) {
   const view = await ask("client", query);
   const rest = query.filter(([name]) => name !== "name");
   const href = (name) => `#/client?${new URLSearchParams([...rest, ["name", name]])}`;
-  crumbs(link("compare", rest, "comparison"), view.name);
-  tools.replaceChildren(element("a", "← Previous", { href: href(view.before), class: "button", id: "before" }),
+  crumbs(link("", {}, view.dataset), link("compare", rest, "comparison"), view.name);
+  tools.replaceChildren(search("Find a client … /", view.names, href), element("a", "← Previous", { href: href(view.before), class: "button", id: "before" }),
     element("a", "Next →", { href: href(view.after), class: "button", id: "after" }), copyLink());
   const rows = view.methods.map((method, i) => ({ cells: [
-    [element("span", [key(method.label === "local training" ? -1 : i), " " + method.label]), method.label], [method.score, method.value],
+    [element("span", [key(method.label === LOCAL ? -1 : i), " " + method.label]), method.label], [method.score, method.value],
     [gain(method.gain), parseFloat(method.gain)], [method.weight || "–", parseFloat(method.weight)],
   ] }));
+  const picture = element("div", []);
   const scores = element("div", []);
   const weights = element("div", []);
+  const losses = element("div", []);
   const events = view.methods.flatMap((method) => method.events.map((text) => element("li", `${method.label}, ${text}`)));
   show(
     element("h1", view.sentence),
     element("p", `${view.samples} test samples, ${view.share} of all.`, { class: "about" }),
-    card(sortable(["method", titled(view.score, view.unit), "gain over local training", "mean weight (1: equal)"],
-      rows, "Methods")),
+    card(element("div", keys(view.plot), { class: "legend" }), picture,
+      sortable(["method", view.score, "gain over local training", "mean weight (1: equal)"],
+        rows, "Methods", ["", "", "", "wide-only"])),
     card(element("h2", `${view.score} over rounds (first seed)`), scores),
-    card(element("h2", "Weight over rounds (first seed)"),
-      element("p", "1 is an equal weight. A fair rule gives more weight to a client whose loss is above the cohort's mean.", { class: "note" }), weights),
+    element("div", [
+      card(element("h2", "Weight over rounds (first seed)"), weights,
+        element("p", "1 is an equal weight.", { class: "note" })),
+      card(element("h2", "Loss over rounds (first seed)"), losses,
+        element("p", "1 is the cohort's mean. A fair rule gives more weight where the loss is above it.", { class: "note" })),
+    ], { class: "halves" }),
     events.length ? card(element("h2", "Replies that were not used, or reduced"), element("ul", events)) : null,
   );
   const named = Object.fromEntries(view.methods.map((method) => [method.label, method]));
   const drawAll = () => {
     forget();
-    scores.replaceChildren();
-    weights.replaceChildren();
+    const line = view.plot.lines.map((each) => inUnits(each, view.factor));
+    picture.replaceChildren(clientPlot(view.plot, line, view.unit && ` ${view.unit}`, Math.max(320, picture.clientWidth), href));
     const [rounds, series] = joined(named, (each) => ({ round: each.rounds, mean: each.scores }));
-    if (rounds.length) plots.push(chart(scores, rounds, series, titled(view.score, view.unit)));
-    const [at, lines] = joined(named, (each) => ({ round: each.weights_at, mean: each.weights }));
-    const known = lines.filter((line) => line.values.some((value) => value !== null));
-    if (at.length && known.length) plots.push(chart(weights, at, known, "relative weight"));
-    else weights.append(element("p", "There are no weights.", { class: "note" }));
+    curvesIn(scores, rounds, series, titled(view.score, view.unit));
+    for (const [place, column, label] of [[weights, "weights", "relative weight"], [losses, "losses", "relative loss"]]) {
+      const [at, lines] = joined(named, (each) => ({ round: each.weights_at, mean: each[column] }));
+      curvesIn(place, at, lines.filter((each) => each.values.some((value) => value !== null)), label);
+    }
   };
   drawAll();
   window.addEventListener("theme", drawAll);
@@ -388,12 +422,20 @@ async function showRun(query) {
     progress.value = round;
   };
   tell(view.state, view.round, view.seconds_left);
+  const known = view.clients.length || !view.private.length;
+  const more = card(
+    known ? figure("Weights over rounds: whom the rule favoured", "weights", id) : null,
+    known ? figure("Regret", "regret", id) : null,
+    view.rule.details ? unfold("The rule", element("p", view.rule.about), code(view.rule.details)) : null,
+    unfold("The experiment", code(view.experiment)),
+    unfold("Facts and versions", code(JSON.stringify(view.facts, null, 2))));
   const curve = element("div", []);
   const descent = element("div", []);
   const clients = element("div", []);
   const worst = element("h1", "");
   const list = (rows) => {
-    worst.textContent = rows.length ? `${view.label} serves ${rows[0][0]} worst: ${rows[0][1]}` : `${view.label}: not evaluated yet`;
+    const missing = view.private.length ? `${view.label}: the scores of clients are private` : `${view.label}: not evaluated yet`;
+    worst.textContent = rows.length ? `${view.label} serves ${rows[0][0]} worst: ${rows[0][1]}` : missing;
     const rated = Object.keys(view.rates).length > 0;
     const mixed = Object.keys(view.partners).length > 0;
     const number = (value) => (value === undefined ? ["–", NaN] : [value.toPrecision(2), value]);
@@ -409,13 +451,15 @@ async function showRun(query) {
     element("p", `Run ${id || "."}`, { class: "about" }),
     element("div", [progress, words], { class: "bar" }),
     view.resume ? element("p", ["It was stopped. To continue: ", element("code", view.resume)]) : null,
-    card(element("h2", `${view.score} over rounds`), curve),
-    Object.keys(view.descent).length ? card(element("h2", "Descent: the direction of each round"), descent) : null,
-    card(element("h2", "Clients, the worst first"), clients),
-    card(figure("Weights over rounds: whom the rule favoured", "weights", id), figure("Regret", "regret", id),
-      unfold("The rule", element("p", view.rule.about), code(view.rule.details)),
-      unfold("The experiment", code(view.experiment)),
-      unfold("Versions", code(JSON.stringify(view.facts, null, 2)))),
+    view.private.length ? card(element("h2", "Privacy"), element("ul", view.private.map((text) => element("li", text)))) : null,
+    known ? element("div", [
+      element("div", [
+        card(element("h2", `${view.score} over rounds`), curve),
+        Object.keys(view.descent).length ? card(element("h2", "Descent: the direction of each round"), descent) : null,
+        more,
+      ]),
+      card(element("h2", "Clients, the worst first"), clients),
+    ], { class: "halves" }) : more,
   );
   const columns = { round: [], mean: [], worst_10: [] };
   if (view.curves.mean) {
@@ -425,10 +469,8 @@ async function showRun(query) {
   }
   const drawCurve = () => {
     forget();
-    curve.replaceChildren();
-    if (!columns.round.length) { curve.append(element("p", "No round has been evaluated yet.", { class: "note" })); return; }
-    plots.push(chart(curve, columns.round, [{ label: "mean", values: columns.mean },
-      { label: "worst 10 % of clients", values: columns.worst_10 }], titled(view.score, view.unit)));
+    curvesIn(curve, columns.round, [{ label: "mean", values: columns.mean },
+      { label: "worst 10 % of clients", values: columns.worst_10 }], titled(view.score, view.unit));
     descent.replaceChildren();
     for (const [label, [rounds, values]] of Object.entries(view.descent)) plots.push(chart(descent, rounds, [{ label, values }], label));
   };
@@ -447,6 +489,7 @@ async function showRun(query) {
       columns.round.push(each.round);
       for (const name of ["mean", "worst_10"]) columns[name].push(each.metrics[name] === undefined ? null : factor * each.metrics[name]);
     }
+    if (news.round === view.round && view.state === "stopped") return;  // nothing new
     tell("running", news.round);
     drawCurve();
     if (news.evaluated.length) list((await ask("run", query)).clients);

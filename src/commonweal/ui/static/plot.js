@@ -11,9 +11,9 @@ function draw(name, attributes = {}, ...children) {
   return node;
 }
 
-// A marker: the shape of the i-th method around (x, y).
+// A marker: the shape of the i-th method around (x, y). Shapes and colours are paired anew every seven methods.
 function marker(i, x, y, r = 5) {
-  const shape = SHAPES[i % SHAPES.length];
+  const shape = SHAPES[(i + Math.floor(i / 7)) % 7];
   const kind = { class: "m" + (i % 7) };
   const points = (pairs) => draw("polygon", { ...kind, points: pairs.map(([a, b]) => `${x + a * r},${y + b * r}`).join(" ") });
   if (shape === "circle") return draw("circle", { ...kind, cx: x, cy: y, r });
@@ -46,7 +46,7 @@ function steps(low, high, most) {  // round numbers between two values
 function clientPlot(plot, lines, unit, width, href) {
   const narrow = width < 560;
   const left = narrow ? 120 : 215;
-  const height = narrow ? 24 : 22;
+  const height = narrow ? 24 : Math.max(22, Math.min(36, 300 / lines.length));
   const values = lines.flatMap((line) => [line.local, ...line.scores]).filter((value) => value !== null);
   let [low, high] = [Math.min(...values), Math.max(...values)];
   const pad = (high - low || 1) * 0.06;
@@ -54,7 +54,7 @@ function clientPlot(plot, lines, unit, width, href) {
   const x = (value) => left + 12 + (width - left - 28) * (value - low) / (high - low);
   const total = lines.length * height + 40;
   const whole = draw("svg", { class: "clients", viewBox: `0 0 ${width} ${total}`, role: "group",
-    "aria-label": `Every client's ${plot.score} under ${plot.labels.join(", ")}; the report has the numbers` });
+    "aria-label": `${plot.score} by client under ${plot.labels.join(", ")}; the report has the numbers` });
   for (const tick of steps(low, high, narrow ? 4 : 7)) {
     whole.append(draw("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: total - 28 }),
       draw("text", { class: "tick", x: x(tick), y: total - 10, "text-anchor": "middle" }, `${tick}${unit}`));
@@ -125,8 +125,8 @@ function chart(place, rounds, series, label) {
   });
   const whole = [1, 2, 5].flatMap((k) => [1, 10, 100, 1000, 10000, 100000].map((size) => k * size)).sort((a, b) => a - b);
   const options = {
-    width: Math.max(260, place.clientWidth || 700), height: 280, scales: { x: { time: false } }, bands,
-    axes: [{ ...axis, label: "round", incrs: whole }, { ...axis, label, size: 60 }], series: lines, legend: { show: false },
+    width: Math.max(260, place.clientWidth || 700), height: 260, scales: { x: { time: false } }, bands,
+    axes: [{ ...axis, label: "round", labelSize: 20, size: 32, incrs: whole }, { ...axis, label, labelSize: 20, size: 56 }], series: lines, legend: { show: false },
     hooks: { setCursor: [tell] },
   };
   place.append(legend);

@@ -191,6 +191,7 @@ def test_a_stopped_run_stays_stopped(page: Page, window: Browser, tmp_path: Path
         time.sleep(1)  # the first rounds that are followed are those that are known
         assert "stopped: round 2 of 4" in window.text("#progress")
         assert f'--out "{folder}" --resume' in window.text("main")
+        window.open("about:blank")  # before the server ends
 
 
 def test_figures_are_drawn_when_they_are_unfolded(page: Page, window: Browser) -> None:

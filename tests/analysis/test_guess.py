@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import commonweal
 from commonweal.analysis.guess import Guess, guess
+from commonweal.data.federation import Federation
 
 Draw = Callable[[np.random.Generator, int], object]  # a cell of row i
 
@@ -192,7 +194,7 @@ def lines(path: Path, ages: Sequence[str]) -> dict[str, str]:
 def test_numbers_among_which_are_a_few_texts_are_pointed_out(tmp_path: Path) -> None:
     ages = [str(20 + k % 60) for k in range(190)] + ["unknown"] * 8 + ["<18"] * 2
     said = lines(tmp_path / "a.csv", ages)
-    assert "most of them are numbers" in said["age"] and "'unknown'" in said["age"]
+    assert "'unknown', '<18' count as missing; 10 missing (5.0 %)" in said["age"]
     assert "numbers" not in said["ward"]  # a text that is a number once
 
 
@@ -219,7 +221,7 @@ def test_thousands_units_and_many_columns(tmp_path: Path) -> None:
     said = dict(found.lines)
     assert said["g0 ... g7"] == "number (8 columns)"
     assert said["income"] == "number with thousands set apart"
-    assert "numbers with a unit (50 kg)" in said["weight"]
+    assert said["weight"] == "number with the unit kg"
     assert said["price"].startswith("the label: number (regression), 1.23457e+06 to 6.02346e+07")
 
 
@@ -233,3 +235,59 @@ def test_a_column_that_gives_a_survival_event_away(tmp_path: Path) -> None:
     remarks = guess(path, "time,event", "site", tmp_path / "t.toml").remarks
     assert any("'buried' may give 'event' away" in remark for remark in remarks)
     assert not any("'age' may give" in remark for remark in remarks)
+
+
+def test_a_polish_hospitals_export(tmp_path: Path) -> None:
+    """A code page, row numbers in disorder, units, codes, far numbers, dates: each is reported."""
+    rng = np.random.default_rng(1)
+    order = rng.permutation(300)
+    header = "N° chorego;Szpital;Wiek;Kod pocztowy;Masa;Koszt;CRP;Przyjęcie;Palił;;Zgon"
+    lines = [header]
+    for i in range(300):
+        age = 999 if i % 9 == 0 else 20 + i % 60
+        crp = "<0,5" if i % 11 == 0 else f"{rng.gamma(2):.2f}".replace(".", ",")
+        month = ("sty", "lut", "kwi", "gru")[i % 4]
+        cells = [
+            order[i] + 1, ("Łódź", "Kraków", "Poznań")[i % 3], age, 10000 + 37 * order[i],
+            f"{60 + i % 40} kg", f"{rng.integers(1, 9)} {100 + order[i]},50", crp,
+            f"{1 + i % 28}-{month}-2023", "tak" if rng.random() < 0.5 else "nie", "",
+            "tak" if rng.random() < 0.4 else "nie",
+        ]  # fmt: skip
+        lines.append(";".join(map(str, cells)))
+    path = tmp_path / "t.csv"
+    path.write_bytes("\r\n".join(lines).replace("°", "").encode("cp1250"))
+    looked = look(path)
+    said, remarks = dict(looked.lines), "\n".join(looked.remarks)
+    assert dataset(looked) == {
+        "name": "table", "path": "t.csv", "separator": ";", "encoding": "cp1250",
+        "label": "Zgon", "client": "Szpital", "drop": ["Kod pocztowy"], "missing": ["Wiek=999"],
+    }  # fmt: skip
+    assert said["N chorego"].startswith("left out: it looks like an id")
+    assert said["Wiek"].startswith("number; 34 missing (11.3 %)")
+    assert said["Kod pocztowy"].startswith("left out: codes that differ in most rows (guessed)")
+    assert said["Masa"] == "number with the unit kg"
+    assert said["Koszt"] == "number with decimal commas"
+    assert said["CRP"].startswith("number with decimal commas; '<0,5' count as missing; 28 missing")
+    assert said["Przyjęcie"].startswith("date (day-month-year)")
+    assert said["Palił"] == "0 for nie, 1 for tak"
+    assert said["unnamed 10"] == "left out: it is constant"
+    assert "read as cp1250 (guessed)" in remarks and "'Wiek=999'" in remarks
+    loaded = commonweal.dataset(**(dataset(looked) | {"path": str(path)}))
+    assert isinstance(loaded, Federation) and loaded.preprocessing is not None
+    fitted = {column.name: column for column in loaded.preprocessing.columns}
+    assert fitted["Wiek"].indicator and fitted["Wiek"].high == 79
+    texts = {name: [""] for name in fitted} | {"Wiek": ["999.0"], "Masa": ["70,5"], "CRP": ["1.5"]}
+    row = dict(zip(loaded.preprocessing.features, loaded.preprocessing.rows(texts)[0], strict=True))
+    assert row["Wiek is missing"] == 1
+    masa = fitted["Masa"]
+    assert row["Masa"] == pytest.approx((70.5 - masa.mean) / masa.deviation, rel=1e-5)
+
+
+def test_what_no_name_says(tmp_path: Path) -> None:
+    """Possible clients are offered, also where each has a column of its own."""
+    columns = {"area": one_of("north", "south", "west"), "x": number, "result": yes_no}
+    said = "\n".join(look(written(tmp_path / "a.csv", columns)).remarks)
+    assert 'To name the column of clients: --client "area"' in said
+    hot = {f"site_{k}": (lambda rng, i, k=k: int(i % 3 == k)) for k in range(3)}
+    said = "\n".join(look(written(tmp_path / "b.csv", hot | {"x": number, "y": yes_no})).remarks)
+    assert "'site_0' ... 'site_2' may be clients" in said

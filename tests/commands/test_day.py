@@ -351,6 +351,32 @@ def test_init_reads_latin1_and_says_so(command: Command, tmp_path: Path) -> None
     assert "Köln" in Record.read("run").clients().names
 
 
+def test_labels_in_capitals_and_a_code_page_in_predictions(
+    command: Command, tmp_path: Path
+) -> None:
+    """`predict` scores labels however they are written; the exported script reads the same file."""
+    rng = np.random.default_rng(0)
+    lines = ["Straße;Haus;Tot"]
+    for i in range(90):
+        lines.append(f"{('Köln', 'Ulm')[i % 2]};h{i % 4};{('Nein', 'JA')[rng.integers(2)]}")
+    written(tmp_path / "t.csv", "\n".join(lines), "latin-1")
+    command("init", "t.csv", "--label", "Tot", "--client", "Haus")
+    command("run", "t.toml", "rounds=1", "-q", "--out", "run")
+    said = command("predict", "run", "t.csv", "-o", "latin.out")
+    assert "over the 90 rows that have a label" in said
+    command("export", "run", "--to", "torch", "-o", "torch")
+    assert without_us(tmp_path / "torch", tmp_path / "t.csv") == [
+        without_ids(row) for row in read(tmp_path / "latin.out")
+    ]
+    written(tmp_path / "u.csv", "\n".join(lines), "utf-8")
+    command("predict", "run", "u.csv", "-o", "utf8.out")
+    assert read(tmp_path / "utf8.out") == read(tmp_path / "latin.out")
+    script = [sys.executable, str(tmp_path / "torch" / "predict.py")]
+    for arguments, words in (([], "python predict.py new.csv"), (["no.csv"], "predict.py: ")):
+        done = subprocess.run([*script, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_module_of_ones_own_is_imported_only_when_trusted(
     command: Command, tmp_path: Path
 ) -> None:

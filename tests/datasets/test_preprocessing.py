@@ -155,6 +155,36 @@ def test_what_is_no_decimal_comma(text: str) -> None:
         plain_table.parser(Column("a", "number", decimal=","))(text)
 
 
+def test_notations_of_dates() -> None:
+    """Each text is the instant that Python's own parser reads."""
+    cases = {
+        "day-month-year": [
+            ("31.01.24", "2024-01-31"), ("31/01/1969", "1969-01-31"), ("5-Apr-21", "2021-04-05"),
+            ("5. Mai 2021", "2021-05-05"), ("05 december 1999", "1999-12-05"),
+            ("1.2.69", "1969-02-01"), ("1.2.68", "2068-02-01"),
+        ],
+        "month-day-year": [
+            ("1/31/2024 3:04 PM", "2024-01-31T15:04"), ("Apr 5, 2021", "2021-04-05"),
+            ("12/5/2021 12:30:15 am", "2021-12-05T00:30:15"),
+        ],
+        "year-month-day": [
+            ("2024-01-31T23:30:00+01:00", "2024-01-31T22:30"),
+            ("2024/1/31 7:05", "2024-01-31T07:05"),
+            ("2024-01-31T01:00:00.5Z", "2024-01-31T01:00:00.5"),
+        ],
+        "yearmonthday": [("20240131", "2024-01-31"), ("19991231.0", "1999-12-31")],
+    }  # fmt: skip
+    for order, pairs in cases.items():
+        parse = plain_table.parser(Column("d", "date", order=order))
+        for text, iso in pairs:
+            days = (np.datetime64(iso, "ms") - np.datetime64("1970-01-01", "ms")) / np.timedelta64(
+                1, "D"
+            )
+            assert parse(text) == pytest.approx(float(days), abs=1e-9), text
+        for text in ("21-04-05", "31.13.2024", "5 Foo 2021", "2024-1", "12", "1.2.3"):
+            assert not plain_table.fits(Column("d", "date", order=order), [text]), text
+
+
 def test_dates_are_days_and_times_of_year_and_week() -> None:
     column = Column("d", "date", order="year-month-day")
     texts = ["1970-01-01", "2024-02-29T12:00", "2024-01-01", ""]

@@ -262,6 +262,43 @@ def test_survival_times_and_events_of_a_table(tmp_path: Path) -> None:
             commonweal.dataset("table", path=str(path), label=label)
 
 
+def test_which_value_is_an_event(tmp_path: Path) -> None:
+    """0 and 1, 1 and 2 as in R, words, or the value that the label names; else it is an error."""
+    path = tmp_path / "s.csv"
+    happened = [k % 3 == 0 for k in range(60)]
+
+    def load(name: str, values: tuple[str, str], label: str) -> Federation:
+        lines = [f"client,age,time,{name}"]
+        for k, event in enumerate(happened):
+            lines.append(f"{'ab'[k % 2]},{k % 7},{k + 1},{values[event]}")
+        path.write_text("\n".join(lines))
+        federation = commonweal.dataset("table", path=str(path), label=label)
+        assert isinstance(federation, Federation)
+        return federation
+
+    for name, values, label in (
+        ("status", ("0", "1"), "time,status"),
+        ("status", ("1", "2"), "time,status"),
+        ("status", ("alive", "dead"), "time,status"),
+        ("status", ("0:LIVING", "1:DECEASED"), "time,status"),
+        ("event", ("no", "yes"), "time,event"),
+        ("status", ("A", "B"), "time,status=b"),
+        ("censored", ("1", "0"), "time,censored=0"),
+    ):
+        federation = load(name, values, label)
+        y = torch.cat([federation.train.y, federation.test.y])
+        assert {int(t) - 1 for t, e in y.tolist() if e} == {k for k in range(60) if happened[k]}
+        said = any(f"an event is {name} = {values[1]}" in note for note in federation.notes)
+        assert said == (values[1] != "1")
+    for name, values, label in (
+        ("censored", ("1", "0"), "time,censored"),
+        ("status", ("A", "B"), "time,status"),
+        ("status", ("A", "B"), "time,status=C"),
+    ):
+        with pytest.raises(DataError, match="say which value means that there was an event"):
+            load(name, values, label)
+
+
 # Folders
 
 

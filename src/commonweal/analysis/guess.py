@@ -23,7 +23,7 @@ from commonweal.data.rows import REGRESSION
 from commonweal.datasets import build_federation
 from commonweal.datasets._fit import Options
 from commonweal.datasets._shared import Pool
-from commonweal.datasets._table_files import guess_wide, separator_in
+from commonweal.datasets._table_files import guess_encoding, separator_in
 from commonweal.datasets._tables import CLIENT, Roles, Survey, Table, columns_in
 from commonweal.datasets.partition import IID
 from commonweal.datasets.table import (
@@ -31,6 +31,7 @@ from commonweal.datasets.table import (
     load_table,
     open_table,
     read_labels,
+    read_times,
     survey_table,
 )
 from commonweal.training.scores import SCORES
@@ -41,7 +42,6 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 CLIENTS_OF_POOL = 10  # for a table that names none
-UNIT = re.compile(r"[-+]?\d[\d.,' ]*\s*([^\W\d]+|%|[$€£°]\w*)")
 NUMBERS = {
     ".": "number",
     ",": "number with decimal commas",
@@ -49,7 +49,7 @@ NUMBERS = {
 }
 FOLDED = 5  # neighbouring columns of one kind, from which they share a line
 SHOWN = 8  # columns that a remark names
-SKEWED = 4.0  # times as far from the median above as below: a skewed label
+SKEWED = 3.0  # times as far from the median above as below: a skewed label
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,27 @@ def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Gues
     encoding, seen = _look(path)
     chosen = _choose(seen, label, client)
     contents = open_table(path, chosen.roles, "auto", encoding)
+    missing = _missing(contents)
+    contents = contents.revised(Roles(chosen.roles.label, missing=missing))
     again = same_as_client(contents)
     codes = [name for name in contents.profiles if _is_code(contents, name) and name not in again]
-    final = replace(chosen.roles, drop=tuple(again), categories=tuple(codes))
+    rare = [name for name in codes if contents.profiles[name].mostly_differs]
+    codes = [name for name in codes if name not in rare]
+    drop = (*again, *rare)
+    final = replace(chosen.roles, drop=drop, categories=tuple(codes), missing=missing)
     options = {key: value for key, value in asdict(final).items() if value}
-    loaded = load_table(contents.revised(again, codes), "auto", Options(), None, 0.2, 0)
+    contents = contents.revised(final)
+    loaded = load_table(contents, "auto", Options(), None, 0.2, 0)
     is_pool = isinstance(loaded, Pool)
     federation = build_federation(loaded, IID(CLIENTS_OF_POOL) if is_pool else None)
-    lines = _lines(seen, contents, federation, codes)
+    lines = _lines(seen, contents, federation, codes, rare)
     leaks = _leaks(contents)
     remarks = [
+        *_on_encoding(encoding),
         *chosen.remarks,
+        *(_on_pool(contents) if is_pool else []),
         *_remarks(federation, is_pool),
-        *_on_columns(contents, again, codes),
+        *_on_columns(contents, again, codes, missing),
         *_on_clients(contents),
         *_leak_remarks(leaks, contents),
     ]
@@ -107,8 +115,7 @@ def _look(path: Path) -> tuple[str, Survey]:
     try:
         return "utf-8", survey_table(path, "auto", "utf-8")
     except EncodingError:
-        with open(path, "rb") as file:
-            encoding = guess_wide(file.read(1 << 12)) or "latin-1"
+        encoding = guess_encoding(path)
         return encoding, survey_table(path, "auto", encoding)
 
 
@@ -127,9 +134,9 @@ def _choose(seen: Survey, label: str | None, client: str | None) -> _Chosen:
         if not ranked:
             raise ConfigError("no column looks like a label: name it with --label")
         label = ranked[0].name
-        if is_survival and survival and label in survival[0].split(","):
+        if is_survival and survival and label in roles.columns(survival[0]):
             label = survival[0]
-            event = label.partition(",")[2]
+            event = roles.columns(label)[1]
             remarks.append(
                 f"label guessed: survival times and events, {label!r}, by their names; to predict "
                 f'the event alone: --label "{event}"'
@@ -152,7 +159,7 @@ def _choose(seen: Survey, label: str | None, client: str | None) -> _Chosen:
     order = "" if split else roles.order_column(seen.profiles, client) or ""
     if split in (label, client):
         split = ""
-    if order in label.split(","):
+    if order in roles.columns(label):
         order = ""
     if split:
         remarks.append(
@@ -181,6 +188,16 @@ def _guessed(role: str, ranked: Sequence[roles.Candidate]) -> str:
     return f'{text}. To change it: --{role} "COLUMN"'
 
 
+def _missing(contents: Table) -> tuple[str, ...]:
+    """Numbers that seem to mean a missing value, as "column=number"."""
+    entries = []
+    for name in contents.stored_numbers:
+        if contents.column(name).becomes == "number" and contents.profiles[name].whole:
+            for number in roles.stands_for_missing(contents.numbers(name)):
+                entries.append(f"{name}={number:g}")
+    return tuple(entries)
+
+
 def _is_code(contents: Table, name: str) -> bool:
     """Whether a feature of numbers looks like codes."""
     if name in contents.facts.no_features or name == contents.facts.roles.order:
@@ -194,7 +211,7 @@ def _leaks(contents: Table) -> list[Leak]:
     rows = contents.complete()
     event = contents.facts.event
     if event:
-        happened = contents.numbers(event)[rows].astype(np.int64)
+        happened = read_times(contents, rows).y[:, 1].astype(np.int64)
         return find_leaks(contents, rows, happened, (f"no {event}", event))
     labels = read_labels(contents, "auto", rows)
     return find_leaks(contents, rows, labels.y, labels.class_names)
@@ -204,7 +221,11 @@ def _leaks(contents: Table) -> list[Leak]:
 
 
 def _lines(
-    seen: Survey, contents: Table, federation: Federation, codes: Sequence[str]
+    seen: Survey,
+    contents: Table,
+    federation: Federation,
+    codes: Sequence[str],
+    rare: Sequence[str],
 ) -> list[tuple[str, str]]:
     preprocessing = federation.preprocessing
     assert preprocessing is not None
@@ -220,11 +241,13 @@ def _lines(
             sizes = (federation.train.sizes + federation.test.sizes).tolist()
             rows = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
             text = f"the client: {len(sizes)} of them, {rows} rows each"
-        elif name == facts.roles.split:
+        elif facts.roles.split and name == facts.roles.split:
             text = "says which rows are test rows"
+        elif name in rare:
+            text = "left out: codes that differ in most rows (guessed)"
         else:
-            text = _about(fitted[name], seen, name in codes)
-        if name == facts.roles.order:
+            text = _about(fitted[name], contents, name in codes)
+        if facts.roles.order and name == facts.roles.order:
             text += "; orders the rows of a client"
         lines.append((shown(name), shown(text)))
     return _folded(lines)
@@ -269,9 +292,9 @@ def _odd_texts(column: Column) -> list[str]:
     return [repr(level) for level in odd[:3]] if 2 * len(odd) < len(known) else []
 
 
-def _about(column: Column, seen: Survey, is_code: bool) -> str:
+def _about(column: Column, contents: Table, is_code: bool) -> str:
     """What a column becomes, and what looks wrong."""
-    profile = seen.profiles[column.name]
+    profile = contents.profiles[column.name]
     if column.becomes == "nothing":
         return f"left out: {column.why}"
     if is_code:
@@ -290,15 +313,17 @@ def _about(column: Column, seen: Survey, is_code: bool) -> str:
     dates = [level for level in _levels(column) if MONTHS.fullmatch(level)]
     if dates and len(dates) > 0.9 * len(_levels(column)):
         text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
-    with_unit = [level for level in _levels(column) if UNIT.fullmatch(level)]
-    if with_unit and len(with_unit) > 0.9 * len(_levels(column)):
-        text += f"; looks like numbers with a unit ({with_unit[0]}): remove it to use them as such"
-    if profile.gaps:
-        share = 100 * profile.gaps / profile.rows
+    if column.unit:
+        text += f" with the unit {column.unit}"
+    if column.missing_as:
+        text += f"; {_some(column.missing_as)} count as missing"
+    gaps = int(contents.gaps(column.name).sum())
+    if gaps:
+        share = 100 * gaps / profile.rows
         filled = "category 'missing'"
         if column.becomes != "text":
             filled = f"the median {column.median:g} and a further feature"
-        text += f"; {profile.gaps} missing ({share:.1f} %): {filled}"
+        text += f"; {gaps} missing ({share:.1f} %): {filled}"
     if profile.ambiguous and column.becomes == "date":
         text += "; day and month are ambiguous: check the order"
     return text
@@ -307,11 +332,6 @@ def _about(column: Column, seen: Survey, is_code: bool) -> str:
 def _remarks(federation: Federation, is_pool: bool) -> list[str]:
     on_columns = () if federation.preprocessing is None else federation.preprocessing.notes
     notes = [note for note in federation.notes if note not in on_columns]
-    if is_pool:
-        notes.append(
-            f"no column looks like the clients': rows are divided at random among "
-            f"{CLIENTS_OF_POOL}; name the column with --client if there is one"
-        )
     if federation.class_names and _score(federation) != "accuracy":
         notes.append(
             "a rare class may never be predicted: class_weight=balanced weighs it up, and for two "
@@ -327,6 +347,31 @@ def _remarks(federation: Federation, is_pool: bool) -> list[str]:
     return notes
 
 
+def _on_encoding(encoding: str) -> list[str]:
+    if encoding == "utf-8":
+        return []
+    return [
+        f"the file is not UTF-8; read as {encoding} (guessed). If letters above are wrong, change "
+        "encoding in the experiment, and names with it"
+    ]
+
+
+def _on_pool(contents: Table) -> list[str]:
+    """Remarks on a table in which no column is called like the clients."""
+    text = f"no column looks like the clients': rows are divided at random among {CLIENTS_OF_POOL}"
+    possible = roles.could_name(contents.profiles, contents.facts.roles.label)
+    name = possible[0] if possible else "COLUMN"
+    also = f" (also possible: {_some(possible[1:])})" if len(possible) > 1 else ""
+    remarks = [f'{text}. To name the column of clients: --client "{name}"{also}']
+    one_hot = roles.one_hot_clients(contents.profiles)
+    if len(one_hot) > 2:
+        remarks.append(
+            f"{one_hot[0]!r} ... {one_hot[-1]!r} may be clients, one column for each: to use them, "
+            "write one column with the client's name"
+        )
+    return remarks
+
+
 def _is_skewed(y: np.ndarray) -> bool:
     """Whether positive values lie far above their median more often than far below."""
     if y.min() <= 0:
@@ -335,7 +380,9 @@ def _is_skewed(y: np.ndarray) -> bool:
     return bool(high - middle > SKEWED * (middle - low))
 
 
-def _on_columns(contents: Table, again: Sequence[str], codes: Sequence[str]) -> list[str]:
+def _on_columns(
+    contents: Table, again: Sequence[str], codes: Sequence[str], missing: Sequence[str]
+) -> list[str]:
     remarks = []
     if again:
         client = ",".join(contents.facts.client)
@@ -344,6 +391,11 @@ def _on_columns(contents: Table, again: Sequence[str], codes: Sequence[str]) -> 
         remarks.append(
             f"numbers that look like codes become categories (guessed): {_some(codes)}; if they "
             "are amounts, delete them from categories in the experiment"
+        )
+    if missing:
+        remarks.append(
+            f"far numbers that count as missing (guessed): {_some(missing)}; if they are values, "
+            "delete them from missing in the experiment"
         )
     return remarks
 

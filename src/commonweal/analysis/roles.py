@@ -5,6 +5,7 @@ and so does a position. What is guessed is always reported, with the next candid
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -16,23 +17,28 @@ from commonweal.datasets._tables import ID_NAME, Profile
 __all__ = [
     "Candidate",
     "codes",
+    "columns",
+    "could_name",
     "is_people",
     "names_clients",
+    "one_hot_clients",
     "order_column",
     "rank_clients",
     "rank_labels",
     "split_column",
+    "stands_for_missing",
     "survival",
     "words",
 ]
 
-# Words of names in English, German, French, Spanish, Italian, Portuguese and Dutch.
+# Words of names in English, German, French, Spanish, Italian, Portuguese, Dutch and Polish.
 LABELS = re.compile(
-    "labels?|target|class|klasse|classe|clase|ziel(variable)?|cible|objetivo|etichetta|outcomes?|"
-    "ergebnis|result|resultat|resultado|esito|uitkomst|utfall|response|diagnos(is|e|tic|tico|i)|"
-    "died|dead|death|deceased|mortality|survived|alive|gestorben|verstorben|tod|deces|fallecido|"
-    "morto|overleden|event|disease|ill|sick|krank|churn|default|fraud|readmi(tted|ssion)|relapse|"
-    "rezidiv|recurrence|dropout"
+    "labels?|target|class|klasse|classe|clase|klasa|ziel(variable)?|cible|objetivo|etichetta|cel|"
+    "outcomes?|ergebnis|result|resultat|resultado|esito|wynik|uitkomst|utfall|response|"
+    "diagnos(is|e|tic|tico|i)|died|dead|death|deceased|mortality|survived|alive|gestorben|"
+    "verstorben|tod|deces|fallecido|morto|zgon|zmarl|overleden|event|ereignis|disease|ill|sick|"
+    "krank|churn(ed)?|kundigung|default(ed)?|fraud|readmi(t|tted|ssion)|relapse|rezidiv|"
+    "recurrence|dropout|passed|failed"
 )
 WEAK_LABELS = re.compile(
     "y|score|grade|note|price|preis|prix|precio|prezzo|value|wert|status|quality|severity|stage|"
@@ -48,10 +54,11 @@ CLIENTS = tuple(  # the most likely first
         re.compile,
         (
             "clients?",
-            "hosp(ital)?(num|id|nr|no|es|s)?|clini(c|cs|ca|que)|klinik\\w*|krankenhaus|"
-            "sites?(id)?|cent(er|re)s?|zentr(um|en)|institut\\w*|practice|praxis|facility|trust|"
-            "provider|standort|hopital|ospedale|ziekenhuis",
-            "ward|dep(ar)?t(ment)?|abteilung|station|unit|school|schule|ecole|escuela|scuola|"
+            "hosp(ital)?(num|id|nr|no|es|s)?|clini(c|cs|ca|que)|klini[ck]\\w*|krankenhaus|szpital\\w*|"
+            "sites?(id|nr|no)?|cent(er|re|ro|rum)s?|zentr(um|en)|inst(itut\\w*)?|practice|praxis|"
+            "facility|trust|provider|standort|hopital|etablissement|ospedale|ziekenhuis|placowka",
+            "ward|dep(ar)?t(ement|ment)?|abteilung|oddzial|station|unit|school|schule|ecole|escuela|"
+            "scuola|szkola|cntry|ctry|kraj|[ck]anton|gemeinde|commune|wojewodztwo|powiat|miasto|"
             "course|kurs|studiengang|curso|cours|college|university|faculty|branch|filiale|bank|"
             "store|shop|outlet|farm|field|plant|factory|lab(oratory)?|study|cohort|team|"
             "distri(ct|to)|bezirk|county|regione?|municipality|city|stadt|ville|ciudad|state|"
@@ -65,31 +72,32 @@ CLIENTS = tuple(  # the most likely first
 )
 PEOPLE = CLIENTS[3]  # clients whose rows are usually repeated measurements
 CODES = re.compile(
-    "\\w*(code|kode|schlussel)s?|typ|type|mode|status|[ck]ategor(y|ie|ia)|group|gruppe|na[ct]ionality|"
+    "\\w*([ck]ode?|codigo|codice|schlussel)s?|typ|type|mode|status|[ck]ategor(y|ie|ia)|group|gruppe|na[ct]ionality|"
     "nationalitaet|qualification|occupation|profession|beruf|job|race|ethnic(ity)?|religion|"
-    "language|marital|zip|plz|postcode|icd|atc|cluster|species|breed|colou?r|(sub)?class|reason|"
+    "language|marital|zip|plz|post(al)?(code)?|icd\\d*|atc|ndc|cip|cluster|species|breed|colou?r|(sub)?class|reason|"
     "cause|diagnos(is|e)|method"
 )
 SPLITS = re.compile("folds?|split|splits|set|subset|partition|cv")
 TIMES = re.compile(
-    "times?|zeit|temps|tiempo|tempo|tijd|t|duration|dauer|survival|os|pfs|dfs|rfs|tte|futime|"
+    "times?|\\w*zeit|temps|czas|tiempo|tempo|tijd|t|duration|dauer|survival|os|pfs|dfs|rfs|tte|futime|"
     "followup(time)?|surv?time|timetoevent"
 )
 WEAK_TIMES = re.compile("days?|months?|weeks?|years?|tage|monate|stop")
 EVENTS = re.compile(
-    "events?|e|status|died|dead|death|deceased|mortality|fustat|delta|tod|gestorben|deces|relapse|"
-    "recurrence|failure"
+    "events?|e|status|died|dead|death|deceased|mortality|fustat|delta|tod|gestorben|verstorben|"
+    "ereignis|deces|zgon|relapse|recurrence|failure|progression|cens(ored|or|oring)?"
 )
 WHEN = re.compile(
     "date|datum|fecha|data|timestamp|time|zeit|temps|visit[ea]?|session|days?|week|month|year|"
     "trial|wave|round|epoch|sequence|seq|step"
 )
-WORD = re.compile(r"[A-Z]+(?![a-zà-ÿ])|[A-Z]?[a-zà-ÿ]+|[A-Z]+|[^\W\d_]+")
-ACCENTS = str.maketrans("àáâäãçèéêëìíîïñòóôöõùúûüß", "aaaaaceeeeiiiinooooouuuus")
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+PLAIN = str.maketrans("łŁßøØ", "lLsoO")  # letters that are not one with an accent
 SERIES = 3  # columns called x1, x2, x3 belong together
 MOST_CLASSES = 20
 MOST_CODES = 60  # different numbers of a column of codes
 LEAST_ROWS = 3  # of a client, on average
+SENTINELS = (9.0, 99.0, 999.0, 9999.0, 99999.0, -9.0, -99.0, -999.0, -9999.0)
 
 
 class Candidate(NamedTuple):
@@ -106,7 +114,14 @@ def words(name: str) -> list[str]:
     >>> words("Father's qualification"), words("HOSPNUM"), words("timeToEvent_2"), words("subject#")
     (['father', 's', 'qualification'], ['hospnum'], ['time', 'to', 'event'], ['subject'])
     """
-    return [word.lower().translate(ACCENTS) for word in WORD.findall(name)]
+    letters = unicodedata.normalize("NFD", name.translate(PLAIN))
+    plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    return [word.lower() for word in WORD.findall(plain)]
+
+
+def columns(label: str) -> list[str]:
+    """The columns that a label of survival times names, "time,event" or "time,event=value"."""
+    return [name.partition("=")[0] for name in label.split(",")]
 
 
 def _has(name: str, vocabulary: re.Pattern[str]) -> bool:
@@ -170,15 +185,17 @@ def _is_class(profile: Profile) -> bool:
 def survival(profiles: Mapping[str, Profile]) -> tuple[str, bool] | None:
     """Columns of times and events, "time,event", and whether their names leave little doubt."""
     events = [p for p in profiles.values() if _has(p.name, EVENTS) and p.different == 2]
-    events = [p for p in events if p.column.becomes in ("number", "boolean") and p.whole]
+    events = [p for p in events if p.whole]
     events.sort(key=lambda p: "event" not in p.name.lower())
     numbers = [p for p in profiles.values() if p.column.becomes == "number" and p.different > 20]
     times = [p for p in numbers if _has(p.name, TIMES)]
     weak = [p for p in numbers if _has(p.name, WEAK_TIMES)]
     if not events or not (times or weak):
         return None
-    time = (times or weak)[0]
-    return f"{time.name},{events[0].name}", bool(times)
+    time, event = (times or weak)[0], events[0]
+    if "cens" in event.name.lower():
+        return f"{time.name},{event.name}=0", False
+    return f"{time.name},{event.name}", bool(times) and event.column.becomes != "text"
 
 
 # Clients
@@ -186,7 +203,7 @@ def survival(profiles: Mapping[str, Profile]) -> tuple[str, bool] | None:
 
 def rank_clients(profiles: Mapping[str, Profile], label: str | None) -> list[Candidate]:
     """The columns that may name the clients, the likeliest first: by name, with several rows."""
-    taken = () if label is None else (label, *label.split(","))
+    taken = () if label is None else (label, *columns(label))
     series = _in_series(profiles)
     candidates = []
     for name, profile in profiles.items():
@@ -207,19 +224,57 @@ def _may_name(profile: Profile) -> bool:
     return is_name and 2 <= profile.different <= profile.first_rows / LEAST_ROWS
 
 
+def could_name(profiles: Mapping[str, Profile], label: str) -> list[str]:
+    """Columns of categories that might name the clients, though their names do not say so."""
+    names = []
+    for name, profile in profiles.items():
+        enough = 3 <= profile.different <= profile.first_rows / (3 * LEAST_ROWS)
+        is_text = profile.column.becomes == "text"
+        if is_text and enough and not profile.is_id and name not in (label, *columns(label)):
+            names.append(name)
+    return names
+
+
+def one_hot_clients(profiles: Mapping[str, Profile]) -> list[str]:
+    """Columns of 0 and 1 that are called like clients, such as site_a, site_b and site_c."""
+    groups: dict[str, list[str]] = {}
+    for name, profile in profiles.items():
+        first = words(name)[:1]
+        if profile.different == 2 and first and any(c.fullmatch(first[0]) for c in CLIENTS):
+            groups.setdefault(first[0], []).append(name)
+    return max(groups.values(), key=len, default=[])
+
+
 # Codes and times
+
+
+def stands_for_missing(values: np.ndarray) -> list[float]:
+    """Numbers such as 999 or -9 that lie far from all others and occur often."""
+    known = values[~np.isnan(values)]
+    different, counts = np.unique(known, return_counts=True)
+    found = []
+    for number in SENTINELS:
+        rest = different[different != number]
+        rows = int(counts[different == number].sum())
+        if len(rest) < 2 or rows < max(LEAST_ROWS, 0.005 * len(known)):
+            continue
+        beyond = number > rest[-1] + 2 * (rest[-1] - rest[0])
+        below = number < 0 and rest[0] >= 0 and len(rest) > 2
+        if beyond or below:
+            found.append(number)
+    return found[:1]
 
 
 def codes(profile: Profile, values: np.ndarray) -> bool:
     """Whether whole numbers look like codes: by their name, or by gaps and uneven frequencies."""
     known = values[~np.isnan(values)]
     different, counts = np.unique(known, return_counts=True)
-    if not profile.whole or not 3 <= len(different) <= MOST_CODES or different[0] < 0:
-        return False
-    if len(known) < LEAST_ROWS * len(different):
+    if not profile.whole or len(different) < 3 or different[0] < 0:
         return False
     if _has(profile.name, CODES) or any(_has(profile.name, c) for c in CLIENTS[1:]):
         return True
+    if len(different) > MOST_CODES or len(known) < LEAST_ROWS * len(different):
+        return False
     sparse = _density(different)
     if len(different) < 5 or sparse > 0.6:
         return False

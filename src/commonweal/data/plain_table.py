@@ -28,7 +28,9 @@ __all__ = [
     "column_features",
     "column_names",
     "fits",
+    "header_names",
     "is_missing",
+    "is_number",
     "level_positions",
     "naming",
     "notation_of",
@@ -40,13 +42,17 @@ __all__ = [
     "read_columns",
     "read_csv",
     "separator_of",
+    "unit_of",
 ]
 
 Parse = Callable[[str], float]  # a string to a number; NaN: missing; ValueError: not a number
 
 OTHER = "other"  # the level of strings that are not among the levels
 GAP = "missing"  # the level of missing strings
-MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "-")
+MISSING = (
+    *("", "?", "-", "--", ".", "NA", "N/A", "n/a", "na", "n.a.", "N.A.", "k.A.", "#N/A", "<NA>"),
+    *("NaN", "nan", "NaT", "NULL", "null", "#NULL!", "#DIV/0!", "#VALUE!", "None"),
+)
 TRUTH = (  # false and true, in lower case
     ("false", "true"),
     ("no", "yes"),
@@ -55,17 +61,43 @@ TRUTH = (  # false and true, in lower case
     ("nein", "ja"),
     ("falsch", "wahr"),
     ("non", "oui"),
+    ("nie", "tak"),
+    ("no", "si"),
+    ("no", "sí"),
+    ("no", "sì"),
+    ("não", "sim"),
+    ("nee", "ja"),
+    ("nej", "ja"),
+    ("ne", "ano"),
 )
 DATES = {  # the order of year, month and day -> how such a date begins
     "year-month-day": re.compile(r"(?P<year>\d{4})[-/.](?P<month>\d\d?)[-/.](?P<day>\d\d?)"),
-    "day-month-year": re.compile(r"(?P<day>\d\d?)[-/.](?P<month>\d\d?)[-/.](?P<year>\d{4})"),
-    "month-day-year": re.compile(r"(?P<month>\d\d?)[-/.](?P<day>\d\d?)[-/.](?P<year>\d{4})"),
+    "day-month-year": re.compile(
+        r"(?P<day>\d\d?)(\. |[-/. ])(?P<month>\d\d?|[^\W\d_]{3,9})\.?[-/. ](?P<year>\d{4}|\d\d)"
+    ),
+    "month-day-year": re.compile(
+        r"(?P<month>\d\d?|[^\W\d_]{3,9})\.?[-/. ](?P<day>\d\d?)(, |[-/. ])(?P<year>\d{4}|\d\d)"
+    ),
+    "yearmonthday": re.compile(r"(?P<year>(19|20)\d\d)(?P<month>\d\d)(?P<day>\d\d)(\.0)?"),
 }
-TIME = re.compile(r"([T ](?P<hour>\d\d?):(?P<minute>\d\d)(:(?P<second>\d\d(\.\d+)?))?)?\s*Z?")
-COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?([eE][-+]?\d+)?")
+MONTHS = (  # how their names begin: in English, German, French, Spanish, Italian and Polish
+    *("jan ene gen sty", "feb fév fev lut", "mar mär mrz", "apr avr abr kwi", "may mai mag maj"),
+    *("jun juin giu cze", "jul juil lug lip", "aug aoû aou ago sie", "sep set wrz"),
+    *("oct okt ott paź paz", "nov lis", "dec dez déc dic gru"),
+)
+CENTURY = 69  # two digits of a year from here on are of the 20th century, as in POSIX
+TIME = re.compile(
+    r"([T ](?P<hour>\d\d?):(?P<minute>\d\d)(:(?P<second>\d\d(\.\d+)?))?\s*(?P<half>[AaPp][Mm])?)?"
+    r"\s*(Z|UTC|(?P<zone>[-+]\d\d)(:?\d\d)?)?"
+)
+COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([. \u00a0\u202f]\d{3})+)(,\d+)?([eE][-+]?\d+)?")
 GROUPED_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([,' \u00a0\u202f]\d{3})+)(\.\d+)?")
 GROUPED = ".,"  # decimal points, and thousands that are set apart
 FAR = 0.5  # of the training rows' range, by which a value may lie outside
+UNIT = re.compile(  # of a number in the same cell: 70.5 kg, 95 %, $1,234
+    r"(?P<currency>[$€£¥]|[A-Z]{3}(?= ))?[-+ ]*\d[\d.,' \u00a0\u202f]*"
+    r"(?P<unit>[^\W\d_][^\d,;]*|[°µ%€$£¥]\S*)?"
+)
 WHOLE = re.compile(r"([-+]?\d+)[.,]0+")
 SEPARATORS = (",", ";", "\t", "|")
 YEAR = 365.2425  # days
@@ -81,6 +113,8 @@ class Column:
     why: str = ""  # of "nothing": why it is left out
     is_id: bool = False  # of "nothing": whether it names the rows
     decimal: str = "."  # of a number: a key of NOTATIONS
+    unit: str = ""  # of a number: what stands before or after it in every row
+    missing_as: tuple[str, ...] = ()  # of a number: strings and numbers that mean a missing value
     words: tuple[str, str] = ("false", "true")  # of a boolean
     order: str = ""  # of a date: a key of DATES
     mean: float = 0.0  # of the training rows' known values
@@ -96,6 +130,7 @@ class Column:
     def __post_init__(self) -> None:
         object.__setattr__(self, "words", tuple(self.words))  # JSON has lists
         object.__setattr__(self, "levels", tuple(self.levels))
+        object.__setattr__(self, "missing_as", tuple(self.missing_as))
 
 
 # Strings to numbers
@@ -113,10 +148,10 @@ def _number(text: str) -> float:
 
 
 def _comma_number(text: str) -> float:
-    """A number such as 1.234,5: the comma is decimal, points group the digits."""
+    """A number such as 1.234,5 or 1 234,5: the comma is decimal, the others group the digits."""
     if not COMMA_NUMBER.fullmatch(text):
         raise ValueError(text)
-    return _number(text.replace(".", "").replace(",", "."))
+    return _number(re.sub(r"[^-+,\deE]", "", text).replace(",", "."))
 
 
 def _grouped_number(text: str) -> float:
@@ -152,12 +187,37 @@ def _days(order: str) -> Parse:
         time = TIME.fullmatch(text, date.end()) if date else None
         if date is None or time is None:
             raise ValueError(text)
-        parts = {name: int(part) for name, part in date.groupdict().items()}
-        seconds = 3600 * int(time["hour"] or 0) + 60 * int(time["minute"] or 0)
-        day = datetime(parts["year"], parts["month"], parts["day"])
-        return (day - EPOCH).days + (seconds + float(time["second"] or 0)) / 86400
+        if len(date["year"]) == 2 and date["month"].isdigit() and text[len(date["day"])] == "-":
+            raise ValueError(text)  # 21-04-05 may begin with the year
+        day = datetime(_year(date["year"]), _month(date["month"]), int(date["day"]))
+        return (day - EPOCH).days + _seconds(time) / 86400
 
     return parse
+
+
+def _seconds(time: re.Match[str]) -> float:
+    """Seconds since midnight, in universal time where a time zone is given."""
+    hours, minutes = int(time["hour"] or 0), int(time["minute"] or 0)
+    if time["half"]:
+        hours = hours % 12 + 12 * (time["half"].lower() == "pm")
+    hours -= int(time["zone"] or 0)
+    return 3600 * hours + 60 * minutes + float(time["second"] or 0)
+
+
+def _year(text: str) -> int:
+    year = int(text)
+    if len(text) == 4:
+        return year
+    return year + (1900 if year >= CENTURY else 2000)
+
+
+def _month(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    for number, names in enumerate(MONTHS, 1):
+        if text.lower().startswith(tuple(names.split())):
+            return number
+    raise ValueError(text)
 
 
 NOTATIONS = {".": _number, ",": _comma_number, GROUPED: _grouped_number}  # by `Column.decimal`
@@ -167,7 +227,7 @@ def parser(column: Column) -> Parse:
     """The function that turns a string of this column into a number, NaN where it is missing."""
     parse: Parse
     if column.becomes == "number":
-        parse = NOTATIONS[column.decimal]
+        parse = _with_unit(column)
     elif column.becomes == "boolean":
         parse = _truth(column.words)
     elif column.becomes == "date":
@@ -175,6 +235,39 @@ def parser(column: Column) -> Parse:
     else:
         raise ValueError(f"column {column.name!r} is {column.becomes}, which has no numbers")
     return lambda text: math.nan if is_missing(text) else parse(text.strip())
+
+
+def _with_unit(column: Column) -> Parse:
+    """Read numbers of a column, without their unit; NaN for those that mean a missing value."""
+    parse, unit = NOTATIONS[column.decimal], column.unit
+    numbers = [_number(text) for text in column.missing_as if is_number(text)]
+
+    def read(text: str) -> float:
+        if text in column.missing_as:
+            return math.nan
+        if unit:
+            text = text.removesuffix(unit).removeprefix(unit).strip()
+        value = parse(text)
+        return math.nan if value in numbers else value
+
+    return read if unit or column.missing_as else parse
+
+
+def is_number(text: str) -> bool:
+    """Whether a string is a number in plain notation."""
+    return fits(Column("", "number"), [text])
+
+
+def unit_of(text: str) -> str:
+    """What stands before or after a number; empty: nothing, or it is not a number.
+
+    >>> unit_of("70.5 kg"), unit_of("95%"), unit_of("$1,234"), unit_of("ward 7"), unit_of("7")
+    ('kg', '%', '$', '', '')
+    """
+    parts = UNIT.fullmatch(text.strip())
+    if parts is None or (parts["currency"] and parts["unit"]):
+        return ""
+    return (parts["currency"] or parts["unit"] or "").strip()
 
 
 def _values(column: Column, texts: Sequence[str]) -> np.ndarray:
@@ -223,7 +316,8 @@ def fits(column: Column, texts: Iterable[str]) -> bool:
 def other_notations(column: Column) -> list[Column]:
     """The column in other notations: of decimals, of dates, and of yes and no."""
     if column.becomes == "number":
-        return [replace(column, decimal=decimal) for decimal in NOTATIONS]
+        units = dict.fromkeys((column.unit, ""))
+        return [replace(column, decimal=decimal, unit=u) for u in units for decimal in NOTATIONS]
     if column.becomes == "date":
         return [replace(column, order=order) for order in DATES if order != column.order]
     if column.becomes == "boolean":
@@ -362,16 +456,27 @@ def separator_of(lines: Sequence[str]) -> str:
     return best
 
 
-def read_csv(path: str, encoding: str = "utf-8-sig") -> dict[str, list[str]]:
-    """The columns of a CSV file (may be .gz) with a header, as strings."""
+def header_names(line: Sequence[str]) -> list[str]:
+    """The names of a CSV's columns. Those without one are numbered."""
+    return [name.strip() or f"unnamed {number}" for number, name in enumerate(line, 1)]
+
+
+def read_csv(path: str, encoding: str = "utf-8") -> dict[str, list[str]]:
+    """The columns of a CSV file (may be .gz) with a header, as strings.
+
+    A file that is UTF-8 is read as such, whatever the training rows' encoding was.
+    """
     with open(path, "rb") as file:
         data = file.read()
     if path.endswith(".gz"):
         data = gzip.decompress(data)
-    text = data.decode(encoding)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode(encoding)  # whose error is a ValueError, too
     separator = separator_of(list(islice(io.StringIO(text, newline=""), 20)))
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    header = [name.strip() for name in next(lines, [])]
+    header = header_names(next(lines, []))
     rows = [row for row in lines if row]
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):

@@ -98,7 +98,8 @@ class Preprocessing:
         missing: dict[str, int] = {}
         for column in self.used:
             texts = table.get(column.name, ())
-            missing[column.name] = sum(map(plain_table.is_missing, texts))
+            words = (*plain_table.MISSING, *column.missing_as)
+            missing[column.name] = sum(text.strip() in words for text in texts)
             notes += _doubts(column, texts)
         gaps = [f"{name} {count}" for name, count in missing.items() if count]
         if gaps:
@@ -117,7 +118,7 @@ def is_fitted(preprocessing: Preprocessing | None) -> bool:
 
 NUMERIC = ("mean", "deviation", "median", "indicator", "low", "high")
 FIELDS = {
-    "number": ("decimal", *NUMERIC),
+    "number": ("decimal", "unit", "missing_as", *NUMERIC),
     "boolean": ("words", *NUMERIC),
     "date": ("order", *NUMERIC),
     "text": ("levels", "other", "missing"),

@@ -163,6 +163,8 @@ def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[s
                 remark("dates whose day and month are ambiguous, write 2026-11-16", column, order)
         if column.becomes == "number" and column.decimal == ",":
             remark("decimal commas", column)
+        if column.missing_as:
+            remark("these count as missing", column, f" {', '.join(column.missing_as)}")
         if column.decimal == GROUPED:
             remark("thousands set apart, as in 1,234.5", column)
         if column.other:

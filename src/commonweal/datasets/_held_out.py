@@ -38,6 +38,10 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     notes = []
     if len(rows) < table.rows:
         notes.append(f"{table.rows - len(rows)} rows without a label or client are left out")
+    if table.facts.roles.split:
+        tested, others = _tested(table, rows, fold)
+        split = table.facts.roles.split
+        notes.append(f"tested: rows with {split} = {some(tested)}; trained on: {some(others)}")
     coded = table.clients()
     if coded is None:
         owner = np.zeros(len(rows), np.int64)
@@ -75,7 +79,8 @@ def _test_rows(
         given = f"split = {split!r}, order = {order!r}, test = {test!r}"
         raise ConfigError(f"{given}: give split or the others, as both say which rows are tested")
     if split:
-        return _by_column(table, rows, split, fold)
+        mask: np.ndarray = np.isin(table.strings(split, rows), _tested(table, rows, fold)[0])
+        return mask
     share = LAST if isinstance(test, str) else test
     if not order and not isinstance(test, str):
         return share
@@ -99,17 +104,10 @@ def _last(owner: np.ndarray, values: np.ndarray, share: float) -> np.ndarray:
     return mask
 
 
-def _by_column(table: Table, rows: np.ndarray, name: str, fold: str) -> np.ndarray:
-    """A mask of the rows that a column calls test rows."""
-    column = table.column(name)
-    if column.becomes == "text":
-        texts, codes = table.texts(name)
-        values = texts[codes[rows]]
-    elif column.becomes == "boolean":
-        values = np.array(column.words)[table.numbers(name)[rows].astype(np.int64)]
-    else:
-        values = np.array([f"{value:g}" for value in table.numbers(name)[rows].tolist()])
-    present = np.unique(values).tolist()
+def _tested(table: Table, rows: np.ndarray, fold: str) -> tuple[list[str], list[str]]:
+    """The values of the column `split` that are tested, and those of training rows."""
+    name = table.facts.roles.split
+    present = np.unique(table.strings(name, rows)).tolist()
     tested = [fold] if fold else [value for value in present if value.lower() in TEST_WORDS]
     if not tested and all(map(str.isdigit, present)):
         tested = [max(present, key=int)]
@@ -118,5 +116,4 @@ def _by_column(table: Table, rows: np.ndarray, name: str, fold: str) -> np.ndarr
             f"split = {name!r} holds {some(present)}: it needs rows called 'test' and others, or "
             f"folds; or say which value is tested, such as split = '{name}={present[0]}'"
         )
-    mask: np.ndarray = np.isin(values, tested)
-    return mask
+    return tested, [value for value in present if value not in tested]

@@ -17,13 +17,14 @@ from commonweal.data import plain_table
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["Batch", "Batches", "guess_wide", "read_batches", "separator_in"]
+__all__ = ["Batch", "Batches", "guess_encoding", "read_batches", "separator_in"]
 
 Batch = dict[str, "pyarrow.Array"]  # column -> numbers or strings, null where missing
 Batches = Callable[[], Iterator[Batch]]
 BLOCK = 1 << 24  # bytes of a CSV that are read at once
 FIRST_BYTES = 1 << 16  # from which a CSV's separator and header are taken
 LONGEST_HEADER = 1 << 24
+CODE_PAGES = ("latin-1", "cp1252", "cp1250")  # the likeliest first
 ROWS = 100_000  # of a Parquet file that are read at once
 
 
@@ -83,7 +84,7 @@ def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
     """Raise EncodingError for UTF-16 that is read as something else, and for NUL bytes."""
     if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         return
-    wide = guess_wide(start)
+    wide = _guess_wide(start)
     if wide:
         raise EncodingError(
             f"{str(path)!r} is {wide.upper()} text, not {encoding}: save it as UTF-8, or say "
@@ -96,7 +97,7 @@ def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
         )
 
 
-def guess_wide(start: bytes) -> str:
+def _guess_wide(start: bytes) -> str:
     """The encoding of a text with two bytes per letter; empty: it has none."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
@@ -105,6 +106,25 @@ def guess_wide(start: bytes) -> str:
     if 4 * max(even, odd) < 3 * pairs or pairs < 2:
         return ""
     return "utf-16-be" if even > odd else "utf-16-le"
+
+
+def guess_encoding(path: Path) -> str:
+    """The likeliest encoding of a file.
+
+    Letters of another code page appear as signs within words: "Pa³ka" for "Pałka".
+    """
+    if path.suffix == ".parquet" or _wrong_byte(path, "utf-8") is None:
+        return "utf-8"
+    with _open(path) as raw:
+        start = raw.read(FIRST_BYTES)
+    wide = _guess_wide(start)
+    return wide or min(CODE_PAGES, key=lambda page: _signs(start.decode(page, errors="replace")))
+
+
+def _signs(text: str) -> int:
+    """How many characters beyond ASCII that are no letters stand next to a letter."""
+    beyond = (sign for sign in re.findall(r"[A-Za-z]([^\x00-\x7f])", text))
+    return sum(not sign.isalpha() for sign in beyond)
 
 
 def _with_mark(encoding: str) -> str:
@@ -163,8 +183,8 @@ def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> tuple
     byte = _wrong_byte(path, encoding)
     if byte is not None:
         problem = (
-            f"{file} is not UTF-8 text (byte {byte:#x}): save it as UTF-8, or say "
-            "encoding = 'latin-1', which Excel writes in Western Europe"
+            f"{file} is not {encoding.upper()} text (byte {byte:#x}): save it as UTF-8, or say "
+            f"encoding = {guess_encoding(path)!r}, which it seems to be"
         )
         return problem, byte
     if "Empty CSV" in error:
@@ -187,7 +207,12 @@ def _wrong_byte(path: Path, encoding: str) -> int | None:
 
 
 def _header(path: Path, line: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in line]
+    if 2 * sum(not name.strip() for name in line) > len(line):
+        raise DataError(
+            f"{str(path)!r} begins with {' '.join(line).strip()!r}, which is no line of column "
+            "names: delete the lines above them"
+        )
+    names = plain_table.header_names(line)
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice or not names:
         problem = f"two columns are called {twice[0]!r}" if twice else "it is empty"

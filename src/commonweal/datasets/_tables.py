@@ -7,7 +7,7 @@ on training rows later.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -47,13 +47,17 @@ Coded = tuple[np.ndarray, np.ndarray]  # different strings, and each row's posit
 MANY = 100_000  # different strings, beyond which a column is left out
 CLIENT = "client"  # the column of clients, unless another is named
 ID_NAME = re.compile(
-    r"(^|[^a-z])(id|ids|nr|no|num|nummer|number|mrn|uuid|guid|key|index|row|record)[^a-z]*$|"
-    r"^unnamed|^$|[a-z]I[Dd]$|(num|nummer)$",
+    r"(^|[^a-z])(id|ids|nr|no|num|nummer|number|numer|mrn|uuid|guid|key|index|row|record)[^a-z]*$|"
+    r"^(n[°º]|num[eé]ro|nr|numer|no\.)\W|^unnamed|[a-z]I[Dd]$|(num|nummer)$|"
+    r"^(patient|subject|participant|proband|case|fall|sample|encounter|customer|cust|account)$",
     re.I,
 )
 ID_SHARE = 0.2  # of the rows that differ, from which a column with such a name is an id
 LONG = 200  # rows of a table whose numbers in order are no measurements
 FREE_SHARE = 0.5  # of the rows that differ, from which a column of strings is free text
+MOST_ODD = 3  # different strings in a column of numbers, which count as missing
+LEAST_NUMBERS = 20  # different numbers of such a column
+FIRST_DAY, LAST_DAY = 19000101, 21001231  # of dates that are written as one number
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,14 @@ class Roles:
     """What columns of a table are used for; all others are features.
 
     Attributes:
-        label: The column of labels, or "time,event" of survival times.
+        label: The column of labels, or of survival times "time,event" or "time,event=value".
         client: The column of clients, or several with commas, which name a client together.
         drop: Columns to leave out.
         keep: Columns that look like ids, but are not.
         categories: Columns of whole numbers that are codes.
         order: The column by which the last rows of a client are its test rows.
         split: The column that says which rows are test rows.
+        missing: Numbers that mean a missing value, as "column=number".
     """
 
     label: str
@@ -77,6 +82,7 @@ class Roles:
     categories: tuple[str, ...] = ()
     order: str = ""
     split: str = ""
+    missing: tuple[str, ...] = ()
 
 
 def names_in(names: Names) -> tuple[str, ...]:
@@ -89,7 +95,7 @@ def names_in(names: Names) -> tuple[str, ...]:
 
 # What a column holds
 
-NUMBERS = (Column("", "number", decimal=decimal) for decimal in plain_table.NOTATIONS)
+NUMBERS = tuple(Column("", "number", decimal=decimal) for decimal in plain_table.NOTATIONS)
 TRUTHS = (Column("", "boolean", words=words) for words in plain_table.TRUTH)
 DATES = (Column("", "date", order=order) for order in plain_table.DATES)
 CANDIDATES = (*NUMBERS, *TRUTHS, *DATES)  # in order of preference; text is always possible
@@ -132,21 +138,25 @@ class Profile:
     ambiguous: bool  # dates may be read day first or month first
     different: int  # values in the first batch
     first_rows: int  # rows of the first batch
-    counts_up: bool = False  # 0, 1, 2, ... or, in a long table, from another number on
+    numbers_rows: bool = False  # 0, 1, 2, ... in any order, or in a long table from another number
 
     @property
     def name(self) -> str:
         return self.column.name
 
     @property
+    def mostly_differs(self) -> bool:
+        """Whether strings or codes differ in most rows."""
+        return self.different > max(50, FREE_SHARE * self.first_rows)
+
+    @property
     def is_id(self) -> bool:
         """Whether it names rows: by its name, its order, or strings that differ in most rows."""
-        share = self.different / max(self.first_rows, 1)
-        named = bool(ID_NAME.search(self.name)) and share > ID_SHARE and self.different > 20
+        named = self.different > max(20, ID_SHARE * self.first_rows)
+        named = named and bool(ID_NAME.search(self.name))
         if self.column.becomes == "number":
-            return (named and self.whole) or self.counts_up
-        is_free = share > FREE_SHARE and self.different > 50
-        return self.column.becomes == "text" and (named or is_free)
+            return (named and self.whole) or self.numbers_rows
+        return self.column.becomes == "text" and (named or self.mostly_differs)
 
 
 class _Scan:
@@ -160,8 +170,8 @@ class _Scan:
         self.possible = list(CANDIDATES)
         self.different = 0
         self.first_rows = 0
-        self.counts_up = True
-        self.first_number = 0.0
+        self.low, self.high = np.inf, -np.inf
+        self.is_day = True  # numbers such as 20260131
 
     def add(self, values: "pyarrow.Array") -> None:
         first = self.rows == 0
@@ -171,25 +181,26 @@ class _Scan:
             return
         numbers = _cast(values) if self._may_be_plain else None
         if numbers is not None:
-            self.possible = [c for c in self.possible if c.becomes == "number"]
-            known = numbers[~np.isnan(numbers)]
-            self.gaps += len(numbers) - len(known) - values.null_count
-            self.whole = self.whole and bool((known == np.round(known)).all())
-            self.counts_up = self.counts_up and self._continues(numbers)
-            different = len(np.unique(known)) if first else 0
+            different = self._add_numbers(numbers, first)
+            self.gaps += int(np.isnan(numbers).sum()) - values.null_count
         else:
-            self.counts_up = False
             different = self._add_texts(values, first)
         if first:
             self.different = different
             self.first_rows = len(values)
 
-    def _continues(self, numbers: np.ndarray) -> bool:
-        """Whether a batch numbers the rows on."""
-        if self.rows == len(numbers):
-            self.first_number = float(numbers[0])
-        start = self.first_number + self.rows - len(numbers)
-        return bool((numbers == start + np.arange(len(numbers))).all())
+    def _add_numbers(self, numbers: np.ndarray, first: bool) -> int:
+        """Take plain numbers into account. Returns how many differ, in the first batch."""
+        self.possible = [c for c in self.possible if c.becomes == "number"]
+        known = numbers[~np.isnan(numbers)]
+        self._measure(known)
+        self.is_day = self.is_day and self.whole and _are_days(known)
+        return len(np.unique(known)) if first else 0
+
+    def _measure(self, numbers: np.ndarray) -> None:
+        self.whole = self.whole and bool((numbers == np.round(numbers)).all())
+        self.low = min(self.low, numbers.min(initial=np.inf))
+        self.high = max(self.high, numbers.max(initial=-np.inf))
 
     @property
     def _may_be_plain(self) -> bool:
@@ -199,16 +210,29 @@ class _Scan:
         if not self.possible and not first:
             return 0
         texts, codes = _encoded(values)
-        known = {text for text in texts if not plain_table.is_missing(text)}
+        known = list(dict.fromkeys(text for text in texts if not plain_table.is_missing(text)))
         self.gaps += int((codes < 0).sum()) - values.null_count
-        self.possible = [c for c in self.possible if plain_table.fits(c, known)]
+        self.is_day = False
+        if first:
+            units = Counter(map(plain_table.unit_of, known[:LEAST_NUMBERS]))
+            unit = max(units, key=lambda name: units[name], default="")
+            self.possible += [replace(column, unit=unit) for column in NUMBERS if unit]
+        possible = []
+        for column in self.possible:
+            odd = _odd(column, known)
+            if odd is not None:
+                possible.append(replace(column, missing_as=odd))
+        self.possible = possible
+        if self._may_be_plain and not possible[0].missing_as:
+            self._measure(np.array(list(map(plain_table.parser(possible[0]), known))))
         return len(known)
 
     def profile(self) -> Profile:
-        column = Column(self.name, "text")
-        if self.possible and self.gaps < self.rows:
-            column = replace(self.possible[0], name=self.name)
-        orders = {c.order for c in self.possible if c.becomes == "date"}
+        column = self._column()
+        orders = {c.order for c in self.possible if c.becomes == "date" and not c.missing_as}
+        each_differs = self.gaps == 0 and self.different == self.first_rows
+        span = self.high - self.low + 1
+        long_enough = self.rows >= (20 if self.low in (0, 1) else LONG)
         return Profile(
             column,
             self.rows,
@@ -217,8 +241,37 @@ class _Scan:
             {"day-month-year", "month-day-year"} <= orders,
             self.different,
             self.first_rows,
-            self.counts_up and self.rows >= (20 if self.first_number in (0, 1) else LONG),
+            self.whole and each_differs and span == self.rows and long_enough,
         )
+
+    def _column(self) -> Column:
+        if self.gaps == self.rows:
+            return Column(self.name, "text")
+        if self._may_be_plain and self.whole and self.is_day:
+            return Column(self.name, "date", order="yearmonthday")
+        for column in self.possible:
+            if not column.missing_as or self.different > LEAST_NUMBERS + len(column.missing_as):
+                return replace(column, name=self.name)
+        return Column(self.name, "text")
+
+
+def _are_days(numbers: np.ndarray) -> bool:
+    """Whether whole numbers are dates such as 20260131."""
+    month, day = numbers // 100 % 100, numbers % 100
+    valid = (numbers >= FIRST_DAY) & (numbers <= LAST_DAY)
+    return bool((valid & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all())
+
+
+def _odd(column: Column, texts: Collection[str]) -> tuple[str, ...] | None:
+    """The strings that a column of numbers does not explain, if they are few; None: many."""
+    most = MOST_ODD if column.becomes == "number" else 0
+    odd = list(column.missing_as)
+    for text in texts:
+        if not plain_table.fits(column, [text]):
+            odd.append(text)
+        if len(odd) > most:
+            return None
+    return tuple(odd)
 
 
 @dataclass(frozen=True)
@@ -264,6 +317,7 @@ class Facts:
     label: str
     event: str | None
     client: tuple[str, ...]  # the columns that name clients together
+    happened: str = ""  # the value of `event` that means that there was one; empty: not given
     profiles: tuple[Profile, ...] = ()
     numbers: tuple[str, ...] = ()  # the columns that are stored as numbers
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as codes of these strings
@@ -271,9 +325,12 @@ class Facts:
     @classmethod
     def of(cls, table: Survey, roles: Roles) -> "Facts":
         """The columns of a table that have a role. Raises DataError where one is not there."""
-        label, *event = columns_in(roles.label, table)
-        if len(event) > 1:
+        label, *further = columns_in(roles.label, table)
+        if len(further) > 1:
             raise DataError(f"label = {roles.label!r}: name one column, or two, time and event")
+        event, happened = further[0] if further else None, ""
+        if event is not None and event not in table.profiles:
+            event, _, happened = event.partition("=")
         client = roles.client
         if client is None and CLIENT in table.profiles:
             client = CLIENT
@@ -281,7 +338,8 @@ class Facts:
             rows=table.rows,
             roles=roles,
             label=label,
-            event=event[0] if event else None,
+            event=event,
+            happened=happened,
             client=() if client is None else columns_in(client, table),
         )
         table.check("label", (label,))
@@ -292,6 +350,7 @@ class Facts:
         table.check("drop", roles.drop)
         table.check("keep", roles.keep)
         table.check("categories", roles.categories)
+        table.check("missing", [entry.rpartition("=")[0] for entry in roles.missing])
         for key, name in (("order", roles.order), ("split", roles.split)):
             table.check(key, (name,) if name else ())
         used = [*facts.no_features, *roles.categories]
@@ -322,6 +381,7 @@ def columns_in(names: str, table: Survey) -> tuple[str, ...]:
 def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
     """Write the columns' numbers and codes, and `facts`, what they are."""
     facts = Facts.of(table, roles)
+    table = _with_missing(table, roles.missing)
     ignored = dict.fromkeys(roles.drop, "dropped")
     for name, profile in table.profiles.items():
         if profile.is_id and name not in (*roles.keep, *roles.categories, *roles.drop):
@@ -362,6 +422,22 @@ def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
     write(new, facts=_array(_FACTS.dump_json(filled)))
 
 
+def _with_missing(table: Survey, missing: Sequence[str]) -> Survey:
+    """The survey, with the numbers that mean a missing value: "column=number"."""
+    profiles = dict(table.profiles)
+    for entry in missing:
+        name, _, value = entry.rpartition("=")
+        profile = profiles[name]
+        column = profile.column
+        if column.becomes != "number" or not plain_table.is_number(value):
+            raise DataError(
+                f"missing = {entry!r}: write column=number; {name!r} holds {column.becomes}s"
+            )
+        column = replace(column, missing_as=(*column.missing_as, value))
+        profiles[name] = replace(profile, column=column)
+    return Survey(table.rows, profiles)
+
+
 def _codes(known: dict[str, int], values: "pyarrow.Array", is_number: bool) -> np.ndarray:
     """The codes of a batch of strings, which are numbered as they come; -1: missing."""
     texts, codes = _encoded(values)
@@ -387,7 +463,8 @@ def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
     is_plain = column.becomes == "number" and column.decimal == "."
     cast = _cast(values) if is_plain else None
     if cast is not None:
-        return cast
+        gaps = [float(text) for text in column.missing_as if plain_table.is_number(text)]
+        return np.where(np.isin(cast, gaps), np.nan, cast) if gaps else cast
     texts, codes = _encoded(values)
     parse = plain_table.parser(column)
     numbers: np.ndarray = np.array([*map(parse, texts), np.nan])[codes]
@@ -450,12 +527,16 @@ class Table:
         texts = {name: (np.array(texts, dtype=str), codes) for (name, texts), codes in coded}
         return cls(facts, dict(numbers), texts)
 
-    def revised(self, drop: Sequence[str], categories: Sequence[str]) -> "Table":
-        """The table with further columns left out, and with numbers as codes."""
+    def revised(self, roles: Roles) -> "Table":
+        """The table with further columns left out, with numbers as codes or as missing values."""
         texts = dict(self.stored_texts)
-        columns = {name: Column(name, "nothing", "dropped") for name in drop}
-        for name in categories:
-            values = self.numbers(name)
+        numbers = dict(self.stored_numbers)
+        columns = {name: Column(name, "nothing", "dropped") for name in roles.drop}
+        for entry in roles.missing:
+            name, _, value = entry.rpartition("=")
+            numbers[name] = np.where(numbers[name] == float(value), np.nan, numbers[name])
+        for name in roles.categories:
+            values = numbers[name]
             different, codes = np.unique(values, return_inverse=True)  # NaN is the last
             known = different[~np.isnan(different)]
             names = np.array([f"{value:.0f}" for value in known.tolist()], dtype=str)
@@ -464,7 +545,7 @@ class Table:
         profiles = []
         for profile in self.facts.profiles:
             profiles.append(replace(profile, column=columns.get(profile.name, profile.column)))
-        return Table(replace(self.facts, profiles=tuple(profiles)), self.stored_numbers, texts)
+        return Table(replace(self.facts, profiles=tuple(profiles)), numbers, texts)
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
@@ -492,6 +573,19 @@ class Table:
     def is_text(self, name: str) -> bool:
         """Whether a column is stored as codes of strings."""
         return name in self.stored_texts
+
+    def strings(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """The values of a column in some rows, (n,), as strings."""
+        column = self.column(name)
+        strings: np.ndarray
+        if column.becomes == "text":
+            texts, codes = self.texts(name)
+            strings = texts[codes[rows]]
+        elif column.becomes == "boolean":
+            strings = np.array(column.words)[self.numbers(name)[rows].astype(np.int64)]
+        else:
+            strings = np.array([f"{value:g}" for value in self.numbers(name)[rows].tolist()])
+        return strings
 
     def gaps(self, name: str) -> np.ndarray:
         """The rows in which a column has no value, (N,)."""

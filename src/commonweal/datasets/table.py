@@ -5,6 +5,7 @@ ids and constants are left out. The preprocessing is saved with the run. An npz 
 `x`, `y` and `client`. A table without a column of clients is a pool that a partition divides.
 """
 
+import re
 import zipfile
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
-from commonweal.data.split import number_clients
+from commonweal.data.split import number_clients, some
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets._fit import Options, fit
@@ -37,10 +38,11 @@ from commonweal.datasets._tables import (
 )
 
 __all__ = ["CLASSES", "Labels", "Task", "load_table", "open_table", "read_labels"]
-__all__ += ["survey_table", "table"]
+__all__ += ["read_times", "survey_table", "table"]
 
 Task = Literal["auto", "classes", "values"]
 CLASSES = 20  # different whole numbers, beyond which labels are values
+EVENT_VALUE = re.compile(r"\b(dead|died|deceased|death|event|relapse\w*|recur\w*)\b", re.I)
 IMBALANCE = 0.8  # the share of a class, from which accuracy says little
 
 
@@ -51,6 +53,7 @@ def table(
     drop: Names = (),
     keep: Names = (),
     categories: Names = (),
+    missing: Names = (),
     task: Task = "auto",
     scale: bool = True,
     levels: int = 50,
@@ -68,10 +71,11 @@ def table(
     """Rows of a CSV (with a header), Parquet or npz file; score: accuracy, or R^2 for values
 
     path: the file; label: the column of labels, or "time,event": survival times and whether there
-        was an event, for Cox's loss
+        was an event, for Cox's loss ("time,status=dead" says which value is one)
     client: the column of clients ("client" if there is one), or several (country,hospital)
     drop: columns to leave out (a,b); keep: columns that look like ids, but are not
     categories: columns of numbers that are codes: each is a category, not an amount
+    missing: numbers that mean a missing value, by column (age=999,bmi=-9)
     task: texts and up to 20 different whole numbers are "classes", other labels "values"
     scale: numbers get mean 0 and standard deviation 1 over all training rows
     levels: of a text, the most frequent ones; the others become level "other"
@@ -97,6 +101,7 @@ def table(
         drop=names_in(drop),
         keep=names_in(keep),
         categories=names_in(categories),
+        missing=names_in(missing),
         order=order,
         split=column.strip(),
     )
@@ -142,7 +147,7 @@ def load_table(
     check_bounds("least_rows", least_rows, least=1)
     parts = divide_rows(table, test, fold, least_rows)
     rows = parts.rows
-    labels = _times(table, rows) if table.facts.event else read_labels(table, task, rows)
+    labels = read_times(table, rows) if table.facts.event else read_labels(table, task, rows)
     features = partial(fit, table, options, rows, labels.class_names)
     notes = (*labels.notes, *parts.notes)
     if parts.owner is not None:
@@ -247,18 +252,43 @@ def read_labels(table: Table, task: Task, rows: np.ndarray) -> Labels:
     return Labels(values.astype(np.float32), notes=notes)
 
 
-def _times(table: Table, rows: np.ndarray) -> Labels:
+def read_times(table: Table, rows: np.ndarray) -> Labels:
     """Survival times and events, for Cox's loss."""
+    if table.column(table.label).becomes != "number":
+        raise DataError(
+            f"the column {table.label!r} holds no numbers: label = 'time,event' needs a time and "
+            "whether there was an event"
+        )
     event = table.facts.event
     assert event is not None
-    for name in (table.label, event):
-        if table.column(name).becomes not in ("number", "boolean"):
-            raise DataError(
-                f"the column {name!r} holds no numbers: label = 'time,event' needs a time and "
-                "whether there was an event, 1 or 0"
-            )
-    both = [table.numbers(name)[rows] for name in (table.label, event)]
-    return Labels(np.stack(both, 1).astype(np.float32), loss="cox", score="concordance")
+    values = table.strings(event, rows)
+    happened = _event_value(table, event, np.unique(values).tolist())
+    y = np.stack([table.numbers(table.label)[rows], values == happened], 1)
+    notes: tuple[str, ...] = ()
+    if happened not in ("1", "true"):
+        notes = (f"an event is {event} = {happened}; others are censored",)
+    return Labels(y.astype(np.float32), notes=notes, loss="cox", score="concordance")
+
+
+def _event_value(table: Table, event: str, present: Sequence[str]) -> str:
+    """The value of the column of events that means that there was one."""
+    given = table.facts.happened
+    matching = [value for value in present if value.lower() == given.lower()]
+    if not given and "cens" not in event.lower():
+        matching = [value for value in present if EVENT_VALUE.search(value)]
+        if table.column(event).becomes == "boolean":
+            matching = [table.column(event).words[1]]
+        elif set(present) <= {"0", "1"}:
+            matching = ["1"]
+        elif set(present) == {"1", "2"}:  # as in R
+            matching = ["2"]
+    if len(matching) != 1:
+        label = f"{table.label},{event}={present[-1]}"
+        raise DataError(
+            f"the events {event!r} hold {some(present)}: say which value means that there was an "
+            f"event, such as label = {label!r}"
+        )
+    return matching[0]
 
 
 def _named_classes(table: Table, column: Column, rows: np.ndarray) -> Labels:

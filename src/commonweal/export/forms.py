@@ -75,7 +75,7 @@ def predict(table):
 
 def main():
     preprocessing = read_json("preparation.json")
-    table = read_csv(sys.argv[1])
+    table = read_csv(sys.argv[1], preprocessing["encoding"])
     answers = predict(table)
     names = preprocessing["class_names"]
     columns = {{name: table[name] for name in naming(preprocessing, table)}}
@@ -90,15 +90,21 @@ def main():
             columns["probability of " + name] = [f"{{share:.6f}}" for share in shares]
     else:
         columns[label] = [f"{{value:.6g}}" for value in answers[:, 0].tolist()]
-    far = outside(read_columns(preprocessing), table)
-    columns["{outside}"] = [", ".join(each) for each in far]
+    known = read_columns(preprocessing)
+    if any(column.low is not None for column in known):
+        columns["{outside}"] = [", ".join(each) for each in outside(known, table)]
     writer = csv.writer(sys.stdout, lineterminator="\\n")
     for row in (list(columns), *zip(*columns.values())):
         writer.writerow(map(quoted, row))
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit("predict.py: " + str(error))
 '''
 
 LOADERS = {

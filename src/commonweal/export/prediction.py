@@ -23,7 +23,7 @@ from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import some
-from commonweal.datasets._table_files import read_batches
+from commonweal.datasets._table_files import guess_encoding, read_batches
 from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
@@ -363,9 +363,11 @@ class _Truth:
     def _labels(self, texts: Sequence[str]) -> Tensor:
         names = self.preprocessing.class_names
         if names:
-            number = {name: float(i) for i, name in enumerate(names)}
+            number = {name.lower(): float(i) for i, name in enumerate(names)}  # Yes, yes, YES
+            number |= {name: float(i) for i, name in enumerate(names)}
             codes = [plain_table.plain_code(text.strip()) for text in texts]
-            return torch.tensor([number.get(code, math.nan) for code in codes])
+            labels = [number.get(c, number.get(c.lower(), math.nan)) for c in codes]
+            return torch.tensor(labels)
         values = []
         for text in texts:
             for decimal in plain_table.NOTATIONS:
@@ -405,7 +407,10 @@ def _preprocessing(record: Record) -> Preprocessing:
 def _tables(path: Path, preprocessing: Preprocessing) -> Iterator[dict[str, list[str]]]:
     """The rows of a file as texts, some at a time."""
     decimals = {column.name: column.decimal for column in preprocessing.columns}
-    for batch in read_batches(path, "auto", preprocessing.encoding):
+    encoding = guess_encoding(path) if path.is_file() else "utf-8"
+    if "utf-8" not in (encoding, preprocessing.encoding):
+        encoding = preprocessing.encoding
+    for batch in read_batches(path, "auto", encoding):
         yield {name: _texts(values, decimals.get(name, ".")) for name, values in batch.items()}
 
 

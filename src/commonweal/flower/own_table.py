@@ -95,6 +95,7 @@ class TableOptions:
     drop: Names
     keep: Names
     categories: Names
+    missing: Names
     task: Task
     scale: bool
     levels: int
@@ -140,6 +141,7 @@ class OwnTable:
             drop=tuple(name for name in names_in(options.drop) if name in present),
             keep=names_in(options.keep),
             categories=names_in(options.categories),
+            missing=names_in(options.missing),
         )
         return open_table(self.path, roles, separator, encoding)
 

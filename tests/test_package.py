@@ -62,7 +62,10 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: Path) -
     with zipfile.ZipFile(wheel(built)) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {path for path in SOURCE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
-    assert inside == {path.relative_to(SOURCE.parent).as_posix() for path in files}
+    guides = {f"commonweal/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    guides |= {"commonweal/docs/slurm.sbatch", "commonweal/docs/torchrun.sbatch"}
+    package = {path.relative_to(SOURCE.parent).as_posix() for path in files}
+    assert inside == package | guides
     for needed in ("py.typed", "datasets/_data/vowel.dat", "ui/static/page.js"):
         assert f"commonweal/{needed}" in inside
 

@@ -24,6 +24,7 @@ from commonweal.commands.compare import compare
 from commonweal.commands.console import STOPPED, say
 from commonweal.commands.data import data
 from commonweal.commands.demo import demo
+from commonweal.commands.docs import docs
 from commonweal.commands.doctor import doctor
 from commonweal.commands.export import export
 from commonweal.commands.fit import fit
@@ -88,7 +89,7 @@ def _written_as_key(option: str, given: list[str]) -> str:
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this order
-    "Start": (fit, run, demo, init, list_, doctor),
+    "Start": (fit, run, demo, init, list_, docs, doctor),
     "Run": (compare, choose, tune),
     "Inspect": (show, report, ui, predict, export, card, cite, verify),
     "Extend": (check, reproduce),

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from command_helpers import Command, interrupted, mistake, strict
+from commonweal.config.experiment import Experiment
+from commonweal.data.federation import Federation
+from commonweal.jobs import job
 
 
 def test_compare_prints_a_table_and_draws(command: Command, file: Path, tmp_path: Path) -> None:
@@ -96,6 +99,37 @@ def test_a_rule_of_ones_own_has_a_name_everywhere(
     assert "with --trust" in report.read_text(encoding="utf-8")
     assert command("report", tmp_path / "runs", "-o", report, "--trust").code == 0
     assert "with --trust" not in report.read_text(encoding="utf-8")
+
+
+def test_a_tuned_rule_keeps_its_name(command: Command, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_RULE)
+    words = ("--rules", "Ours=./mine.py:Soft", "--grid", "rule.t=0.1,1", "--seeds", 1, "--jobs", 1)
+    tuned = command("tune", file, "rounds=2", *words, "-o", "tuned")
+    assert tuned.code == 0, tuned.err
+    assert f'next: commonweal compare "{file}" --tuned "tuned"' in tuned.out
+    further = ("--tuned", "tuned", "--seeds", 1, "--no-baselines", "--format", "csv", "-q")
+    for rules in ((), ("--rules", "fedavg,Ours")):
+        compared = command("compare", file, "rounds=2", *further, *rules, "-o", "compared")
+        assert compared.code == 0, compared.err
+        assert "\nOurs," in compared.out and "mine.py" not in compared.out
+    (toml,) = (tmp_path / "compared" / "Ours").rglob("experiment.toml")
+    assert "t = " in toml.read_text()
+
+
+def test_compare_builds_the_data_once_per_run(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    original = job.build_dataset
+
+    def counted(experiment: Experiment) -> Federation:
+        built.append(experiment.seed)
+        return original(experiment)
+
+    monkeypatch.setattr(job, "build_dataset", counted)
+    result = command("compare", file, "rounds=1", "--rules", "fedavg", "--seeds", 1, "-q")
+    assert result.code == 0, result.err
+    assert len(built) == 3  # fedavg, local training and pooled data
 
 
 def test_show_separates_federations(command: Command, file: Path, tmp_path: Path) -> None:

@@ -20,6 +20,15 @@ def test_help(command: Command) -> None:
         assert result.code == 0 and "Usage:" in result.out, words
 
 
+def test_guides_without_a_network(command: Command, tmp_path: Path) -> None:
+    listed = command("docs").out
+    assert "own               Your own table, model and dataset\n" in listed
+    assert command("docs", "own.md").out.startswith("# Your own table, model and dataset\n")
+    assert command("docs", "slurm.sbatch", "-o", "s.sbatch").code == 0
+    assert (tmp_path / "s.sbatch").read_text().startswith("#!")
+    assert "did you mean 'own'" in refusal(command("docs", "onw"))
+
+
 def test_the_installed_command_ends_a_mistake_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(TEXT)
     main = "from commonweal.cli import main; main()"

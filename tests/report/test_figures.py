@@ -170,6 +170,19 @@ def test_a_federation_is_drawn(tmp_path: Path, clients: int, classes: bool) -> N
     assert path.stat().st_size > 1000
 
 
+def test_a_federation_is_drawn_with_names(tmp_path: Path) -> None:
+    """Clients and classes are called by name; the colours' steps are round numbers."""
+    owner = [f"hospital {k % 50}" for k in range(600)]
+    y = np.array(["ill", "well"])[np.arange(600) // 50 % 3 // 2]
+    x = np.zeros((600, 1))
+    drawn = figures.federation(Federation.from_arrays(x, y, owner), "table.csv")
+    main, bar = drawn.axes
+    assert [text.get_text() for text in main.get_yticklabels()] == ["ill", "well"]
+    clients = [text.get_text() for text in main.get_xticklabels()]
+    assert len(clients) == 40 and set(clients) <= set(owner)
+    assert [text.get_text() for text in bar.get_yticklabels()] == ["1", "2", "5"]
+
+
 def test_neighbours_are_averaged_where_clients_are_many() -> None:
     counts = np.arange(1000.0)[:, None]
     means = figures.averaged(counts)

@@ -20,7 +20,7 @@ from commonweal.base.errors import ConfigError, DataError, DivergedError, Locked
 from commonweal.base.files import read_plain
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change, file_name
-from commonweal.jobs.job import job_from_experiment
+from commonweal.jobs.job import Job, job_from_experiment
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
 from commonweal.training.evaluation import Evaluation
@@ -190,16 +190,20 @@ def _choices(text: str) -> list[str]:
     return [f"{key}={value}" for value in choices]
 
 
-def run_cells(plan: Iterable[Cell]) -> Iterator[Step]:
+def run_cells(plan: Iterable[Cell], first: Job | None = None) -> Iterator[Step]:
     """Run the cells that are not finished yet, round by round.
 
     A run that diverges, or that its data or parts refuse, is a step with its failure: the others
     go on. A run that another process is at is waited for, when all others are done.
+
+    Args:
+        plan: The cells.
+        first: The job of the first cell, where it is built already.
     """
     locked = []
-    for cell in plan:
+    for number, cell in enumerate(plan):
         try:
-            yield from _run_rounds(cell)
+            yield from _run_rounds(cell, first if number == 0 else None)
         except LockedError as error:
             locked.append(cell)
             yield Step(cell, (), None, waiting=str(error))
@@ -212,12 +216,12 @@ def run_cells(plan: Iterable[Cell]) -> Iterator[Step]:
                 time.sleep(PAUSE)
 
 
-def _run_rounds(cell: Cell) -> Iterator[Step]:
+def _run_rounds(cell: Cell, job: Job | None = None) -> Iterator[Step]:
     if cell.finished:
         yield Step(cell, (), None)
         return
     try:
-        job = job_from_experiment(cell.experiment)
+        job = job or job_from_experiment(cell.experiment)
         for done in run(job, out=cell.folder, resume=True):
             yield Step(cell, job.population.names, done)
     except (ConfigError, DataError, DivergedError) as error:

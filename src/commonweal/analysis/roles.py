@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -108,15 +109,16 @@ class Candidate(NamedTuple):
     why: str
 
 
-def words(name: str) -> list[str]:
+@cache
+def words(name: str) -> tuple[str, ...]:
     """The words of a column's name, in lower case and without accents.
 
     >>> words("Father's qualification"), words("HOSPNUM"), words("timeToEvent_2"), words("subject#")
-    (['father', 's', 'qualification'], ['hospnum'], ['time', 'to', 'event'], ['subject'])
+    (('father', 's', 'qualification'), ('hospnum',), ('time', 'to', 'event'), ('subject',))
     """
     letters = unicodedata.normalize("NFD", name.translate(PLAIN))
     plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    return [word.lower() for word in WORD.findall(plain)]
+    return tuple(word.lower() for word in WORD.findall(plain))
 
 
 def columns(label: str) -> list[str]:

@@ -413,9 +413,17 @@ def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> di
     return {rule: Choice(max(tried, key=quality), len(tried)) for rule, tried in by_rule.items()}
 
 
-def write_chosen(folder: Path, chosen: Mapping[str, Choice], by: str) -> None:
-    rules = {rule: choice.text for rule, choice in chosen.items()}
-    settings = {rule: choice.settings for rule, choice in chosen.items() if choice.settings}
+def write_chosen(
+    folder: Path, chosen: Mapping[str, Choice], by: str, names: Mapping[str, str] | None = None
+) -> None:
+    """Write what was chosen for each rule, or for its name where a user gave it one."""
+    names = names or {}
+    rules, settings = {}, {}
+    for rule, choice in chosen.items():
+        name = names.get(rule)
+        rules[name or rule] = catalog.with_name(name, choice.text)
+        if choice.settings:
+            settings[name or rule] = choice.settings
     write_file(folder / CHOSEN, to_json({"by": by, "rules": rules, "settings": settings}))
 
 

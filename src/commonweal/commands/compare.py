@@ -15,6 +15,7 @@ from commonweal.report import FORMATS
 if TYPE_CHECKING:
     from commonweal.analysis.compare import Cell
     from commonweal.analysis.rank_pool import RankPool
+    from commonweal.jobs.job import Job
     from commonweal.report.compare import Comparison
 
 __all__ = ["compare", "print_comparison", "run_cells"]
@@ -63,7 +64,8 @@ def compare(
     shard: Annotated[
         str | None,
         typer.Option(
-            metavar="K/N", help="Only run the K-th of N parts of the runs; see docs/slurm.sbatch."
+            metavar="K/N",
+            help="Only run the K-th of N parts of the runs; see commonweal docs slurm.sbatch.",
         ),
     ] = None,
     vary: Annotated[
@@ -115,18 +117,19 @@ def compare(
     that diverges or is refused is a line of the result.
     """
     chosen = catalog.split_list(RULES if rules is None else rules)
-    _check_mistakes(form, chosen)
     settings: dict[str, list[str]] = {}
     if tuned is not None:
         from commonweal.analysis.tuning import read_chosen
 
         choices = read_chosen(tuned)
-        settings = dict(choices.values())
+        settings = {catalog.split_name(rule)[1]: own for rule, own in choices.values()}
         names = choices if rules is None else chosen  # those that were not tuned stay as they are
         chosen = [choices[name][0] if name in choices else name for name in names]
+    _check_mistakes(form, chosen)
     from commonweal.analysis.compare import baseline_cells, cells, seed_list
     from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
+    from commonweal.jobs.job import job_from_experiment
     from commonweal.report import figures
     from commonweal.report.compare import Comparison
     from commonweal.report.comparison import chosen_columns
@@ -141,9 +144,13 @@ def compare(
         if shard is not None:
             _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
             return
-        if _few_clients(plan[0]) if baselines is None else baselines:
+        job = None
+        if baselines is None:
+            job = None if plan[0].finished else job_from_experiment(plan[0].experiment)
+            baselines = _few_clients(plan[0], job)
+        if baselines:
             plan += baseline_cells(base, numbers, folder)
-        failures = run_cells(plan, quiet, jobs, ranks)
+        failures = run_cells(plan, quiet, jobs, ranks, job)
     comparison = Comparison.of_plan(plan, failures)
     print_comparison(comparison, form, metrics, decimals)
     for line in comparison.failures:
@@ -154,14 +161,13 @@ def compare(
         comparison.plot("rounds", curves)
 
 
-def _few_clients(cell: "Cell") -> bool:
-    """Whether every client can be trained alone in reasonable time."""
-    from commonweal.jobs.job import job_from_experiment
+def _few_clients(cell: "Cell", job: "Job | None") -> bool:
+    """Whether every client can be trained alone in reasonable time. job: if it is not finished"""
     from commonweal.record.record import Record
 
-    if cell.finished:
+    if job is None:
         return Record.read(cell.folder).facts.clients <= MOST_BASELINES
-    return job_from_experiment(cell.experiment).population.clients <= MOST_BASELINES
+    return job.population.clients <= MOST_BASELINES
 
 
 def _run_shard(
@@ -202,9 +208,21 @@ def _check_mistakes(form: str, rules: Sequence[str]) -> None:
 
 
 def run_cells(
-    plan: Sequence["Cell"], quiet: bool, jobs: int = 1, ranks: "RankPool | None" = None
+    plan: Sequence["Cell"],
+    quiet: bool,
+    jobs: int = 1,
+    ranks: "RankPool | None" = None,
+    first: "Job | None" = None,
 ) -> dict[Path, str]:
-    """Run what is not finished. Returns why some runs have no result, by folder."""
+    """Run what is not finished. Returns why some runs have no result, by folder.
+
+    Args:
+        plan: The runs.
+        quiet: Whether nothing is printed.
+        jobs: Worker processes; 0 for one per core.
+        ranks: The processes of torchrun, instead.
+        first: The job of the first run, where it is built already.
+    """
     from commonweal.analysis import compare
     from commonweal.analysis.tuning import cores
     from commonweal.report.progress import comparison_bar
@@ -215,7 +233,7 @@ def run_cells(
         with comparison_bar(console.err, plan, quiet) as advance:
             in_processes = compare.run_cells_in_processes
             alone = jobs == 1 and ranks is None
-            steps = compare.run_cells(plan) if alone else in_processes(plan, jobs, ranks)
+            steps = compare.run_cells(plan, first) if alone else in_processes(plan, jobs, ranks)
             for step in steps:
                 advance(step)
                 if step.waiting and not quiet:

@@ -55,7 +55,8 @@ def data_show(
 
     federation = build_dataset(experiment)
     path = to or Path(f"{name.replace(':', '-').replace('/', '-')}.png")
-    figures.save(figures.federation(federation, name), path)
+    file = experiment.dataset.get("path") if name == "table" else None
+    figures.save(figures.federation(federation, Path(file).name if file else name), path)
     facts = describe.facts(federation)
     remarks = describe.remarks(federation)
     for file in differing(name):

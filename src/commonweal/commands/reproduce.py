@@ -57,7 +57,7 @@ def reproduce(
     if not (benchmarks / "published").is_dir():
         raise ConfigError(
             f"there are no published tables in {str(CHECKOUT)!r}: they are not part of the "
-            "package; clone the repository and install it with pip install -e '.[dev]'"
+            'package; clone the repository and install it with pip install -e ".[dev]"'
         )
     sys.path.insert(0, str(benchmarks))  # worker processes inherit it
     from published import command

@@ -1,5 +1,6 @@
 """`commonweal tune`: each rule's published grid, tried on validation samples."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +27,11 @@ def tune(
     changes: Changes = None,
     rules: Annotated[
         str,
-        typer.Option(metavar="A,B,...", help="The rules; parameters in brackets are kept fixed."),
+        typer.Option(
+            metavar="A,B,...",
+            help="The rules, with names if you like (Ours=./mine.py:Soft); parameters in brackets "
+            "are kept fixed.",
+        ),
     ] = "qfedavg,term,aaggff-s",
     seeds: Annotated[
         int, typer.Option(help="How many seeds per setting: 1000, 1001, ...", min=1)
@@ -71,9 +76,11 @@ def tune(
         raise ConfigError(f"--by {by!r}: give one of {', '.join(WAYS)}")
     if sampler not in SAMPLERS:
         raise ConfigError(f"--sampler {sampler!r}: give one of {', '.join(SAMPLERS)}")
-    chosen = catalog.split_list(rules)
-    if not chosen:
+    pairs = [catalog.split_name(text) for text in catalog.split_list(rules)]
+    if not pairs:
         raise ConfigError("there are no rules to tune: name some, as in --rules qfedavg,term")
+    names = {rule: name for name, rule in pairs if name}
+    chosen = [rule for _, rule in pairs]
     for rule in chosen:
         catalog.find("rules", catalog.parse(rule)["name"])
     try:
@@ -121,11 +128,20 @@ def tune(
         )
     if not found:
         raise ConfigError("no setting of any rule could be run: try other rules, or a smaller lr")
-    _finish(found, score, folder, by, quiet)
+    _finish(found, score, folder, by, names, quiet)
+    if not quiet:
+        typer.echo(f'next: commonweal compare "{file}" --tuned "{folder}"')
 
 
-def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool) -> None:
-    """Write what was chosen, draw the front and print both."""
+def _finish(
+    found: "list[Trial]",
+    score: str,
+    folder: Path,
+    by: str,
+    names: Mapping[str, str],
+    quiet: bool,
+) -> None:
+    """Write what was chosen, draw the front and print both. names: what users call some rules"""
     from commonweal.analysis import tuning
     from commonweal.report import figures
     from commonweal.report.formats import show_score
@@ -133,7 +149,7 @@ def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool
 
     lower = find(score).lower_is_better
     best = tuning.choose(found, "mean" if by == "mean" else "worst", lower)
-    tuning.write_chosen(folder, best, by)
+    tuning.write_chosen(folder, best, by, names)
     settings = []
     for trial in found:
         rule = tuning.with_values(trial.rule, trial.values)
@@ -149,10 +165,10 @@ def _finish(found: "list[Trial]", score: str, folder: Path, by: str, quiet: bool
     for title in ("chosen", "settings", "mean", "worst 10 %"):
         justify: Literal["left", "right"] = "left" if title == "chosen" else "right"
         table.add_column(title, justify=justify, overflow="fold")
-    for choice in best.values():
+    for rule, choice in best.items():
         values = (show_score(value, score) for value in (choice.best.mean, choice.best.worst))
-        name = " ".join([choice.text, *choice.settings])
+        name = " ".join([catalog.with_name(names.get(rule), choice.text), *choice.settings])
         table.add_row(shown(name, "markup"), str(choice.trials), *values)
     console.out.print(table)
     typer.echo(picture.description)
-    typer.echo(f"drawn to {folder / 'front.svg'}; next: commonweal compare FILE --tuned {folder}")
+    typer.echo(f"drawn to {folder / 'front.svg'}")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
 __all__ += ["function"]
-__all__ += ["parse_value", "read_toml", "split_list", "split_name", "trusting"]
+__all__ += ["parse_value", "read_toml", "split_list", "split_name", "trusting", "with_name"]
 
 UNTRUSTED = (
     "is a program that the run names: it is imported only if you trust whoever wrote the run "
@@ -371,6 +371,11 @@ def split_name(text: str) -> tuple[str, str]:
     if not equals or "(" in name:
         return "", text
     return name.strip(), rule.strip()
+
+
+def with_name(name: str | None, rule: str) -> str:
+    """Invert `split_name`."""
+    return f"{name}={rule}" if name else rule
 
 
 def split_list(text: str) -> list[str]:

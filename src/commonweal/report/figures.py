@@ -583,11 +583,12 @@ def federation(data: Federation, title: str) -> "Figure":
             axes.bar(np.arange(len(sizes)), sizes, width=1.0)
             axes.set_ylabel("samples")
         else:
-            _draw_classes(figure, axes, averaged(data.counts.double().numpy()))
-        if len(names) <= MOST_NAMES:
-            ticks = [shortened(name, TICK) for name in names]
-            axes.set_xticks(np.arange(len(names)), ticks, rotation=60, ha="right")
+            counts = averaged(data.counts.double().numpy())
+            _draw_classes(figure, axes, counts, data.class_names)
         if len(names) <= MOST_CLIENTS:
+            shown_clients = _evenly(len(names), MOST_NAMES)
+            ticks = [shortened(names[k], TICK) for k in shown_clients]
+            axes.set_xticks(shown_clients, ticks, rotation=60, ha="right")
             axes.set_xlabel("client")
         else:
             axes.set_xlabel(f"{len(names)} clients in {MOST_CLIENTS} groups (means)")
@@ -595,7 +596,9 @@ def federation(data: Federation, title: str) -> "Figure":
     return figure
 
 
-def _draw_classes(figure: "Figure", axes: "Axes", counts: Array) -> None:
+def _draw_classes(
+    figure: "Figure", axes: "Axes", counts: Array, class_names: Sequence[str]
+) -> None:
     image = axes.imshow(
         np.log1p(counts).T,
         aspect="auto",
@@ -603,12 +606,15 @@ def _draw_classes(figure: "Figure", axes: "Axes", counts: Array) -> None:
         interpolation="nearest",
         origin="lower",
     )
-    ticks = np.unique(np.geomspace(1, max(counts.max(), 2), 4).astype(int))
-    bar = figure.colorbar(image, ax=axes, ticks=np.log1p(ticks), label="samples")
-    bar.ax.set_yticklabels([str(tick) for tick in ticks])
+    powers = 10 ** np.arange(int(np.log10(max(counts.max(), 1))) + 1)
+    steps = np.outer(powers, (1, 2, 5)).ravel()
+    steps = steps[steps <= max(counts.max(), 1)]
+    bar = figure.colorbar(image, ax=axes, ticks=np.log1p(steps), label="samples")
+    bar.ax.set_yticklabels([str(step) for step in steps])
     axes.set_ylabel("class")
-    classes = counts.shape[1]
-    axes.set_yticks(_evenly(classes, 20))
+    ticks = _evenly(counts.shape[1], 20)
+    names = [shortened(class_names[k], TICK) if class_names else str(k) for k in ticks]
+    axes.set_yticks(ticks, names)
 
 
 def averaged(counts: Array) -> Array:

@@ -96,11 +96,21 @@ def test_threads_compute_at_the_same_time_and_their_number_is_restored() -> None
         together.wait()
         return original(*given, **named)
 
+    def prepared(*given: object) -> object:  # by the thread that waits for the others
+        counts.append(torch.get_num_threads())
+        return prepare(*given)
+
+    counts: list[int] = []
+    prepare = Simulator._group
     original = averaging(task).answer.__func__  # type: ignore[attr-defined]
     torch.set_num_threads(3)
     three = dict(list(SIZES.items())[:3])
-    with mock.patch("commonweal.algorithms.averaging.Averaging.answer", slow):
+    with (
+        mock.patch("commonweal.algorithms.averaging.Averaging.answer", slow),
+        mock.patch.object(Simulator, "_group", prepared),
+    ):
         collected(task, federation(three, (1, 8, 8)), "auto", Client())
+    assert counts == [1, 1, 1]
     assert torch.get_num_threads() == 3
 
 

@@ -66,8 +66,13 @@ class Workers:
 
 @contextmanager
 def _pool(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads that share the cores."""
+    """A pool of threads that share the cores.
+
+    This thread shares nothing with others meanwhile: torch's own threads, which wait for work by
+    counting, would take the cores from the pool's.
+    """
     threads = torch.get_num_threads()
+    torch.set_num_threads(threads // count)
     pool = ThreadPoolExecutor(count, "client", torch.set_num_threads, (threads // count,))
     try:
         yield pool

@@ -241,11 +241,13 @@ class Simulator(LocalEngine):
             most = max(1, self.chunk // algorithm.client_task.size)
             sizes = self.population.sizes[clients]
             positions = torch.argsort(sizes, descending=True, stable=True)
-        elif mode == "chunked":
-            # Without states a client holds its reply only, which several groups would copy.
-            vectors = 1 if self._is_stateless(algorithm) else VECTORS_PER_CLIENT
-            most = max(1, self.budget // (vectors * algorithm.client_task.size))
+        elif mode == "chunked" and not self._holds_replies_only(algorithm):
+            most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
         return (group.sort().values for group in torch.split(positions, most))
+
+    def _holds_replies_only(self, algorithm: Algorithm) -> bool:
+        """Whether a group holds nothing but its replies, which several groups would copy."""
+        return self.device.type == "cpu" and self._is_stateless(algorithm)
 
     # Evaluation
 

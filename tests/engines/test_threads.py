@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -96,7 +97,7 @@ def test_threads_compute_at_the_same_time_and_their_number_is_restored() -> None
         together.wait()
         return original(*given, **named)
 
-    def prepared(*given: object) -> object:  # by the thread that waits for the others
+    def prepared(*given: Any) -> object:  # by the thread that waits for the others
         counts.append(torch.get_num_threads())
         return prepare(*given)
 

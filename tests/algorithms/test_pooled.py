@@ -1,5 +1,6 @@
 """pooled: as good as scikit-learn's logistic regression on the same samples."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from commonweal.data.federation import Federation
+from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
 from commonweal.training.client_state import ClientState
 from commonweal.training.task import Task
@@ -57,3 +59,23 @@ def test_all_clients_use_the_same_models_and_the_labels_of_test_samples_change_n
             assert all(torch.equal(a, b) for a, b in zip(uses[0], other, strict=True))
         assert 0 < float(uses[0].weights[1]) <= 1
     assert torch.equal(first.state["w"], again.state["w"])
+
+
+def test_a_run_is_resumed_and_reopened_with_the_same_models(tmp_path: Path) -> None:
+    f = Federation.from_arrays(*noisy(300, 3), test=0.5)
+    torch.manual_seed(0)
+    task = Task(nn.Linear(20, 4))
+    whole = run(task, f, algorithm="pooled", rounds=4, out=tmp_path / "whole")
+    record = whole.result()
+    begun = run(task, f, algorithm="pooled", rounds=4, out=tmp_path / "part")
+    next(begun)
+    begun.close()
+    again = run(task, f, algorithm="pooled", rounds=4, out=tmp_path / "part", resume=True)
+    assert torch.equal(again.result().state_dict()["weight"], record.state_dict()["weight"])
+    job, state = reopen(tmp_path / "part", task, f)
+    assert whole.last is not None and whole.last.evaluation is not None
+    scores = [
+        e.personal for e in (whole.last.evaluation, job.engine.evaluate(job.algorithm, state))
+    ]
+    assert scores[0] is not None and scores[1] is not None
+    assert torch.equal(scores[0].losses, scores[1].losses)

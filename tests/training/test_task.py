@@ -166,7 +166,7 @@ def test_layers_number_the_module_that_owns_a_piece(
 def test_another_initialisation_is_the_same_for_the_same_seed(kind: str) -> None:
     task = Task(module(kind))
     before = task.initial.clone()
-    a, b, c = task.reinitialised(1), task.reinitialised(1), task.reinitialised(2)
+    a, b, c = (task.reinitialised(seed).initial for seed in (1, 1, 2))
     assert torch.equal(a, b) and a.shape == before.shape
     assert not torch.equal(a, c) and not torch.equal(a, before)
     assert torch.equal(task.initial, before) and torch.equal(vector(task.module), before)
@@ -177,13 +177,27 @@ def test_another_initialisation_resets_buffers() -> None:
     m.get_buffer("1.running_mean").fill_(5)
     task = Task(m)
     assert task.initial[task.num_trainable :][:8].tolist() == [5] * 8
-    assert task.reinitialised(0)[task.num_trainable :].tolist() == [0] * 8 + [1] * 8
+    assert task.reinitialised(0).initial[task.num_trainable :].tolist() == [0] * 8 + [1] * 8
 
 
 def test_another_initialisation_is_what_torch_draws_from_the_seed() -> None:
-    fresh = Task(nn.Linear(3, 2)).reinitialised(11)
+    fresh = Task(nn.Linear(3, 2)).reinitialised(11).initial
     torch.manual_seed(11)
     assert torch.equal(fresh, vector(nn.Linear(3, 2)))
+
+
+def test_another_initialisation_draws_attention_and_keeps_frozen_layers() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    layer.linear1.weight.requires_grad_(False)
+    task = Task(nn.Sequential(layer, nn.Flatten(), nn.Linear(16, 3)))
+    other = task.reinitialised(1).module
+    for name, value in task.module.named_parameters():
+        is_constant = "norm" in name or name.endswith(("in_proj_bias", "out_proj.bias"))
+        is_same = torch.equal(value, other.get_parameter(name))
+        assert is_same == (is_constant or "linear1" in name), name
+    assert not task.is_drawn
+    layer.linear1.weight.requires_grad_(True)
+    assert Task(task.module).is_drawn
 
 
 def test_another_initialisation_leaves_torchs_generator_alone() -> None:

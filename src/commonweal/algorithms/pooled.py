@@ -97,6 +97,7 @@ class Pooled(Averaging):
             fitted = {name: value[0] for name, value in replies.values.items()}
             outcome = replace(outcome, state=outcome.state | {"w": fitted["network"]})
             message = self.ask(outcome.state) | fitted
+            message["round"] = state["round"]  # else the states would be those of a later round
             yield Request(first, message, "share")  # its state is another than the others'
             yield Request(torch.arange(1, sample.population.clients), message, "share")
         return outcome

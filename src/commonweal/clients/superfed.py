@@ -66,7 +66,7 @@ class SuPerFedMM(Client):
                 "the clients' own models are never trained"
             )
         # Two seeds: the module itself may have been initialised with one of them.
-        if torch.equal(task.reinitialised(0), task.reinitialised(1)):
+        if torch.equal(task.reinitialised(0).initial, task.reinitialised(1).initial):
             raise ConfigError(
                 "superfed needs another initialisation for every client, "
                 f"but no layer of {type(task.module).__name__} has reset_parameters: add it"
@@ -76,7 +76,7 @@ class SuPerFedMM(Client):
         return max(task.layers) + 1 if self.by_layer else 1
 
     def init_client(self, task: Task, seed: int) -> Tensors:
-        return {"own": task.reinitialised(seed), "joined": torch.zeros(1)}
+        return {"own": task.reinitialised(seed).initial, "joined": torch.zeros(1)}
 
     def begun(self, message: Tensors) -> bool:
         """Whether the clients' personal models are trained in this round."""

@@ -1,13 +1,12 @@
 """`commonweal.compare`: several rules and seeds in Python, with what they give to every client."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 import torch
 from rich.console import Console
@@ -72,13 +71,6 @@ MOST_SEEDS = 10_000
 T = TypeVar("T")
 RULES = ("fedavg", "uniform", "aaggff-s")
 NOTHING = "nothing but cohorts, batches and noise varies between seeds"
-
-
-@runtime_checkable
-class _Resettable(Protocol):
-    """A module that draws its own parameters, as all of torch.nn do."""
-
-    def reset_parameters(self) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,17 +405,11 @@ class _Own:
 
     def task(self, seed: int) -> Task:
         """The task with initial weights drawn by the seed."""
+        if isinstance(self.what, Task):
+            return self.what if self.fixed else self.what.reinitialised(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if not isinstance(self.what, Task):
-                return _of_seed("what", self.what, seed, Task)
-            if self.fixed:
-                return self.what
-            module = deepcopy(self.what.module)
-            for part in module.modules():
-                if isinstance(part, _Resettable):
-                    part.reset_parameters()
-            return replace(self.what, module=module)
+            return _of_seed("what", self.what, seed, Task)
 
     def federation(self, seed: int) -> Federation:
         if not isinstance(self.data, Federation):
@@ -440,20 +426,10 @@ class _Own:
         return not (self.fixed or prepared or data.held_out is not None)
 
     @property
-    def _draws(self) -> bool:
-        """Whether every trained parameter is drawn again."""
-        if not isinstance(self.what, Task):
-            return True
-        parts = [part for part in self.what.module.modules() if isinstance(part, _Resettable)]
-        drawn = {id(p) for part in parts for p in part.parameters()}
-        trained = [p for p in self.what.module.parameters() if p.requires_grad]
-        return not self.fixed and all(id(p) in drawn for p in trained)
-
-    @property
     def varied(self) -> str:
         """What differs between seeds."""
         changing = ["split"] if self._splits else []
-        if self._draws:
+        if not isinstance(self.what, Task) or (self.what.is_drawn and not self.fixed):
             changing.append("initial weights")
         if not changing:
             return NOTHING

@@ -40,7 +40,7 @@ def fit(
     task: Task, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float, rng: np.random.Generator
 ) -> Tensor:
     """Train the task's model on these samples from a new random initialisation."""
-    w = task.reinitialised(draw_seed(rng))
+    w = task.reinitialised(draw_seed(rng)).initial
     optimizer = adam(lr)
     memory = optimizer.memory(w)
     with torch.random.fork_rng(devices=[]):

@@ -278,14 +278,14 @@ class FedEvg(Algorithm):
     def init_client(self, seed: int) -> ClientState:
         if not self.personalizes:
             return NO_STATE
-        return ClientState({"w": self.task.reinitialised(seed)})
+        return ClientState({"w": self.task.reinitialised(seed).initial})
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         replies = []
         models = []
         starts = group.states.method["w"] if not self.restart else None
         for k, (client, rng) in enumerate(zip(group.ids.tolist(), group.streams, strict=True)):
-            start = self.task.reinitialised(draw_seed(rng)) if starts is None else starts[k]
+            start = self.task.reinitialised(draw_seed(rng)).initial if starts is None else starts[k]
             reply, w = self._answer(request.message, group.rows.client(client), start, rng)
             replies.append(reply)
             models.append(w)

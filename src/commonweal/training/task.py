@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from threading import RLock
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -347,17 +347,23 @@ class Task:
         numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
         return [numbers[layer] for layer in layers]
 
-    def reinitialised(self, seed: int) -> Tensor:
-        """The parameters after another random initialisation.
+    def reinitialised(self, seed: int) -> "Task":
+        """The task with another random initialisation.
 
-        Layers without `reset_parameters` keep their values.
+        Layers that are frozen or have no `reset_parameters` keep their values.
         """
         module = deepcopy(self.module)
         with shared_generator():
             torch.manual_seed(seed)
-            for layer in module.modules():
-                _reset(layer)
-        return replace(self, module=module).initial
+            for _, reset in _resettable(module):
+                reset()
+        return replace(self, module=module)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether another initialisation draws every trained parameter."""
+        drawn = {id(p) for layer, _ in _resettable(self.module) for p in layer.parameters()}
+        return all(id(p) in drawn for p in self.module.parameters() if p.requires_grad)
 
     def tensors(self, w: Tensor) -> dict[str, Tensor]:
         """The vector as the module's named tensors: views, with a single cat as their backward."""
@@ -623,13 +629,23 @@ class _Linear(nn.Linear):
         return outputs if self.bias is None else outputs + self.bias
 
 
-def _reset(layer: nn.Module) -> None:
-    """Initialise a layer again, if it can."""
-    for name in ("reset_parameters", "_reset_parameters"):  # the second: attention
-        reset = getattr(layer, name, None)
-        if callable(reset):
-            reset()
-            return
+@runtime_checkable
+class _Resettable(Protocol):
+    """A layer that draws its own parameters, as those of torch.nn do."""
+
+    def reset_parameters(self) -> None: ...
+
+
+def _resettable(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], None]]]:
+    """The layers that can be initialised again, and how: a layer after those inside it."""
+    for child in module.children():
+        yield from _resettable(child)
+    if any(not p.requires_grad for p in module.parameters(recurse=False)):
+        return
+    if isinstance(module, nn.MultiheadAttention | nn.Transformer):
+        yield module, module._reset_parameters
+    elif isinstance(module, _Resettable):
+        yield module, module.reset_parameters
 
 
 def _draws(layer: nn.Module) -> bool:

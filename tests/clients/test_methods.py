@@ -336,7 +336,7 @@ def test_superfed_needs_models_that_can_be_initialised_and_mixed() -> None:
 def test_superfeds_batchnorm_follows_the_models_that_are_used() -> None:
     """By torch: statistics of w and of the mixture at m, while random points are trained."""
     t, method = task(norm=True), client("superfed-mm", mu=0.0, nu=0.0, m=0.3, momentum=0.0)
-    n, own = t.num_trainable, t.reinitialised(3)
+    n, own = t.num_trainable, t.reinitialised(3).initial
     w, v, at_w, at_m = t.initial[:n], own[:n], t.initial[n:], own[n:]
 
     def pieces(vector: Tensor, statistics: Tensor) -> nn.Module:
@@ -482,7 +482,7 @@ def test_buffers_belong_to_their_model(
 ) -> None:
     """Where nothing ties the two models, the BatchNorm buffers of each are those of plain SGD."""
     t = task(norm=True)
-    other = t.reinitialised(4)
+    other = t.reinitialised(4).initial
     other[t.num_trainable :] += torch.rand(12, generator=torch.Generator().manual_seed(2))
     method = client(name, **parameters)
     reply, after = trained(method, t, F, sent(t), {"own": other} | state)
@@ -495,7 +495,7 @@ def test_buffers_belong_to_their_model(
 def test_pfedmes_buffers_are_those_of_theta() -> None:
     t = task(norm=True)
     method = client("pfedme", lam=1e-9, inner=1, inner_lr=0.1)  # theta is trained as by sgd
-    _, after = trained(method, t, F, sent(t), {"own": t.reinitialised(4)})
+    _, after = trained(method, t, F, sent(t), {"own": t.reinitialised(4).initial})
     plain, _ = trained(client("sgd"), t, F, sent(t), {})
     close(after["own"], t.initial - plain["update"])
 

@@ -528,7 +528,7 @@ def test_a_request_that_trains_nothing_leaves_states_as_they_are() -> None:
 def test_evaluation_is_a_loop_over_clients(kind: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL, SHAPES[kind])
     algorithm = averaging(task)
-    state = algorithm.init(f.population) | {"w": task.reinitialised(5)}
+    state = algorithm.init(f.population) | {"w": task.reinitialised(5).initial}
     plain = loaded(task, state["w"]).eval()
     for part, rows in (("test", f.test), ("train", f.train)):
         found = Simulator(f).evaluate(algorithm, state, part)
@@ -606,7 +606,7 @@ def test_a_model_that_does_not_fit_the_rows_is_a_sentence() -> None:
 def test_replies_tell_of_the_received_model_before_training(kind: str, mode: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL)
     algorithm = averaging(task, Client(lr=0.5))
-    message = algorithm.ask(algorithm.init(f.population)) | {"w": task.reinitialised(5)}
+    message = algorithm.ask(algorithm.init(f.population)) | {"w": task.reinitialised(5).initial}
     ids = torch.tensor([2, 0, 3])
     replies = Simulator(f, vectorize=mode).collect(algorithm, Request(ids, message)).values
     plain = loaded(task, message["w"]).eval()

@@ -188,14 +188,14 @@ def test_a_model_is_initialised_as_without_threads_that_use_torchs_generator() -
                 other.join(0.5)
             super().reset_parameters()
 
-    expected = Task(nn.Linear(3, 2)).reinitialised(7)
+    expected = Task(nn.Linear(3, 2)).reinitialised(7).initial
     waiting = Task(Waiting(3, 2))
     other = threading.Thread(target=lambda: waiting.draws_inside(torch.zeros(2, 3)))
     task = Task(Interrupted(3, 2))
     proceed.clear()
     other.start()
     inside.wait(5)
-    assert torch.equal(task.reinitialised(7), expected)
+    assert torch.equal(task.reinitialised(7).initial, expected)
     other.join()
 
 

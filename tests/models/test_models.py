@@ -79,7 +79,7 @@ def test_two_clients_at_once_or_one_by_one(name: str) -> None:
     task, shape = small(name)
     x = rows(shape, 6, False).view(2, 3, *shape)
     y = torch.tensor([[0, 1, 2], [3, 4, 0]])
-    w = torch.stack([task.initial, task.reinitialised(1)]).double()
+    w = torch.stack([task.initial, task.reinitialised(1).initial]).double()
     weight = torch.full((2, 3), 1 / 3, dtype=torch.float64)
 
     def loss_of(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ def test_gradients_are_those_of_autograd(name: str, loss: str, reduction: Reduct
     task, batch = task_of(name, loss), batch_of(loss)
     stack = dense_stack(task)
     assert stack is not None
-    w = torch.stack([task.reinitialised(seed) for seed in range(3)])
+    w = torch.stack([task.reinitialised(seed).initial for seed in range(3)])
     flat = batch._replace(inputs=stack.inputs(batch.x))
     by_models = stack.gradients(stack.views(w), flat, reduction)
     at_first = stack.gradients(stack.views(w[0]), flat, reduction)
@@ -251,7 +251,7 @@ class Given(Client):
         return 1
 
     def init_client(self, task: Task, seed: int) -> Tensors:
-        return {"own": task.reinitialised(seed), "a": torch.tensor([0.3])}
+        return {"own": task.reinitialised(seed).initial, "a": torch.tensor([0.3])}
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         constant = torch.linspace(-1, 1, task.size)
@@ -360,7 +360,11 @@ METHODS: dict[str, Client] = {
 def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
     """Epochs begin at other steps for each client, as their sizes differ."""
     f, task, client = federation(SIZES), task_of("nested"), METHODS[name]
-    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.reinitialised(9)}
+    message = {
+        "round": torch.tensor(3),
+        "rounds": torch.tensor(9),
+        "w": task.reinitialised(9).initial,
+    }
     message |= {n: torch.randn_like(v) / 9 for n, v in client.init_shared(task).items()}
     each = [client.init_client(task, seed) for seed in range(f.clients)]
 
@@ -385,7 +389,11 @@ def test_methods_in_groups_are_those_of_single_clients(name: str) -> None:
 def both_trainers(client: Client, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Compare what the closed form and autograd give for a group; whether both were used."""
     f, task = federation(SIZES), task_of("nested")
-    message = {"round": torch.tensor(3), "rounds": torch.tensor(9), "w": task.reinitialised(9)}
+    message = {
+        "round": torch.tensor(3),
+        "rounds": torch.tensor(9),
+        "w": task.reinitialised(9).initial,
+    }
     message |= {n: torch.randn_like(v) / 9 for n, v in client.init_shared(task).items()}
     states = stack([client.init_client(task, seed) for seed in range(f.clients)])
     plan = planned(client, task, f, list(range(f.clients)), round=3)

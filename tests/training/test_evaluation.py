@@ -50,7 +50,7 @@ def test_own_models_are_evaluated_on_their_clients_rows(
     monkeypatch.setattr(evaluation, "PASS", at_once)
     task, f = Task(module(kind)), federation(SIZES, SHAPES[kind])
     ids = torch.tensor([3, 1, 2, 0])
-    models = torch.stack([task.reinitialised(seed) for seed in range(4)])
+    models = torch.stack([task.reinitialised(seed).initial for seed in range(4)])
     result = evaluate_models(task, one_model(models), f.train, ids, vectorize)
     for k, client in enumerate(ids.tolist()):
         alone = evaluate(task, models[k], f.train, torch.tensor([client]))
@@ -96,7 +96,7 @@ def test_values_of_some_clients_are_replaced() -> None:
     task, f = Task(module("mlp")), federation(SIZES)
     shared = evaluate(task, task.initial, f.train)
     ids = torch.tensor([2, 0])
-    other = evaluate(task, task.reinitialised(3), f.train, ids)
+    other = evaluate(task, task.reinitialised(3).initial, f.train, ids)
     both = shared.updated(ids, other)
     assert torch.equal(both.losses[ids], other.losses)
     assert torch.equal(both.score[ids], other.score)

@@ -16,7 +16,7 @@ WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.1, 0.8]])
 
 def three_models(task: Task) -> Tensor:
     """Three models (3, 3, d) of each of three clients."""
-    models = [task.reinitialised(seed) for seed in range(9)]
+    models = [task.reinitialised(seed).initial for seed in range(9)]
     return torch.stack(models).view(3, 3, task.size)
 
 

@@ -1,5 +1,7 @@
 """Datasets of torch as clients: the same numbers as from arrays, stacked or read when needed."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import commonweal
 from commonweal import Federation, Task
@@ -154,20 +156,128 @@ def test_collate_fn_pads_samples_of_different_lengths() -> None:
         assert federation.train.inputs.shape[1:] == (3,)
 
 
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    """Samples without an index, though with a length."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter([(torch.ones(2), 1)] * 9)
+
+
+class Lying(Dataset[tuple[Tensor, int]]):
+    """Has fewer samples than it says."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return ([(torch.ones(2), 1)] * 5)[index]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ([torch.ones(2)] * 4, "a sample is a Tensor"),
         ([{"a": torch.ones(2)}] * 4, r"a sample has \['a'\]: name its label"),
-        ([(torch.ones(2), "ill")] * 4, "label of a sample is"),
-        ([("word", 1)] * 4, "input 1 of a sample is"),
-        (iter([1]), "list_iterator has no length"),
+        ([(torch.ones(2), "ill")] * 4, "label of a sample is a str"),
+        ([("word", 1)] * 4, "input 1 of a sample is a str"),
+        (iter([1]), "client 'a': list_iterator has no length"),
         ([], "hold no samples"),
+        ([{"x": torch.ones(2), "label": 1, "labels": 1}] * 4, "name its label"),
+        ([(torch.ones(2, dtype=torch.complex64), 1)] * 4, "complex"),
+        ([(torch.tensor([1.0, math.nan]), 1)] * 4, "client 'a' has NaN .* in sample 0"),
+        (DataLoader(TensorDataset(X, Y)), r"client 'a': DataLoader cannot be read.*\.dataset"),
+        (Stream(), "client 'a': Stream cannot be read by index"),
+        (Lying(), "client 'a': sample 5 of Lying, which has 9, raised IndexError"),
     ],
 )
 def test_wrong_samples_are_refused(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Federation.from_datasets({"a": data})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ([(torch.ones(3), 1)] * 4, r"different shapes: \(3,\) and \(2,\)"),
+        ([(torch.ones(2), torch.ones(2), 1)] * 4, "different shapes"),
+        ([(torch.ones(2), 1.5)] * 4, "client 'b' has labels of torch.float64"),
+        ([(torch.ones(2), torch.ones(2))] * 4, "client 'b' has labels of"),
+        ([({"x": torch.ones(2)}, 1)] * 4, r"different shapes: x \(2,\) and \(2,\)"),
+    ],
+)
+def test_clients_whose_samples_differ_are_refused(other: Any, message: str) -> None:
+    for memory in (0, 1 << 20):
+        with pytest.raises(DataError, match=message):
+            Federation.from_datasets({"a": [(torch.ones(2), 1)] * 4, "b": other}, memory=memory)
+
+
+def test_inputs_of_dicts_go_by_their_names_whatever_their_order() -> None:
+    """They went by their place: the second client's mask was taken for its tokens."""
+    first = [{"x": torch.ones(2), "keep": torch.tensor([True, False]), "y": 1}] * 4
+    second = [{"keep": torch.tensor([True, False]), "y": 1, "x": torch.ones(2)}] * 4
+    for memory in (0, 1 << 20):
+        data: dict[Any, Any] = {1: first, 2: second}
+        federation = Federation.from_datasets(data, memory=memory)
+        inputs = federation.train.inputs[:]
+        assert federation.names == ("1", "2") and isinstance(inputs, Stacked)
+        assert inputs.names == ("x", "keep")
+        assert inputs.values[0].eq(1).all() and inputs.values[1].dtype == torch.bool
+
+
+class Masked(nn.Module):
+    """Takes tokens, a mask and a group, each in the type that it has in the dataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(9, 3))
+        self.group = nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, tokens: Tensor, keep: Tensor, group: Tensor) -> Tensor:
+        assert (tokens.dtype, keep.dtype, group.dtype) == (torch.int64, torch.bool, torch.uint8)
+        kept: Tensor = (self.table[tokens] * keep[..., None]).mean(1)
+        return kept + self.group[group.long()]
+
+
+def test_several_inputs_keep_their_types() -> None:
+    tokens = torch.arange(60).view(20, 3) % 9
+    group = torch.ones(20, dtype=torch.uint8)
+    data = TensorDataset(tokens, tokens > 3, group, torch.arange(20) % 3)
+    federation = Federation.from_datasets({"a": data, "b": data})
+    assert math.isfinite(sum(losses(Task(Masked()), federation)))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.bool])
+def test_one_input_of_any_type_is_what_arrays_are(kind: torch.dtype) -> None:
+    data = {name: TensorDataset(X[k::3].to(kind), Y[k::3]) for k, name in enumerate(NAMES)}
+    federation = Federation.from_datasets(data)
+    assert federation.train.x.dtype == torch.float32
+    parts = [X[k::3].to(kind).requires_grad_(kind.is_floating_point) for k in range(3)]
+    owner = np.repeat(np.array(NAMES), 30)
+    labels = torch.cat([Y[k::3] for k in range(3)])
+    same = Federation.from_arrays(torch.cat(parts), labels, owner)
+    assert torch.equal(federation.train.x, same.train.x)
+
+
+def test_datasets_that_draw_random_numbers_warn() -> None:
+    class Random(Lying):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.rand(2), 1
+
+    with pytest.warns(commonweal.CommonwealWarning, match="client 'a' .* draw random numbers"):
+        Federation.from_datasets({"a": Random()})
+
+
+def test_samples_that_are_read_when_needed_must_be_finite(tmp_path: Path) -> None:
+    values = X.numpy().copy()
+    values[7, 2] = np.nan
+    np.save(tmp_path / "x.npy", values)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    federation = Federation.from_arrays(mapped, Y, np.arange(90) % 3)
+    with pytest.raises(DataError, match="sample 7 has NaN or infinite inputs"):
+        losses(Task(model()), federation)
 
 
 def test_a_memmap_stays_in_its_file(tmp_path: Path) -> None:
@@ -193,16 +303,20 @@ class Made(Dataset[tuple[Tensor, int]]):
 def test_training_takes_a_tenth_of_the_memory_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 clients of 4 MB each, with a limit of 4 MB: never more than a few batches are held."""
     largest = 0
-    taken = Lazy.__getitem__
+    begin = Lazy.begin
 
     def watched(self: Lazy, index: Any) -> Any:
-        nonlocal largest
-        inputs = taken(self, index)
-        assert isinstance(inputs, Tensor)
-        largest = max(largest, inputs.numel() * 4)
-        return inputs
+        def waited() -> Tensor | Stacked:
+            nonlocal largest
+            inputs = read()
+            assert isinstance(inputs, Tensor)
+            largest = max(largest, inputs.numel() * 4)
+            return inputs
 
-    monkeypatch.setattr(Lazy, "__getitem__", watched)
+        read = begin(self, index)
+        return waited
+
+    monkeypatch.setattr(Lazy, "begin", watched)
     federation = Federation.from_function(
         [f"c{k}" for k in range(10)], lambda _: Made(), memory=1 << 22
     )
@@ -226,6 +340,28 @@ def test_a_transform_changes_training_batches_only_and_is_drawn_from_the_clients
     assert losses(Task(model()), federation) == first
     one_by_one = losses(Task(model()), federation, vectorize="loop")
     assert one_by_one == pytest.approx(first, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda x: x, "transform raised TypeError"),
+        (lambda x, generator: x[:, :2], r"transform made \(8, 2\) of a batch of shape \(8, 4\)"),
+        (lambda x, generator: x.numpy(), "transform made ndarray"),
+    ],
+)
+def test_transforms_that_cannot_be_used_are_refused(transform: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        losses(Task(model()), Federation.from_datasets(clients(), transform=transform))
+
+
+def test_a_transform_that_draws_from_torchs_generator_draws_from_the_clients_stream() -> None:
+    federation = Federation.from_datasets(clients(), transform=lambda x, _: x + torch.rand(1))
+    before = torch.get_rng_state()
+    first = losses(Task(model()), federation)
+    torch.rand(9)
+    assert losses(Task(model()), federation) == first
+    torch.set_rng_state(before)
 
 
 class Columns(dict[Any, Any]):

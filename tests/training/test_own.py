@@ -1,6 +1,7 @@
 """A user's own losses, scores and outputs: what they give is what torch gives."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import commonweal
 from commonweal import Federation, Task
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, ResumeWarning, RunError
 from commonweal.jobs.rounds import Round
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.task import Batch
@@ -90,6 +91,9 @@ def test_a_run_with_an_own_loss_minimises_it_and_leaves_the_target_alone() -> No
     [
         (mean_of_squares, "one loss per sample"),
         (lambda outputs, y: 3, "one loss per sample"),
+        (lambda outputs, y: outputs[:, :1] - y, "one loss per sample.*squeeze"),
+        (lambda outputs, y: outputs[:, 0].detach(), "has no gradient"),
+        (lambda outputs, y: {}["x"], "KeyError: 'x'"),
         (F.binary_cross_entropy_with_logits, r"outputs of shape \(2, 3\) and labels of shape"),
     ],
 )
@@ -98,6 +102,79 @@ def test_losses_that_cannot_be_used_are_refused_with_the_remedy(loss: Any, messa
     federation = Federation.from_arrays(X, CLASSES, CLIENT)
     with pytest.raises(ConfigError, match=message):
         next(iter(commonweal.run(task, federation, rounds=1)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (nn.MSELoss(), VALUES),
+        (F.smooth_l1_loss, VALUES),
+        (nn.HuberLoss(delta=0.5), VALUES),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0])), CLASSES > 0),
+    ],
+)
+def test_a_torch_loss_takes_one_output_with_one_label(loss: Any, y: np.ndarray) -> None:
+    """(N, 1) and (N,) were broadcast to (N, N): every sample was trained on all labels."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 1)
+    with torch.no_grad():
+        outputs = module(torch.from_numpy(X))[:, 0]
+        want = float(loss(outputs, torch.from_numpy(y).float()))
+    federation = Federation.from_arrays(X, y, np.zeros(60, int), test=0.0)
+    task = Task(module, loss=loss)
+    batch = Batch(federation.train.inputs, federation.train.y, torch.full((60,), 1 / 60))
+    got, _ = task.batch_loss(task.initial, batch)
+    assert float(got) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda outputs, y: "good", "is no number"),
+        (lambda outputs, y: 1 / 0, "ZeroDivisionError"),
+        (lambda outputs, y: outputs, "a number, or one per sample"),
+    ],
+)
+def test_scores_that_cannot_be_used_are_refused(score: Any, message: str) -> None:
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+    with pytest.raises(ConfigError, match=message):
+        next(iter(commonweal.run(Task(nn.Linear(4, 3), score=score), federation, rounds=1)))
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "message"),
+    [
+        (nn.Linear(4, 3), {"loss": nn.CrossEntropyLoss}, r"loss = .* is a class: give Cross"),
+        (nn.LazyLinear(3), {}, "weight of LazyLinear has no values yet"),
+        (nn.Linear(4, 3, device="meta"), {}, "weight of Linear has no values yet"),
+    ],
+)
+def test_wrong_tasks_are_refused(module: nn.Module, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Task(module, **given)
+
+
+def test_a_run_notices_other_functions_and_frozen_weights(tmp_path: Path) -> None:
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+
+    def task(weight: float = 1.0, frozen: float = 1.0) -> Task:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        for p in module.parameters():
+            nn.init.constant_(p, 0.5)
+        nn.init.constant_(module[0].weight, frozen).requires_grad_(False)
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, weight]))
+        return Task(module, loss=loss, score=lambda outputs, y: outputs.argmax(-1) == y)
+
+    run = commonweal.run(task(), federation, rounds=2, out=tmp_path / "run")
+    next(run)
+    run.close()
+    for other in (task(weight=2.0), task(frozen=2.0)):
+        with pytest.raises(RunError, match="another"):
+            commonweal.run(other, federation, rounds=2, out=tmp_path / "run", resume=True).result()
+    with pytest.warns(ResumeWarning, match="score = .*<lambda>, which cannot be imported again"):
+        commonweal.reopen(tmp_path / "run", task(), federation)
+    with pytest.warns(ResumeWarning, match="cannot be imported again"):
+        commonweal.run(task(), federation, rounds=2, out=tmp_path / "run", resume=True).result()
 
 
 def test_own_scores_per_sample_and_per_client() -> None:

@@ -1,5 +1,7 @@
 """Arrays of a user to the tensors that a federation stores."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -16,12 +18,16 @@ STORED = (torch.uint8, torch.int32, torch.int64, torch.float32)
 
 def _tensor(values: ArrayLike | Tensor, what: str) -> Tensor:
     if isinstance(values, Tensor):
-        return values
-    array = as_array(values, what)
-    try:
-        return torch.as_tensor(array)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{what} must be a table of numbers: {error}") from None
+        tensor = values.detach().cpu()
+    else:
+        array = as_array(values, what)
+        try:
+            tensor = torch.as_tensor(array)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{what} must be a table of numbers: {error}") from None
+    if tensor.is_complex():
+        raise DataError(f"{what} are complex numbers: give real ones, as torch.view_as_real does")
+    return tensor
 
 
 def as_array(values: ArrayLike | Tensor, what: str) -> np.ndarray:
@@ -44,7 +50,10 @@ def mapped(x: np.memmap) -> Lazy:
     def take(numbers: np.ndarray) -> Tensor:
         return as_features(np.array(x[numbers]))
 
-    return Lazy(take, np.arange(len(x)), take(np.arange(min(1, len(x)))))
+    def start(numbers: np.ndarray) -> Callable[[], Tensor]:
+        return lambda: take(numbers)
+
+    return Lazy(start, np.arange(len(x)), take(np.arange(min(1, len(x)))))
 
 
 def as_labels(y: ArrayLike | Tensor) -> Tensor:

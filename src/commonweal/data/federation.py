@@ -5,7 +5,7 @@ Nothing is padded: a million clients with three rows each take the memory of thr
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,15 @@ from commonweal.base.errors import DataError
 from commonweal.data.arrays import as_array, as_features, as_labels, mapped, named_classes
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing, is_fitted
-from commonweal.data.reading import MEMORY, MapDataset, Table, of_table, read_parts
+from commonweal.data.reading import (
+    MEMORY,
+    ClientDataset,
+    Collate,
+    MapDataset,
+    Table,
+    of_table,
+    read_parts,
+)
 from commonweal.data.rows import (
     CLASSIFICATION,
     REGRESSION,
@@ -31,7 +39,7 @@ from commonweal.data.rows import (
     select_rows,
     with_labels,
 )
-from commonweal.data.samples import Collate, Inputs, Transform, joined, leaves, subset
+from commonweal.data.samples import Inputs, Transform, joined, not_finite, subset
 from commonweal.data.split import Part, Split, check_names, held_out_rows, some, split_rows
 
 __all__ = ["Features", "Federation", "HeldOut", "Rows"]
@@ -380,7 +388,7 @@ class Federation:
         expect("datasets", datasets, Mapping, "a dict of datasets by the client's name")
         if not datasets:
             raise DataError("datasets is empty: there are no clients")
-        unknown = sorted(set(map(str, test)) - set(datasets)) if isinstance(test, Mapping) else []
+        unknown = sorted(map(str, test.keys() - datasets)) if isinstance(test, Mapping) else []
         if unknown:
             raise DataError(f"test names {some(unknown)}, which datasets does not: use its names")
 
@@ -449,12 +457,12 @@ class Federation:
         for name, function in (("collate_fn", collate_fn), ("transform", transform)):
             if function is not None:
                 expect_callable(name, function, "a function")
-        names = [str(name) for name in names]
-        if not names:
-            raise DataError("names is empty: there are no clients")
-        parts = [partial(_open, "make_dataset", make_dataset, name) for name in names]
+        if isinstance(names, str) or not names:
+            raise DataError(f"names = {names!r}: give a list with the names of the clients")
+        parts = [_dataset("make_dataset", make_dataset, name) for name in names]
         if callable(test):
-            parts += [partial(_open, "test", test, name) for name in names]
+            parts += [_dataset("test", test, name) for name in names]
+        names = [str(name) for name in names]
         read = read_parts(parts, label, collate_fn, memory, workers)
         owner = np.repeat(np.arange(len(parts)) % len(names), read.sizes)
         from_test = np.arange(len(owner)) >= sum(read.sizes[: len(names)])
@@ -593,13 +601,17 @@ def _outputs(labels: Tensor, loss: str) -> int:
     return int(labels.max()) + 1 if is_class else labels[0].numel()
 
 
-def _open(argument: str, function: Callable[[str], MapDataset], name: str) -> MapDataset:
-    """A client's dataset from a user's function."""
-    try:
-        return function(name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{argument}({name!r}) raised {reason[:200]}") from error
+def _dataset(argument: str, make: Callable[[str], MapDataset], name: str) -> ClientDataset:
+    """A client's dataset, which a user's function opens."""
+
+    def opened() -> MapDataset:
+        try:
+            return make(name)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"{argument}({name!r}) raised {reason[:200]}") from error
+
+    return ClientDataset(str(name), opened)
 
 
 def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:
@@ -641,7 +653,8 @@ def _check_shapes(part: Rows, federation: Federation) -> None:
     if part.y.shape[:axes] != part.inputs.shape[:1]:
         shape = tuple(part.y.shape)
         raise DataError(
-            f"labels of shape {shape} for {len(part.inputs)} rows: give one label per row"
+            f"labels of shape {shape} for {len(part.inputs)} rows: give one label per row, or a "
+            "loss of your own for several"
         )
     expected = tuple(federation.train.inputs.shape[1:])
     shape = tuple(part.inputs.shape[1:])
@@ -652,19 +665,12 @@ def _check_shapes(part: Rows, federation: Federation) -> None:
 
 
 def _check_features(part: Rows, names: Sequence[str]) -> None:
-    for values in leaves(part.inputs):
-        if not values.is_floating_point():
-            continue
-        finite = torch.isfinite(values)
-        if finite.ndim > 1:
-            finite = finite.flatten(1).all(1)
-        bad = (~finite).nonzero().flatten()
-        if len(bad):
-            owner = _owner(part, names, bad[0])
-            raise DataError(
-                f"client {owner!r} has NaN or infinite features in {len(bad)} rows: fill or remove "
-                "them"
-            )
+    bad = not_finite(part.inputs)
+    if len(bad):
+        owner = _owner(part, names, bad[0])
+        raise DataError(
+            f"client {owner!r} has NaN or infinite features in {len(bad)} rows: fill or remove them"
+        )
 
 
 def _check_labels(part: Rows, federation: Federation) -> None:

@@ -1,7 +1,9 @@
 """Clients whose samples are in datasets of torch: read once where they fit, else when needed."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from threading import Lock
@@ -10,16 +12,30 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from commonweal.base.arguments import expect, expect_names
-from commonweal.base.errors import DataError
-from commonweal.data.samples import Collate, Inputs, Lazy, Stacked, joined, leaves, split_batch
+from commonweal.base.errors import CommonwealWarning, DataError
+from commonweal.data.arrays import as_features
+from commonweal.data.samples import Batch, Inputs, Lazy, Stacked, joined, leaves, not_finite
 
-__all__ = ["MEMORY", "MapDataset", "Read", "Table", "of_table", "read_parts"]
+__all__ = [
+    "MEMORY",
+    "Collate",
+    "MapDataset",
+    "ClientDataset",
+    "Read",
+    "Table",
+    "of_table",
+    "read_parts",
+]
 
 MEMORY = 1 << 30  # bytes of inputs that are kept in memory
 CHUNK = 256  # samples that are read at once
 OPEN = 8  # datasets that are kept open, where they are opened when needed
+LABELS = ("label", "labels", "y", "target")  # names of the label in a sample that is a dict
+
+Collate = Callable[[list[object]], object]  # samples -> a batch
 
 
 class MapDataset(Protocol):
@@ -30,6 +46,13 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
+class ClientDataset(NamedTuple):
+    """The dataset of a client's training or test samples."""
+
+    client: str
+    open: Callable[[], MapDataset]
+
+
 class Read(NamedTuple):
     """The samples of all parts, one part after the other."""
 
@@ -38,31 +61,65 @@ class Read(NamedTuple):
     sizes: list[int]  # samples of each part
 
 
+def _sample(dataset: MapDataset, index: int, client: str) -> object:
+    try:
+        return dataset[index]
+    except Exception as error:  # of a user's own code
+        kind = type(dataset).__name__
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"client {client!r}: sample {index} of {kind}, which has {len(dataset)}, raised "
+            f"{reason[:200]}"
+        ) from error
+
+
 @dataclass(frozen=True, eq=False)
 class _Reader:
     """Reads samples by their numbers among those of all parts, in threads."""
 
-    open: Callable[[int], MapDataset]
+    parts: Sequence[ClientDataset]
     starts: np.ndarray  # (P,) the number of each part's first sample
-    label: str | None
-    collate: Collate | None
+    batch: Callable[[list[object]], Batch]
     workers: int
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.workers, thread_name_prefix="commonweal-read")
 
-    def __call__(self, numbers: np.ndarray) -> Tensor | Stacked:
-        samples = list(self._pool.map(self._sample, numbers.tolist()))
-        return split_batch(samples, self.label, self.collate)[0]
+    @cached_property
+    def _open(self) -> Callable[[int], MapDataset]:
+        lock = Lock()
+        cached = lru_cache(maxsize=OPEN)(lambda part: self.parts[part].open())
 
-    def _sample(self, number: int) -> object:
-        part = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return self.open(part)[number - int(self.starts[part])]
+        def opened(part: int) -> MapDataset:
+            with lock:  # else several threads open the same dataset
+                return cached(part)
+
+        return opened
+
+    def __call__(self, numbers: np.ndarray) -> Callable[[], Tensor | Stacked]:
+        """Begin to read samples. Returns the function that waits for them."""
+        chunks = np.array_split(numbers, min(self.workers, len(numbers)))
+        futures = [self._pool.submit(self._samples, chunk) for chunk in chunks]
+        return lambda: self._inputs(futures)
+
+    def _inputs(self, futures: Sequence[Future[list[object]]]) -> Tensor | Stacked:
+        samples: list[object] = []
+        for future in futures:
+            samples += future.result()
+        return self.batch(samples)[0]
+
+    def _samples(self, numbers: np.ndarray) -> list[object]:
+        parts = np.searchsorted(self.starts, numbers, side="right") - 1
+        places = numbers - self.starts[parts]
+        return [
+            _sample(self._open(part), index, self.parts[part].client)
+            for part, index in zip(parts.tolist(), places.tolist(), strict=True)
+        ]
 
 
 def read_parts(
-    parts: Sequence[Callable[[], MapDataset]],
+    parts: Sequence[ClientDataset],
     label: str | None,
     collate: Collate | None,
     memory: int,
@@ -71,7 +128,7 @@ def read_parts(
     """Read all samples once, and keep the inputs where they fit into memory.
 
     Args:
-        parts: Functions that open the datasets.
+        parts: The datasets of all clients.
         label: The key of the label, where samples are dicts.
         collate: Makes a batch of samples.
         memory: The bytes of inputs that are kept. Beyond them they are read when needed.
@@ -82,14 +139,28 @@ def read_parts(
     sizes: list[int] = []
     size = 0
     like: Tensor | Stacked | None = None
+
+    def batch(samples: list[object]) -> Batch:
+        return split_batch(samples, label, collate, like)
+
     for part in parts:
-        dataset = part()
-        sizes.append(_length(dataset))
+        dataset = part.open()
+        sizes.append(_length(dataset, part.client))
         for start in range(0, sizes[-1], CHUNK):
             numbers = range(start, min(start + CHUNK, sizes[-1]))
-            inputs, y = split_batch([dataset[i] for i in numbers], label, collate)
-            labels.append(y)
+            before = _random_state() if like is None else None
+            inputs, y = batch([_sample(dataset, i, part.client) for i in numbers])
+            if before is not None and _random_state() != before:
+                _warn_of_draws(dataset, part.client)
+            bad = not_finite(inputs)
+            if len(bad):
+                raise DataError(
+                    f"client {part.client!r} has NaN or infinite features in sample "
+                    f"{start + int(bad[0])}: fill or remove them"
+                )
             like = inputs[:1] if like is None else like
+            _check_alike(y, labels[:1], part.client)
+            labels.append(y)
             size += sum(value.numel() * value.element_size() for value in leaves(inputs))
             if size > memory:
                 kept = None
@@ -98,36 +169,154 @@ def read_parts(
     if like is None:
         raise DataError(f"the datasets of {len(parts)} clients hold no samples: check them")
     if kept is not None:
-        return Read(_joined(kept), torch.cat(labels), sizes)
-    lock = Lock()
-    cached = lru_cache(maxsize=OPEN)(lambda number: parts[number]())
-
-    def opened(number: int) -> MapDataset:
-        with lock:  # else several threads open the same dataset
-            return cached(number)
-
-    reader = _Reader(opened, np.cumsum([0, *sizes[:-1]]), label, collate, workers)
+        return Read(joined(kept), torch.cat(labels), sizes)
+    reader = _Reader(parts, np.cumsum([0, *sizes[:-1]]), batch, workers)
     return Read(Lazy(reader, np.arange(sum(sizes)), like), torch.cat(labels), sizes)
 
 
-def _joined(parts: list[Inputs]) -> Inputs:
-    try:
-        return joined(parts)
-    except RuntimeError as error:
+def _check_alike(y: Tensor, first: Sequence[Tensor], client: str) -> None:
+    """Raise DataError where labels differ in shape from the first ones, or are no classes."""
+    for other in first:
+        kinds = (other.is_floating_point(), y.is_floating_point())
+        if kinds[0] != kinds[1] or other.shape[1:] != y.shape[1:]:
+            raise DataError(
+                f"client {client!r} has labels of {y.dtype} and shape {tuple(y.shape[1:])}, others "
+                f"have {other.dtype} and {tuple(other.shape[1:])}: make them alike"
+            )
+
+
+def _random_state() -> tuple[object, ...]:
+    """The state of the generators that programs share."""
+    return (
+        torch.default_generator.get_state().numpy().tobytes(),
+        random.getstate(),
+        str(np.random.get_state(legacy=False)["state"]),
+    )
+
+
+def _warn_of_draws(dataset: MapDataset, client: str) -> None:
+    warnings.warn(
+        f"the samples of client {client!r} ({type(dataset).__name__}) draw random numbers: inputs "
+        "that fit into memory are drawn once, others are not the same in a resumed run; give a "
+        "random transform as transform=",
+        CommonwealWarning,
+        stacklevel=5,
+    )
+
+
+def _length(dataset: MapDataset, client: str) -> int:
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset | DataLoader):
         raise DataError(
-            f"samples have inputs of different shapes ({str(error)[:150]}): give a collate_fn or a "
-            "transform that makes them alike"
-        ) from None
-
-
-def _length(dataset: MapDataset) -> int:
+            f"client {client!r}: {kind} cannot be read by index; give a map-style dataset, with "
+            "__len__ and __getitem__ (of a DataLoader its .dataset)"
+        )
     try:
         return len(dataset)
-    except TypeError:
-        kind = type(dataset).__name__
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise DataError(
-            f"{kind} has no length: give map-style datasets, with __len__ and __getitem__"
+            f"client {client!r}: {kind} has no length ({error}); give a map-style dataset, with "
+            "__len__ and __getitem__"
         ) from None
+
+
+# Batches
+
+
+def split_batch(
+    samples: list[object],
+    label: str | None,
+    collate: Collate | None,
+    like: Tensor | Stacked | None = None,
+) -> Batch:
+    """The inputs and labels of samples as a dataset gives them.
+
+    Args:
+        samples: Tuples (input, ..., label), or dicts of inputs and a label.
+        label: The key of the label in a dict.
+        collate: Makes a batch of samples, in place of torch's default.
+        like: The inputs of another sample, which these must resemble.
+    """
+    try:
+        batch = (collate or default_collate)(samples)
+    except Exception as error:  # of a user's own code, too
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"samples cannot be stacked to a batch ({reason[:150]}): give a collate_fn, or a "
+            "transform that makes tensors of one shape"
+        ) from None
+    inputs, y = _divided(batch, samples, label)
+    for name, value in (
+        *((f"input {i + 1}", v) for i, v in enumerate(leaves(inputs))),
+        ("label", y),
+    ):
+        if value.shape[:1] != (len(samples),):
+            raise DataError(
+                f"{name} of a batch has shape {tuple(value.shape)} for {len(samples)} samples: let "
+                "collate_fn return one for each sample"
+            )
+    return (inputs if like is None else _resembling(inputs, like)), y
+
+
+def _divided(batch: object, samples: list[object], label: str | None) -> Batch:
+    if isinstance(batch, Mapping):
+        named = {str(key): value for key, value in batch.items()}
+        keys = [name for name in LABELS if name in named] if label is None else [label]
+        if len(keys) != 1 or keys[0] not in named:
+            raise DataError(f"a sample has {sorted(named)}: name its label, as in label='label'")
+        y = _tensor(named.pop(keys[0]), keys[0])
+        return _inputs(tuple(named.values()), tuple(named)), y
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        kind = type(samples[0]).__name__
+        raise DataError(f"a sample is a {kind}: give tuples (input, label), or dicts with a label")
+    *inputs, label_ = batch
+    y = _tensor(label_, "label")
+    only = inputs[0]
+    if len(inputs) == 1 and isinstance(only, Mapping):
+        return _inputs(tuple(only.values()), tuple(map(str, only))), y
+    if len(inputs) == 1 and isinstance(only, tuple | list):
+        return _inputs(tuple(only), None), y
+    return _inputs(tuple(inputs), None), y
+
+
+def _inputs(values: tuple[object, ...], names: tuple[str, ...] | None) -> Tensor | Stacked:
+    tensors = tuple(_tensor(value, f"input {i + 1}") for i, value in enumerate(values))
+    if names is None and len(tensors) == 1:
+        return as_features(tensors[0])
+    # Of several inputs some may be masks or positions: only their precision is changed.
+    ready = tuple(as_features(v) if v.is_floating_point() else v for v in tensors)
+    return Stacked(ready, names)
+
+
+def _tensor(value: object, name: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        first = value[0] if isinstance(value, list | tuple) and value else value
+        kind = type(first).__name__
+        raise DataError(f"{name} of a sample is a {kind}: give tensors or numbers")
+    return value.detach().cpu()
+
+
+def _resembling(inputs: Tensor | Stacked, like: Tensor | Stacked) -> Tensor | Stacked:
+    """Inputs in the order of those of another sample. Raises DataError where they differ."""
+    if isinstance(inputs, Stacked) and isinstance(like, Stacked) and like.names is not None:
+        _, named = inputs.arguments()
+        if named.keys() == set(like.names):
+            inputs = Stacked(tuple(named[name] for name in like.names), like.names)
+    described, other = _described(inputs), _described(like)
+    if described != other:
+        raise DataError(
+            f"samples have inputs of different shapes: {described} and {other}; give a collate_fn "
+            "or a transform that makes them alike"
+        )
+    return inputs
+
+
+def _described(inputs: Tensor | Stacked) -> str:
+    names = inputs.names if isinstance(inputs, Stacked) else None
+    shapes = [str(tuple(value.shape[1:])) for value in leaves(inputs)]
+    if names is not None:
+        shapes = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True)]
+    return ", ".join(shapes)
 
 
 class Table(Protocol):

@@ -5,26 +5,23 @@ tensor: it is indexed like one, and what it then gives is a tensor, or a `Stacke
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Union
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree
-from torch.utils.data import default_collate
 
 from commonweal.base.errors import DataError
 
-__all__ = ["Batch", "Collate", "Inputs", "Lazy", "Source", "Stacked", "Transform"]
-__all__ += ["joined", "leaves", "sampled", "split_batch", "subset", "zeros_like"]
+__all__ = ["Batch", "Inputs", "Lazy", "Source", "Stacked", "Transform"]
+__all__ += ["joined", "leaves", "not_finite", "sampled", "subset", "zeros_like"]
 
 Index = Tensor | slice
-Collate = Callable[[list[object]], object]  # samples -> a batch
 Transform = Callable[[Tensor, torch.Generator], Tensor]  # of a client's batch of inputs
 Batch = tuple[Union[Tensor, "Stacked"], Tensor]  # inputs and labels
 IDENTIFYING = 64  # samples by which data that are read when needed are told from others
-LABELS = ("label", "labels", "y", "target")  # names of the label in a sample that is a dict
 
 
 class Source(ABC):
@@ -120,21 +117,22 @@ _pytree.register_pytree_node(  # so that vmap takes it
 
 
 class Lazy(Source):
-    """Samples that are read when they are needed: only a batch is in memory.
+    """Samples that are read when they are needed: only some batches are in memory.
 
     Args:
-        take: Reads the inputs of the samples with these numbers, each of them once.
+        start: Begins to read the inputs of the samples with these numbers, each of them once.
+            Returns the function that waits for them.
         rows: The numbers of these samples.
         like: One sample's inputs, as a batch of one.
     """
 
     def __init__(
         self,
-        take: Callable[[np.ndarray], "Tensor | Stacked"],
+        start: Callable[[np.ndarray], Callable[[], "Tensor | Stacked"]],
         rows: np.ndarray,
         like: "Tensor | Stacked",
     ) -> None:
-        self.take = take
+        self.start = start
         self.rows = rows
         self.like = like
 
@@ -151,16 +149,34 @@ class Lazy(Source):
         return torch.device("cpu")
 
     def __getitem__(self, index: Index) -> "Tensor | Stacked":
+        return self.begin(index)()
+
+    def begin(self, index: Index) -> Callable[[], "Tensor | Stacked"]:
+        """Begin to read the samples with these numbers. Returns the function that waits for them.
+
+        Raises:
+            DataError: By that function, where inputs are not finite.
+        """
         position = index if isinstance(index, slice) else index.cpu().numpy()
         numbers = self.rows[position]
         different, where = np.unique(numbers, return_inverse=True)  # padding repeats samples
         if len(different) == 0:
-            return self.like[:0]
-        return self.take(different)[torch.from_numpy(where.reshape(numbers.shape))]
+            return lambda: self.like[:0]
+        read = self.start(different)
+
+        def inputs() -> Tensor | Stacked:
+            taken = read()
+            bad = not_finite(taken)
+            if len(bad):
+                first = int(different[bad[0]])
+                raise DataError(f"sample {first} has NaN or infinite inputs: fill or remove it")
+            return taken[torch.from_numpy(where.reshape(numbers.shape))]
+
+        return inputs
 
     def subset(self, index: Index) -> "Lazy":
         position = index if isinstance(index, slice) else index.cpu().numpy()
-        return Lazy(self.take, self.rows[position], self.like)
+        return Lazy(self.start, self.rows[position], self.like)
 
     def to(self, device: torch.device | str) -> "Lazy":
         if torch.device(device).type != "cpu":
@@ -176,7 +192,7 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
     first = parts[0]
     if isinstance(first, Lazy):
         rows = [part.rows for part in parts if isinstance(part, Lazy)]
-        return Lazy(first.take, np.concatenate(rows), first.like)
+        return Lazy(first.start, np.concatenate(rows), first.like)
     if isinstance(first, Stacked):
         columns = zip(*(part.values for part in parts if isinstance(part, Stacked)), strict=True)
         return Stacked(tuple(torch.cat(column) for column in columns), first.names)
@@ -208,58 +224,19 @@ def leaves(x: Inputs) -> tuple[Tensor, ...]:
     return (x,) if isinstance(x, Tensor) else ()
 
 
+def not_finite(x: Inputs) -> Tensor:
+    """The positions of the samples with a NaN or infinite input, among those in memory."""
+    bad = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for values in leaves(x):
+        if values.is_floating_point():
+            wrong = ~torch.isfinite(values)
+            bad |= wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
+    return bad.nonzero().flatten()
+
+
 def sampled(x: Inputs) -> tuple[Tensor, ...]:
     """The tensors that identify inputs: all, or of samples that are read when needed some."""
     if not isinstance(x, Lazy):
         return leaves(x)
     step = max(1, len(x) // IDENTIFYING)
     return leaves(x[slice(None, None, step)])
-
-
-# Batches of a user's datasets
-
-
-def split_batch(samples: list[object], label: str | None, collate: Collate | None) -> Batch:
-    """The inputs and labels of samples as a dataset gives them.
-
-    Args:
-        samples: Tuples (input, ..., label), or dicts of inputs and a label.
-        label: The key of the label in a dict.
-        collate: Makes a batch of samples, in place of torch's default.
-    """
-    try:
-        batch = (collate or default_collate)(samples)
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise DataError(
-            f"samples cannot be stacked to a batch ({str(error).splitlines()[0][:150]}): give a "
-            "collate_fn, or a transform that makes tensors of one shape"
-        ) from None
-    if isinstance(batch, Mapping):
-        named = {str(key): value for key, value in batch.items()}
-        key = label or next((name for name in LABELS if name in named), None)
-        if key is None or key not in named:
-            raise DataError(f"a sample has {sorted(named)}: name its label, as in label='label'")
-        y = named.pop(key)
-        return _inputs(tuple(named.values()), tuple(named)), _tensor(y, key)
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        kind = type(samples[0]).__name__
-        raise DataError(f"a sample is a {kind}: give tuples (input, label), or dicts with a label")
-    *inputs, y = batch
-    only = inputs[0]
-    if len(inputs) == 1 and isinstance(only, Mapping):
-        return _inputs(tuple(only.values()), tuple(map(str, only))), _tensor(y, "label")
-    if len(inputs) == 1 and isinstance(only, tuple | list):
-        return _inputs(tuple(only), None), _tensor(y, "label")
-    return _inputs(tuple(inputs), None), _tensor(y, "label")
-
-
-def _inputs(values: tuple[object, ...], names: tuple[str, ...] | None) -> Tensor | Stacked:
-    tensors = tuple(_tensor(value, f"input {i + 1}") for i, value in enumerate(values))
-    ready = tuple(value.float() if value.dtype == torch.float64 else value for value in tensors)
-    return ready[0] if names is None and len(ready) == 1 else Stacked(ready, names)
-
-
-def _tensor(value: object, name: str) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise DataError(f"{name} of a sample is {type(value).__name__}: give tensors or numbers")
-    return value

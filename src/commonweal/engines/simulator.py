@@ -30,6 +30,7 @@ from commonweal.training.client_state import NO_STATE, ClientState, stack_states
 from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import Evaluation, by_client, evaluate_models, evaluate_rows
 from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap_clients
+from commonweal.training.own import identity
 from commonweal.training.task import Batch, Task
 from commonweal.training.uses import Uses
 
@@ -362,7 +363,10 @@ class Simulator(LocalEngine):
         )
 
     def digest(self) -> str:
-        names = "\0".join([self.federation.loss, *self.federation.names])
+        words = [self.federation.loss, *self.federation.names]
+        if self.federation.train.transform is not None:
+            words.append(identity(self.federation.train.transform))
+        names = "\0".join(words)
         digest = hashlib.blake2b(names.encode(), digest_size=8)
         for part in (self.federation.train, self.federation.test):
             for tensor in (*sampled(part.inputs), part.y, part.offsets):

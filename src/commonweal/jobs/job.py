@@ -32,7 +32,7 @@ from commonweal.rules.rule import Rule
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
-from commonweal.training.own import score_path
+from commonweal.training.own import identity, score_path
 from commonweal.training.task import Task
 
 __all__ = ["Job", "Parts", "build_algorithm", "build_dataset", "build_task"]
@@ -600,6 +600,10 @@ def _plain(value: object) -> object:
 
 
 def _module_digest(task: Task) -> str:
-    """A hash of the module's architecture and initial weights."""
+    """A hash of the module's architecture and initial weights, and of a user's own functions."""
     words = [type(task.module).__qualname__, str(task.module), task.loss, task.score]
-    return randomness.digest("\0".join(words).encode(), task.initial.numpy().tobytes())
+    words += [f"{key} {identity(function)}" for key, function in task.functions.items()]
+    frozen = [p.detach() for p in task.module.parameters() if not p.requires_grad]
+    values = [task.initial, *frozen]
+    content = b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)
+    return randomness.digest("\0".join(words).encode(), content)

@@ -1,10 +1,11 @@
 """Continuing from a checkpoint, and reopening a run that is over."""
 
 import tomllib
+import warnings
 from pathlib import Path
 
 from commonweal.base.arguments import expect
-from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.errors import ConfigError, ResumeWarning, RunError
 from commonweal.base.files import read_plain
 from commonweal.base.tensors import State
 from commonweal.config.catalog import trusting
@@ -14,9 +15,10 @@ from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
 from commonweal.record.checkpoint import matching, read_checkpoint, refuse
 from commonweal.record.record import PRIVATE
 from commonweal.record.store import Store
+from commonweal.training.own import function_name, is_importable
 from commonweal.training.task import Task
 
-__all__ = ["reopen", "restore"]
+__all__ = ["reopen", "restore", "warn_of_functions"]
 
 
 def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int = 0) -> State:
@@ -64,7 +66,23 @@ def reopen(
     checkpoint = read_checkpoint(store.folder)
     if checkpoint is None:
         raise RunError(f"{str(folder)!r} has no checkpoint yet")
+    warn_of_functions(job, store.folder)
     return job, restore(job, checkpoint.state, store, resume=False, last=checkpoint.last)
+
+
+def warn_of_functions(job: Job, folder: Path) -> None:
+    """Warn where a run has functions of its user's that only he can give again."""
+    functions = job.task.functions
+    if job.local is not None and job.local.federation.train.transform is not None:
+        functions["transform"] = job.local.federation.train.transform
+    others = [f"{k} = {function_name(f)}" for k, f in functions.items() if not is_importable(f)]
+    if others:
+        warnings.warn(
+            f"the run in {str(folder)!r} has {', '.join(others)}, which cannot be imported again: "
+            "whether it is the same now as when the run began is not checked",
+            ResumeWarning,
+            stacklevel=4,
+        )
 
 
 def _reopened(folder: Path, task: Task | None, federation: Federation | None) -> Job:

@@ -36,7 +36,7 @@ from commonweal.data.rows import REGRESSION
 from commonweal.engines import Engine, gains_from_threads
 from commonweal.jobs.final import check_threshold, final
 from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
-from commonweal.jobs.reopening import restore
+from commonweal.jobs.reopening import restore, warn_of_functions
 from commonweal.record.artifacts import read_model
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
 from commonweal.record.final import write_final
@@ -283,6 +283,8 @@ def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
         if not best.ends(last):
             store.remove_model()
             _warn_of_changes(store, about)
+            if last > 0:
+                warn_of_functions(job, store.folder)
         if job.preprocessing is not None:
             _write_preprocessing(job, store)
         if job.algorithm.promise is not None:

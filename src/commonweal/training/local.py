@@ -20,7 +20,7 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors, move, select
 from commonweal.data.federation import Rows
-from commonweal.data.samples import Inputs, Transform
+from commonweal.data.samples import Inputs, Lazy, Stacked, Transform
 from commonweal.training.autograd import AutogradTrainer, Head
 from commonweal.training.batches import BatchSchedule, chunks, schedule
 from commonweal.training.client import Client, learning_rate
@@ -28,7 +28,7 @@ from commonweal.training.dense import DenseTrainer
 from commonweal.training.memory_format import channels_last
 from commonweal.training.objective import Objective, Phase
 from commonweal.training.optimizers import Optimizer
-from commonweal.training.task import Batch, Task
+from commonweal.training.task import Batch, Task, shared_generator
 from commonweal.training.trainer import Features, Memory, Steps, Trainer
 from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
@@ -333,9 +333,19 @@ class _Group:
             raise DataError(f"transform needs samples with one input, not {kind}: leave it out")
         batches = []
         for batch, seed in zip(x, self.plan.seeds[part], strict=True):
-            generator = torch.Generator().manual_seed((seed + step) % (1 << 62))
-            batches.append(transform(batch, generator))
+            own_seed = (seed + step) % (1 << 62)
+            generator = torch.Generator().manual_seed(own_seed)
+            with shared_generator() as shared:
+                shared.manual_seed(own_seed)  # of transforms that draw from torch's generator
+                batches.append(_one_transformed(transform, batch, generator))
         return torch.stack(batches)
+
+    def _reading(self, step: int) -> Callable[[], Tensor | Stacked] | None:
+        """Begin to read a step's inputs (k, B, ...), where they are read when needed."""
+        if not isinstance(self.rows.inputs, Lazy) or step >= self.plan.steps[0]:
+            return None
+        index, _, _ = self.plan.at(step, int((self.plan.steps > step).sum()))
+        return self.rows.inputs.begin(index)
 
     def _take_steps(self, vectors: Tensors, taken: int, watched: _FirstEpoch | None) -> None:
         """Change the vectors by all steps of their clients but the first `taken`."""
@@ -345,9 +355,12 @@ class _Group:
         before = np.zeros(len(self.plan.steps), dtype=np.int64)
         views: dict[tuple[int, int, int], _View] = {}  # to slice takes time
         watched_steps = 0 if watched is None else watched.steps
+        reading = self._reading(taken)
         for step in range(taken, self.plan.steps[0]):
             active = int((self.plan.steps > step).sum())
             drawn = self._drawn(step, active)
+            read = None if reading is None else reading()
+            reading = self._reading(step + 1)  # while this step is computed
             epochs = step // self.plan.steps_per_epoch[:active]
             phases = np.searchsorted(phase_ends, epochs, side="right")
             _reset(memory, phases != before[:active])
@@ -357,7 +370,10 @@ class _Group:
                 if (a, b, phase) not in views:
                     views[a, b, phase] = _View.of(self.trainers[phase], vectors, memory, a, b)
                 index, weight, noise = (value[a:b] for value in drawn)
-                x = views[a, b, phase].steps.inputs(self.rows, index, int(epochs[a]))
+                if read is None:
+                    x = views[a, b, phase].steps.inputs(self.rows, index, int(epochs[a]))
+                else:
+                    x = read[slice(a, b)]
                 if self.rows.transform is not None:
                     x = self._transformed(x, self.rows.transform, slice(a, b), step)
                 batch = Batch(x, self.rows.y[index], weight)
@@ -410,6 +426,24 @@ class _Group:
         replies: tuple[Tensors, Tensors]
         replies = self.vectorize(reply, (0, 0, 0))(vectors, self.states, steps)
         return replies
+
+
+def _one_transformed(transform: Transform, x: Tensor, generator: torch.Generator) -> Tensor:
+    """A client's batch as a user's function returns it."""
+    try:
+        changed = transform(x, generator)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"transform raised {reason[:200]}: give a function of a batch and a torch.Generator"
+        ) from error
+    if not isinstance(changed, Tensor) or changed.shape != x.shape:
+        shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+        raise DataError(
+            f"transform made {shape} of a batch of shape {tuple(x.shape)}: let it return a tensor "
+            "of the same shape"
+        )
+    return changed
 
 
 class _View(NamedTuple):

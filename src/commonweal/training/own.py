@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from commonweal.base.errors import ConfigError
 from commonweal.training.scores import Score
 
-__all__ = ["LossFunction", "OwnScore", "Pick", "ScoreFunction", "known_loss", "loss_name"]
-__all__ += ["pick_outputs", "score_name", "score_path", "unreduced"]
+__all__ = ["LossFunction", "OwnLoss", "OwnScore", "Pick", "ScoreFunction", "function_name"]
+__all__ += ["identity", "is_importable", "known_loss", "pick_outputs", "score_name", "score_path"]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> (N,), or a torch loss
 ScoreFunction = Callable[[Tensor, Tensor], Tensor | float]  # of a client: (N,), or one number
@@ -57,37 +57,61 @@ def known_loss(function: LossFunction) -> str:
     return ""
 
 
-def unreduced(function: Callable[..., Tensor]) -> LossFunction:
-    """The function that gives one loss per sample (N,), where torch allows to ask for it.
+class OwnLoss:
+    """A user's loss, which gives one value per sample (N,).
 
-    >>> losses = unreduced(nn.functional.mse_loss)
-    >>> losses(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0]))
+    torch's losses are asked not to take the mean, and take outputs (N, 1) with labels (N,), as
+    those of the catalog do.
+
+    >>> losses = OwnLoss(nn.functional.mse_loss)
+    >>> losses(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0]))
     tensor([1., 4.])
     """
-    if isinstance(function, nn.modules.loss._Loss):
-        function = copy(function)
-        function.reduction = "none"
-    elif "reduction" in _parameters(function):
-        function = partial(function, reduction="none")
 
-    def losses(outputs: Tensor, y: Tensor) -> Tensor:
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.given = function
+        self.name = function_name(function)
+        if isinstance(function, nn.modules.loss._Loss):
+            function = copy(function)
+            function.reduction = "none"
+        elif "reduction" in _parameters(function):
+            function = partial(function, reduction="none")
+        self._function = function
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        given, labels = outputs, y
+        if self.name.startswith("torch.") and (*y.shape, 1) == outputs.shape:
+            given, labels = outputs.squeeze(-1), y.to(outputs.dtype)
         try:
-            values = function(outputs, y)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).split("\n")[0][:200]
+            values = self._function(given, labels)
+        except Warning:  # an operator that is slow under vmap warns, which is then an error
+            raise
+        except Exception as error:  # of a user's own code, too
+            reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             raise ConfigError(
-                f"the loss {loss_name(function)} cannot take outputs of shape "
-                f"{tuple(outputs.shape)} and labels of shape {tuple(y.shape)} ({y.dtype}): {reason}"
+                f"the loss {self.name} cannot take outputs of shape {tuple(outputs.shape)} and "
+                f"labels of shape {tuple(y.shape)} ({y.dtype}): {reason}"
             ) from error
-        if not isinstance(values, Tensor) or values.shape[:1] != outputs.shape[:1]:
+        if not isinstance(values, Tensor) or not _is_per_sample(values, outputs, y):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ConfigError(
-                f"the loss {loss_name(function)} gave {shape} for {len(outputs)} samples: return "
-                "one loss per sample (N,), without taking their mean"
+                f"the loss {self.name} gave {shape} for outputs of shape {tuple(outputs.shape)} "
+                f"and labels of shape {tuple(y.shape)}: return one loss per sample (N,), without "
+                "taking their mean, and squeeze outputs (N, 1) where labels are (N,)"
+            )
+        if outputs.requires_grad and not values.requires_grad:
+            raise ConfigError(
+                f"the loss {self.name} has no gradient: compute it from the outputs by torch's "
+                "functions, without detach()"
             )
         return values if values.ndim == 1 else values.flatten(1).mean(1)
 
-    return losses
+
+def _is_per_sample(values: Tensor, outputs: Tensor, y: Tensor) -> bool:
+    """Whether these are the losses of samples, or of all numbers that samples consist of."""
+    if values.shape[:1] != outputs.shape[:1]:
+        return False
+    return values.numel() == len(values) or values.shape in (outputs.shape, y.shape)
 
 
 def _parameters(function: LossFunction) -> Mapping[str, inspect.Parameter]:
@@ -97,14 +121,31 @@ def _parameters(function: LossFunction) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def loss_name(function: object) -> str:
-    """The import path of a function, or the name of its class."""
+def function_name(function: object) -> str:
+    """The import path of a function, or of the class of an object."""
     if isinstance(function, partial):
-        return loss_name(function.func)
-    named = function if inspect.isfunction(function) or inspect.isbuiltin(function) else None
-    if named is not None:
-        return f"{named.__module__}:{named.__qualname__}"
+        return function_name(function.func)
+    if inspect.isfunction(function) or inspect.isbuiltin(function):
+        return f"{function.__module__}:{function.__qualname__}"
     return f"{type(function).__module__}:{type(function).__qualname__}"
+
+
+def is_importable(function: object) -> bool:
+    """Whether a function can be found again by its import path."""
+    module, _, name = function_name(function).partition(":")
+    return module != "__main__" and "<" not in name
+
+
+def identity(function: object) -> str:
+    """What tells a function from others: its import path and its parameters."""
+    words = [function_name(function)]
+    if isinstance(function, partial):
+        words += [repr(function.args), repr(sorted(function.keywords.items()))]
+    if isinstance(function, nn.Module):
+        numbers = {k: v for k, v in vars(function).items() if isinstance(v, int | float | str)}
+        tensors = {name: value.tolist() for name, value in function.state_dict().items()}
+        words += [repr(sorted(numbers.items())), repr(tensors)]
+    return " ".join(words)
 
 
 # Scores
@@ -122,7 +163,7 @@ def score_path(text: str) -> str:
 
 def score_name(function: object, lower_is_better: bool) -> str:
     """The name of a user's score, which also says in which direction it is better."""
-    plain = loss_name(function).rpartition(":")[2].rpartition(".")[2]
+    plain = function_name(function).rpartition(":")[2].rpartition(".")[2]
     return f"lower:{plain}" if lower_is_better else f"higher:{plain}"
 
 
@@ -158,6 +199,23 @@ class OwnScore:
         for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             outputs = stats[a:b, :width].reshape(b - a, *self._outputs).float()
             y = stats[a:b, width:].reshape(b - a, *self._labels).to(self._type)
-            value = torch.as_tensor(self.function(outputs, y)) if b > a else torch.tensor(torch.nan)
-            values.append(value.double().mean())
+            values.append(self._value(outputs, y) if b > a else torch.tensor(torch.nan).double())
         return torch.stack(values)
+
+    def _value(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The score of a client's samples."""
+        name = function_name(self.function)
+        try:
+            value = torch.as_tensor(self.function(outputs, y)).double()
+        except Exception as error:  # of a user's own code
+            reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+            raise ConfigError(
+                f"the score {name} of outputs {tuple(outputs.shape)} and labels {tuple(y.shape)} "
+                f"is no number ({reason}): return one, or one per sample"
+            ) from error
+        if value.numel() != 1 and value.shape != outputs.shape[:1]:
+            raise ConfigError(
+                f"the score {name} gave {tuple(value.shape)} for {len(outputs)} samples: return a "
+                "number, or one per sample"
+            )
+        return value.mean()

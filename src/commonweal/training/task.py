@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
 
 from commonweal.base.arguments import expect, expect_callable, expect_names
 from commonweal.base.errors import ConfigError, did_you_mean
@@ -25,14 +26,14 @@ from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
 from commonweal.training import scores
 from commonweal.training.own import (
     LossFunction,
+    OwnLoss,
     OwnScore,
     Pick,
     ScoreFunction,
+    function_name,
     known_loss,
-    loss_name,
     pick_outputs,
     score_name,
-    unreduced,
 )
 from commonweal.training.scores import Score
 
@@ -173,7 +174,7 @@ class Task:
     target: tuple[float, float] | None
     output: Pick | None
     lower_is_better: bool
-    own_loss: LossFunction | None
+    own_loss: OwnLoss | None
     own_score: OwnScore | None
     implied: bool  # neither the loss nor its function was given
     class_weight: tuple[float, ...] | None
@@ -189,7 +190,7 @@ class Task:
         target: tuple[float, float] | None = None,
         output: Pick | None = None,
         lower_is_better: bool = False,
-        own_loss: LossFunction | None = None,
+        own_loss: OwnLoss | None = None,
         own_score: OwnScore | None = None,
         implied: bool = False,
         class_weight: tuple[float, ...] | None = None,
@@ -211,10 +212,13 @@ class Task:
         expect("lower_is_better", lower_is_better, bool, "True or False")
         if output is not None:
             expect_callable("output", output, "a function that picks the outputs")
+        for key, function in (("loss", loss), ("score", score)):
+            if isinstance(function, type):
+                raise ConfigError(f"{key} = {function!r} is a class: give {function.__name__}()")
         implied = implied or (isinstance(loss, str) and loss == "")
         if callable(loss):
-            own_loss = None if known_loss(loss) else unreduced(loss)
-            loss = known_loss(loss) or loss_name(loss)
+            own_loss = None if known_loss(loss) else OwnLoss(loss)
+            loss = known_loss(loss) or function_name(loss)
         elif not isinstance(loss, str):
             raise ConfigError(f"loss = {loss!r}: give the name of a loss, or a function")
         if callable(score):
@@ -256,13 +260,20 @@ class Task:
                 scores.find(name)
             else:
                 scores.check(name, self.loss)
+        kind = type(self.module).__name__
         if not any(p.requires_grad for p in self.module.parameters()):
-            raise ConfigError(f"{type(self.module).__name__} has no parameter to train")
+            raise ConfigError(f"{kind} has no parameter to train")
+        for name, p in self.module.named_parameters():
+            if isinstance(p, UninitializedParameter) or p.is_meta:
+                raise ConfigError(
+                    f"{name} of {kind} has no values yet: call the module once with a batch, or "
+                    "build it on the CPU"
+                )
         for name, value in self._pieces.items():
             if value.dtype != torch.float32:
                 raise ConfigError(
-                    f"{name} of {type(self.module).__name__} is {value.dtype}: models are trained "
-                    "in float32; call module.float()"
+                    f"{name} of {kind} is {value.dtype}: models are trained in float32; call "
+                    "module.float()"
                 )
         if self.target is not None and not self.target[1] > 0:
             raise ConfigError(f"target = {self.target}: the deviation must be above 0")
@@ -280,7 +291,8 @@ class Task:
         if not loss:
             name = type(self.module).__name__
             raise ConfigError(
-                f"the labels do not say which loss fits: give one, Task({name}(...), loss=...)"
+                "labels with several numbers per sample, or of shape (N, 1), do not say which loss "
+                f"fits: give one, Task({name}(...), loss=...)"
             )
         default = scores.DEFAULTS.get(self.loss, "accuracy")
         score = "" if self.score == default else self.score
@@ -296,6 +308,18 @@ class Task:
         """The factors of the samples' losses, by their classes."""
         weights = torch.tensor(self.class_weight, dtype=torch.float32, device=y.device)
         return weights[y.long()]
+
+    @property
+    def functions(self) -> dict[str, object]:
+        """The user's own functions, by the argument that they were given as."""
+        functions: dict[str, object] = {}
+        if self.own_loss is not None:
+            functions["loss"] = self.own_loss.given
+        if self.own_score is not None and self.own_score.function is not self.own_loss:
+            functions["score"] = self.own_score.function
+        if self.output is not None:
+            functions["output"] = self.output
+        return functions
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -484,13 +508,15 @@ class Task:
         return pick_outputs(result, self.output)
 
     def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """The positional and keyword arguments with which the module is called."""
-        if isinstance(x, Tensor):
-            return (self.ready_tensor(x),), {}
-        stacked = x if isinstance(x, Stacked) else x[:]
-        if isinstance(stacked, Tensor):
-            return (self.ready_tensor(stacked),), {}
-        return stacked.map(self.ready_tensor).arguments()
+        """The positional and keyword arguments with which the module is called.
+
+        Several inputs are given as they are: some may be masks or positions.
+        """
+        taken = x if isinstance(x, Tensor | Stacked) else x[:]
+        if isinstance(taken, Tensor):
+            return (self.ready_tensor(taken),), {}
+        assert isinstance(taken, Stacked)
+        return taken.arguments()
 
     def _fixed(self, device: torch.device) -> dict[str, Tensor]:
         """The module's tensors that are not in the vector, on the device where it computes."""
@@ -622,10 +648,10 @@ class InUnits(nn.Module):
 class _Linear(nn.Linear):
     """W x' instead of x W': under vmap the weight's gradient then needs no copy to its layout."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 2:
-            return super().forward(x)
-        outputs = (self.weight @ x.mT).mT
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 2:
+            return super().forward(input)
+        outputs = (self.weight @ input.mT).mT
         return outputs if self.bias is None else outputs + self.bias
 
 

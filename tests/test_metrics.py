@@ -342,12 +342,15 @@ def test_at_most_five_in_a_hundred_equal_methods_differ_significantly(
         assert stats.binomtest(found, 1000, 0.05, "greater").pvalue > 0.002, seeds
 
 
-@cases(("effect", "seeds"), [(2.0, 5), (1.0, 10), (0.5, 34), (0.25, 128)])
+@cases(
+    ("effect", "seeds"),
+    [(31.2, 2), (13.0, 2), (5.17, 3), (2.0, 5), (1.0, 10), (0.5, 34), (0.25, 128)],
+)
 def test_seeds_needed_find_the_effect_in_four_of_five_cases(effect: float, seeds: int) -> None:
     pair = np.array([-1, 1]) / math.sqrt(2) + effect  # of standard deviation 1
     assert seeds_needed(pair, [0, 0]) == seeds
     rng = np.random.default_rng(0)
-    for size, enough in ((seeds, True), (seeds - 1, False)):
+    for size, enough in ((seeds, True), (max(seeds - 1, 2), seeds == 2)):
         deviation = np.sqrt(rng.chisquare(size - 1, 200_000) / (size - 1))
         t = rng.normal(effect * math.sqrt(size), 1, 200_000) / deviation
         power = float(np.mean(np.abs(t) > stats.t.ppf(0.975, size - 1)))

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import nctdtr, ndtri, stdtrit, xlogy
+from scipy.special import chdtri, nctdtr, ndtr, ndtri, stdtrit, xlogy
 from torch import Tensor
 
 from commonweal.base.arguments import expect, expect_int
@@ -55,6 +55,7 @@ SHOWN = 5  # bad values that an error message lists
 ROUNDING = 1e-12  # differences below this part of the scores are rounding errors
 TOLERANCE = 1e-9  # and so are steps below this part of the largest difference
 MOST_SEEDS = 1_000_000  # that may be asked for
+QUANTILES = (np.arange(10_000) + 0.5) / 10_000  # of a distribution whose mean is taken
 FINE = 1e-3  # steps below this part of the largest difference change nothing
 
 
@@ -312,6 +313,10 @@ def seeds_needed(
     critical = stdtrit(seeds - 1, (1 + confidence) / 2)
     shift = effect * np.sqrt(seeds)
     found = nctdtr(seeds - 1, shift, -critical) + 1 - nctdtr(seeds - 1, shift, critical)
+    for k in np.flatnonzero(np.isnan(found)):  # it has no value for some large shifts
+        # The mean over quantiles of the variance, given which the statistic is normal.
+        scale = np.sqrt(chdtri(seeds[k] - 1, QUANTILES) / (seeds[k] - 1))
+        found[k] = ndtr(shift[k] - critical[k] * scale).mean()
     enough = np.flatnonzero(found >= power)
     return int(seeds[enough[0]]) if enough.size else None
 

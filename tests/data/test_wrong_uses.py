@@ -195,6 +195,7 @@ def test_every_wrong_argument_is_a_clear_error(
         (cw.model, "shape", (3, -1)),
         (cw.metrics.seeds_needed, "most", None),
         (fit, "hidden", 3),
+        (cw.reopen, "federation", 3),
     ],
 )
 def test_errors_name_the_argument(

@@ -1,6 +1,8 @@
 """`commonweal.compare` with one's own task and data: what seeds vary, and where runs are."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +135,18 @@ def test_a_comparison_shows_itself(tmp_path: Path) -> None:
     assert "<table" in found._repr_html_() and "Ours" in found._repr_html_()
     found.plot("rounds", tmp_path / "rounds.png")
     found.plot(path=tmp_path / "clients.svg")
+    wrong: list[tuple[Callable[..., object], str, Any]] = [
+        (found.table, "columns", 2),
+        (found.table, "decimals", "x"),
+        (found.plot, "what", {}),
+        (found.plot, "path", [1]),
+        (found.records["Ours"][0].clients, "round", "x"),
+        (found.records["Ours"][0].history, "client", 3),
+        (found.records["Ours"][0].read, "folder", 3),
+    ]
+    for function, name, value in wrong:
+        with pytest.raises(ConfigError, match=rf"^{name} = "):
+            function(**{name: value})
     assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
     assert "Ours" in (tmp_path / "clients.svg").read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):

@@ -137,6 +137,7 @@ class Federation:
         Raises:
             DataError: The labels do not fit the loss.
         """
+        expect("loss", loss, str, "the name of a loss")
         if loss == self.loss:
             return self
         if loss in REGRESSION and self.class_names:

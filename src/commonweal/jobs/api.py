@@ -1,5 +1,6 @@
 """Parts by name, for Python: `commonweal.rule("aaggff-s", cdf="frechet")`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -90,6 +91,6 @@ def load_experiment(path: str | Path, *changes: str) -> Experiment:
 def load(path: str | Path, *changes: str) -> Experiment | Record:
     """Deprecated: use `load_run` for a folder, `load_experiment` for a TOML file."""
     expect("path", path, str | Path, "the path of a folder or of a TOML file")
-    new = "load_run" if Path(path).is_dir() else "load_experiment"
+    new = "load_run" if os.path.isdir(path) else "load_experiment"
     renamed_method("commonweal.load", f"commonweal.{new}")
-    return Record.read(path) if Path(path).is_dir() else read(path, changes)
+    return Record.read(path) if new == "load_run" else read(path, changes)

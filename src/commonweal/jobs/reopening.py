@@ -54,6 +54,8 @@ def reopen(
     trust: import the programs that the run's experiment names (`package.module:callable`)
     """
     expect("folder", folder, str | Path, "the path of a run's folder")
+    expect("task", task, Task | None, "the Task of the run")
+    expect("federation", federation, Federation | None, "the Federation of the run")
     expect("trust", trust, bool, "True or False")
     store = Store(Path(folder))
     if (store.folder / PRIVATE).is_dir():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import RunError, renamed_method
 from commonweal.base.files import read_plain
 from commonweal.base.frames import frame
@@ -174,6 +175,7 @@ class Record(Outline):
     @classmethod
     def read(cls, folder: str | Path) -> "Record":
         """Read a run, finished or not."""
+        expect("folder", folder, str | Path, "the path of a run's folder")
         folder = Path(folder)
         return cls(folder, *_small_files(folder), read_rounds(folder))
 
@@ -253,6 +255,7 @@ class Record(Outline):
         Args:
             last: Read the end of the file only.
         """
+        expect("last", last, bool, "True or False")
         path = self.folder / "timings.jsonl"
         try:
             return [json.loads(line) for line in (last_lines if last else whole_lines)(path)]
@@ -276,6 +279,7 @@ class Record(Outline):
             if not self.evaluated:
                 raise RunError(f"{where} has no evaluated round yet")
             round = self.evaluated[-1].number
+        expect_int("round", round)
         for stored in self.rounds:
             table = self.table(stored, "test") if stored.number == round else None
             if table is not None:
@@ -303,6 +307,7 @@ class Record(Outline):
         its rate of descent, for rules that choose a direction; those of the evaluation on test
         samples are called `test.score`, `test.loss` and so on.
         """
+        expect("client", client, str, "the name of a client")
         names = list(self.rounds[0].names) if self.rounds else []
         if client not in names:
             raise RunError(f"no client of this run is called {client!r}")

@@ -249,6 +249,11 @@ class Comparison:
             columns: Metrics such as "mean,worst_10", or those of a paper: "aaggff", "adafed".
             decimals: Digits after the point; None for one of per cent.
         """
+        expect("form", form, str, "the name of a format")
+        if columns is not None:
+            expect("columns", columns, str, "metrics, as in 'mean,worst_10'")
+        if decimals is not None:
+            expect_int("decimals", decimals, most=20)
         rendered = render(self._summary(columns), form, decimals)
         if isinstance(rendered, str):
             return rendered
@@ -267,6 +272,9 @@ class Comparison:
         Returns:
             The matplotlib figure.
         """
+        expect("what", what, str, "the name of a picture")
+        if path is not None:
+            expect("path", path, str | Path, "the path of a file")
         drawings = {"clients": self.client_picture, "rounds": self.round_picture}
         if what not in drawings:
             raise ConfigError(f"plot({what!r}): {did_you_mean(what, drawings)}")

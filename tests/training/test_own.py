@@ -268,3 +268,44 @@ def test_several_labels_per_sample_with_a_loss_for_them() -> None:
 
 def _as_float(outputs: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs, y.float(), reduction="none").mean(-1)
+
+
+class Odd(nn.Module):
+    """Parts that are frozen or shared, and buffers that are not saved, of which one changes."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(4, 1)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.5).add_(0.5 * x.mean(0))
+        hidden = self.second(self.first(self.frozen(x) - self.mean))
+        out: Tensor = self.last(hidden)
+        return out
+
+
+def test_a_record_fills_a_module_of_ones_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Odd()
+    federation = Federation.from_arrays(X, 100 + 10 * VALUES, CLIENT)
+    run = commonweal.run(Task(module), federation, rounds=9, out=tmp_path / "run")
+    record = run.result()
+    x = torch.from_numpy(X)
+    with torch.no_grad():
+        got = record.module(module)(x)
+        assert torch.equal(got, run.module()(x))
+        assert float((got[:, 0] - torch.from_numpy(100 + 10 * VALUES)).abs().mean()) < 30
+    assert module.mean.eq(0).all()
+    assert record.module(module).get_buffer("module.mean").ne(0).all()
+    with pytest.raises(RunError, match="the tensors of another model"):
+        record.module(nn.Linear(4, 1))
+    with pytest.raises(RunError, match=r"give it, record.module\(own\)"):
+        record.module()

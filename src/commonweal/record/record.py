@@ -41,7 +41,7 @@ from commonweal.record.rounds import (
     whole_lines,
 )
 from commonweal.training.scores import find
-from commonweal.training.task import InUnits
+from commonweal.training.task import InUnits, Task
 
 if TYPE_CHECKING:
     from commonweal.report.figures import Plots
@@ -373,25 +373,34 @@ class Record(Outline):
             raise RunError(f"{str(self.folder)!r} was written by an older version: run it again")
         return self.facts.task
 
-    def module(self, trust: bool = False) -> nn.Module:
+    def module(self, own: nn.Module | None = None, trust: bool = False) -> nn.Module:
         """The final model as a module in evaluation mode; its outputs are in the labels' units.
 
         Args:
+            own: your own module, where the run is of one: its copy gets the model's values
             trust: import the program that makes the module, where the run names one
         """
-        module = self.raw_module(trust)
+        expect("own", own, nn.Module | None, "the module of the run")
         target = self.facts.target
-        if target is None:
-            return module
-        return InUnits(module, target.mean, target.deviation, target.log).eval()
+        if own is None:
+            module = self.raw_module(trust)
+            if target is None:
+                return module
+            return InUnits(module, target.mean, target.deviation, target.log).eval()
+        scale = None if target is None else (target.mean, target.deviation)
+        task = Task(own, target=scale, log_target=target is not None and target.log)
+        tensors = self.state_dict()
+        shapes = {name: value.shape for name, value in tensors.items()}
+        if shapes != dict(zip(task.names, task.shapes, strict=True)):
+            raise RunError(f"{str(self.folder)!r} has the tensors of another model than {own}")
+        return task.module_of(task.vector(tensors))
 
     def raw_module(self, trust: bool = False) -> nn.Module:
         """The final model as the module that was trained."""
         part = self.experiment.get("model", {})
         if _name(part) == "given":
             raise RunError(
-                f"{str(self.folder)!r} is a run of your own module: load the tensors into it, "
-                "module.load_state_dict(record.state_dict(), strict=False)"
+                f"{str(self.folder)!r} is a run of your own module: give it, record.module(own)"
             )
         task = self._task
         with torch.random.fork_rng(devices=[]), catalog.trusting(trust):

@@ -400,7 +400,10 @@ class Task:
         Its outputs are in the units of the labels: a module of a scaled target is wrapped.
         """
         module = deepcopy(self.module).eval()
-        module.load_state_dict(self.tensors(w), strict=False)
+        own = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in self.tensors(w).items():
+                own[name].copy_(value)
         if self.target is None:
             return module
         return InUnits(module, *self.target, self.log_target).eval()

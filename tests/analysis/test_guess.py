@@ -207,7 +207,9 @@ def test_numbers_with_gaps_are_numbers(tmp_path: Path) -> None:
 def test_small_tables_and_single_clients(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text("client,label,a\n" + rows, encoding="utf-8")
-    assert dataset(look(path))["client"] == "client"
+    looked = look(path)
+    assert dataset(looked)["client"] == "client"
+    assert any("only one client" in remark for remark in looked.remarks) == ("B" not in rows)
 
 
 def test_thousands_units_and_many_columns(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import commonweal
 from commonweal import cli
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.record.final import read_final
 from commonweal.record.record import Record
 
 CLINICS = ("Aachen", "Bonn", "Köln", "Ulm")
@@ -351,6 +352,26 @@ def test_init_reads_latin1_and_says_so(command: Command, tmp_path: Path) -> None
     assert "Köln" in Record.read("run").clients().names
 
 
+def test_a_comparison_says_what_thresholds_change(command: Command, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["site,x,died"]
+    for i in range(400):
+        x = rng.normal()
+        lines.append(f"{'ab'[i % 2]},{x:.3f},{int(rng.random() < 0.08 + 0.3 * (x > 1))}")
+    written(tmp_path / "t.csv", "\n".join(lines), "utf-8")
+    command("init", "t.csv")
+    words = ("--rules", "fedavg", "--seeds", 2, "--no-baselines", "-o", "runs")
+    said = command("compare", "t.toml", "rounds=5", "threshold=f1", "validation=0.3", *words, "-q")
+    thresholds = [read_final(tmp_path / "runs" / "fedavg" / f"seed-{k}").threshold for k in (0, 1)]
+    means = []
+    for when in ("before", "after"):
+        found = [getattr(each, when)["f1"] for each in thresholds if each is not None]
+        means.append(f"{100 * np.mean(found):.1f}")
+    one_line = " ".join(said.split())
+    assert "fedavg, with thresholds from validation samples" in one_line
+    assert f"f1 {means[0]} -> {means[1]} %" in one_line
+
+
 def test_labels_in_capitals_and_a_code_page_in_predictions(
     command: Command, tmp_path: Path
 ) -> None:
@@ -364,6 +385,11 @@ def test_labels_in_capitals_and_a_code_page_in_predictions(
     command("run", "t.toml", "rounds=1", "-q", "--out", "run")
     said = command("predict", "run", "t.csv", "-o", "latin.out")
     assert "over the 90 rows that have a label" in said
+    ones = [line.replace("Nein", "0").replace("JA", "1") for line in lines]
+    written(tmp_path / "ones.csv", "\n".join([*ones[:-2], "Ulm;h1;maybe", "Ulm;h1;"]), "utf-8")
+    said_of_ones = command("predict", "run", "ones.csv", "-o", "ones.out")
+    assert "over the 88 rows that have a label" in said_of_ones
+    assert "1 row with labels unknown to the model are not scored: 'maybe'" in said_of_ones
     command("export", "run", "--to", "torch", "-o", "torch")
     assert without_us(tmp_path / "torch", tmp_path / "t.csv") == [
         without_ids(row) for row in read(tmp_path / "latin.out")

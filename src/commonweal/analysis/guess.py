@@ -342,6 +342,11 @@ def _remarks(federation: Federation, is_pool: bool) -> list[str]:
             "the label is skewed and above 0: target=log trains on its logarithm, loss=poisson is "
             "for counts, loss=huber bounds the influence of far values"
         )
+    if not is_pool and len(federation.names) == 1:
+        notes.append(
+            "there is only one client, so that nothing is federated: name another column with "
+            "--client"
+        )
     if federation.unscored and not is_pool:
         notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
     return notes

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from commonweal.analysis.compare import Cell
     from commonweal.analysis.rank_pool import RankPool
     from commonweal.jobs.job import Job
+    from commonweal.record.record import Record
     from commonweal.report.compare import Comparison
 
 __all__ = ["compare", "print_comparison", "run_cells"]
@@ -274,9 +275,32 @@ def print_comparison(
         print(rendered)
     else:
         console.out.print(rendered)
+    sentences += _threshold_sentences(comparison.records)
     if chosen == "markdown":
         print("\n".join(sentences))
-    if chosen == "terminal" and baselines:
-        console.out.print(client_table([*baselines, *results], score))
+    if chosen == "terminal":
+        if baselines:
+            console.out.print(client_table([*baselines, *results], score))
         for sentence in sentences:
             console.show(sentence)
+
+
+def _threshold_sentences(records: Mapping[str, Sequence["Record"]]) -> list[str]:
+    """What thresholds that were chosen on validation samples change, a line for each method."""
+    from commonweal.record.final import read_final
+
+    sentences = []
+    for label, runs in records.items():
+        finals = [read_final(record.folder).threshold for record in runs]
+        chosen = [threshold for threshold in finals if threshold is not None]
+        changes = []
+        for name in chosen[0].after if chosen else ():
+            before = sum(threshold.before[name] for threshold in chosen) / len(chosen)
+            after = sum(threshold.after[name] for threshold in chosen) / len(chosen)
+            changes.append(f"{name} {100 * before:.1f} -> {100 * after:.1f} %")
+        if changes:
+            sentences.append(
+                f"{label}, with thresholds from validation samples: {', '.join(changes)} (means "
+                "over clients and seeds)"
+            )
+    return sentences

@@ -34,6 +34,7 @@ __all__ = [
     "level_positions",
     "naming",
     "notation_of",
+    "other_notations",
     "outside",
     "owners",
     "parser",

@@ -330,6 +330,11 @@ class _Part(NamedTuple):
     answers: Tensor
 
 
+def _fitting(column: Column, texts: Sequence[str]) -> int:
+    """How many different strings can be read as what a column holds."""
+    return sum(plain_table.fits(column, [text]) for text in dict.fromkeys(texts))
+
+
 class _Truth:
     """The labels of the rows, where the table has them, and how well they are predicted."""
 
@@ -339,6 +344,7 @@ class _Truth:
         self.outputs: list[Tensor] = []
         self.labels: list[Tensor] = []
         self.variance: float | None = None
+        self.strange: Counter[str] = Counter()  # labels that the model does not know
 
     def add(self, trained: _Trained, part: _Part, table: Mapping[str, Sequence[str]]) -> None:
         """Take the predictions of some rows into account."""
@@ -361,29 +367,40 @@ class _Truth:
         self.labels.append(labels[known])
 
     def _labels(self, texts: Sequence[str]) -> Tensor:
+        """The labels as numbers, NaN where there is none or it is not a class."""
         names = self.preprocessing.class_names
-        if names:
-            number = {name.lower(): float(i) for i, name in enumerate(names)}  # Yes, yes, YES
-            number |= {name: float(i) for i, name in enumerate(names)}
+        column = Column("", "number")
+        if names in plain_table.TRUTH:
+            column = Column("", "boolean", words=(names[0], names[1]))
+        elif names:
+            number = {name: float(i) for i, name in enumerate(names)}
             codes = [plain_table.plain_code(text.strip()) for text in texts]
-            labels = [number.get(c, number.get(c.lower(), math.nan)) for c in codes]
-            return torch.tensor(labels)
-        values = []
-        for text in texts:
-            for decimal in plain_table.NOTATIONS:
-                column = Column("", "number", decimal=decimal)
-                if plain_table.notation_of(column, [text]) == column:
-                    values.append(plain_table.parser(column)(text))
-                    break
-            else:
-                values.append(math.nan)
+            self._note_strange(texts, [code in number for code in codes])
+            return torch.tensor([number.get(code, math.nan) for code in codes])
+        notations = (column, *plain_table.other_notations(column))
+        notation = max(notations, key=lambda each: _fitting(each, texts))
+        known = [plain_table.fits(notation, [text]) for text in texts]
+        self._note_strange(texts, known)
+        parse = plain_table.parser(notation)
+        values = [parse(t) if k else math.nan for t, k in zip(texts, known, strict=True)]
         return torch.tensor(values, dtype=torch.float64)
+
+    def _note_strange(self, texts: Sequence[str], known: Sequence[bool]) -> None:
+        for text, is_known in zip(texts, known, strict=True):
+            if not is_known and not plain_table.is_missing(text):
+                self.strange[text] += 1
 
     def lines(self) -> list[str]:
         """The run's score over all rows that have a label."""
         y = torch.cat(self.labels) if self.labels else torch.empty(0)
+        lines = []
+        if self.strange:
+            count, strange = self.strange.total(), some(sorted(self.strange))
+            lines.append(
+                f"{_rows(count)} with labels unknown to the model are not scored: {strange}"
+            )
         if len(y) == 0 or ":" in self.score:
-            return []
+            return lines
         labels = y.long() if self.preprocessing.class_names else y
         score = find(self.score, self.variance)
         stats = score.row_stats(torch.cat(self.outputs), labels)
@@ -391,7 +408,7 @@ class _Truth:
         shown = f"{100 * value:.2f} %" if score.in_per_cent else f"{value:.4g}"
         limit = self.preprocessing.threshold
         at = "" if limit is None else f" at the threshold {limit:.3g}"
-        return [f"{self.score}{at} over the {len(y)} rows that have a label: {shown}"]
+        return [*lines, f"{self.score}{at} over the {len(y)} rows that have a label: {shown}"]
 
 
 def _preprocessing(record: Record) -> Preprocessing:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import commonweal
 from commonweal.analysis.guess import Guess, guess
+from commonweal.data import plain_table
 from commonweal.data.federation import Federation
 
 Draw = Callable[[np.random.Generator, int], object]  # a cell of row i
@@ -283,6 +286,28 @@ def test_a_polish_hospitals_export(tmp_path: Path) -> None:
     assert row["Wiek is missing"] == 1
     masa = fitted["Masa"]
     assert row["Masa"] == pytest.approx((70.5 - masa.mean) / masa.deviation, rel=1e-5)
+
+
+def test_codes_and_clients_that_are_easily_mistaken(tmp_path: Path) -> None:
+    """Leading zeros, ids beyond float64, and clients whose names differ in capitals only."""
+    columns = {"site": one_of("Bonn", "BONN", "Ulm"), "plant": one_of("01234", "11234", "00077")}
+    looked = look(written(tmp_path / "a.csv", columns | {"x": number, "died": yes_no}))
+    assert dict(looked.lines)["plant"] == "categories: 3"
+    assert "'BONN', 'Bonn'" in "\n".join(looked.remarks)
+    ids = [10**17 + k % 4 for k in range(200)]  # of which float64 makes one
+    table = pyarrow.table({"site_id": ids, "x": np.arange(200.0) % 7, "died": [0, 1] * 100})
+    parquet.write_table(table, tmp_path / "b.parquet")
+    assert dict(look(tmp_path / "b.parquet").lines)["site_id"].startswith("the client: 4 of them")
+
+
+def test_excels_line_that_names_the_separator(tmp_path: Path) -> None:
+    lines = ["sep=;", "site;x;died"] + [f"{'ab'[i % 2]};{i},5;{i % 2}" for i in range(40)]
+    path = tmp_path / "t.csv"
+    path.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    looked = look(path)
+    assert dict(looked.lines)["x"] == "number with decimal commas"
+    assert dataset(looked)["separator"] == ";"
+    assert plain_table.read_csv(str(path))["x"][:2] == ["0,5", "1,5"]
 
 
 def test_what_no_name_says(tmp_path: Path) -> None:

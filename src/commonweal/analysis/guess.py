@@ -5,6 +5,7 @@ What is guessed is written to an experiment with comments, for a person to corre
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -411,7 +412,14 @@ def _on_clients(contents: Table) -> list[str]:
     client = contents.facts.client
     if coded is None or len(client) != 1:
         return []
-    _, owner = coded
+    names, owner = coded
+    alike = Counter(name.casefold() for name in names.tolist())
+    twice = [name for name in names.tolist() if alike[name.casefold()] > 1]
+    if twice:
+        return [
+            f"clients that differ only in capitals are different clients: {_some(twice)}; correct "
+            "them in the table if they are the same"
+        ]
     for candidate in roles.rank_clients(contents.profiles, contents.label):
         name = candidate.name
         if name == client[0] or not contents.is_text(name):

@@ -73,7 +73,7 @@ CLIENTS = tuple(  # the most likely first
 )
 PEOPLE = CLIENTS[3]  # clients whose rows are usually repeated measurements
 CODES = re.compile(
-    "\\w*([ck]ode?|codigo|codice|schlussel)s?|typ|type|mode|status|[ck]ategor(y|ie|ia)|group|gruppe|na[ct]ionality|"
+    "\\w*([ck]ode?|codigo|codice|schlu(e)?ssel)s?|typ|type|mode|status|[ck]ategor(y|ie|ia)|group|gruppe|na[ct]ionality|"
     "nationalitaet|qualification|occupation|profession|beruf|job|race|ethnic(ity)?|religion|"
     "language|marital|zip|plz|post(al)?(code)?|icd\\d*|atc|ndc|cip|cluster|species|breed|colou?r|(sub)?class|reason|"
     "cause|diagnos(is|e)|method"

@@ -32,6 +32,7 @@ __all__ = [
     "is_missing",
     "is_number",
     "level_positions",
+    "names_separator",
     "naming",
     "notation_of",
     "other_notations",
@@ -100,6 +101,7 @@ UNIT = re.compile(  # of a number in the same cell: 70.5 kg, 95 %, $1,234
     r"(?P<unit>[^\W\d_][^\d,;]*|[°µ%€$£¥]\S*)?"
 )
 WHOLE = re.compile(r"([-+]?\d+)[.,]0+")
+SEPARATOR_LINE = re.compile(r"sep=.\s*")
 SEPARATORS = (",", ";", "\t", "|")
 YEAR = 365.2425  # days
 EPOCH = datetime(1970, 1, 1)
@@ -444,8 +446,15 @@ def owners(
 # CSV files
 
 
+def names_separator(first: Sequence[str]) -> bool:
+    """Whether the first line says which separator follows, as Excel's `sep=;`."""
+    return bool(first) and SEPARATOR_LINE.fullmatch(first[0]) is not None
+
+
 def separator_of(lines: Sequence[str]) -> str:
     """The separator that splits the lines into the most columns, the same number in each."""
+    if names_separator(lines[:1]):
+        return lines[0][len("sep=")]
     best, columns = ",", 1
     for separator in SEPARATORS:
         counts = [len(row) for row in csv.reader(lines, delimiter=separator) if row]
@@ -475,8 +484,10 @@ def read_csv(path: str, encoding: str = "utf-8") -> dict[str, list[str]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode(encoding)  # whose error is a ValueError, too
-    separator = separator_of(list(islice(io.StringIO(text, newline=""), 20)))
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    first = list(islice(io.StringIO(text, newline=""), 20))
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator_of(first))
+    if names_separator(first[:1]):
+        next(lines)
     header = header_names(next(lines, []))
     rows = [row for row in lines if row]
     for number, row in enumerate(rows, 2):

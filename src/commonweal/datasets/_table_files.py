@@ -25,6 +25,7 @@ BLOCK = 1 << 24  # bytes of a CSV that are read at once
 FIRST_BYTES = 1 << 16  # from which a CSV's separator and header are taken
 LONGEST_HEADER = 1 << 24
 CODE_PAGES = ("latin-1", "cp1252", "cp1250")  # the likeliest first
+LARGEST = 2**53  # a whole number that float64 holds exactly, as all below it
 ROWS = 100_000  # of a Parquet file that are read at once
 
 
@@ -141,11 +142,12 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
         lines = _first_lines(path, encoding)
         if separator == "auto":
             separator = plain_table.separator_of(lines)
-        header = next(csv.reader(lines, delimiter=separator), [])
+        skipped = int(plain_table.names_separator(lines[:1]))
+        header = next(csv.reader(lines[skipped:], delimiter=separator), [])
         names = _header(path, header)
         with arrow_csv.open_csv(
             path,
-            arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding),
+            arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding, skip_rows=skipped),
             arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pyarrow.string()),
@@ -243,7 +245,10 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
 
     kind = values.type
     types = pyarrow.types
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    if is_number and not _is_exact(values):
+        is_number = False  # ids of 17 digits stay what they are
+    if is_number:
         numbers = values.cast(pyarrow.float64())
         finite = pyarrow.compute.is_finite(numbers)
         return pyarrow.compute.if_else(finite, numbers, None)
@@ -251,7 +256,18 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
         texts = values.cast(pyarrow.string())
     except pyarrow.ArrowException:
         raise DataError(
-            f"column {name!r} holds {kind}, neither numbers nor strings: drop it"
+            f"column {name!r} holds {kind}, neither numbers nor strings: leave it out of the file"
         ) from None
     gap = pyarrow.compute.is_in(texts, pyarrow.array(plain_table.MISSING))
     return pyarrow.compute.if_else(gap, None, texts)
+
+
+def _is_exact(values: "pyarrow.Array") -> bool:
+    """Whether whole numbers are small enough for float64."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_integer(values.type) or len(values) == values.null_count:
+        return True
+    ends = pyarrow.compute.min_max(values).as_py()
+    return bool(max(-ends["min"], ends["max"]) <= LARGEST)

@@ -114,6 +114,17 @@ def _cast(values: "pyarrow.Array") -> "np.ndarray | None":
     return floats if finite.all() else np.where(finite, floats, np.nan)
 
 
+def _has_codes(values: "pyarrow.Array") -> bool:
+    """Whether some digits are no number: 01234 is a code, and float64 cannot hold 16 of them."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_string(values.type):
+        return False
+    codes = pyarrow.compute.match_substring_regex(values, r"^\s*(0\d{3,}|\d{16,})\s*$")
+    return bool(pyarrow.compute.any(codes).as_py())
+
+
 def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
     """The different strings, stripped, and each row's position among them; -1 where missing."""
     import pyarrow
@@ -179,6 +190,8 @@ class _Scan:
         self.gaps += values.null_count
         if values.null_count == len(values) and not first:
             return
+        if first and _has_codes(values):
+            self.possible = [c for c in self.possible if c.becomes != "number"]
         numbers = _cast(values) if self._may_be_plain else None
         if numbers is not None:
             different = self._add_numbers(numbers, first)

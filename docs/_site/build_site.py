@@ -17,6 +17,7 @@ from pathlib import Path
 import site_notebooks
 import site_reference
 import yaml
+from site_formulas import typeset
 
 __all__ = ["build"]
 
@@ -25,6 +26,8 @@ DOCS = ROOT / "docs"
 # Files of the project's folder that are pages, too.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 PAGES |= {"CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+FORMULA = re.compile(r"\| `([^`\n]+)` (?=\|)")  # in a cell of the table of rules
+BAR = r"\|"
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -39,7 +42,10 @@ def build(folder: Path, run_notebooks: bool = True) -> None:
             shutil.copy(path, pages)
     for name, page in {**PAGES, **_docs_pages()}.items():
         (pages / page).parent.mkdir(exist_ok=True)
-        (pages / page).write_text(_moved(name, page, pages), encoding="utf-8")
+        text = _moved(name, page, pages)
+        if page == "rules.md":
+            text = FORMULA.sub(lambda cell: f"| {typeset(cell[1].replace(BAR, '|'))} ", text)
+        (pages / page).write_text(text, encoding="utf-8")
     site_reference.write(pages / "reference")
     site_notebooks.write(pages / "notebooks", run_notebooks)
     config = pages.parent / "mkdocs.yml"
@@ -49,6 +55,7 @@ def build(folder: Path, run_notebooks: bool = True) -> None:
         capture_output=True,
         text=True,
         check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},  # for the extension of griffe
     )
     if done.returncode:
         sys.exit(done.stdout + done.stderr)

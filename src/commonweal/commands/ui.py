@@ -13,23 +13,23 @@ __all__ = ["ui"]
 
 def ui(
     folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="A folder with runs below it, such as runs.", show_default=False
-        ),
-    ],
+        Path, typer.Argument(metavar="DIR", help="A folder with runs below it.")
+    ] = Path("runs"),
     port: Annotated[
         int, typer.Option(help="The port; 0: any that is free.", min=0, max=65535)
     ] = 8765,
 ) -> None:
     """Show runs on a page: list, filter and compare them, watch those that go on, click a client.
 
-    For example: commonweal ui runs
+    For example: commonweal ui demo
 
-    The page is served to this computer only, and writes nothing.
+    The page is served to this computer only, and writes nothing. To see it from another one, forward
+    its port there: ssh -L 8765:127.0.0.1:8765 HOST
     """
     if not folder.is_dir():
-        raise ConfigError(f"{str(folder)!r} is not a folder: name one with runs below it")
+        raise ConfigError(
+            f"{str(folder)!r} is not a folder: name one with runs below it; commonweal demo makes one"
+        )
     try:
         import uvicorn
 

@@ -23,12 +23,13 @@ def ui(
 
     For example: commonweal ui demo
 
-    The page is served to this computer only, and writes nothing. To see it from another one, forward
-    its port there: ssh -L 8765:127.0.0.1:8765 HOST
+    The page is served to this computer only, and writes nothing. To see it from another computer,
+    forward the port: ssh -L 8765:127.0.0.1:8765 HOST
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{str(folder)!r} is not a folder: name one with runs below it; commonweal demo makes one"
+            f"{str(folder)!r} is not a folder: name one with runs below it (commonweal demo makes "
+            "one)"
         )
     try:
         import uvicorn

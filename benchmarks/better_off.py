@@ -35,6 +35,7 @@ from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
 
 Settings = dict[str, object]
+Seeds = dict[str, dict[str, list[float]]]  # seed -> method -> every client's score
 
 FIXED_ON = ("vowels", "Heart", "Berka")  # federations on which blend's constants were chosen
 MLP = {"name": "mlp", "hidden": [32]}
@@ -49,6 +50,9 @@ METHODS: dict[str, Settings] = {
     "SuPerFed-MM": {"client": "superfed-mm"},
     "blend": {"client": "blend", "validation": 0.2},
 }
+EVERY = ("scikit-learn", "local", "local again", *METHODS, "choose")
+HOW = ("safe", "likely", "proved")
+WANTED = {"samples", *EVERY[:-1], *(f"choose, {how}" for how in HOW)}
 CANDIDATES: dict[str, Settings] = {
     "alone": {"client": "alone"},
     "fedavg": {},
@@ -204,33 +208,29 @@ def chosen(settings: Settings, seed: int, rounds: int) -> dict[str, np.ndarray]:
     return values
 
 
-def one_seed(
-    settings: Settings, methods: dict[str, Settings], seed: int, rounds: int, shown: str
-) -> dict[str, list[float]]:
-    """Every client's score under every method, with one seed."""
-    values: dict[str, np.ndarray] = {}
-
-    def note(name: str) -> None:
-        clock = time.strftime("%H:%M:%S")
-        print(f"{clock} {shown}, seed {seed}: {name}", file=sys.stderr, flush=True)
-
+def measure(
+    settings: Settings, name: str, seed: int, rounds: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield every client's score under a method, or under each way to choose, with one seed."""
     alone = settings | {"client": "alone"}
-    values["scikit-learn"], values["samples"] = reference(experiment(alone, seed, rounds, seed))
-    for name, own in {"local": seed, "local again": seed + 1000}.items():
-        note(name)
-        values[name] = scores(experiment(alone, own, rounds, seed))
-    for name, method in methods.items():
-        note(name)
-        values[name] = scores(experiment(settings | method, seed, rounds, seed))
-    note("choose")
-    values |= chosen(settings, seed, rounds)
-    return {name: array.tolist() for name, array in values.items()}
+    if name == "scikit-learn":
+        values, samples = reference(experiment(alone, seed, rounds, seed))
+        yield name, values.tolist()
+        yield "samples", samples.tolist()
+    elif name == "choose":
+        for how, values in chosen(settings, seed, rounds).items():
+            yield f"choose, {how}", values.tolist()
+    elif name in METHODS:
+        yield name, scores(experiment(settings | METHODS[name], seed, rounds, seed)).tolist()
+    else:
+        own_seed = seed + 1000 if name == "local again" else seed
+        yield name, scores(experiment(alone, own_seed, rounds, seed)).tolist()
 
 
 # Tables
 
 
-def tables(results: dict[str, dict[str, dict[str, list[float]]]], lower: set[str]) -> Iterator[str]:
+def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
     """Two tables in Markdown: gains over local training, and scores."""
     first = next(iter(next(iter(results.values())).values()))
     methods = [name for name in first if name not in ("samples", "local")]
@@ -251,6 +251,14 @@ def tables(results: dict[str, dict[str, dict[str, list[float]]]], lower: set[str
     shares = " | ".join(f"{large:.1f} %" for *_, large in means)
     yield f"| worse off, of clients with 50 test samples or more | {shares} |"
     yield ""
+    single = {name: np.array(every[name])[:, 0] for name in METHODS}
+    blend = single.pop("blend").mean()
+    best = max(single, key=lambda name: single[name].mean())
+    each = np.max([*single.values(), np.zeros(len(single[best]))], axis=0).mean()
+    yield f"Best single method on average: {best}, {single[best].mean():+.2f} points."
+    yield f"Best single method of each federation, or local training: {each:+.2f} points."
+    yield f"blend: {blend:+.2f} points."
+    yield ""
     methods = ["local", *methods]
     yield "| federation | clients | seeds | " + " | ".join(methods) + " |"
     yield "|---|--:|--:|" + "--:|" * len(methods)
@@ -259,6 +267,22 @@ def tables(results: dict[str, dict[str, dict[str, list[float]]]], lower: set[str
         count = len(next(iter(seeds.values()))["local"])
         cells = [spread([s[name] for s in seeds.values()], worst_last) for name in methods]
         yield f"| {federation} | {count} | {len(seeds)} | " + " | ".join(cells) + " |"
+
+
+def complete(results: dict[str, Seeds], seeds: int) -> dict[str, Seeds]:
+    """The federations of which every method has that many seeds, and only those seeds."""
+    whole = {}
+    for name, own in results.items():
+        done = {seed: values for seed, values in own.items() if values.keys() >= WANTED}
+        if len(done) >= seeds:
+            whole[name] = {seed: _ordered(values) for seed, values in done.items()}
+    return whole
+
+
+def _ordered(values: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The methods in the order of the table, whatever the order in which they ran."""
+    order = ["samples", *EVERY, *(f"choose, {how}" for how in HOW)]
+    return {name: values[name] for name in order if name in values}
 
 
 def summary(
@@ -300,27 +324,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", default=",".join(EVERY))
     parser.add_argument("--only", default="", help="federations, by parts of their names, with ;")
     parser.add_argument("--out", type=Path, default=Path("better_off.json"))
     parser.add_argument("--print", action="store_true", help="print what is there, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
-    methods = {name: METHODS[name] for name in options.methods.split(",")}
+    wanted = options.methods.split(",")
     with tempfile.TemporaryDirectory() as folder:
         plan = federations(Path(folder))
-        for name, settings in {} if options.print else plan.items():
-            if options.only and not any(part in name for part in options.only.split(";")):
-                continue
-            for seed in range(options.first, options.first + options.seeds):
-                done = results.setdefault(name, {})
-                if str(seed) not in done:
-                    done[str(seed)] = one_seed(settings, methods, seed, options.rounds, name)
+        for seed in range(options.first, options.first + options.seeds):
+            for name, settings in {} if options.print else plan.items():
+                if options.only and not any(part in name for part in options.only.split(";")):
+                    continue
+                done = results.setdefault(name, {}).setdefault(str(seed), {})
+                for method in wanted:
+                    if any(key == method or key.startswith(f"{method},") for key in done):
+                        continue
+                    clock = time.strftime("%H:%M:%S")
+                    print(f"{clock} {name}, seed {seed}: {method}", file=sys.stderr, flush=True)
+                    done |= dict(measure(settings, method, seed, options.rounds))
                     write_file(options.out, json.dumps(results).encode(), durable=False)
     lower = {name for name, settings in plan.items() if settings.get("score") == "mae"}
-    complete = {name: seeds for name, seeds in results.items() if len(seeds) >= options.seeds}
-    for line in tables(complete, lower):
+    for line in tables(complete(results, options.seeds), lower):
         print(line)
 
 

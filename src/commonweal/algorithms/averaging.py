@@ -3,7 +3,6 @@
 McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and channels.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -46,12 +45,11 @@ __all__ = ["Averaging"]
 class Work(NamedTuple):
     """One local training of some clients of a group."""
 
-    client: Client
     rows: Rows
     positions: Tensor  # (S',) of the clients in the group
     plan: BatchSchedule
     stage: Stage
-    times: int  # how many rounds it makes up for
+    times: Tensor  # (S',) how many rounds it makes up for
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +267,7 @@ class Averaging(Algorithm):
                 reported = self.evaluate_received(request.message, reporting)
                 before = {"loss": reported.losses, "score": reported.score}
             trained = self.train(work, request, group)
-            watched = local_fit.watch(self.client, self.task, request, group, trained.states)
+            watched = local_fit.watch(self.client, self._reporting, request, group, trained.states)
             trained = trained._replace(states=watched)
             replies = trained.replies | before | self.size(group)
             if "loss_after" in self.rule.needs:
@@ -277,22 +275,24 @@ class Averaging(Algorithm):
             return self.encode(replies, trained.states, group)
         if request.purpose == "choose":
             taken, method = local_fit.choose(
-                self.client, self.task, request.message, group, group.states.method
+                self.client, self._reporting, request.message, group, group.states.method
             )
             return {"taken": taken}, group.states._replace(method=method)
         if request.purpose == "weigh":
             method = blending.weigh(self.client, request.message, group.states.method)
             return self.size(group), group.states._replace(method=method)
-        if request.purpose in ("tune", "mix", "fit"):
+        if request.purpose in ("tune", "mix", "fit", "retrain"):
             method = self.train(self.work(request, group), request, group).states
             replies = self.size(group)
-            if request.purpose != "tune":
-                method = local_fit.watch(self.client, self.task, request, group, method)
+            if request.purpose in ("mix", "fit"):
+                method = local_fit.watch(self.client, self._reporting, request, group, method)
             if request.purpose == "fit":
-                method, _ = local_fit.fit(self.client, self.task, group, method)
+                method, _ = local_fit.fit(
+                    self.client, self._reporting, request.message, group, method
+                )
             if request.purpose == "mix":
                 compared, method = blending.compare(
-                    self.client, self.task, request.message, group, method
+                    self.client, self._reporting, request.message, group, method
                 )
                 replies |= compared
             return replies, group.states._replace(method=method)
@@ -330,12 +330,14 @@ class Averaging(Algorithm):
             streams = group.streams
             if stage is not stages[-1]:
                 streams = [randomness.copied(stream) for stream in streams]
-            for times, positions in _rounds_due(stage, states, request, len(group.ids)):
-                client = _repeated(stage.client, times)
-                ids = group.ids[positions]
-                own = [streams[k] for k in positions.tolist()]
-                plan = schedule(client, self.task, rows, ids, own)
-                work.append(Work(client, rows, positions, plan, stage, times))
+            due = _rounds_due(stage, states, request, len(group.ids))
+            positions = due.nonzero().flatten()
+            if len(positions) == 0:
+                continue
+            times = due[positions]
+            own = [streams[k] for k in positions.tolist()]
+            plan = schedule(stage.client, self.task, rows, group.ids[positions], own, times.numpy())
+            work.append(Work(rows, positions, plan, stage, times))
         return work
 
     def train(self, work: list[Work], request: Request, group: Group) -> Trained:
@@ -349,12 +351,12 @@ class Averaging(Algorithm):
         states = group.states.method
         reports_loss = self.training_loss == "first epoch" and request.purpose == "train"
         trained = Trained({}, states, torch.empty(len(group.ids), 0))
-        for number, (client, rows, positions, plan, stage, times) in enumerate(work, 1):
+        for number, (rows, positions, plan, stage, times) in enumerate(work, 1):
             replies = number == len(work)
             everyone = len(positions) == len(group.ids)
             before = states if everyone else select(states, positions)
             trained = train_locally(
-                client,
+                stage.client,
                 self.task,
                 request.message,
                 before,
@@ -367,7 +369,7 @@ class Averaging(Algorithm):
             )
             after = trained.states
             if stage.counter:
-                after |= {stage.counter: before[stage.counter] + times}
+                after |= {stage.counter: before[stage.counter] + times[:, None]}
             after = keep_finite(before, after, trained.replies["update"])
             if everyone:
                 states = after
@@ -418,29 +420,13 @@ class Averaging(Algorithm):
         return replies, group.states._replace(method=method, channels=channels)
 
 
-def _rounds_due(
-    stage: Stage, states: Tensors, request: Request, clients: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield how many rounds of a stage are due, and to which clients of the group, by position."""
-    if not stage.catches_up:
-        yield 1, torch.arange(clients)
-        return
-    due = _last_round(stage, request) - states[stage.counter].flatten().long()
-    for times in torch.unique(due[due > 0]).tolist():
-        yield times, (due == times).nonzero().flatten()
-
-
-def _last_round(stage: Stage, request: Request) -> int:
-    """The round that a stage with a counter trains up to."""
-    return int(request.message["round"]) if stage.until is None else stage.until
-
-
-def _repeated(client: Client, times: int) -> Client:
-    """A method that does the work of several rounds at once."""
-    if times == 1:
-        return client
-    steps = None if client.steps is None else client.steps * times
-    return replace(client, epochs=client.epochs * times, steps=steps)
+def _rounds_due(stage: Stage, states: Tensors, request: Request, clients: int) -> Tensor:
+    """How many rounds of a stage the clients (S,) of a group have to train."""
+    due = torch.ones(clients, dtype=torch.int64)
+    if stage.catches_up:
+        last = states[stage.until].flatten() if stage.until else request.message["round"]
+        due = (last - states[stage.counter].flatten()).long().clamp(min=0)
+    return due * (states[stage.unless].flatten() == 0) if stage.unless else due
 
 
 def _descent(decision: Decision, used: Tensor) -> Descent | None:

@@ -40,7 +40,7 @@ def compare(
     samples = torch.zeros(count)
     if group.validation is not None:
         samples = group.validation.sizes[group.ids].float()
-        states, local = fit(client, task, group, states)
+        states, local = fit(client, task, message, group, states)
         for k, i in enumerate(group.ids.tolist()):
             held = group.validation.client(i)
             own = {name: value[k] for name, value in states.items()}

@@ -1,17 +1,17 @@
 """What clients choose for their local models on samples that they hold out.
 
-`watch` compares the scout with its best self after every round; `fit` decides when training stops,
-fits a linear model, and weighs it against the network.
+`watch` compares the local model with its best self after every round; `fit` decides when training
+stops, fits a linear model, and weighs it against the network.
 """
 
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Request
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import GRID, LocalTraining, posterior_mean
+from commonweal.clients._local_model import FURTHER, GRID, LocalTraining, posterior_mean
 from commonweal.clients.blend import LIKELIHOODS
 from commonweal.clients.choice import ChoiceClient
 from commonweal.data.federation import Rows
@@ -34,7 +34,7 @@ SMALLEST = 1e-12  # mean loss of a model that is right on all samples
 
 
 def watch(client: Client, task: Task, request: Request, group: Group, states: Tensors) -> Tensors:
-    """The states (S, ...) with the best scouts so far, and the local models of the same round.
+    """The states (S, ...) with the best local models so far.
 
     Args:
         client: The method; those without local models have nothing to watch.
@@ -51,23 +51,30 @@ def watch(client: Client, task: Task, request: Request, group: Group, states: Te
     held = group.validation.sizes[group.ids].nonzero().flatten()
     if not len(held):
         return states
-    scouts = one_model(states["scout"][held])
-    plain = replace(task, also=())
+    uses = one_model(states[client.local][held])
     losses = torch.full((len(group.ids), 1), torch.inf)
-    evaluation = evaluate_models(plain, scouts, group.validation, group.ids[held], group.vectorize)
+    evaluation = evaluate_models(task, uses, group.validation, group.ids[held], group.vectorize)
     losses[held, 0] = evaluation.losses.float()
     better = losses < states["best_loss"]
     now = {
-        "best": states["scout"],
-        "stopped": states[client.local],
+        "best": states[client.local],
         "best_loss": losses,
-        "best_round": states["scout_rounds"],
+        "best_round": states[f"{client.local}_rounds"],
     }
     return states | {n: torch.where(better, value, states[n]) for n, value in now.items()}
 
 
-def fit(client: Client, task: Task, group: Group, states: Tensors) -> tuple[Tensors, list[Tensor]]:
+def fit(
+    client: Client, task: Task, message: Tensors, group: Group, states: Tensors
+) -> tuple[Tensors, list[Tensor]]:
     """The states (S, ...) of clients that have chosen their local models.
+
+    Args:
+        client: The method.
+        task: What is trained.
+        message: What the server sent, with the round.
+        group: The clients.
+        states: Their states.
 
     Returns:
         The states, and the outputs (N, ...) of each client's local models for the samples that it
@@ -75,7 +82,10 @@ def fit(client: Client, task: Task, group: Group, states: Tensors) -> tuple[Tens
     """
     assert isinstance(client, LocalTraining)  # no other method asks for this
     assert group.validation is not None and group.everything is not None
-    stops = (states["best_round"] > 0) & (states["best_round"] < states["scout_rounds"])
+    best = states["best_round"]
+    goes_on = best == states[f"{client.local}_rounds"]
+    if client.scouted(int(message["rounds"])) == int(message["rounds"]):
+        goes_on = torch.zeros_like(goes_on)  # no round is left for the samples that were held out
     linear, weights, outputs = [], [], []
     for k, i in enumerate(group.ids.tolist()):
         held = group.validation.client(i)
@@ -83,13 +93,14 @@ def fit(client: Client, task: Task, group: Group, states: Tensors) -> tuple[Tens
         if not has_linear(task, group.rows):
             outputs.append(network)
             continue
-        chosen, predicted = _linear(task, group.rows.client(i), held)
-        both = torch.stack([network, predicted])
+        chosen = _linear(task, group.rows.client(i), held)
+        both = torch.stack([network, chosen.outputs])
         weight = posterior_mean(evidence(task, both, _pairs(), held))
-        linear.append(fit_linear(task, group.everything.client(i), chosen))
+        everything = group.everything.client(i)
+        linear.append(fit_linear(task, everything, chosen.strength, chosen.model))
         weights.append(weight)
         outputs.append(mix_outputs(task.loss, both, torch.cat([1 - weight, weight])))
-    states = states | {"stops": stops.float()}
+    states = states | {"stop": torch.where(goes_on, 0.0, (FURTHER * best).ceil())}
     if linear:
         states |= {"linear": torch.stack(linear), "linear_weight": torch.stack(weights)}
     return states, outputs
@@ -101,15 +112,29 @@ def outputs_of(task: Task, w: Tensor, rows: Rows) -> Tensor:
         return task.raw_outputs(w.to(rows.device), rows.inputs[:]).cpu()
 
 
-def _linear(task: Task, rows: Rows, held: Rows) -> tuple[float, Tensor]:
-    """The best strength of a linear model, and its outputs for the samples that are held out."""
-    candidates = []
+class _Linear(NamedTuple):
+    """A linear model (p,), its strength, and its outputs (N, ...) for what is held out."""
+
+    model: Tensor
+    strength: float
+    outputs: Tensor
+
+
+def _linear(task: Task, rows: Rows, held: Rows) -> _Linear:
+    """The linear model of the strength after which the loss on what is held out grows."""
+    x = task.ready_tensor(held.x.cpu())
+    best: _Linear | None = None
+    least = torch.inf
     for strength in STRENGTHS:
-        outputs = linear_outputs(fit_linear(task, rows, strength), held.x.cpu())
-        (loss,) = _loss_sums(task, outputs[None], torch.ones(1, 1), held)
-        candidates.append((float(loss), strength, outputs))
-    _, strength, outputs = min(candidates, key=lambda candidate: candidate[0])
-    return strength, outputs
+        model = fit_linear(task, rows, strength, None if best is None else best.model)
+        outputs = linear_outputs(model, x)
+        loss = float(_loss_sums(task, outputs[None], torch.ones(1, 1), held))
+        if best is not None and not loss < least:
+            break
+        best = _Linear(model, strength, outputs)
+        least = loss
+    assert best is not None
+    return best
 
 
 def _pairs() -> Tensor:
@@ -139,15 +164,12 @@ def evidence(task: Task, outputs: Tensor, weights: Tensor, rows: Rows) -> Tensor
 
 def _loss_sums(task: Task, outputs: Tensor, weights: Tensor, rows: Rows) -> Tensor:
     """The sums (G,) of the losses of mixtures over the samples of one client."""
-    count = len(rows.y)
+    count, mixtures = len(rows.y), len(weights)
     if count == 0:
-        return torch.zeros(len(weights))
-    plain = replace(task, also=())
-    sums = []
-    for own in weights:
-        losses, _ = plain.row_results(mix_outputs(task.loss, outputs, own), rows.y.cpu())
-        sums.append(count * plain.mean_losses(losses, torch.tensor([0, count])))
-    return torch.cat(sums).float()
+        return torch.zeros(mixtures)
+    mixed = mix_outputs(task.loss, outputs[:, None], weights.T)  # (G, N, ...)
+    losses, _ = task.row_results(mixed.flatten(0, 1), torch.cat([rows.y.cpu()] * mixtures))
+    return count * task.mean_losses(losses, count * torch.arange(mixtures + 1)).float()
 
 
 def choose(

@@ -8,6 +8,7 @@ round, when to stop and how much a linear model counts are chosen as in local tr
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -17,7 +18,7 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
-from commonweal.clients._local_model import HELD_OUT, LocalModel, LocalTraining
+from commonweal.clients._local_model import HELD_OUT, LocalTraining
 from commonweal.data.federation import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
@@ -31,28 +32,31 @@ __all__ = ["Pooled"]
 
 @dataclass(frozen=True)
 class _Everything(LocalTraining):
-    """Local training of the received model, as of one client that has all samples."""
+    """Local training of the received model, as of one client that has all samples.
+
+    A scout trains without what is held out.
+    """
+
+    local: ClassVar[str] = "scout"
 
     def stages(
         self, task: Task, purpose: str, message: Tensors, validates: bool
     ) -> tuple[Stage, ...]:
-        if purpose != "train":
+        if purpose == "fit":
             return ()
-        whole = Stage(self, "all")
-        if int(message["round"]) > self.scouted(int(message["rounds"])):
-            return (whole,)
-        return (
-            Stage(LocalModel(**sgd_parameters(self), vector="scout"), "train", "scout_rounds"),
-            whole,
-        )
+        scout = self.local_stages(purpose, message)
+        if purpose == "retrain":
+            return scout
+        held_out = int(message["round"]) <= self.scouted(int(message["rounds"]))
+        return (*(scout if held_out else ()), Stage(self, "all"))
 
     def init_client(self, task: Task, seed: int) -> Tensors:
-        return self.init_local(task)
+        return self.init_local(task) | {"whole": task.initial}
 
     def reply(
         self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: torch.Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {}, state | {"local": vectors["w"]}
+        return {}, state | {"whole": vectors["w"]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +114,14 @@ class Pooled(Averaging):
         everything = Rows(group.rows.inputs, group.rows.y, torch.tensor([0, len(group.rows.y)]))
         begun = {n: value[None] for n, value in self._trainer.init_client(0).method.items()}
         group = group._replace(states=ClientState(begun | group.states.method))
-        replies, states = self._trainer.answer(request, self._divided(group, everything))
+        divided = self._divided(group, everything)
+        replies, states = self._trainer.answer(request, divided)
         if request.purpose == "fit":
+            again = request._replace(purpose="retrain")
+            _, states = self._trainer.answer(again, divided._replace(states=states))
             method = states.method
             fitted = {
-                "network": torch.where(method["stops"] > 0, method["stopped"], method["local"]),
+                "network": torch.where(method["stop"] > 0, method["best"], method["whole"]),
                 "linear": method["linear"],
                 "linear_weight": method["linear_weight"],
             }

@@ -20,7 +20,7 @@ METHODS = {  # each as changes of an experiment of FedAvg
     "fine-tune": ["client=fine-tune"],
     "blend": ["client=blend", "client.rejoin=false"],
 }
-COSTS = {ALONE: 3.0, LABEL: 3.0, "blend": 4.5}  # relative to FedAvg
+COSTS = {ALONE: 1.5, LABEL: 1.5, "blend": 2.5}  # relative to FedAvg
 
 
 class Work(NamedTuple):

@@ -1,9 +1,10 @@
 """Local training as a client does it well: when to stop, and a linear model, are chosen at home.
 
-A client holds some of its samples out and trains a scout on the others. The scout's loss on what is
-held out says after how many rounds training should stop. A linear model is fitted, too, with a
-weight decay that is chosen on the same samples, and so is its weight next to the network. The
-models that the client uses are trained on all of its samples.
+In the first rounds a client trains its network without the samples that it holds out. The losses on
+them say whether training should stop early. If so, the best network goes on for a fourth of its
+rounds with all samples; otherwise the last one goes on with all samples. A linear model is fitted,
+too, with a weight decay that is chosen on the same samples, and so is its weight next to the
+network.
 """
 
 import math
@@ -15,16 +16,25 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Federation
-from commonweal.training.client import Client, Stage, sgd_parameters
+from commonweal.training.client import Client, Samples, Stage, sgd_parameters
 from commonweal.training.objective import At, Objective
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["GRID", "HELD_OUT", "LocalModel", "LocalTraining", "hold_out", "posterior_mean"]
+__all__ = [
+    "FURTHER",
+    "GRID",
+    "HELD_OUT",
+    "LocalModel",
+    "LocalTraining",
+    "hold_out",
+    "posterior_mean",
+]
 
 GRID = torch.linspace(0, 1, 11)  # the weights in mixtures that are compared
 LARGEST = torch.finfo(torch.float32).max
-SCOUTED = 0.6  # the share of the rounds in which scouts train; later training may only go on
+SCOUTED = 0.6  # the share of the rounds in which samples are held out
+FURTHER = 0.25  # rounds on all samples after an early stop, as a share of those before it
 HELD_OUT = 0.2  # the share of the training samples on which local models are compared
 
 
@@ -47,54 +57,46 @@ class LocalTraining(Client):
     local: ClassVar[str] = "local"  # its name in the client's state
 
     def scouted(self, rounds: int) -> int:
-        """The last round in which scouts train."""
+        """The last round in which samples are held out."""
         return math.ceil(SCOUTED * rounds)
 
-    def local_stages(self, purpose: str, message: Tensors, held_out: bool) -> tuple[Stage, ...]:
-        """The training of the local model and its scout that a request asks for.
+    def local_stages(self, purpose: str, message: Tensors) -> tuple[Stage, ...]:
+        """The training of the local model that a request asks for.
 
-        After a round's training, clients that have missed rounds make up for them: scouts when
-        "mix" or "fit" is asked for, local models at the end.
+        After a round's training, clients that have missed rounds make up for them.
 
         Args:
-            purpose: "train", "mix", "fit" or "tune".
+            purpose: "train", "mix", "fit", "retrain" or "tune".
             message: What the server sent, with the round.
-            held_out: Whether samples are held out.
         """
         plain = sgd_parameters(self)
-        local = Stage(LocalModel(**plain, vector=self.local), "all", f"{self.local}_rounds")
-        scout = Stage(LocalModel(**plain, vector="scout"), "train", "scout_rounds")
-        round, rounds = int(message["round"]), int(message["rounds"])
-        last = self.scouted(rounds)
-        if purpose == "train":
-            return (scout, local) if held_out and round <= last else (local,)
-        stages = []
-        if round == rounds:
-            stages.append(local._replace(catches_up=True))
-        if purpose in ("mix", "fit") and held_out:
-            stages.append(scout._replace(catches_up=True, until=last))
-        return tuple(stages)
+        if purpose == "retrain":
+            best = LocalModel(**plain, vector="best")
+            return (Stage(best, "all", "further_rounds", catches_up=True, until="stop"),)
+        local = LocalModel(**plain, vector=self.local)
+        holds_out = int(message["round"]) <= self.scouted(int(message["rounds"]))
+        samples: Samples = "train" if holds_out and purpose != "tune" else "all"
+        catches_up = purpose != "train"
+        return (Stage(local, samples, f"{self.local}_rounds", catches_up, unless="stop"),)
 
     def init_local(self, task: Task) -> Tensors:
         """What a client keeps for local training."""
         w = task.initial
         return {
             self.local: w.clone(),
-            "stopped": w.clone(),  # the local model where the scout was best
-            "scout": w.clone(),
-            "best": w.clone(),  # the scout where it was best
+            "best": w.clone(),  # the local model where it was best on what is held out
             "best_loss": torch.full((1,), LARGEST),
             "best_round": torch.zeros(1),
-            "stops": torch.zeros(1),  # 1: training beyond the best round does not pay
+            "stop": torch.zeros(1),  # how many rounds the best one goes on; 0: it is the last one
             f"{self.local}_rounds": torch.zeros(1),
-            "scout_rounds": torch.zeros(1),
+            "further_rounds": torch.zeros(1),
             "linear": torch.empty(0),
             "linear_weight": torch.zeros(1),
         }
 
     def local_uses(self, state: Tensors) -> Uses:
         """The local network and the linear model, as far as there is one."""
-        network = torch.where(state["stops"] > 0, state["stopped"], state[self.local])
+        network = torch.where(state["stop"] > 0, state["best"], state[self.local])
         if not len(state["linear"]):
             return one_model(network)
         weight = state["linear_weight"]

@@ -26,10 +26,10 @@ __all__ = ["Alone"]
 class Alone(LocalTraining):
     """(1-a) p_network + a p_linear, both trained on the client's own samples
 
-    A fifth of the training samples is held out to choose the round at which the network stops, the
-    weight decay of the linear model and a; then both are trained on all training samples. Costs 1.5
-    times sgd's training and six fits of the linear model. A client that was not in every cohort
-    trains the missing rounds at home.
+    A fifth of the training samples is held out for 60 % of the rounds, to choose the round at which
+    the network stops, the weight decay of the linear model and a; then both are trained on all
+    training samples. Costs little more than sgd's training, and at most six fits of the linear
+    model. A client that was not in every cohort trains the missing rounds at home.
 
     select: choose as described; otherwise the network is trained for all rounds, and nothing else
     The others are those of sgd
@@ -49,12 +49,16 @@ class Alone(LocalTraining):
         return _whole(task)
 
     def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        return ("fit",) if round == rounds and self.select else ()
+        if not self.select:
+            return ()
+        fitting = ("fit", "retrain") if round == self.scouted(rounds) else ()
+        return fitting if round < rounds else (*fitting, "tune")
 
     def stages(
         self, task: Task, purpose: str, message: Tensors, validates: bool
     ) -> tuple[Stage, ...]:
-        return self.local_stages(purpose, message, validates)
+        (local,) = self.local_stages(purpose, message)
+        return (local._replace(unless="") if purpose == "train" else local,)
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return self.init_local(task)

@@ -38,12 +38,12 @@ LIKELIHOODS = ("cross-entropy", "binary", "tokens", "cox")  # losses in units of
 class Blend(LocalTraining):
     """(1-m) p_local + m p_partners, with p_partners = (p_global + p_tuned) / 2
 
-    p_local is that of `alone`. In the first rounds the global model does not see the validation
-    samples. Then every client compares the mixtures with m = 0, 0.1, ..., 1 on them, and keeps the
-    mean of m under exp(-(its losses + prior times everyone's mean losses)), at most `limit`. Only
-    sums over clients are used by the server. From then on the global model, like the local one from
-    the start, trains on all samples. After the last round the client fine-tunes the global model. A
-    client that was not in every cohort trains its local models for the missing rounds at home.
+    p_local is that of `alone`. In the first rounds no model sees the validation samples. Then every
+    client compares the mixtures with m = 0, 0.1, ..., 1 on them, and keeps the mean of m under
+    exp(-(its losses + prior times everyone's mean losses)), at most `limit`. Only sums over clients
+    are used by the server. From then on all models train on all samples. After the last round the
+    client fine-tunes the global model. A client that was not in every cohort trains its local
+    models for the missing rounds at home.
     Without validation samples, classification uses m = `weight`.
 
     partner: whose predictions join those of the local models: "global", "tuned", or "both"
@@ -53,7 +53,8 @@ class Blend(LocalTraining):
     weight: m where there are no validation samples
     rejoin: whether validation samples return to training; without, `choose` can use them, and a
         fifth of the training samples takes their place
-    tune_epochs: epochs of fine-tuning; tune_lr: their learning rate (none: that of the round)
+    tune_epochs: epochs of fine-tuning (none: a tenth of those of all rounds, at most 5)
+    tune_lr: their learning rate (none: that of the round)
     The others are those of sgd, for all models
     """
 
@@ -66,7 +67,7 @@ class Blend(LocalTraining):
     prior: float = 5.0
     weight: float = 0.5
     rejoin: bool = True
-    tune_epochs: int | float = 5
+    tune_epochs: int | float | None = None
     tune_lr: float | None = None
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Blend(LocalTraining):
     # What is trained when
 
     def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        learning = ("mix",) if round == self.scouted(rounds) else ()
+        learning = ("mix", "retrain") if round == self.scouted(rounds) else ()
         return learning if round < rounds else (*learning, "tune")
 
     def stages(
@@ -113,8 +114,11 @@ class Blend(LocalTraining):
                 f"client 'blend' needs validation samples for the loss {task.loss!r}, since a "
                 "global model can be far off for some clients: set validation = 0.2"
             )
-        local = self.local_stages(purpose, message, validates)
-        tuned = Tuned(**tuning_parameters(self, self.tune_epochs, self.tune_lr))
+        local = self.local_stages(purpose, message)
+        if purpose == "retrain":
+            return local
+        epochs = self.tune_epochs or min(5.0, 0.1 * self.epochs * int(message["rounds"]))
+        tuned = Tuned(**tuning_parameters(self, epochs, self.tune_lr))
         if purpose == "mix":
             return (*local, Stage(tuned)) if validates else ()
         if purpose == "tune":

@@ -34,7 +34,7 @@ class ChoiceClient(LocalTraining):
     p_local is that of `alone`. The local models stay unless another is better: with how = "safe" by
     more than a standard error of the mean loss, with "likely" at all, with "proved" with the
     confidence `level`, for classification only. Without validation samples everybody keeps them,
-    and the run says so. Costs as much training as `blend`.
+    and the run says so. Costs about as much training as `blend`.
 
     how: how much evidence a client needs before it leaves its local models
     level: the confidence level of "proved"
@@ -64,15 +64,16 @@ class ChoiceClient(LocalTraining):
         return "training"
 
     def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        return ("fit", "tune", "choose") if round == rounds else ()
+        fitting = ("fit", "retrain") if round == self.scouted(rounds) else ()
+        return fitting if round < rounds else (*fitting, "tune", "choose")
 
     def stages(
         self, task: Task, purpose: str, message: Tensors, validates: bool
     ) -> tuple[Stage, ...]:
+        local = self.local_stages(purpose, message)
         if purpose == "tune":
             tuned = Tuned(**tuning_parameters(self, self.tune_epochs, self.tune_lr))
-            return (Stage(tuned, "all"),)
-        local = self.local_stages(purpose, message, validates)
+            return (*local, Stage(tuned, "all"))
         if purpose != "train":
             return local
         return (*local, Stage(Client(**sgd_parameters(self)), "all"))

@@ -77,6 +77,7 @@ def schedule(
     rows: Rows,
     ids: Tensor,
     streams: Sequence[np.random.Generator],
+    times: np.ndarray | int = 1,
 ) -> BatchSchedule:
     """Draw everything that is random in the local training of these clients.
 
@@ -86,14 +87,15 @@ def schedule(
         rows: The samples of all clients.
         ids: The positions (S,) of the clients that train.
         streams: Their random streams.
+        times: How many rounds of the method each (S,) makes up for.
     """
     n = rows.sizes[ids].numpy()
     batch = np.minimum(n, client.batch or n)
     per_epoch = _steps_per_epoch(task, n, batch)
     epochs_of_round = sum(phase.epochs for phase in client.phases(task))
-    steps = np.ceil(epochs_of_round * per_epoch).astype(np.int64)
+    steps = np.ceil(epochs_of_round * per_epoch * times).astype(np.int64)
     if client.steps is not None:
-        steps = np.full(len(n), client.steps)
+        steps = np.full(len(n), client.steps) * times
     epochs = -(-steps // per_epoch)
     first_row = rows.offsets[ids].numpy()
     draws = client.draws(task)
@@ -129,7 +131,7 @@ def _steps_per_epoch(task: Task, sizes: np.ndarray, batch: np.ndarray) -> np.nda
 
 
 def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> list[np.ndarray]:
-    """The positions of the clients that are trained together, by falling size.
+    """The positions of the clients that are trained together, by falling steps and size.
 
     Batches of very different lengths are never padded to each other; with normalisation layers
     none are, as padding would enter their statistics.
@@ -140,18 +142,19 @@ def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> 
         plan: The batches of the clients.
         at_once: The numbers that clients who are trained together may hold. None: any.
     """
-    order = np.argsort(-plan.sizes, kind="stable")
+    order = np.lexsort((-plan.sizes, -plan.steps))
     sizes = plan.sizes[order]
     widths = plan.batch[order]
     most = len(order)
     if at_once is not None:
-        most = max(1, at_once // (task.size + int(widths[0]) * task.width(rows.inputs)))
+        most = max(1, at_once // (task.size + int(widths.max()) * task.width(rows.inputs)))
     exact = task.size > task.num_trainable
     parts = []
     start = 0
     for i in range(1, len(order) + 1):
         if i < len(order) and i - start < most:
-            alike = sizes[i] == sizes[start] if exact else 2 * widths[i] >= widths[start]
+            group = widths[start : i + 1]
+            alike = sizes[i] == sizes[start] if exact else 2 * group.min() >= group.max()
             if alike:
                 continue
         parts.append(order[start:i])

@@ -190,14 +190,17 @@ class Stage(NamedTuple):
             they are not counted.
         catches_up: Train all rounds that the counter lacks, so that clients who missed rounds make
             up for them at home. Otherwise one round is trained.
-        until: The round up to which that is. None: the present one.
+        until: The name of the state (1,) that has the round up to which that is. Empty: the present
+            one.
+        unless: The name of a state (1,) that is 0 for the clients that train. Empty: all do.
     """
 
     client: Client
     samples: Samples = "train"
     counter: str = ""
     catches_up: bool = False
-    until: int | None = None
+    until: str = ""
+    unless: str = ""
 
 
 def sgd_parameters(client: Client) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def _mixed(task: Task, outputs: list[Tensor], weights: Tensor, linear: Tensor, x
     """The outputs of a mixture of models; those of a single one stay as they are."""
     if linear.shape[-1]:
         assert isinstance(x, Tensor)  # others have no linear model
-        outputs = [*outputs, linear_outputs(linear, x)]
+        outputs = [*outputs, linear_outputs(linear, task.ready_tensor(x))]
     if len(outputs) == 1:
         return outputs[0]
     return mix_outputs(task.loss, torch.stack(outputs), weights)

@@ -17,7 +17,8 @@ from commonweal.training.task import Task
 
 __all__ = ["STRENGTHS", "fit_linear", "has_linear", "linear_outputs"]
 
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # scikit-learn's C: the inverse of the weight decay
+# scikit-learn's C, the inverse of the weight decay; rising, as a small one is fitted fast.
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 MOST_FEATURES = 1024  # with more, a linear model is no cheap candidate
 TOLERANCE = 1e-3  # of the solver: a tenth of scikit-learn's precision, in half of its time
 EPSILON = float(np.finfo(np.float64).eps)
@@ -29,18 +30,21 @@ def has_linear(task: Task, rows: Rows) -> bool:
     if task.loss not in ("cross-entropy", "binary", "squared") or rows.y.ndim > 1:
         return False
     x = rows.inputs
-    return isinstance(x, Tensor) and x.is_floating_point() and x[:1].numel() <= MOST_FEATURES
+    if not isinstance(x, Tensor) or x[:1].numel() > MOST_FEATURES:
+        return False
+    return x.is_floating_point() or x.dtype == torch.uint8
 
 
-def fit_linear(task: Task, rows: Rows, strength: float) -> Tensor:
+def fit_linear(task: Task, rows: Rows, strength: float, near: Tensor | None = None) -> Tensor:
     """Fit a linear model to the samples of one client.
 
     Args:
         task: Its loss decides which model is fitted.
         rows: The samples of the client.
         strength: scikit-learn's C.
+        near: Another linear model from which the search starts.
     """
-    x = rows.x.reshape(len(rows.y), -1).cpu().double().numpy()
+    x = task.ready_tensor(rows.x).reshape(len(rows.y), -1).cpu().double().numpy()
     if task.loss == "squared":
         from sklearn.linear_model import Ridge  # slow to import, and classification needs none
 
@@ -48,7 +52,10 @@ def fit_linear(task: Task, rows: Rows, strength: float) -> Tensor:
         matrix = np.append(ridge.coef_, ridge.intercept_)
     else:
         labels = rows.y.cpu().numpy().astype(np.int64)
-        matrix = _logistic(x, labels, _count_outputs(task, rows.x.shape[1:]), strength)
+        start = np.zeros((_count_outputs(task, rows.x.shape[1:]), x.shape[1] + 1))
+        if near is not None:
+            start += near.double().numpy().reshape(start.shape)
+        matrix = _logistic(x, labels, start, strength)
     return torch.from_numpy(matrix).float().flatten()
 
 
@@ -60,21 +67,27 @@ def _count_outputs(task: Task, shape: torch.Size) -> int:
 
 
 def _logistic(
-    x: NDArray[np.float64], y: NDArray[np.int64], outputs: int, strength: float
+    x: NDArray[np.float64], y: NDArray[np.int64], start: NDArray[np.float64], strength: float
 ) -> NDArray[np.float64]:
     """The matrix (k, f + 1) of a logistic regression. One output is the logit of class 1."""
     classes, labels = np.unique(y, return_inverse=True)
-    matrix = np.zeros((max(outputs, 2), x.shape[1] + 1))
+    single = len(start) == 1
+    matrix = np.concatenate([np.zeros_like(start), start]) if single else start.copy()
+    begin = matrix[classes]
+    matrix[:] = 0.0
     matrix[:, -1] = ABSENT
     if len(classes) == 1:
         matrix[classes, -1] = 0.0
     else:
-        matrix[classes] = _minimize_logistic(x, np.eye(len(classes))[:, labels], strength)
-    return matrix[1:] - matrix[:1] if outputs == 1 else matrix
+        matrix[classes] = _minimize_logistic(x, np.eye(len(classes))[:, labels], strength, begin)
+    return matrix[1:] - matrix[:1] if single else matrix
 
 
 def _minimize_logistic(
-    x: NDArray[np.float64], targets: NDArray[np.float64], strength: float
+    x: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    strength: float,
+    start: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """The matrix (k, f + 1) that scikit-learn's LogisticRegression finds, in half of its time.
 
@@ -84,10 +97,11 @@ def _minimize_logistic(
         x: The samples (N, f).
         targets: Their classes as one-hot columns (k, N), k > 1.
         strength: scikit-learn's C.
+        start: The matrix (k, f + 1) at which the search starts.
     """
     from scipy.optimize import minimize
 
-    count, features = x.shape
+    count = len(x)
     classes = len(targets)
     free = classes if classes > 2 else 1  # of two classes the first one's logit stays 0
     padded = np.column_stack([x, np.ones(count)])
@@ -110,7 +124,7 @@ def _minimize_logistic(
 
     fitted = minimize(
         loss,
-        np.zeros(free * (features + 1)),
+        (start if free > 1 else start[1:] - start[:1]).ravel(),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 100, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * EPSILON},

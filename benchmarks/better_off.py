@@ -347,7 +347,8 @@ def main() -> None:
                     done |= dict(measure(settings, method, seed, options.rounds))
                     write_file(options.out, json.dumps(results).encode(), durable=False)
     lower = {name for name, settings in plan.items() if settings.get("score") == "mae"}
-    for line in tables(complete(results, options.seeds), lower):
+    whole = complete(results, options.seeds)
+    for line in tables(whole, lower) if whole else ():
         print(line)
 
 

@@ -11,7 +11,7 @@ from commonweal.analysis.compare import Cell, Step
 from commonweal.analysis.fitting import Work, fit_plan, run_plan
 
 ROUNDS = 10
-COSTS = {"alone": 3.0, "alone, all samples": 3.0, "blend": 4.5}
+COSTS = {"alone": 1.5, "alone, all samples": 1.5, "blend": 2.5}
 BASE = {"dataset": "vowel", "rounds": ROUNDS, "validation": 0.2}
 
 
@@ -53,10 +53,10 @@ def test_every_seed_has_the_five_methods_on_the_same_samples(tmp_path: Path) -> 
     assert {each.validation for each in methods.values()} == {0.2}
 
 
-# A seed is 2 x 30 + 3 x 10 + 45 = 135 rounds of FedAvg: at a second each, 135 s.
+# A seed is 2 x 15 + 3 x 10 + 25 = 85 rounds of FedAvg: at a second each, 85 s.
 @pytest.mark.parametrize(
     ("minutes", "seeds"),
-    [(None, 5), (135 * 5 / 60, 5), (135 * 4.9 / 60, 4), (7.0, 3), (0.1, 2), (0, 2)],
+    [(None, 5), (85 * 5 / 60, 5), (85 * 4.9 / 60, 4), (4.4, 3), (0.1, 2), (0, 2)],
 )
 def test_the_time_bounds_the_seeds_but_never_below_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None, seeds: int
@@ -65,9 +65,9 @@ def test_the_time_bounds_the_seeds_but_never_below_two(
     work = run_on(machine, tmp_path, monkeypatch, minutes)
     assert len(machine.ran) == 6 * seeds
     assert {seed for _, seed in machine.ran} == set(range(seeds))
-    assert work[-1].done == work[-1].total == 135 * seeds
+    assert work[-1].done == work[-1].total == 85 * seeds
     if minutes:
-        assert machine.now - 100 <= max(60 * minutes, 2 * 135) + 1e-6
+        assert machine.now - 100 <= max(60 * minutes, 2 * 85) + 1e-6
 
 
 def test_the_work_left_predicts_the_time_left(
@@ -80,4 +80,4 @@ def test_the_work_left_predicts_the_time_left(
     for work in run_plan(fit_plan(BASE, 5, tmp_path), None, lambda: machine.now):
         elapsed = machine.now - 100
         times.append(elapsed / work.done * (work.total - work.done) + elapsed)
-    assert times == pytest.approx([2.0 * 135 * 5] * len(times))
+    assert times == pytest.approx([2.0 * 85 * 5] * len(times))

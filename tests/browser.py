@@ -99,6 +99,12 @@ class Browser:
         command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": kind}}
         self._call("POST", self.session + "/goog/cdp/execute", command)
 
+    def scheme(self, name: str) -> None:
+        """Prefer a "light" or a "dark" theme, as the system of a person does."""
+        feature = {"name": "prefers-color-scheme", "value": name}
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [feature]}}
+        self._call("POST", self.session + "/goog/cdp/execute", command)
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(b64decode(self._call("GET", self.session + "/screenshot")))
 

@@ -90,6 +90,14 @@ def test_the_site_documents_the_python_interface_with_its_examples(site: Path) -
     assert "<blockquote>" not in page  # that is what a doctest outside of code becomes
 
 
+def test_formulas_are_typeset(site: Path) -> None:
+    fedavg = "weights<sub><i>i</i></sub> = <i>n</i><sub><i>i</i></sub> / ∑ <i>n</i>"
+    for page in ("rules", "reference/rules"):
+        assert fedavg in (site / page / "index.html").read_text(encoding="utf-8")
+    inner = "⟨<i>v</i><sub><i>i</i></sub>, <i>u</i><sub><i>j</i></sub>⟩ &lt; 0"
+    assert inner in (site / "rules" / "index.html").read_text(encoding="utf-8")
+
+
 def test_the_site_is_searchable_and_asks_no_other_host(site: Path) -> None:
     found = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     texts = " ".join(item["title"] + item["text"] for item in found)

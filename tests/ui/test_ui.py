@@ -294,6 +294,32 @@ def test_assistive_technology_finds_names_for_everything(
         assert problems == {}, view
 
 
+def test_axe_finds_no_violation(page: Page, window: Browser, tmp_path: Path) -> None:
+    axe = os.environ.get("AXE")
+    if axe is None:
+        pytest.skip("set AXE to the path of axe.min.js, from the npm package axe-core")
+    report = tmp_path / "report.html"
+    report.write_text(document.render(Comparison.in_folders([page.root]), "r"), encoding="utf-8")
+    views = [
+        page.view(""),
+        page.view("compare", id=ALL),
+        page.view("client", id=ALL, name="d"),
+        page.view("run", id="fedavg/seed-0"),
+        page.view("run", id="nobody"),
+    ]
+    for theme in ("light", "dark"):
+        for view in (*views, report.as_uri()):
+            window.scheme(theme)
+            window.open("about:blank")
+            window.open(view)
+            window.until(lambda: len(window.text("main")) > 40)
+            window.run(Path(axe).read_text(encoding="utf-8"))
+            violations = window.run("return axe.run().then((r) => r.violations.map((v) => v.id))")
+            assert violations == [], (theme, view)
+    window.errors()  # there is no run of that name
+    window.scheme("light")
+
+
 def test_a_report_is_readable_without_scripts_on_a_phone(
     page: Page, window: Browser, tmp_path: Path
 ) -> None:

@@ -138,12 +138,11 @@ def sentence(choice: Choice) -> str:
     taken = {client: choice.model_of(client).candidate for client in choice.names}
     leaving = {client for client, name in taken.items() if name != ALONE}
     points_of = " points" if unit(choice.score) else ""
+    most = "" if len(choice.seeds) == 1 else " in most seeds"
     text = (
-        f"With a {choice.how} choice {len(leaving)} of {len(taken)} clients leave local training "
-        f"in most seeds and {len(taken) - len(leaving)} keep it."
+        f"With a {choice.how} choice {len(leaving)} of {len(taken)} clients leave local training"
+        f"{most} and {len(taken) - len(leaving)} keep it."
     )
-    if len(choice.seeds) == 1:
-        text = text.replace(" in most seeds", "")
     if choice.refit:
         text += REFIT
     mean = gained.mean

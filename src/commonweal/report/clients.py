@@ -123,16 +123,12 @@ def client_lines(
     gain_of = {} if compared is None else {each.client: each for each in compared.clients}
     sign = -1 if scores.find(score).lower_is_better else 1
     names = dict.fromkeys(name for values in (first, *means) for name in values)
-    lines = [
-        ClientLine(
-            name,
-            str((samples or {}).get(name, "")),
-            math.nan if local is None else first.get(name, math.nan),
-            tuple(values.get(name, math.nan) for values in means),
-            gain_of.get(name),
-        )
-        for name in sorted(names, key=lambda name: -sign * first.get(name, -sign * math.inf))
-    ]
+    lines = []
+    for name in sorted(names, key=lambda name: -sign * first.get(name, -sign * math.inf)):
+        size = str((samples or {}).get(name, ""))
+        alone = math.nan if local is None else first.get(name, math.nan)
+        scored = tuple(values.get(name, math.nan) for values in means)
+        lines.append(ClientLine(name, size, alone, scored, gain_of.get(name)))
     base = "" if compared is None else compared.base
     return ClientLines(
         score=score,

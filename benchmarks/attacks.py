@@ -205,6 +205,48 @@ def shifted(lie: Lie) -> None:
     lie.multiply(loss=2.0)
 
 
+def min_sum(lie: Lie) -> None:
+    """As far against the mean as the squared distances to all honest updates allow in sum."""
+    honest = lie.update[lie.honest]
+    most = torch.cdist(honest, honest).square().sum(1).max()
+    around = (honest - lie.mean).square().sum()
+    length = ((most - around).clamp(min=0) / len(honest)).sqrt()
+    lie.send(lie.mean - length * lie.mean / lie.mean.norm())
+    lie.claim(3.0)
+
+
+def signs(lie: Lie) -> None:
+    """The signs of the honest mean backwards."""
+    lie.send(-lie.mean.sign(), norm=1.0)
+    lie.claim(1.5)
+
+
+def stubborn(lie: Lie) -> None:
+    """One fixed wrong direction, and always the loss of the first round."""
+    drift(lie)
+    if "loss" in lie.values:
+        lie.values["loss"][lie.malicious] = 2.3
+
+
+def late(lie: Lie) -> None:
+    """Honest for two thirds of the rounds."""
+    if lie.number > 80:
+        little_is_enough(lie, z=1.5, loss=3.0)
+
+
+def erratic(lie: Lie) -> None:
+    """A direction of its own, and losses at random."""
+    drift(lie)
+    lie.claim(float(4 * torch.rand((), generator=lie.random)))
+
+
+def improving(lie: Lie) -> None:
+    """A wrong direction at a usual norm, and losses that approach the others'."""
+    drift(lie)
+    lie.multiply(update=0.5)
+    lie.claim(1 + 3 * 0.97**lie.number)
+
+
 ATTACKS: dict[str, Attack] = {
     "loss x 1e6": partial(inflated, loss=1e6),
     "loss x 10": partial(inflated, loss=10.0),
@@ -229,14 +271,20 @@ ATTACKS: dict[str, Attack] = {
     "ALIE 1, loss x 2.5": partial(little_is_enough, z=1.0, loss=2.5),
     "IPM 0.5": partial(inner_product, strength=0.5),
     "IPM 0.1, loss x 3": partial(inner_product, strength=0.1, loss=3.0),
+    "riser": riser,
+    "half flipped": half_flipped,
 }
 HELD_OUT: dict[str, Attack] = {
-    "riser": riser,
     "min-max every second round": partial(alternating, attack=partial(min_max, loss=2.5), every=2),
     "copies": copies,
-    "half flipped": half_flipped,
     "shifted": shifted,
     "lazy, loss x 2": partial(free_rider, update=0.05, loss=2.0),
+    "min-sum, loss x 3": min_sum,
+    "signs, loss x 1.5": signs,
+    "stubborn": stubborn,
+    "late": late,
+    "erratic": erratic,
+    "improving": improving,
 }
 EVERY = ATTACKS | HELD_OUT
 

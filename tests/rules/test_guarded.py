@@ -229,15 +229,12 @@ def test_a_size_that_grows_tenfold_counts_as_the_first_one() -> None:
 
 
 @pytest.mark.parametrize("liars", [[3], [3, 8]])
-def test_updates_with_the_sign_reversed_hardly_count(liars: list[int]) -> None:
+def test_updates_with_the_sign_reversed_are_dropped(liars: list[int]) -> None:
     U = normals(5, 10, 400) + 1
     U[liars] *= -1
     decision = decide(Guarded(FedAvg()), reports([1.0] * 10, updates=U))
-    assert sorted(decision.capped) == liars
-    assert "point against the others'" in decision.capped[3]
-    rest = [k for k in range(10) if k not in liars]
-    assert (decision.weights[liars] < 0.3 * decision.weights[rest].min()).all()
-    assert decision.weights.sum().item() == pytest.approx(1, abs=0.05)
+    assert sorted(decision.dropped) == liars
+    assert "do not follow its updates" in decision.dropped[3]
 
 
 def test_clients_with_the_same_update_share_less_than_one_fair_share() -> None:
@@ -302,14 +299,14 @@ def test_a_client_whose_losses_rise_where_its_updates_promise_a_fall_is_dropped(
 def test_after_implausible_reports_a_client_is_not_believed_at_once() -> None:
     rule = Guarded(FedAvg())
     state = rule.init(10)
-    for t in range(3):
-        _, state = play(rule, lying(honest(t), [3], 50), state)
+    for _ in range(2):
+        _, state = play(rule, lying(honest(0), [3], 50), state)
     believed = []
-    for t in range(8):
-        decision = rule(honest(t), state)
+    for _ in range(8):
+        decision = rule(honest(0), state)
         believed.append(3 not in decision.dropped)
         state = decision.state
-    assert believed == [False] * 4 + [True] * 4  # suspicion 3 falls by a half each time, below 1
+    assert believed == [False] * 5 + [True] * 3  # suspicion 2 falls by a fifth each time, below 1
 
 
 @pytest.mark.parametrize("most", [1.5, 2.5])
@@ -336,8 +333,8 @@ def test_any_quarter_moves_the_model_by_a_quarter_and_the_budget(
     weights = weigh(Guarded(inside), reports(losses, updates=U))
     assert weights.isfinite().all()
     moved = weights.clamp(min=0).sort(descending=True).values / weights.sum()
-    assert moved[0] <= 2.5 / 8 + 0.01
-    assert moved[:2].sum() <= 2 / 8 + 0.15 + 0.02
+    assert moved[0] <= 1 / 8 + 0.3 + 0.01
+    assert moved[:2].sum() <= 2 / 8 + 0.3 + 0.02
 
 
 def test_the_fair_share_of_a_large_client_is_its_part_of_the_samples() -> None:
@@ -371,7 +368,7 @@ def test_noise_is_recognised_by_what_it_shares_with_its_own_past() -> None:
 
 
 def test_honest_rounds_buy_no_credit() -> None:
-    """Twenty honest rounds, then its update backwards: a suspect after few rounds."""
+    """Twenty honest rounds, then its update backwards: dropped after few rounds."""
     rule = Guarded(FedAvg())
     state = rule.init(10)
     suspects = []
@@ -381,7 +378,7 @@ def test_honest_rounds_buy_no_credit() -> None:
             U[3] *= -1
         decision = rule(reports([1.0] * 10, updates=U), state)
         state = decision.state
-        suspects.append(list(decision.capped))
+        suspects.append(list(decision.dropped))
     assert suspects[:20] == [[]] * 20
     assert suspects[27:] == [[3]] * 3
 

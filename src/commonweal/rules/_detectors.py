@@ -9,45 +9,47 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from commonweal.base.tensors import State
+from commonweal.base.tensors import State, Tensors
 from commonweal.rules._outliers import (
     FEW,
     LEAST,
     cosines_to_others,
+    deviation,
     excess,
     median,
 )
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Reports, required
 
-__all__ = ["DETECTORS", "Detector", "Last", "Round", "Verdict"]
+__all__ = ["DETECTORS", "Detector", "Last", "Round", "Verdict", "sketch"]
 
-BUCKETS = 64  # of the sketch of an update
+BUCKETS = 256  # of the sketch of an update
 
 
 class Last(NamedTuple):
-    """The reporters of the last round."""
+    """The last round: who reported what, and where the model went."""
 
     ids: Tensor  # (S,) sorted
     losses: Tensor  # (S,)
-    cosines: Tensor  # (S,) of their updates with the direction taken: above 0, losses should fall
-    sketches: Tensor  # (S, BUCKETS) of their updates: cosines of sketches estimate theirs
+    promises: Tensor  # (S,) products of their updates with the direction taken, for their sizes
+    sketches: Tensor  # (S, BUCKETS) of their updates
+    direction: Tensor  # (BUCKETS,) the sketch of the direction taken
 
     @classmethod
     def empty(cls) -> "Last":
         nothing = torch.empty(0, dtype=torch.float64)
-        return cls(torch.empty(0, dtype=torch.int64), nothing, nothing, nothing[:, None])
+        return cls(torch.empty(0, dtype=torch.int64), nothing, nothing, nothing[:, None], nothing)
 
     @classmethod
-    def of(cls, reports: Reports, weights: Tensor) -> "Last":
-        """The reporters, and what the direction that is taken promises each by its own update."""
+    def of(cls, seen: "Round", weights: Tensor) -> "Last":
+        reports = seen.reports
         updates = required(reports.updates, "updates")
         direction = weights.to(updates.dtype) @ updates
-        lengths = reports.norms * direction.norm()
-        cosines = torch.where(lengths > 0, (updates @ direction).double() / lengths, 0.0)
+        promises = seen.shorter * (updates @ direction).double()
         order = reports.ids.argsort()
-        losses = reports.losses.double()
-        return cls(reports.ids[order], losses[order], cosines[order], sketch(updates)[order])
+        losses = reports.losses.double()[order]
+        together = weights.double() @ seen.sketches
+        return cls(reports.ids[order], losses, promises[order], seen.sketches[order], together)
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The positions (S,) of clients, and who of them reported (S,)."""
@@ -58,13 +60,15 @@ class Last(NamedTuple):
 
 
 def sketch(updates: Tensor) -> Tensor:
-    """Add coordinates with fixed random signs into BUCKETS sums (S, BUCKETS)."""
+    """Add coordinates with fixed random signs into BUCKETS sums (S, BUCKETS).
+
+    Products of sketches estimate those of the updates.
+    """
     clients, width = updates.shape
     position = torch.arange(width)
     signs = ((position * 2654435761) >> 13) % 2 * 2 - 1
-    signed = updates.double() * signs
     sums = torch.zeros(clients, BUCKETS, dtype=torch.float64)
-    return sums.index_add(1, position % BUCKETS, signed)
+    return sums.index_add(1, position % BUCKETS, updates.double() * signs)
 
 
 class Round(NamedTuple):
@@ -72,8 +76,16 @@ class Round(NamedTuple):
 
     reports: Reports
     norms: Tensor  # (S,) of the updates, relative to what is usual for the clients' sizes
+    copies: Tensor  # (S,) how many send the same update
+    sketches: Tensor  # (S, BUCKETS) of the updates
     last: Last
     limit: float  # times the median: implausible however wide the reports spread
+
+    @property
+    def shorter(self) -> Tensor:
+        """By what factor (S,) the updates would be shorter if all clients had the same size."""
+        norms = self.reports.norms
+        return torch.where(norms > 0, self.norms / norms, 1.0)
 
 
 class Verdict(NamedTuple):
@@ -167,57 +179,79 @@ class ShortUpdate(Detector):
         return Verdict(short, ratio, state)
 
 
-class Contrary(Detector):
-    """Losses that rise where the client's own updates promise a fall."""
+class Response(Detector):
+    """Losses that do not change as the client's own updates promise.
 
-    reason = "its losses rise where its updates promise a fall"
-    tables = ("doubt", "trend", "evidence", "slight_trend", "slight_evidence")
+    Along a direction D the loss of a client that sends u falls by <u, D>, times a number that is
+    about the same for all who train alike. Who is badly served and gets more weight promises more,
+    and its loss falls by more. Who invents a loss or an update does not know how they go together.
+    Until there is evidence, nobody may point against the others.
+    """
+
+    reason = "its losses do not follow its updates"
+    tables = ("promised", "promised_after", "fallen", "rounds", "agreement")
     fading = 0.9
-    least = 4.5  # evidence to the contrary, net and after fading
-    share = 0.8  # and so large a part of all evidence
-    # The least cosine with the direction taken that says how a loss should change, and the least
-    # relative change that says something. For clients whose losses never followed their updates so
-    # far small ones count too: honest ones show soon that they do.
-    strong = (0.1, 0.005)
-    weak = (0.02, 0.0005)
-    most_doubt = 6  # so many small ones to the contrary since a client's first report
-    trusted = -1.0
+    enough = 2.5  # rounds of evidence, after fading
+    negligible = 1e-6  # of the loss: a model that stands still is no evidence
+    lowest, highest = 0.3, 2.5  # of the promised change is plausible, in units of the typical one
+    tolerance = 1.0  # beyond that: typical changes,
+    spread = 3.0  # and standard deviations of the others; twice as many unless
+    most = 0.7  # of the losses change in the direction that was promised
+    recent = 0.2  # the part of this round in the mean cosine with the others' mean update
+    opposed = -0.3  # the least such cosine without evidence
 
     def __call__(self, seen: Round, state: State) -> Verdict:
         ids = seen.reports.ids
-        follows = self._follows(seen, self.strong)
-        fading = torch.where(follows == 0, 1.0, self.fading)
-        trend = fading * lookup(state["trend"], ids) + follows
-        evidence = fading * lookup(state["evidence"], ids) + follows.abs()
-        before = lookup(state["doubt"], ids)
-        slightly = self._follows(seen, self.weak)
-        fading = torch.where(slightly == 0, 1.0, self.fading)
-        slight_trend = fading * lookup(state["slight_trend"], ids) + slightly
-        slight_evidence = fading * lookup(state["slight_evidence"], ids) + slightly.abs()
-        trusted = (before == self.trusted) | (slightly > 0)
-        doubt = torch.where(trusted, self.trusted, before - slightly.clamp(max=0))
-        contrary = (trend < -self.least) & (trend < -self.share * evidence)
-        following = {
-            "doubt": put(state["doubt"], ids, doubt),
-            "trend": put(state["trend"], ids, trend),
-            "evidence": put(state["evidence"], ids, evidence),
-            "slight_trend": put(state["slight_trend"], ids, slight_trend),
-            "slight_evidence": put(state["slight_evidence"], ids, slight_evidence),
-        }
-        return Verdict(contrary | (doubt >= self.most_doubt), trend, following)
-
-    def _follows(self, seen: Round, least: tuple[float, float]) -> Tensor:
-        """1 for reporters (S,) whose loss moved as promised, -1 for the contrary, else 0."""
-        moved, changed = least
         losses = seen.reports.losses.double()
-        place, known = seen.last.find(seen.reports.ids)
-        if not known.any():
-            return torch.zeros_like(losses)
-        before = seen.last.losses[place]
-        promise = seen.last.cosines[place]
-        change = before - losses
-        clear = known & (change.abs() > changed * before) & (promise.abs() > moved)
-        return torch.where(clear, promise.sign() * change.sign(), 0.0)
+        place, known = seen.last.find(ids)
+        sums = {name: lookup(state[name], ids) for name in self.tables}
+        if known.any():
+            before = seen.last.losses[place]
+            fall = before - losses
+            # A leap says more about the loss than about the update.
+            known &= (losses < LEAST * before) & (before < LEAST * losses)
+            known &= median(fall.abs()) > self.negligible * median(losses)
+            news = {
+                "promised": seen.last.promises[place],
+                # The direction has a part of the client's own noise; its next update has not.
+                "promised_after": seen.shorter * (seen.sketches @ seen.last.direction),
+                "fallen": fall,
+                "rounds": torch.ones_like(losses),
+            }
+            for name, new in news.items():
+                sums[name] = torch.where(known, self.fading * sums[name] + new, sums[name])
+        cosines = agreement(seen)
+        mean = sums["agreement"]
+        sums["agreement"] = torch.where(mean == 0, cosines, mean + self.recent * (cosines - mean))
+        shown = sums["rounds"] >= self.enough
+        implausible = ~shown & (sums["agreement"] < self.opposed)
+        if len(ids) < FEW:
+            implausible = torch.zeros_like(implausible)
+        if int(shown.sum()) >= FEW:
+            implausible |= shown & self._missed(sums, shown)
+        following = {name: put(state[name], ids, value) for name, value in sums.items()}
+        return Verdict(implausible, losses, following)
+
+    def _missed(self, sums: Tensors, shown: Tensor) -> Tensor:
+        """Whose losses (S,) are far from what their updates promise, given those with evidence."""
+        names = ("promised", "promised_after", "fallen")
+        promised, after, fallen = (sums[name] / median(sums[name][shown].abs()) for name in names)
+        promises = torch.stack([promised, after])
+        bounds = torch.cat([self.lowest * promises, self.highest * promises])
+        distance = (fallen - bounds.amax(0)).maximum(bounds.amin(0) - fallen)
+        follow = (promised * fallen > 0)[shown].double().mean()
+        spread = self.spread if follow >= self.most else 2 * self.spread
+        usual = float(deviation((fallen - promises.mean(0))[shown]))
+        return distance > max(self.tolerance, spread * usual)
+
+
+def agreement(seen: Round) -> Tensor:
+    """The cosines (S,) of the updates with their mean, in which copies and long ones count once."""
+    updates = required(seen.reports.updates, "updates")
+    lengths = seen.norms.clamp(min=float(median(seen.norms)))
+    center = (1 / (seen.copies * lengths)).to(updates.dtype) @ updates
+    products = seen.reports.norms * center.double().norm()
+    return torch.where(products > 0, (updates @ center).double() / products, 0.0)
 
 
 class Noise(Detector):
@@ -236,8 +270,7 @@ class Noise(Detector):
         rounds = lookup(state["rounds"], ids)
         place, known = seen.last.find(ids)
         if known.any():
-            now = sketch(required(seen.reports.updates, "updates"))
-            cosines = torch.cosine_similarity(now, seen.last.sketches[place])
+            cosines = torch.cosine_similarity(seen.sketches, seen.last.sketches[place])
             shared = torch.where(known, self.fading * shared + cosines, shared)
             rounds = torch.where(known, self.fading * rounds + 1, rounds)
         mean = shared / rounds.clamp(min=1)
@@ -258,6 +291,6 @@ DETECTORS: dict[str, Detector] = {
     "loss": LargeLoss(),
     "long": LongUpdate(),
     "short": ShortUpdate(),
-    "contrary": Contrary(),
+    "response": Response(),
     "noise": Noise(),
 }

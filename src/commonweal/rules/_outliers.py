@@ -12,8 +12,8 @@ from torch import Tensor
 
 from commonweal.rules.rule import Reports, in_double, required
 
-__all__ = ["CLEAR", "FEW", "LEAST", "cosines_to_others", "excess", "median", "norms_for_sizes"]
-__all__ += ["copies", "size_excess"]
+__all__ = ["FEW", "LEAST", "copies", "cosines_to_others", "deviation", "excess", "median"]
+__all__ += ["norms_for_sizes", "size_excess"]
 
 FEW = 5
 FEW_FACTOR = 5.0  # with few reporters, the limit is this many times as high
@@ -21,7 +21,7 @@ SCALE = 1.4826  # the standard deviation of a normal distribution, in median dev
 CLEAR = 4.0  # in standard deviations: what is farther out does not belong to the others
 CLEAR_SIZE = 6.0  # the same for sizes
 LEAST = 4.0  # a smaller multiple of the median is never implausible
-COPY = 8  # the power of a relative cosine: 0.9 counts as 0.43 copies, 0.6 as 0.02
+COPY = 24  # the power of a relative cosine: 0.99 counts as 0.79 copies, 0.9 as 0.08
 PARALLEL = 0.99  # a usual cosine above which all updates are alike
 REFERENCES = 64  # each client's update is compared with at most so many others
 APART = 0.1  # the least difference of two log sizes that says something about the norms

@@ -20,7 +20,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules._detectors import DETECTORS, Last, Round
+from commonweal.rules._detectors import DETECTORS, Last, Round, sketch
 from commonweal.rules._outliers import FEW, copies, excess, median, norms_for_sizes, size_excess
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Combinator, Decision, Descent, Kind, Need, Reports, required
@@ -29,15 +29,10 @@ __all__ = ["Guarded"]
 
 GROWTH = 10.0  # a client's size is at most this many times the one that it first reported
 ABSURD = 50.0  # a size so many times the largest plausible one is false, not that of a large client
-RECOVERY = 0.5  # by how much a plausible report reduces the suspicion, which an implausible one
+RECOVERY = 0.2  # by how much a plausible report reduces the suspicion, which an implausible one
 SUSPICION = 5.0  # raises by 1, up to this
 LONG = 0.75  # the quantile of norms that a fair share may move
 COPIES = 1.9  # so many clients with the same update, itself included, are named
-OPPOSED = -0.3  # a mean cosine with the others' mean update, below which a client is a suspect
-FOLLOWS = 0.5  # net evidence that its losses follow its updates, with which it is none
-ENOUGH = 3.0  # evidence, after fading
-SUSPECT = 0.1  # of its fair share, for a suspect
-FADING = 0.8  # of cosines with the others' mean update
 
 
 class _Findings(NamedTuple):
@@ -74,8 +69,8 @@ class Guarded(Combinator):
 
     limit: float = 20.0
     action: Literal["drop", "cap"] = "drop"
-    most: float = 2.5
-    budget: float = 0.15
+    most: float = 5.0
+    budget: float = 0.3
 
     kind: ClassVar[Kind] = Kind(
         "combinator", "the rule's own, of plausible losses", "the rule's own"
@@ -103,30 +98,38 @@ class Guarded(Combinator):
             "sizes": empty_table("settled", "recent"),
             "suspicion": empty_table("settled", "recent"),
             "last": Last.empty()._asdict(),
-            "trust": {name: empty_table("settled", "recent") for name in ("rounds", "agreement")},
             **{name: detector.init() for name, detector in DETECTORS.items()},
         }
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         false, shrunk, sizes = self._check_sizes(reports, state["sizes"])
         checked = replace(reports, sizes=sizes)
-        findings = self._findings(checked, false, state)
+        updates = required(reports.updates, "updates")
+        seen = Round(
+            checked,
+            norms_for_sizes(checked),
+            copies(checked),
+            sketch(updates),
+            Last(**state["last"]),
+            self.limit,
+        )
+        findings = self._findings(seen, false, state)
         decision = self._decide(checked, findings, self.inner(state))
         smaller = {i: why for i, why in shrunk.items() if i not in decision.dropped}
-        trust = _trust(checked, norms_for_sizes(checked), findings.states, state["trust"])
-        weights = self._limited(decision, checked, trust.factor)
+        weights = self._limited(decision, checked, seen.copies**-2)
         following = {
             "rule": decision.state,
             "sizes": _first_sizes(reports.ids, sizes, state["sizes"]),
             "suspicion": put(state["suspicion"], reports.ids, findings.suspicion),
-            "last": Last.of(reports, weights)._asdict(),
-            "trust": trust.state,
+            "last": Last.of(seen, weights)._asdict(),
             **findings.states,
         }
         descent = decision.descent
         if descent is not None:
             descent = Descent.along(weights, reports.gram)
-        capped = {i: why for i, why in trust.reasons.items() if i not in decision.dropped}
+        text = "its update is that of {:.2g} others"
+        same = _why(reports.ids, seen.copies >= COPIES, text, seen.copies - 1)
+        capped = {i: why for i, why in same.items() if i not in decision.dropped}
         capped |= smaller | decision.capped
         return replace(decision, weights=weights, state=following, capped=capped, descent=descent)
 
@@ -151,10 +154,9 @@ class Guarded(Combinator):
         shrunk |= _why(ids, large, times, sizes / middle)
         return false, shrunk, torch.where(large, middle, torch.where(grown, first, sizes))
 
-    def _findings(self, reports: Reports, false: dict[int, str], state: State) -> _Findings:
-        ids = reports.ids
-        norms = norms_for_sizes(reports)
-        seen = Round(reports, norms, Last(**state["last"]), self.limit)
+    def _findings(self, seen: Round, false: dict[int, str], state: State) -> _Findings:
+        ids = seen.reports.ids
+        norms = seen.norms
         reasons = dict(false)
         useless: set[int] = set()
         states: State = {}
@@ -230,9 +232,9 @@ class Guarded(Combinator):
         even = used / size
         upper = trust * part.maximum(even)
         lower = trust * part.minimum(even)
-        above = (moved - upper).clamp(min=0).minimum((self.most - 1) * upper)
+        above = _within((moved - upper).clamp(min=0), self.budget)
+        above = above.minimum((self.most - 1) * trust * upper)
         below = (lower - moved).clamp(min=0)
-        above = _within(above, self.budget)
         limited = moved.clamp(lower, upper) + above - _within(below, float(above.sum()))
         if torch.allclose(limited, moved, rtol=0, atol=1e-12):
             return decision.weights
@@ -254,44 +256,6 @@ def _relative_lengths(norms: Tensor) -> Tensor:
     """
     unit = norms.quantile(LONG)
     return (norms / unit).clamp(min=1) if unit > 0 else torch.ones_like(norms)
-
-
-class _Trust(NamedTuple):
-    """By what factor the fair shares of clients shrink, and what is remembered for it."""
-
-    factor: Tensor  # (S,)
-    reasons: dict[int, str]
-    state: State
-
-
-def _trust(reports: Reports, norms: Tensor, states: State, known: State) -> _Trust:
-    """Copies share one fair share, and who points against the others must be borne out by losses.
-
-    A client that is badly served may point against the others for good: then its losses rise and
-    fall as its updates promise. One that claims losses of its own choice does not know how.
-    """
-    ids = reports.ids
-    number = copies(reports)
-    updates = required(reports.updates, "updates")
-    center = (1 / (number * norms.clamp(min=float(median(norms))))).to(updates.dtype) @ updates
-    lengths = reports.norms * center.double().norm()
-    agreement = torch.where(lengths > 0, (updates @ center).double() / lengths, 0.0)
-    rounds = FADING * lookup(known["rounds"], ids) + 1
-    summed = FADING * lookup(known["agreement"], ids) + agreement
-    evidence = lookup(states["contrary"]["slight_evidence"], ids)
-    trend = lookup(states["contrary"]["slight_trend"], ids)
-    follows = (evidence >= ENOUGH) & (trend >= FOLLOWS * evidence)
-    suspect = (summed < OPPOSED * rounds) & ~follows
-    factor = torch.where(suspect, SUSPECT, 1.0) / number**2
-    following = {
-        "rounds": put(known["rounds"], ids, rounds),
-        "agreement": put(known["agreement"], ids, summed),
-    }
-    same = number >= COPIES
-    reasons = _why(ids, same, "its update is that of {:.2g} others", number - 1)
-    text = "its updates point against the others' ({:.2g}), and its losses do not follow them"
-    reasons |= _why(ids, suspect & ~same, text, summed / rounds)
-    return _Trust(factor, reasons, following)
 
 
 def _why(ids: Tensor, which: Tensor, text: str, values: Tensor) -> dict[int, str]:

@@ -296,6 +296,43 @@ def test_a_client_whose_losses_rise_where_its_updates_promise_a_fall_is_dropped(
     assert all(list(decision.dropped) == [0] for decision in later)
 
 
+def test_a_client_that_invents_its_loss_does_not_keep_its_weight() -> None:
+    """It pulls to a place of its own and claims a loss that only follows the others'."""
+    rule = Guarded(TERM(5.0))
+    state = rule.init(10)
+    optima = normals(12, 10, 40)
+    w = 0.5 * torch.ones(40, dtype=torch.float64)
+    dropped = []
+    for _ in range(60):
+        gaps = w - optima
+        U = 0.05 * gaps
+        losses = gaps.square().sum(1) / 40
+        U[0] = 2 * U.norm(dim=1).median() * normals(13, 40) / normals(13, 40).norm()
+        losses[0] = 2 * losses.median()
+        decision = rule(reports(losses, updates=U), state)
+        w = w - decision.weights @ U
+        state = decision.state
+        dropped.append(list(decision.dropped))
+    assert dropped[30:].count([0]) > 20
+    assert all(each in ([], [0]) for each in dropped)
+
+
+def test_clients_with_more_samples_take_more_steps_and_stay() -> None:
+    """The promise of an update is compared with those of clients of the same size."""
+    rule = Guarded(AFL())
+    state = rule.init(12)
+    optima = normals(14, 12, 40)
+    sizes = torch.tensor([10.0] * 10 + [150.0] * 2)
+    w = 2 * torch.ones(40, dtype=torch.float64)
+    for _ in range(40):
+        gaps = w - optima
+        U = 0.002 * sizes[:, None] * gaps
+        decision = rule(reports(gaps.square().sum(1) / 40, sizes, updates=U), state)
+        assert decision.dropped == {}
+        w = w - decision.weights @ U
+        state = decision.state
+
+
 def test_after_implausible_reports_a_client_is_not_believed_at_once() -> None:
     rule = Guarded(FedAvg())
     state = rule.init(10)

@@ -2,12 +2,12 @@
 
 Fair rules give more weight to larger losses, so one client with a false report can take over a
 model. A report is implausible next to those of the cohort, or next to what the same client reported
-before: `_detectors` has the tests. Medians are reliable as long as most reporters are honest.
+before: `_detectors` has the tests. Medians are reliable as long as most reporters are honest. The
+strongest test is what a client does with its weight: an honest client's loss follows its update.
 Whatever looks like an honest client that is badly served is believed, so that weights are kept near
 fair shares in every round as well: whatever the rule asks for, one client moves the model by `most`
 fair shares, and a quarter of the clients by a quarter and the budget. Clients that send the same
-update share less than one fair share, and those that point against the others have next to none,
-unless their losses follow their updates. docs/reliability.md shows what it withstands and what it
+update share less than one fair share. docs/reliability.md shows what it withstands and what it
 cannot.
 """
 

@@ -3,8 +3,8 @@
 Twenty clients, 120 rounds, three federations on which losses fall by far. One or four of the
 clients are malicious in every round. The figures are the points of mean accuracy over the honest
 clients that are lost against the plain rule without an attack. A model that is no longer finite
-counts as 0. Attacks in HELD_OUT and the federation "shards" were not used to choose the constants
-of `guarded`.
+counts as 0. Attacks in HELD_OUT and these federations were not used to choose the constants of
+`guarded`.
 
 All cells of a table train at once, as one batch of small models, so that the whole takes minutes;
 rules and reports are the package's own. Finished cells are appended to a file, and the same

@@ -91,6 +91,12 @@ class Pooled(Averaging):
     def init_client(self, seed: int) -> ClientState:
         return ClientState({"linear": torch.empty(0), "linear_weight": torch.zeros(1)})
 
+    def _kept(self, trained: Tensors) -> ClientState:
+        """The state of the client that pools: that of any client, and the training's."""
+        names = self.init_client(0).method
+        others = {name: value for name, value in trained.items() if name not in names}
+        return ClientState({name: trained[name] for name in names}, protocol=others)
+
     def round(self, state: State, sample: Sample) -> Conversation:
         """Ask the first client, in whose place all samples are trained on."""
         first = torch.zeros(1, dtype=torch.int64)
@@ -113,7 +119,8 @@ class Pooled(Averaging):
             return self.size(group), ClientState(shared)
         everything = Rows(group.rows.inputs, group.rows.y, torch.tensor([0, len(group.rows.y)]))
         begun = {n: value[None] for n, value in self._trainer.init_client(0).method.items()}
-        group = group._replace(states=ClientState(begun | group.states.method))
+        kept = group.states.method | group.states.protocol
+        group = group._replace(states=ClientState(begun | kept))
         divided = self._divided(group, everything)
         replies, states = self._trainer.answer(request, divided)
         if request.purpose == "fit":
@@ -125,8 +132,8 @@ class Pooled(Averaging):
                 "linear": method["linear"],
                 "linear_weight": method["linear_weight"],
             }
-            return fitted, group.states  # "share" gives it to all clients
-        return replies, states
+            return fitted, self._kept(begun | kept)  # "share" gives it to all clients
+        return replies, self._kept(states.method)
 
     def _divided(self, group: Group, everything: Rows) -> Group:
         """The group with all samples as those of its only client, a part of them held out."""

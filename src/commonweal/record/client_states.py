@@ -203,8 +203,10 @@ class ClientStates(Mapping[int, ClientState], StateStore):
     def _checked(self, client: int, state: ClientState) -> ClientState:
         """The state; raises RunError where it is not of this experiment."""
         if self._expected is not None:
-            # One may have more: the client in whose place all samples are pooled.
-            matching(self._expected.saved(), state.saved(), f"client_states/{client}")
+            place = f"client_states/{client}"
+            matching(self._expected.saved(), state.saved(), place)
+            if state.method.keys() != self._expected.method.keys():
+                refuse(f"{place} has {sorted(state.method)}, not {sorted(self._expected.method)}")
         return state
 
     def _remove_unsaved(self) -> None:

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "drfa": {"algorithm": "drfa", "cohort": 3},
     "scaffold": {"client": client("scaffold")},
     "ditto": {"client": client("ditto"), "rule": "aaggff-s", "cohort": 3},
+    "blend": {"client": client("blend"), "rule": "aaggff-s", "validation": 0.2},
     "superfed-mm": {"client": client("superfed-mm"), "rule": "term"},
     "fedevg": {"algorithm": {"name": "fedevg", "spc": 2, "classifier_epochs": 2}, "client": "sgd"},
     "two-phase": {"algorithm": "two-phase", "rule": "aaggff-s"},

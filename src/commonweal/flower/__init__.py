@@ -11,17 +11,18 @@ from commonweal.base.errors import ConfigError, install
 if TYPE_CHECKING:
     from commonweal.flower.app import make_client_app, make_server_app
     from commonweal.flower.engine import FlowerEngine
-    from commonweal.flower.mods import loss_before_training, name_clients
+    from commonweal.flower.mods import blend, loss_before_training, name_clients
     from commonweal.flower.private import weigh_privately
     from commonweal.flower.strategy import FairStrategy
 
-__all__ = ["FairStrategy", "FlowerEngine", "loss_before_training", "make_client_app"]
+__all__ = ["FairStrategy", "FlowerEngine", "blend", "loss_before_training", "make_client_app"]
 __all__ += ["make_server_app", "name_clients", "weigh_privately"]
 
 # Imported when they are asked for: Flower is an extra, and torch takes seconds.
 HOMES = {
     "FairStrategy": "strategy",
     "FlowerEngine": "engine",
+    "blend": "mods",
     "loss_before_training": "mods",
     "make_client_app": "app",
     "make_server_app": "app",

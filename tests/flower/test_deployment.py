@@ -1,6 +1,7 @@
 """Real processes over the loopback, with TLS and node authentication."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,28 @@ def test_a_deployment_ends_with_a_model_though_a_client_fails(tmp_path: Path) ->
     assert record.finished, log[-3000:]
     (line,) = record.rounds
     assert line.weights == {"clinic 1": 1} and "the disk is full" in line.dropped["clinic 2"]
+
+
+@pytest.mark.slow
+def test_a_node_with_another_key_cannot_take_a_clients_name(tmp_path: Path) -> None:
+    """Both nodes are registered and say that they are clinic 1: who comes first is believed."""
+    given = own_experiment("unknown to the server.csv", rounds=1)
+    configs = clinics(tmp_path, given, ["", "", ""])
+    configs["node-3"] = configs["node-1"]
+    export(given, tmp_path / "app", 2)
+    with Runtime(tmp_path / "runtime", configs) as runtime:
+        runtime.start()
+        out = str(tmp_path / "run")
+        run = runtime.submit(tmp_path / "app", out=out, nodes=2, wait=PATIENCE, timeout=PATIENCE)
+        run.wait(2 * PATIENCE)
+        log = runtime.log("run")
+    (line,) = Record.read(tmp_path / "run").rounds
+    assert set(line.weights) == {"clinic 1", "clinic 2"} and not line.dropped, log[-3000:]
+    (refusal,) = [text for text in log.splitlines() if "cannot take part" in text]
+    for name in ("node-1", "node-3"):
+        path = tmp_path / "runtime" / "keys" / f"{name}.pub"
+        printed = subprocess.run(["ssh-keygen", "-lf", path], capture_output=True, text=True)
+        assert printed.stdout.split()[1] in refusal
 
 
 @pytest.mark.slow

@@ -504,6 +504,17 @@ def test_a_client_with_nearly_all_of_the_weight_is_warned_of() -> None:
         assert any("of the weight is on client 2" in text for text in warnings) is warned
 
 
+@pytest.mark.parametrize(("rule", "warned"), [("adafed", True), ("fedavg", False)])
+def test_losses_that_rise_under_a_common_descent_are_warned_of(rule: str, warned: bool) -> None:
+    """As on Flower's quickstart, where steps are long: 1.9 in one round, 5.4 in the next."""
+    losses = iter([1.0] * 4 + [1.4] * 4 + [5.0] * 4 + [4.0] * 4)
+    app = mean_app(lambda k, w, mine: {"loss-before": next(losses), "client": k})
+    strategy = FairStrategy(rule, out=None)
+    start(strategy, LocalGrid(app, configs(4)), 4)
+    rose = [any("rose by more than 50 %" in w for w in line.warnings) for line in strategy.history]
+    assert rose == [False, False, warned, False]
+
+
 def test_training_that_diverges_everywhere_ends_the_run() -> None:
     app = mean_app(before)
     grid = LocalGrid(app, configs(2))

@@ -21,11 +21,13 @@ from commonweal.flower.arrays import Layout
 from commonweal.flower.messages import values_of
 from commonweal.flower.reports import Report
 from commonweal.rules.fedavg import FedAvg
+from commonweal.rules.rule import Rule
 from commonweal.training.client_state import NO_STATE
 from commonweal.training.local import vmap_clients
 
-__all__ = ["Aggregation", "Named", "built", "dominance"]
+__all__ = ["Aggregation", "Named", "built", "dominance", "overshoot"]
 
+RISE = 1.5  # of the mean loss in a round, which a common descent should not have
 DOMINANT = 0.8  # of the weight on one client: the others hardly count
 
 Part = TypeVar("Part")
@@ -158,6 +160,28 @@ def dominance(outcome: Outcome, names: Mapping[int, str]) -> tuple[str, ...]:
         f"{100 * float(weights.max() / weights.sum()):.0f} % of the weight is on client {name}: "
         "the model becomes this client's, and may get worse for the others; choose a milder "
         "parameter of the rule (adafed: gamma = 1)",
+    )
+
+
+def overshoot(
+    rule: Rule, before: Mapping[int, float], losses: Mapping[int, float]
+) -> tuple[str, ...]:
+    """A warning where losses rise by much, though the rule promises that every loss falls.
+
+    Args:
+        rule: The rule.
+        before: The losses of the last round, by client.
+        losses: Those of this round.
+    """
+    both = [client for client in losses if client in before]
+    rise = sum(losses[client] for client in both) > RISE * sum(before[client] for client in both)
+    if rule.kind.family != "direction" or not rise:
+        return ()
+    return (
+        f"the mean loss of the {len(both)} clients of this round and the last one rose by more "
+        f"than {100 * (RISE - 1):.0f} %: the rule's common descent holds for short steps only; "
+        "lower the clients' learning rate, or choose a milder parameter of the rule (adafed: "
+        "gamma = 1)",
     )
 
 

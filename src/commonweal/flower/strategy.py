@@ -21,7 +21,7 @@ from commonweal.base.errors import ConfigError, DataError, DivergedError, RunErr
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
-from commonweal.flower.aggregation import Aggregation, Named, built, dominance
+from commonweal.flower.aggregation import Aggregation, Named, built, dominance, overshoot
 from commonweal.flower.arrays import Layout
 from commonweal.flower.directory import Directory
 from commonweal.flower.messages import (
@@ -199,10 +199,6 @@ class FairStrategy(Strategy):
                 "models",
                 self.fraction_evaluate,
             )
-        if self.fraction_evaluate == 0:
-            self.min_evaluate_nodes = 0
-        if self.fraction_train == 0:
-            self.min_train_nodes = 0
 
     def _begin(self) -> None:
         """Start a new run, and forget an earlier one of this strategy."""
@@ -220,6 +216,7 @@ class FairStrategy(Strategy):
         self._aggregation: Aggregation | None = None
         self._arrays = ArrayRecord()  # that Flower's loop holds
         self._trained: Trained | None = None
+        self._losses: dict[int, float] = {}  # of the last round, by client
         self._diverged = 0  # rounds in a row in which no update is finite
         self._fallbacks = 0  # rounds with the weights of FedAvg
 
@@ -397,6 +394,9 @@ class FairStrategy(Strategy):
             warnings = self._warnings(number, usable, fallback)
             outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
             warnings += dominance(outcome, {r.client: self._clients[r.node].name for r in reports})
+            losses = {r.client: r.loss for r in usable if r.loss is not None}
+            warnings += overshoot(self.rule, self._losses, losses)
+            self._losses = losses
         else:
             warnings = ()
             outcome = self.private.tell(aggregation.state, updates, usable)

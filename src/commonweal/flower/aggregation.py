@@ -180,8 +180,7 @@ def overshoot(
     return (
         f"the mean loss of the {len(both)} clients of this round and the last one rose by more "
         f"than {100 * (RISE - 1):.0f} %: the rule's common descent holds for short steps only; "
-        "lower the clients' learning rate, or choose a milder parameter of the rule (adafed: "
-        "gamma = 1)",
+        "lower the clients' learning rate, or choose another rule",
     )
 
 

@@ -5,9 +5,12 @@ errors appear at once.
 """
 
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Annotated, NoReturn, TextIO
 
 import click
@@ -15,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from commonweal import __version__
-from commonweal.base.errors import CommonwealError, CommonwealWarning
+from commonweal.base.errors import CommonwealError, CommonwealWarning, ServedExit
 from commonweal.commands.card import card
 from commonweal.commands.check import check
 from commonweal.commands.choose import choose
@@ -55,6 +58,18 @@ app = typer.Typer(
 
 class Command(TyperCommand):
     """A command that explains how keys of an experiment are written."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. It ends by returning: sys.exit in a user's program is a mistake."""
+        try:
+            return super().invoke(ctx)
+        except ServedExit:
+            raise
+        except SystemExit as ended:
+            where = _own_program(ended) or "a program that the experiment names"
+            raise CommonwealError(
+                f"{where} calls sys.exit({ended.code!r}): raise an error instead"
+            ) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. `--rounds 5` raises an error that says to write rounds=5."""
@@ -145,6 +160,22 @@ def main() -> None:
         _fail("something in the experiment is nested too deeply: make it flatter")
     except MemoryError as error:
         _fail(f"not enough memory ({error}): make models, data or groups smaller")
+    except BaseException as error:
+        program = _own_program(error)
+        if program is None:
+            raise
+        _fail(f"{program} raises {type(error).__name__}: {error}")
+
+
+def _own_program(error: BaseException) -> str | None:
+    """Where a user's program raised an error, such as a rule; None: it was not one."""
+    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(str(Path(__file__).parent)):
+            return None
+        if not frame.filename.startswith((*libraries, "<")):
+            return f"{frame.filename}, line {frame.lineno} ({frame.name}),"
+    return None
 
 
 def _cause(ended: SystemExit) -> BaseException | None:

@@ -1,5 +1,6 @@
 """Losses and scores of one's own, named in an experiment by their import path."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,54 @@ def test_what_cannot_be_imported_is_explained(file: Path, command: Command) -> N
     assert "mine.py:smoth' cannot be used" in wrong
     assert "is 3: name a function" in mistake(command("run", file, "loss=./mine.py:number"))
     assert "did you mean 'huber'" in mistake(command("run", file, "loss=hubr"))
+
+
+RULE = """
+import sys
+from dataclasses import dataclass
+from commonweal import Stateless
+
+@dataclass(frozen=True)
+class Mine(Stateless):
+    def weigh(self, reports):
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("sys.exit(0)", r"my_rule\.py, line 9 \(weigh\), calls sys\.exit\(0\): raise an error"),
+        ("quit()", r"my_rule\.py, line 9 \(weigh\), calls sys\.exit\(None\): raise an error"),
+        ("raise LookupError('odd')", r"my_rule\.py, line 9 \(weigh\), raises LookupError: odd"),
+        ("raise BaseException('odd')", r"my_rule\.py, line 9 \(weigh\), raises BaseException: odd"),
+        ("return None", "rule Mine: weights are None, not a tensor"),
+        ("return [1.0]", r"rule Mine: weights are \[1\.0\], not a tensor"),
+        ("return reports.losses[:1]", r"rule Mine: weights have shape \(1,\) for \d+ reports"),
+        ("return reports.ids", r"rule Mine: weights are torch\.int64"),
+        ("return reports.losses / 0", "rule Mine: weights are not finite"),
+    ],
+)
+def test_what_a_rule_of_ones_own_may_do(
+    command: Command, tmp_path: Path, line: str, sentence: str
+) -> None:
+    (tmp_path / "my_rule.py").write_text(RULE.format(line=line))
+    result = command("run", "vowel", "rounds=2", "rule=./my_rule.py:Mine")
+    assert result.code == 2
+    assert re.search(sentence, result.err.replace("\n", " ")), result.err
+
+
+def test_sys_exit_in_a_worker_is_an_error(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "my_rule.py").write_text(RULE.format(line="sys.exit(0)"))
+    rules = ["--rules", "fedavg,./my_rule.py:Mine", "--seeds", "2"]
+    result = command("compare", "vowel", "rounds=2", *rules, "--jobs", "2", "--no-baselines")
+    assert result.code == 2 and "calls sys.exit(0)" in result.err
+
+
+@pytest.mark.parametrize("line", ["return None", "return 'x'", "raise LookupError('odd')"])
+def test_a_score_that_gives_no_number_is_an_error(
+    command: Command, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "my_rule.py").write_text(f"def score(outputs, y):\n    {line}\n")
+    result = command("run", "vowel", "rounds=2", "score=./my_rule.py:score")
+    assert result.code == 2 and "my_rule" in result.err and "Traceback" not in result.err

@@ -29,7 +29,7 @@ from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population, Setting
-from commonweal.rules.rule import Decision, Descent, Need, Reports, Rule
+from commonweal.rules.rule import Decision, Descent, Need, Reports, Rule, decide
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training import schedules, scores
 from commonweal.training.client import Client, Stage
@@ -165,7 +165,7 @@ class Averaging(Algorithm):
         replies = self.decode(replies.finite())
         if len(replies.clients) == 0:
             return self.unchanged(state, replies)
-        decision = self.rule(self.reports(replies, clients), state["rule"])
+        decision = decide(self.rule, self.reports(replies, clients), state["rule"])
         direction = self.direction(decision.weights, replies.values["update"])
         used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])
         heard = replies.values

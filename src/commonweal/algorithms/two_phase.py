@@ -21,7 +21,7 @@ from commonweal.algorithms.algorithm import (
 from commonweal.algorithms.averaging import Averaging, buffer_weights
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
-from commonweal.rules.rule import Decision
+from commonweal.rules.rule import Decision, decide
 from commonweal.training.client_state import ClientState
 
 __all__ = ["TwoPhase"]
@@ -61,7 +61,7 @@ class TwoPhase(Averaging):
         reports = (yield Request(cohort, self.ask(state), "loss")).finite()
         if len(reports.clients) == 0:
             return self.unchanged(state, reports)
-        decision = self.rule(self.reports(reports, clients), state["rule"])
+        decision = decide(self.rule, self.reports(reports, clients), state["rule"])
         each = {
             "weight": decision.weights.float(),
             "buffer_weight": buffer_weights(decision.weights).float(),

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from commonweal.base import errors
-from commonweal.base.errors import CommonwealError, RankError
+from commonweal.base.errors import CommonwealError, RankError, ServedExit
 from commonweal.base.files import LOCK, read_plain, write_file
 from commonweal.base.plain import Plain
 from commonweal.base.tensors import Tensors
@@ -71,7 +71,7 @@ def leading(wanted: bool | None = None) -> "Iterator[RankPool | None]":
     pool = RankPool()
     if pool.rank > 0:
         pool.serve()
-        raise SystemExit(0)
+        raise ServedExit(0)
     try:
         yield pool
     finally:

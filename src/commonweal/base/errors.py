@@ -72,6 +72,10 @@ class RankError(RunError):
     """A process of torchrun ended during a run."""
 
 
+class ServedExit(SystemExit):
+    """A process of torchrun has done what rank 0 asked for."""
+
+
 class CommonwealWarning(UserWarning):
     """The base of warnings about what a user may not have meant."""
 

@@ -35,6 +35,7 @@ from commonweal.rules.rule import (
     Rule,
     Stateless,
     prior_weights,
+    unusable,
 )
 
 __all__ = ["RULE_CHECKS", "check_rule"]
@@ -117,19 +118,12 @@ def close(a: Tensor, b: Tensor, rtol: float = 1e-7, atol: float = 1e-9) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=rtol, atol=atol)
 
 
-def unusable(decision: Decision, reports: Reports) -> str | None:
-    """What is wrong with the weights, apart from their values."""
-    weights = decision.weights
-    size = len(reports.ids)
-    if weights.shape != (size,):
-        return f"weights have shape {tuple(weights.shape)} for {size} reports"
-    if not weights.is_floating_point():
-        return f"weights are {weights.dtype}, not floating-point numbers"
-    if weights.requires_grad:
-        return "weights require a gradient: detach them"
-    if not torch.isfinite(weights).all():
-        return f"weights are not finite: {weights.tolist()}"
-    return None
+def wrong_weights(decision: Decision, reports: Reports) -> str | None:
+    """What is wrong with the weights of any rule."""
+    problem = unusable(decision.weights, len(reports.ids))
+    if problem is None and not torch.isfinite(decision.weights).all():
+        return f"weights are not finite: {decision.weights.tolist()}"
+    return problem
 
 
 def not_mixing(rule: Rule, weights: Tensor) -> str | None:
@@ -145,7 +139,7 @@ def not_mixing(rule: Rule, weights: Tensor) -> str | None:
 
 
 def not_weights(rule: Rule, decision: Decision, reports: Reports) -> str | None:
-    return unusable(decision, reports) or not_mixing(rule, decision.weights)
+    return wrong_weights(decision, reports) or not_mixing(rule, decision.weights)
 
 
 def _frozen(rule: Rule, clients: int, seed: int) -> str | None:
@@ -209,7 +203,7 @@ def _tensors(reports: Reports) -> Tensors:
 
 def _weights(rule: Rule, clients: int, seed: int) -> str | None:
     played = play(rule, sample_rounds(seed, clients), start(rule, clients))
-    return first(unusable(decision, reports) for reports, decision in played)
+    return first(wrong_weights(decision, reports) for reports, decision in played)
 
 
 def _state(rule: Rule, clients: int, seed: int) -> str | None:
@@ -291,7 +285,7 @@ def _one(rule: Rule, clients: int, seed: int) -> str | None:
     reports = sample_reports(seed, 1, clients)
     for state in both_states(rule, clients, seed):
         decision = rule(reports, state)
-        problem = unusable(decision, reports)
+        problem = wrong_weights(decision, reports)
         if problem:
             return problem
         if decision.weights[0] <= 0:
@@ -313,8 +307,8 @@ def _extremes(rule: Rule, clients: int, seed: int) -> str | None:
     following = sample_reports(seed + 3, 1, clients)
     for name, reports in extreme_reports(clients, seed).items():
         rounds = [reports, reports, following]
-        for told, decision in play(rule, rounds, start(rule, clients)):
-            problem = unusable(decision, told) or _infinite(decision.state)
+        for received, decision in play(rule, rounds, start(rule, clients)):
+            problem = wrong_weights(decision, received) or _infinite(decision.state)
             if problem:
                 return f"with {name}, {problem}"
     return None

@@ -138,7 +138,7 @@ class Entry:
         try:
             factory: Callable[..., object] = _attribute(self.module, self.attribute)
             inspect.signature(factory)
-        except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+        except Exception as error:  # a program may raise anything
             raise ConfigError(
                 f"{KINDS[self.kind].label} {self.name!r} cannot be used: {error}"
             ) from None
@@ -246,7 +246,7 @@ def function(key: str, path: str) -> Callable[..., Any]:
     module, _, attribute = path.rpartition(":")
     try:
         named = _attribute(module, attribute)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except Exception as error:  # a program may raise anything
         raise ConfigError(f"{key} = {path!r} cannot be used: {error}") from None
     if not callable(named):
         raise ConfigError(f"{key} = {path!r} is {named!r:.80}: name a function")

@@ -347,7 +347,13 @@ class Record(Outline):
 
     def preprocessing(self) -> Preprocessing | None:
         """How a table's rows become features, where the run was trained on a table."""
-        return read_preprocessing(self.folder)
+        preprocessing = read_preprocessing(self.folder)
+        if preprocessing is not None and (len(preprocessing.features),) != self.shape:
+            raise RunError(
+                f"{str(self.folder)!r}: preparation.json gives {len(preprocessing.features)} "
+                f"features, but the model takes {self.shape}: run again"
+            )
+        return preprocessing
 
     def state_dict(self) -> Tensors:
         """The final model's tensors, by the module's own names."""

@@ -26,13 +26,13 @@ import torch
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
 from commonweal.privacy.form import PrivateForm
 
 __all__ = ["Combinator", "Decision", "Descent", "Grid", "Kind", "Need", "Prior", "Reports", "Rule"]
-__all__ += ["Stateless", "in_double", "prior_weights", "required"]
+__all__ += ["Stateless", "decide", "in_double", "prior_weights", "required", "unusable"]
 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
@@ -278,6 +278,38 @@ class Decision:
     dropped: dict[int, str] = field(default_factory=dict)
     capped: dict[int, str] = field(default_factory=dict)
     descent: Descent | None = None
+
+
+def decide(rule: "Rule", reports: Reports, state: State) -> Decision:
+    """A rule's decision on a round.
+
+    Raises:
+        ConfigError: It is none, as a rule of a user's own may return anything.
+        DivergedError: Its weights are not finite.
+    """
+    decision = rule(reports, state)
+    name = type(rule).__name__
+    if not isinstance(decision, Decision):
+        raise ConfigError(f"rule {name} returns {decision!r:.80}: return a Decision")
+    problem = unusable(decision.weights, len(reports.ids))
+    if problem:
+        raise ConfigError(f"rule {name}: {problem}; commonweal check tests rules")
+    if not decision.weights.isfinite().all():
+        raise DivergedError(f"rule {name}: weights are not finite: {decision.weights[:9].tolist()}")
+    return decision
+
+
+def unusable(weights: object, size: int) -> str | None:
+    """What is wrong with the weights of so many reports, apart from their values."""
+    if not isinstance(weights, Tensor):
+        return f"weights are {weights!r:.80}, not a tensor"
+    if weights.shape != (size,):
+        return f"weights have shape {tuple(weights.shape)} for {size} reports"
+    if not weights.is_floating_point():
+        return f"weights are {weights.dtype}, not floating-point numbers"
+    if weights.requires_grad:
+        return "weights require a gradient: detach them"
+    return None
 
 
 class Kind(NamedTuple):

@@ -30,7 +30,7 @@ from commonweal.base.tensors import State, Tensors, stack
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population, Setting
 from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.rule import Need, Reports, Rule
+from commonweal.rules.rule import Need, Reports, Rule, decide
 from commonweal.synthetic._energy import (
     SCHEDULES,
     UNIT,
@@ -215,7 +215,7 @@ class FedEvg(Algorithm):
             clients=clients,
             checked=True,
         )
-        decision = self.rule(reports, state["rule"])
+        decision = decide(self.rule, reports, state["rule"])
         following["rule"] = decision.state
         following["x"], posterior = self.move(state, values, decision.weights)
         used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])

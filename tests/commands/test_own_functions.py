@@ -113,3 +113,13 @@ def test_a_score_that_gives_no_number_is_an_error(
     (tmp_path / "my_rule.py").write_text(f"def score(outputs, y):\n    {line}\n")
     result = command("run", "vowel", "rounds=2", "score=./my_rule.py:score")
     assert result.code == 2 and "my_rule" in result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("key", ["algorithm", "rule", "client", "server", "sampler", "model"])
+def test_a_function_that_makes_nothing_is_an_error(
+    command: Command, tmp_path: Path, key: str
+) -> None:
+    takes = "shape, outputs" if key == "model" else ""
+    (tmp_path / "parts.py").write_text(f"def make({takes}):\n    return None\n")
+    result = command("run", "vowel", "rounds=2", f"{key}=./parts.py:make")
+    assert result.code == 2 and "make" in result.err and "Traceback" not in result.err

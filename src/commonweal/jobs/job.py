@@ -483,7 +483,8 @@ def _algorithm(
             raise ConfigError(
                 f"algorithm {name!r} does not take a {label}, but got {part!r}: remove it"
             )
-    algorithm: Algorithm = catalog.build("algorithms", chosen, **supplied)
+    algorithm = catalog.build("algorithms", chosen, **supplied)
+    expect(f"what algorithm {name!r} returns", algorithm, Algorithm, "an Algorithm")
     return algorithm
 
 

@@ -152,12 +152,12 @@ def main() -> None:
             print(f"| {after.round:,} | {took:.2f} | {after.memory:.0f} |", flush=True)
         whole = contents(root / "whole")
         size = len(whole["rounds.jsonl"])
-        found = disturbed(root / "killed", given.rounds, given.kills, size, root / "log")
+        killing = disturbed(root / "killed", given.rounds, given.kills, size, root / "log")
         same = contents(root / "killed") == whole
     verdict = "the same bytes as" if same else "DIFFERENT BYTES from"
     print(
-        f"\n{given.rounds:,} rounds, {found.kills} kills ({found.while_opening} of them before a "
-        f"new round): {verdict} the undisturbed run; at most {found.memory:.0f} MB."
+        f"\n{given.rounds:,} rounds, {killing.kills} kills ({killing.while_opening} of them before "
+        f"a new round): {verdict} the undisturbed run; at most {killing.memory:.0f} MB."
     )
     grown = readings[-1].memory > GROWTH * readings[0].memory
     sys.exit(0 if same and not grown else 1)

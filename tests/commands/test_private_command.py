@@ -79,3 +79,14 @@ def test_twenty_silos_are_hopeless(command: Command, private: Path) -> None:
     changes.append("algorithm={name='private', epsilon=8.0}")
     shown = command("show", private, *changes, width=4000)
     assert "hopeless" in shown.out.lower()
+
+
+def test_a_comparison_notes_different_promises(command: Command, private: Path) -> None:
+    compared = ["--rules", "fedavg", "--seeds", "1", "--no-baselines", "-o", "runs"]
+    varied = command("compare", private, *compared, "--vary", "algorithm.noise=1.0,2.0")
+    assert varied.code == 0, varied.err
+    note = " ".join((varied.out + varied.err).split())
+    assert "these methods promise different privacy" in note
+    assert note.count("epsilon = ") == 2
+    equal = command("compare", private, *compared[:-1], "equal")
+    assert "different privacy" not in equal.out + equal.err

@@ -25,7 +25,7 @@ from commonweal.base.tensors import flatten, unflatten
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.rounds import run
 from commonweal.record import store
-from commonweal.record.artifacts import read_samples
+from commonweal.record.artifacts import read_samples, write_samples
 from commonweal.record.facts import FORMAT, RunFacts
 from commonweal.record.record import Record, title_of
 from commonweal.record.rounds import ClientTable, RoundRecord, round_columns
@@ -745,7 +745,7 @@ def test_synthetic_rows_read_back_and_equal_rows_are_equal_bytes(tmp_path: Path)
     y = torch.arange(6)
     (tmp_path / "other").mkdir()
     for folder in (tmp_path, tmp_path / "other"):
-        Store(folder).write_samples(x, y)
+        write_samples(folder, x, y)
     name = "synthetic.npz"
     assert (tmp_path / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
     samples = read_samples(tmp_path)

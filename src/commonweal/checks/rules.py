@@ -181,10 +181,10 @@ def _inputs(rule: Rule, clients: int, seed: int) -> str | None:
         return "it changes the state that it receives"
     if not same_bits(_tensors(reports), _tensors(original)):
         return "it changes the reports that it receives"
-    kept = copy_state(following)
+    following_before = copy_state(following)
     for value in _tensors(reports).values():
         value.zero_()
-    if not same_bits(flatten(following), kept):
+    if not same_bits(flatten(following), following_before):
         return "its new state shares memory with the reports: clone them"
     return None
 
@@ -328,7 +328,7 @@ def _mixing(rule: Rule, clients: int, seed: int) -> str | None:
 
 def _ids(rule: Rule, clients: int, seed: int) -> str | None:
     ids = large_ids(clients, seed)
-    rounds = [replace(each, ids=ids[each.ids]) for each in sample_rounds(seed, clients)]
+    rounds = [replace(plain, ids=ids[plain.ids]) for plain in sample_rounds(seed, clients)]
     for reports, decision in play(rule, rounds, start(rule, clients)):
         problem = not_weights(rule, decision, reports)
         if problem:

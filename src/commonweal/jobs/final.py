@@ -53,7 +53,7 @@ def final(job: Job, state: State) -> Final:
 
 
 def _bounds(task: Task, stats: Tensors, offsets: Tensor) -> dict[str, Bounds]:
-    found = {}
+    intervals = {}
     for name, rows in stats.items():
         score = task.find_score(name)
         variance = task.variance
@@ -61,13 +61,13 @@ def _bounds(task: Task, stats: Tensors, offsets: Tensor) -> dict[str, Bounds]:
             variance = task.target[1] ** 2
         bounds = interval(name, rows, offsets, score.reduce(rows, offsets), variance)
         if bounds is not None:
-            found[name] = Bounds(
+            intervals[name] = Bounds(
                 low=_numbers(bounds.low),
                 high=_numbers(bounds.high),
                 support=_numbers(bounds.support),
                 unit=bounds.unit,
             )
-    return found
+    return intervals
 
 
 def _numbers(values: np.ndarray) -> tuple[float | None, ...]:

@@ -513,12 +513,12 @@ def _lowest_losses(folder: str) -> dict[str, float]:
             f"rule path = {folder!r} is a run with client = {name!r}: run it with "
             'client = "alone", so that its losses are those of models of their own'
         )
-    found: dict[str, float] = {}
-    for each in record.rounds:
-        for client, loss in zip(each.clients, each.losses, strict=True):
+    lowest: dict[str, float] = {}
+    for stored in record.rounds:
+        for client, loss in zip(stored.clients, stored.losses, strict=True):
             if not math.isnan(loss):
-                found[client] = min(loss, found.get(client, math.inf))
-    return found
+                lowest[client] = min(loss, lowest.get(client, math.inf))
+    return lowest
 
 
 def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, object]) -> None:
@@ -592,9 +592,9 @@ def _describe(
 def _plain(value: object) -> object:
     """A value that TOML can hold: anything else by its type."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(inner) for inner in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return f"{type(value).__module__}:{type(value).__qualname__}"

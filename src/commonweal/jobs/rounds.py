@@ -37,7 +37,13 @@ from commonweal.engines import Engine, gains_from_threads
 from commonweal.jobs.final import check_threshold, final
 from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore, warn_of_functions
-from commonweal.record.artifacts import read_model
+from commonweal.record.artifacts import (
+    BEST,
+    read_model,
+    write_model,
+    write_preprocessing,
+    write_samples,
+)
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
 from commonweal.record.final import write_final
 from commonweal.record.publication import private_folder, publish
@@ -359,7 +365,8 @@ def _write_preprocessing(job: Job, store: Store, threshold: float | None = None)
     target = facts(job).target
     scale = {} if target is None else asdict(target)
     known = {key: float(value) for key, value in scale.items() if value is not None}
-    store.write_preprocessing(replace(job.preprocessing, target=known, threshold=threshold))
+    fitted = replace(job.preprocessing, target=known, threshold=threshold)
+    write_preprocessing(store.folder, fitted)
 
 
 class _Best:
@@ -381,7 +388,7 @@ class _Best:
         before = [] if self.round is None else [self.round]
         self.round = self._best([*before, done])
         if self.round is done and self.store is not None:
-            self.store.write_best(self.job.task.tensors(self.job.algorithm.model(done.state)))
+            write_model(self.store.folder, done.state_dict(), BEST)
 
     def ends(self, last: int) -> bool:
         """Whether a round is the last: of all, or of those that `patience` allows."""
@@ -609,7 +616,7 @@ def _write(store: Store, job: Job, done: Round) -> None:
     if done.evaluation is not None:
         samples = job.algorithm.samples(done.state)
         if samples is not None:
-            store.write_samples(*samples)
+            write_samples(store.folder, *samples)
 
 
 def facts(job: Job) -> RunFacts:

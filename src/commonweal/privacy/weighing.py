@@ -39,7 +39,7 @@ def weigh(
         statistics = torch.cat([statistics, fits.double()[:, None] - 0.5], 1)
     most = form.most(asked.public)
     sent = contribute(updates, weighed.weights, statistics, asked.clip, most)
-    kept = {}
+    following = {}
     for name, value in weighed.memory.items():
-        kept[name] = torch.where(sent.usable & value.isfinite(), value, memory[name])
-    return sent, kept
+        following[name] = torch.where(sent.usable & value.isfinite(), value, memory[name])
+    return sent, following

@@ -38,7 +38,6 @@ from commonweal.base.files import LOCK, append, digest, locked, read_plain, writ
 from commonweal.base.plain import flat, to_json
 from commonweal.base.tensors import State, Tensors
 from commonweal.config.experiment import renamed
-from commonweal.data.preprocessing import Preprocessing
 from commonweal.record import artifacts
 from commonweal.record.checkpoint import (
     CHECKPOINT,
@@ -50,6 +49,7 @@ from commonweal.record.columns import Chunks, Columns
 from commonweal.record.facts import RunFacts, damaged_facts, read_facts, write_facts
 from commonweal.record.record import final_tables
 from commonweal.record.rounds import (
+    NAMING,
     ROUNDS,
     VALUES,
     ClientTable,
@@ -182,7 +182,8 @@ class Store:
             raise RunError(f"{problems[0]}: {START_AGAIN}")
         for line in lines:
             self._progress.lines.update(line)
-            self._number(parse_line(line).new)
+            if NAMING in line:
+                self._number(parse_line(line).new)
         self._check_data(facts)
         return checkpoint.last, checkpoint.state
 
@@ -290,23 +291,11 @@ class Store:
         write_checkpoint(self.folder, last, state, self._progress.experiment, rounds)
         self._progress.digests.clear()
 
-    def write_samples(self, x: Tensor, y: Tensor) -> None:
-        """Write synthetic samples."""
-        artifacts.write_samples(self.folder, x, y)
-
-    def write_preprocessing(self, preprocessing: Preprocessing) -> None:
-        """Write how a table's columns became features."""
-        artifacts.write_preprocessing(self.folder, preprocessing)
-
     def write_model(self, tensors: Tensors) -> None:
         """Write the final model, and the last evaluation as CSV."""
         for name, data in final_tables(self.folder).items():
             write_file(self.folder / name, data)
         artifacts.write_model(self.folder, tensors)
-
-    def write_best(self, tensors: Tensors) -> None:
-        """Write the model of the best round so far, by validation samples."""
-        artifacts.write_model(self.folder, tensors, artifacts.BEST)
 
 
 def _starts(name: str) -> bool:

@@ -54,7 +54,7 @@ from commonweal.report.clients import ClientLines, client_lines, samples_of, use
 from commonweal.report.comparison import Summary, chosen_columns, render, summarize
 from commonweal.report.formats import NARROW
 from commonweal.report.overview import overview
-from commonweal.report.run_table import fallback_notes, promised
+from commonweal.report.run_table import fallback_notes, promised, unequal_promises
 from commonweal.rules.rule import Rule
 from commonweal.training.client import Client
 from commonweal.training.task import Task
@@ -119,7 +119,8 @@ class Comparison:
         if not rules:
             rules, baselines = baselines, []
         (score,) = scores
-        return cls(score, rules, baselines, list(failures), paired, varied)
+        notes = unequal_promises({result.label: paired[result.label] for result in rules})
+        return cls(score, rules, baselines, [*failures, *notes], paired, varied)
 
     @classmethod
     def in_folders(cls, folders: Sequence[str | Path]) -> "Comparison":
@@ -158,7 +159,7 @@ class Comparison:
             beyond = sorted(set(map(seed_of, labelled[label])) - compared)
             if beyond:
                 left_out.append(f"{label}: seeds {beyond} are left out; other methods lack them.")
-        return replace(comparison, failures=left_out)
+        return replace(comparison, failures=[*left_out, *comparison.failures])
 
     @classmethod
     def run(cls, plan: Sequence[Cell]) -> "Comparison":

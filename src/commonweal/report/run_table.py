@@ -28,6 +28,7 @@ __all__ = [
     "result",
     "run_summary",
     "small_test_sets",
+    "unequal_promises",
     "unseen_sentence",
 ]
 
@@ -90,6 +91,21 @@ def promised(record: Record) -> list[str]:
     if record.is_public_part:
         outside = record.where_scores_are
     return [promise.sentence, promise.cost, f"private: {outside}"]
+
+
+def unequal_promises(records: Mapping[str, Sequence[Record]]) -> list[str]:
+    """A note where methods promise different privacy, by label."""
+    promises = {}
+    for label, runs in records.items():
+        for promise in (record.facts.privacy for record in runs):
+            text = "none"
+            if promise is not None:
+                text = f"epsilon = {promise.epsilon:.3g}, delta = {promise.delta:g}"
+            promises[label] = text
+    if len(set(promises.values())) < 2:
+        return []
+    listed = "; ".join(f"{label}: {text}" for label, text in promises.items())
+    return [f"these methods promise different privacy, which costs accuracy ({listed})"]
 
 
 def result(record: Record) -> Group:

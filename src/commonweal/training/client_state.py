@@ -57,12 +57,14 @@ class ClientState(NamedTuple):
 
     @classmethod
     def read(cls, saved: State) -> "ClientState":
-        """Read what `saved` gave. Version 0.2 wrote the tensors of the client method only.
+        """Read what `saved` gave. Version 0.2 wrote the tensors of the client method only;
+        with those of channels among them it is refused.
 
         Raises:
             RunError: These are no states of a client.
         """
-        if all(isinstance(value, Tensor) for value in saved.values()):
+        flat = all(isinstance(value, Tensor) for value in saved.values())
+        if flat and not any(name.startswith("channel-") for name in saved):
             saved = {"method": saved}
         parts = [saved.get(name, {}) for name in cls._fields]
         is_known = not set(saved) - set(cls._fields)

@@ -51,8 +51,7 @@ METHODS: dict[str, Settings] = {
     "blend": {"client": "blend", "validation": 0.2},
 }
 EVERY = ("scikit-learn", "local", "local again", *METHODS, "choose")
-HOW = ("safe", "likely", "proved")
-WANTED = {"samples", *EVERY[:-1], *(f"choose, {how}" for how in HOW)}
+WAYS = tuple(f"choose, {how}" for how in ("safe", "likely", "proved"))
 CANDIDATES: dict[str, Settings] = {
     "alone": {"client": "alone"},
     "fedavg": {},
@@ -218,8 +217,8 @@ def measure(
         yield name, values.tolist()
         yield "samples", samples.tolist()
     elif name == "choose":
-        for how, values in chosen(settings, seed, rounds).items():
-            yield f"choose, {how}", values.tolist()
+        for way, values in chosen(settings, seed, rounds).items():
+            yield way, values.tolist()
     elif name in METHODS:
         yield name, scores(experiment(settings | METHODS[name], seed, rounds, seed)).tolist()
     else:
@@ -232,14 +231,16 @@ def measure(
 
 def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
     """Two tables in Markdown: gains over local training, and scores."""
-    first = next(iter(next(iter(results.values())).values()))
-    methods = [name for name in first if name not in ("samples", "local")]
+    methods = [name for name in (*EVERY[:-1], *WAYS) if name != "local"]
     yield "| federation | " + " | ".join(methods) + " |"
     yield "|---|" + "--:|" * len(methods)
     every: dict[str, list[tuple[float, float, float]]] = {name: [] for name in methods}
     for federation, seeds in results.items():
         cells = []
         for name in methods:
+            if not all(name in values for values in seeds.values()):
+                cells.append("-")
+                continue
             gain, error, harmed, large = summary(list(seeds.values()), name, federation in lower)
             if federation not in lower:
                 every[name].append((gain, harmed, large))
@@ -265,24 +266,21 @@ def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
     for federation, seeds in results.items():
         worst_last = federation in lower
         count = len(next(iter(seeds.values()))["local"])
-        cells = [spread([s[name] for s in seeds.values()], worst_last) for name in methods]
+        cells = []
+        for name in methods:
+            values = [own[name] for own in seeds.values() if name in own]
+            cells.append(spread(values, worst_last) if len(values) == len(seeds) else "-")
         yield f"| {federation} | {count} | {len(seeds)} | " + " | ".join(cells) + " |"
 
 
 def complete(results: dict[str, Seeds], seeds: int) -> dict[str, Seeds]:
-    """The federations of which every method has that many seeds, and only those seeds."""
+    """The federations of which every method but `choose` has that many seeds."""
     whole = {}
     for name, own in results.items():
-        done = {seed: values for seed, values in own.items() if values.keys() >= WANTED}
+        done = {seed: values for seed, values in own.items() if values.keys() >= set(EVERY[:-1])}
         if len(done) >= seeds:
-            whole[name] = {seed: _ordered(values) for seed, values in done.items()}
+            whole[name] = done
     return whole
-
-
-def _ordered(values: dict[str, list[float]]) -> dict[str, list[float]]:
-    """The methods in the order of the table, whatever the order in which they ran."""
-    order = ["samples", *EVERY, *(f"choose, {how}" for how in HOW)]
-    return {name: values[name] for name in order if name in values}
 
 
 def summary(

@@ -66,17 +66,21 @@ def launch(folder: Path, cases: list[Case], ranks: int = 2) -> subprocess.Comple
     """Run cases on some ranks of this machine."""
     path = folder / "cases.json"
     path.write_text(json.dumps(cases))
-    paths = [str(PROGRAM.parent), str(Path(commonweal.__file__).parents[1])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
         [sys.executable, *start, str(PROGRAM), str(path)],
-        env=environment,
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
+
+
+def _environment() -> dict[str, str]:
+    """One thread for each process, with these tests and the package."""
+    paths = [str(PROGRAM.parent), str(Path(commonweal.__file__).parents[1])]
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def results(folder: Path, rank: int) -> dict[str, Any]:
@@ -155,6 +159,45 @@ def test_all_rules_on_three_ranks(tmp_path: Path, groups: None) -> None:
     compare(tmp_path, [*cases, *PROTOCOLS])
 
 
+PEAK = """
+import os, resource, sys, torch
+from torch import nn
+import commonweal
+from helpers import federation
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+engine, clients, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+layers = nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)
+task = commonweal.Task(nn.Sequential(*layers))
+rows = federation(dict.fromkeys(map(str, range(clients)), 4), (5,))
+before = peak()
+for _ in commonweal.run(task, rows, rounds=2, engine=engine, client={"name": "sgd", "batch": 4}):
+    pass
+if os.environ.get("RANK", "0") == "0":
+    print("PEAK", peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_rank_0_holds_the_simulators_numbers_and_one_answer(tmp_path: Path) -> None:
+    """The updates (S, d) of a cohort, and those of one rank while they are put in their places."""
+    clients, width, ranks = 32, 100_000, 2
+    program = tmp_path / "peak.py"
+    program.write_text(PEAK)
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    peaks = []
+    for launcher, engine in (([], "simulator"), (start, "torchrun")):
+        command = [sys.executable, *launcher, str(program), engine, str(clients), str(width)]
+        ended = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        peaks.append(int(ended.stdout.split()[-1]))
+    updates = 4 * clients * 9 * width
+    assert peaks[1] <= peaks[0] + updates / ranks + updates / 8  # and what gloo needs
+
+
 def test_it_needs_torchrun() -> None:
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
         run_case(case("alone"), "torchrun", Path("nowhere"))
@@ -174,12 +217,10 @@ def commonweal_on_ranks(*arguments: str) -> subprocess.CompletedProcess[str]:
     spy = "import commonweal.analysis.rank_pool as p; answer = p._answer; "
     spy += "p._answer = lambda q: (print('RANK 1 DID', q.header['do']), answer(q))[1]; "
     spy += "from commonweal.cli import main; main()"
-    paths = str(Path(commonweal.__file__).parents[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     return subprocess.run(
         [sys.executable, *start, sys.executable, "-c", spy, *arguments],
-        env=environment,
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -25,6 +25,7 @@ import commonweal
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base import errors, randomness
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RankError
+from commonweal.base.plain import Table
 from commonweal.base.tensors import State, Tensors, flatten, move, select, unflatten
 from commonweal.data.federation import Federation
 from commonweal.engines import wire
@@ -41,6 +42,11 @@ __all__ = ["Ranks", "connect", "shares"]
 # A rank waits while rank 0 is busy with something else, such as a caller's loop. A process that
 # ends is noticed at once, as its connections close.
 PATIENCE = timedelta(days=1)
+REMEDIES = {
+    "samples": "give every machine the same files",
+    "initial parameters": "call torch.manual_seed(0) before the model is made",
+    "settings": "start every machine with the same experiment",
+}
 START = "start it with torchrun --nproc-per-node 4 -m commonweal run FILE engine=torchrun"
 
 
@@ -136,8 +142,8 @@ class Ranks(Simulator):
         return {
             "host": socket.gethostname(),
             "samples": self.digest(),
-            "model": randomness.digest(algorithm.task.initial.numpy().tobytes()),
-            "experiment": randomness.digest(text.encode()),
+            "initial parameters": randomness.digest(algorithm.task.initial.numpy().tobytes()),
+            "settings": randomness.digest(text.encode()),
             "commonweal": commonweal.__version__,
             "torch": torch.__version__,
         }
@@ -151,7 +157,7 @@ class Ranks(Simulator):
         for rank, other in enumerate(described, 1):
             self._names[rank] = f"rank {rank} on {other['host']}"
         for name, other in zip(self._names[1:], described, strict=True):
-            for key in ("commonweal", "torch", "samples", "model", "experiment"):
+            for key in ("commonweal", "torch", *REMEDIES):
                 if other[key] != about[key]:
                     _differs(name, key, str(other[key]), about[key])
 
@@ -199,6 +205,7 @@ class Ranks(Simulator):
                 values[name].index_copy_(0, positions, value)
             for client, state in unflatten(_within("state/", answer)).items():
                 self.states.put(int(client), ClientState.read(state), self._round)
+            del answer  # before the next one comes
         return Replies(request.clients, values)
 
     def _units(self, algorithm: Algorithm, clients: Tensor) -> list[Tensor]:
@@ -270,11 +277,12 @@ class Ranks(Simulator):
             failure = error
         for rank in busy:
             with self._watching():
-                header, tensors = wire.receive(rank)
-            if "error" in header:
-                failure = failure or self._failure(rank, str(header["error"]), str(header["text"]))
+                answer = wire.receive(rank)
+            if "error" in answer.header:
+                failure = failure or self._failure(rank, answer.header)
             elif failure is None:
-                yield rank, tensors
+                yield rank, answer.tensors
+            del answer  # before the next one comes
         self._asking = False
         if failure is not None:
             raise failure
@@ -283,8 +291,9 @@ class Ranks(Simulator):
         known = [client for client in clients.tolist() if client in self.states]
         return flatten({str(client): self.states[client].saved() for client in known})
 
-    def _failure(self, rank: int, kind: str, text: str) -> CommonwealError:
+    def _failure(self, rank: int, header: Table) -> CommonwealError:
         """The error that another rank met."""
+        kind, text = str(header["error"]), str(header["text"])
         if kind in errors.__all__:
             raised: CommonwealError = vars(errors)[kind](text)
             return raised
@@ -372,10 +381,8 @@ def _differs(name: str, key: str, other: str, own: str) -> NoReturn:
     """Raise the error for a rank that has something else than rank 0."""
     if key in ("commonweal", "torch"):
         raise ConfigError(f"{name} has {key} {other}, rank 0 {own}: install the same version")
-    kind = DataError if key == "samples" else ConfigError
-    raise kind(
-        f"{name} has another {key} than rank 0 (digests {other} and {own}): give every machine "
-        "the same files"
+    raise (DataError if key == "samples" else ConfigError)(
+        f"{name} has other {key} than rank 0 (digests {other} and {own}): {REMEDIES[key]}"
     )
 
 

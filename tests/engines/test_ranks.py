@@ -103,10 +103,15 @@ def compare(folder: Path, cases: list[Case]) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_ranks_write_the_simulators_bytes(tmp_path: Path, groups: None) -> None:
-    """Requests, states, evaluations and failures; nothing is unpickled on the way."""
+    """Requests, states, evaluations and failures.
+
+    On the way nothing is unpickled, and rank 0 holds one answer at a time (`rank_program`).
+    """
     cases = [*METHODS, *PROTOCOLS]
     ended = launch(tmp_path, [*cases, case("row", row=True), case("after")])
     assert ended.returncode == 0, ended.stderr
+    # gloo's threads have ended: otherwise one process in some dozens aborts at its exit.
+    assert [(tmp_path / f"cases.left{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
     compare(tmp_path, [*cases, case("after")])
     dropped = json.loads((tmp_path / "one/poisoned/rounds.jsonl").read_text().split("\n")[0])
     assert list(dropped["dropped"]) == ["c"]
@@ -157,45 +162,6 @@ def test_all_rules_on_three_ranks(tmp_path: Path, groups: None) -> None:
     ended = launch(tmp_path, [*cases, *PROTOCOLS], ranks=3)
     assert ended.returncode == 0, ended.stderr
     compare(tmp_path, [*cases, *PROTOCOLS])
-
-
-PEAK = """
-import os, resource, sys, torch
-from torch import nn
-import commonweal
-from helpers import federation
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-engine, clients, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.manual_seed(0)
-layers = nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)
-task = commonweal.Task(nn.Sequential(*layers))
-rows = federation(dict.fromkeys(map(str, range(clients)), 4), (5,))
-before = peak()
-for _ in commonweal.run(task, rows, rounds=2, engine=engine, client={"name": "sgd", "batch": 4}):
-    pass
-if os.environ.get("RANK", "0") == "0":
-    print("PEAK", peak() - before)
-"""
-
-
-@pytest.mark.slow
-def test_rank_0_holds_the_simulators_numbers_and_one_answer(tmp_path: Path) -> None:
-    """The updates (S, d) of a cohort, and those of one rank while they are put in their places."""
-    clients, width, ranks = 32, 100_000, 2
-    program = tmp_path / "peak.py"
-    program.write_text(PEAK)
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    peaks = []
-    for launcher, engine in (([], "simulator"), (start, "torchrun")):
-        command = [sys.executable, *launcher, str(program), engine, str(clients), str(width)]
-        ended = subprocess.run(command, env=_environment(), capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
-        peaks.append(int(ended.stdout.split()[-1]))
-    updates = 4 * clients * 9 * width
-    assert peaks[1] <= peaks[0] + updates / ranks + updates / 8  # and what gloo needs
 
 
 def test_it_needs_torchrun() -> None:

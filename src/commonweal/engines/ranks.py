@@ -5,6 +5,7 @@ methods, algorithms and records do not know that there are ranks. Replies, and w
 give, are put in the places that they have in one process.
 """
 
+import atexit
 import os
 import signal
 import socket
@@ -56,7 +57,14 @@ def connect() -> tuple[int, int]:
         raise ConfigError(f"engine = 'torchrun' needs the processes of torchrun: {START}")
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=PATIENCE)
+        atexit.register(_leave)
     return dist.get_rank(), dist.get_world_size()
+
+
+def _leave() -> None:
+    """End gloo's threads: a process that exits while they run may abort, and count as failed."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
@@ -164,7 +172,7 @@ class Ranks(Simulator):
     def _end(self) -> None:
         """Tell the others that the run is over."""
         if self._asking:  # interrupted: they are not listening
-            dist.destroy_process_group()
+            _leave()
             return
         with self._watching():
             wire.broadcast(Parcel({"do": "end"}, {}))
@@ -198,11 +206,7 @@ class Ranks(Simulator):
         question = Parcel({"do": "collect", "purpose": request.purpose}, tensors)
         values: Tensors = {}
         for rank, answer in self._ask(algorithm, question, request.clients):
-            positions = (owner == rank).nonzero().flatten()
-            for name, value in _within("reply/", answer).items():
-                if name not in values:
-                    values[name] = value.new_empty(len(owner), *value.shape[1:])
-                values[name].index_copy_(0, positions, value)
+            _put(values, _within("reply/", answer), owner == rank)
             for client, state in unflatten(_within("state/", answer)).items():
                 self.states.put(int(client), ClientState.read(state), self._round)
             del answer  # before the next one comes
@@ -370,6 +374,14 @@ def _owners(units: Sequence[Tensor], sizes: Tensor, ranks: int) -> Tensor:
         for k in part:
             owner[units[k]] = rank
     return owner
+
+
+def _put(values: Tensors, replies: Tensors, clients: Tensor) -> None:
+    """Write the replies of some clients, a mask (S,), to their places among those of all."""
+    for name, value in replies.items():
+        if name not in values:
+            values[name] = value.new_empty(len(clients), *value.shape[1:])
+        values[name].index_copy_(0, clients.nonzero().flatten(), value)
 
 
 def _within(prefix: str, tensors: Tensors) -> Tensors:

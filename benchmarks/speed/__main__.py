@@ -1,6 +1,7 @@
 """How fast Commonweal is, beside a hand-written loop, the limit, and other libraries.
 
-    python -m benchmarks.speed              everything, with the peers that are installed
+    python -m benchmarks.speed              all tables of docs/performance.md, with the peers that
+                                            are installed
     python -m benchmarks.speed --peers      install the peers first (pfl, fluke, fedlab, flower)
     python -m benchmarks.speed --peers pfl  install some of them
     python -m benchmarks.speed --quick      in at most two minutes, without peers
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import growth, parts, peers, rounds
+from . import growth, parts, peers, profile, rounds
 from .report import Target, verdicts
 from .work import DEVICES, WORKS, Work
 
@@ -61,17 +62,14 @@ SMOKE = Effort(
 )
 
 
-def sections(effort: Effort, with_peers: bool) -> dict[str, Callable[[], list[Target]]]:
-    """The parts of the benchmark by name."""
-    found: dict[str, Callable[[], list[Target]]] = {}
-    for work in effort.works:
-        found[work.name] = lambda work=work: rounds.compare_rounds(  # type: ignore[misc]
-            [work], effort.turns, effort.slow_turns, with_peers, effort.threads
-        )
-    return found | {
+def sections(effort: Effort) -> dict[str, Callable[[], list[Target]]]:
+    """The parts of the benchmark by name, without the rounds of works."""
+    return {
         "growth": lambda: growth.grow(effort.growth, effort.slow_turns),
         "personal": lambda: parts.personal(effort.turns, effort.works[1], effort.images),
-        "gram": lambda: parts.gram(effort.slow_turns, parameters=effort.gram),
+        "profile": lambda: profile.profile(effort.turns),
+        "training": lambda: profile.ways_to_train(effort.turns),
+        "gram": lambda: profile.gram(effort.slow_turns, effort.gram),
         "evaluation": lambda: parts.evaluation(effort.turns, effort.evaluated),
         "heart": lambda: parts.heart_run(effort.slow_turns, effort.heart_rounds),
         "sweep": lambda: parts.sweep(*effort.sweep, processes=effort is not SMOKE),
@@ -99,15 +97,24 @@ def main() -> None:
         effort = QUICK
     if arguments.smoke:
         effort = SMOKE
-    known = sections(effort, with_peers=effort is FULL or arguments.peers is not None)
+    others = sections(effort)
+    known = [*(work.name for work in effort.works), *others]
     for name in arguments.only:
         if name not in known:
             parser.error(f"no part is called {name!r}: there are {', '.join(known)}")
+    chosen = arguments.only or known
     began = time.perf_counter()
     print(f"{os.cpu_count()} cores; medians (quartiles) of turns taken in rotation")
     targets = []
-    for name in arguments.only or known:
-        targets += known[name]()
+    works = [work for work in effort.works if work.name in chosen]
+    if works:
+        with_peers = effort is FULL or arguments.peers is not None
+        targets += rounds.compare_rounds(
+            works, effort.turns, effort.slow_turns, with_peers, effort.threads
+        )
+    for name, section in others.items():
+        if name in chosen:
+            targets += section()
     if targets:
         print(f"\n### Targets\n\n{verdicts(targets)}")
     print(f"\n{time.perf_counter() - began:.0f} seconds")

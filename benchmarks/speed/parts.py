@@ -1,4 +1,4 @@
-"""What else takes time: personal methods, the Gram matrix, evaluation, Heart, the command."""
+"""What else takes time: client methods, evaluation, Heart, a comparison, the command."""
 
 import os
 import subprocess
@@ -21,16 +21,15 @@ from commonweal.config import catalog
 from commonweal.config.experiment import read, values
 from commonweal.data.federation import Rows
 from commonweal.datasets.heart import heart
-from commonweal.rules.rule import Reports
 from commonweal.training.evaluation import evaluate
 from commonweal.training.task import Batch, Task
 
 from .contenders import ours
 from .report import Target, compared, table
-from .timing import Contender, InProcess, Timed, in_turns, ratio, spread
+from .timing import Contender, InProcess, Spread, Timed, in_turns, ratio, spread
 from .work import CNN, MLP, Work
 
-__all__ = ["command", "evaluation", "gram", "heart_run", "personal", "sweep"]
+__all__ = ["command", "evaluation", "heart_run", "personal", "sweep"]
 
 # Rules of a sweep.
 SWEPT = ["fedavg", "uniform", "afl", "qfedavg", "term", "propfair", "aaggff-s", "aaggff-d"]
@@ -48,41 +47,48 @@ GRADIENTS = {"fedrep": 2.0, "superfed-lm, begun": 2.0, "superfed-mm, begun": 2.0
 
 
 def personal(turns: int, work: Work = MLP, cnn: Work = FEW_IMAGES) -> list[Target]:
-    """Every client method beside sgd, and how many gradients of a batch it takes."""
+    """Every client method relative to sgd, and how many gradients of a batch it takes."""
     momentum = {"momentum": 0.9, "weight_decay": 1e-4}  # as SuPerFed's authors train it
     thesis = replace(work, layers=2, batch=min(work.batch, 10))
-    targets = _methods(turns, work, {}, "plain SGD, one hidden layer")
-    targets += _methods(turns, thesis, momentum, "momentum, two hidden layers, batch 10")
-    return targets + _methods(min(turns, 3), cnn, {}, "plain SGD")
+    settings = {
+        "plain SGD": _methods(turns, work, {}),
+        "momentum": _methods(turns, thesis, momentum),
+        "CNN": _methods(min(turns, 3), cnn, {}),
+    }
+    sgd_gradients = count_gradients({"name": "sgd"})
+    rows = []
+    targets = []
+    for name in settings["plain SGD"]:
+        gradients = GRADIENTS.get(name, count_gradients(_clients()[name]) / sgd_gradients)
+        row = [f"{name} [{gradients:g}]"]
+        for setting, ratios in settings.items():
+            row.append(ratios[name].text() if name in ratios else "")
+            if name in ratios:
+                measured = ratios[name].median / gradients
+                targets.append(Target(f"{name}: of its gradients ({setting})", 1.3, measured))
+        rows.append(row)
+    print(
+        "\n### Client methods: processor time of a round relative to sgd [gradients of a batch]\n"
+    )
+    print(table(("", *settings), rows), flush=True)
+    return targets
 
 
-def _methods(turns: int, work: Work, sgd: dict[str, Any], setting: str) -> list[Target]:
+def _methods(turns: int, work: Work, sgd: dict[str, Any]) -> dict[str, Spread]:
+    """The processor time of a round with every method that fits, relative to sgd."""
     data = work.federation()
     ways: list[Contender] = []
     for name, given in _clients().items():
         client = given | {"batch": work.batch, "lr": 0.01} | sgd
         try:
             one_round = ours(work, work.task(), data, client=client)
-        except ConfigError as error:
-            print(f"{name} is skipped: {error}")
+        except ConfigError:  # of fedbn: there are no normalisation layers
             continue
         for _ in range(3 * work.clients // work.cohort):  # most clients have a state then
             one_round()
         ways.append(InProcess(name, one_round))
     times = in_turns(ways, turns)
-    sgd_gradients = count_gradients({"name": "sgd"})
-    rows = []
-    targets = []
-    for name, taken in times.items():
-        measured = ratio(taken, times["sgd"], processor=True)
-        gradients = count_gradients(_clients()[name]) / sgd_gradients
-        theory = GRADIENTS.get(name, gradients)
-        rows.append((name, measured.text(), f"{theory:.1f}", f"{measured.median / theory:.2f}"))
-        claim = f"{name}: of its gradients ({work.name}, {setting})"
-        targets.append(Target(claim, 1.3, measured.median / theory))
-    print(f"\n### Client methods, processor time of a round beside sgd ({work.name}, {setting})\n")
-    print(table(("", "of sgd", "gradients, of sgd", "per gradient"), rows), flush=True)
-    return targets
+    return {name: ratio(taken, times["sgd"], processor=True) for name, taken in times.items()}
 
 
 def _clients() -> dict[str, dict[str, Any]]:
@@ -116,29 +122,7 @@ def count_gradients(given: dict[str, Any]) -> int:
     return max(count, grad.call_count)
 
 
-# Parts of a round
-
-
-def gram(turns: int, clients: int = 100, parameters: int = 1_663_370) -> list[Target]:
-    """The inner products of a cohort's updates beside one float32 product."""
-    updates = torch.randn(clients, parameters)
-    ones = torch.ones(clients)
-
-    def decided() -> Tensor:
-        ids = torch.arange(clients)
-        reports = Reports(ids=ids, sizes=ones, losses=ones, clients=clients, updates=updates)
-        return reports.gram
-
-    times = in_turns(
-        [
-            InProcess("commonweal", decided),
-            InProcess("float32 product", lambda: updates @ updates.T),
-        ],
-        turns,
-    )
-    print(f"\n### Gram matrix of {clients} updates of {parameters:,} parameters\n")
-    print(compared(times, "commonweal"), flush=True)
-    return []
+# Evaluation, and what a person waits for
 
 
 def evaluation(turns: int, clients: int = 10_000) -> list[Target]:

@@ -1,16 +1,9 @@
 """Where the time of a round goes, and what each way to save some of it gives.
 
-Processor time of one thread, medians; contenders are taken in turns, because machines are shared
-and noisy. `benchmarks/speed` compares whole rounds with a hand-written loop, with the limit and
-with other libraries.
-
-    python benchmarks/round.py [--turns N]
+Processor time of one thread, medians.
 """
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from unittest import mock
 
@@ -22,8 +15,6 @@ from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
 from commonweal.base.tensors import is_finite
 from commonweal.clients import Client
-from commonweal.config import catalog
-from commonweal.data.federation import Federation, Rows
 from commonweal.engines.simulator import CHUNK, Simulator
 from commonweal.rules import FedAvg
 from commonweal.rules.rule import Reports
@@ -31,32 +22,27 @@ from commonweal.servers import SGD
 from commonweal.training import local
 from commonweal.training.dense import DenseTrainer
 from commonweal.training.evaluation import evaluate
-from commonweal.training.task import Task
 
-SHAPE = (1, 28, 28)
-MODELS: dict[str, object] = {"logistic": "logistic", "mlp": {"name": "mlp", "hidden": [200]}}
+from .report import Target, table
+from .timing import InProcess, Spread, in_turns, spread
+from .work import Work
+
+__all__ = ["gram", "profile", "ways_to_train"]
+
 COHORTS = {"10 x 100 rows": (10, 100), "100 x 20 rows": (100, 20)}
 
-Work = Callable[[], object]
-
-
-def federation(clients: int, rows: int) -> Federation:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(clients * rows, *SHAPE, generator=generator)
-    y = torch.randint(0, 10, (clients * rows,), generator=generator)
-    part = Rows(x, y, torch.arange(clients + 1) * rows)
-    return Federation(part, part, tuple(map(str, range(clients))), outputs=10)
+Round = Callable[[], object]
 
 
 class Bench:
     """A cohort of all clients, and the parts of its round."""
 
-    def __init__(self, model: str, clients: int, rows: int, client: Client | None = None) -> None:
-        torch.manual_seed(0)
-        self.task = Task(catalog.build("models", MODELS[model], shape=SHAPE, outputs=10))
-        self.data = federation(clients, rows)
+    def __init__(self, model: str, clients: int, rows: int) -> None:
+        work = Work("", model, clients=clients, rows=rows, cohort=clients)
+        self.task = work.task()
+        self.data = work.federation()
         self.ids = torch.arange(clients)
-        self.algorithm = Averaging(self.task, FedAvg(), client or Client(), SGD())
+        self.algorithm = Averaging(self.task, FedAvg(), Client(), SGD())
         self.state = self.algorithm.init(self.data.population)
         self.message = self.algorithm.ask(self.state)
         self.engine = Simulator(self.data)
@@ -88,13 +74,13 @@ class Bench:
         replies = self.engine.collect(self.algorithm, Request(self.ids, self.message))
         return self.algorithm.tell(self.state, replies, len(self.ids))
 
-    def parts(self) -> dict[str, Work]:
+    def parts(self) -> dict[str, Round]:
         plan = self.draw()
         update = self.train(plan)
         weights = torch.full((len(update),), 1 / len(update))
         return {
             "random streams and batches": self.draw,
-            "loss of the received model": self.report,
+            "loss of the received model, for fair rules": self.report,
             "local training": lambda: self.train(plan),
             "replies checked": lambda: is_finite(update),
             "weighted sum": lambda: weights @ update,
@@ -102,33 +88,28 @@ class Bench:
         }
 
 
-def in_turns(ways: dict[str, Work], turns: int) -> dict[str, float]:
-    """The median processor milliseconds of each way, taken in turns."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(turns + 1):
-        for name, way in ways.items():
-            start = time.process_time()
-            way()
-            if turn:  # the first one is to warm up
-                taken[name].append(1e3 * (time.process_time() - start))
-    return {name: statistics.median(values) for name, values in taken.items()}
+def spreads(ways: dict[str, Round], turns: int) -> dict[str, Spread]:
+    """The processor milliseconds of each way, taken in turns by one thread."""
+    times = in_turns([InProcess(name, way) for name, way in ways.items()], turns)
+    return {name: spread(1e3 * turn.processor for turn in v) for name, v in times.items()}
 
 
-def print_table(title: str, columns: dict[str, dict[str, float]]) -> None:
-    """One column per key, in markdown; rows are the ways."""
-    print(f"\n| {title}, processor ms | " + " | ".join(columns) + " |")
-    print("|---|" + "--:|" * len(columns))
+def print_columns(title: str, columns: dict[str, dict[str, Spread]]) -> None:
+    """A table with a column per key; rows are the ways."""
+    rows = []
     for way in next(iter(columns.values())):
-        cells = " | ".join(f"{values[way]:.1f}" for values in columns.values())
-        print(f"| {way} | {cells} |")
+        rows.append([way, *(values[way].text(1) for values in columns.values())])
+    print(f"\n### {title}\n\n{table(['processor ms', *columns], rows)}", flush=True)
 
 
-def profile(turns: int) -> None:
+def profile(turns: int) -> list[Target]:
+    """The parts of a round with FedAvg."""
     columns = {}
-    for model in MODELS:
+    for model in ("logistic", "mlp"):
         for label, (clients, rows) in COHORTS.items():
-            columns[f"{model}, {label}"] = in_turns(Bench(model, clients, rows).parts(), turns)
-    print_table("a round", columns)
+            columns[f"{model}, {label}"] = spreads(Bench(model, clients, rows).parts(), turns)
+    print_columns("Where the time of a round goes", columns)
+    return []
 
 
 def by_autograd(bench: Bench, plan: local.BatchSchedule) -> Tensor:
@@ -136,20 +117,23 @@ def by_autograd(bench: Bench, plan: local.BatchSchedule) -> Tensor:
         return bench.train(plan)
 
 
-def ways_to_train(turns: int) -> None:
+def ways_to_train(turns: int) -> list[Target]:
+    """Local training of the MLP, by autograd and by chunks of several sizes."""
     columns = {}
     for label, (clients, rows) in COHORTS.items():
         bench = Bench("mlp", clients, rows)
         plan = bench.draw()
-        ways: dict[str, Work] = {"vmap and autograd": partial(by_autograd, bench, plan)}
+        ways: dict[str, Round] = {"vmap and autograd": partial(by_autograd, bench, plan)}
         for power in (18, 19, 20, 21, 22, 24):
             ways[f"closed form, chunks of 2^{power}"] = partial(bench.train, plan, 1 << power)
         ways["closed form, all at once"] = partial(bench.train, plan, None)
-        columns[f"mlp, {label}"] = in_turns(ways, turns)
-    print_table("local training", columns)
+        columns[f"mlp, {label}"] = spreads(ways, turns)
+    print_columns("Ways to train dense models", columns)
+    return []
 
 
-def gram(turns: int, clients: int = 100, parameters: int = 1_663_370) -> None:
+def gram(turns: int, parameters: int, clients: int = 100) -> list[Target]:
+    """The inner products of a cohort's updates in float64 and float32."""
     generator = torch.Generator().manual_seed(0)
     updates = torch.randn(clients, parameters, generator=generator)
     exact = _reports(updates).gram
@@ -174,31 +158,17 @@ def gram(turns: int, clients: int = 100, parameters: int = 1_663_370) -> None:
         "float32, one product": lambda: single(parameters),
     }
     scale = exact.diagonal().outer(exact.diagonal()).sqrt()
-    times = in_turns(dict(ways), turns)
-    print(f"\n| Gram matrix of {clients} x {parameters} | processor ms | largest error |")
-    print("|---|--:|--:|")
+    times = spreads(dict(ways), turns)
+    rows = []
     for name, way in ways.items():
         error = float(((way() - exact).abs() / scale).max())
-        print(f"| {name} | {times[name]:.0f} | {error:.0e} |")
+        rows.append([name, times[name].text(0), f"{error:.0e}"])
+    print(f"\n### Gram matrix of {clients} updates of {parameters:,} parameters\n")
+    print(table(["", "processor ms", "largest error"], rows), flush=True)
+    return []
 
 
 def _reports(updates: Tensor) -> Reports:
     ones = torch.ones(len(updates))
     ids = torch.arange(len(updates))
     return Reports(ids=ids, sizes=ones, losses=ones, clients=len(updates), updates=updates)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--turns", type=int, default=11)
-    turns = parser.parse_args(arguments).turns
-    torch.set_num_threads(1)
-    profile(turns)
-    ways_to_train(turns)
-    gram(max(1, turns // 4))
-
-
-if __name__ == "__main__":
-    main()

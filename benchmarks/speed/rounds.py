@@ -6,20 +6,22 @@ from dataclasses import replace
 
 from .contenders import centralised, hand_written, ours
 from .peers import PEERS, PeerError, installed, start
-from .report import Target, best, compared
-from .timing import Contender, InProcess, Timed, in_turns, ratio, threads_text
+from .report import Target, best, compared, table
+from .timing import Contender, InProcess, Spread, Timed, in_turns, ratio, spread, threads_text
 from .work import CNN, DEVICES, LOGISTIC, LSTM, MLP, UNEQUAL, WORKS, Work
 
 __all__ = ["compare_rounds", "smaller"]
 
-# Works that pfl, and the other peers, are given: the largest ratio of ours to theirs.
-AGAINST_PFL = {LOGISTIC.name: 0.5, MLP.name: 0.5, CNN.name: 1.0, LSTM.name: 1.0}
-AGAINST_PEERS = {LOGISTIC.name: 0.4, MLP.name: 0.4}
-AGAINST_LOOP = {DEVICES.name: 0.7, UNEQUAL.name: 0.7, CNN.name: 1.05, LSTM.name: 1.05}
-AGAINST_LIMIT = {MLP.name: 2.5, CNN.name: 2.5}
-# The received model is evaluated on the first batch only: nearer to what peers do, who evaluate
-# nothing.
-BATCH_LOSSES = {"name": "averaging", "loss": "batch"}
+# The largest ratio of ours to another's time, by work: FedAvg does what peers do. Rules that need
+# losses do what the contenders "with a loss pass" do.
+OURS = "Commonweal"
+FAIR = "Commonweal with TERM"
+AGAINST: dict[str, dict[str, float]] = {
+    "loop": {DEVICES.name: 0.7, UNEQUAL.name: 0.7, CNN.name: 1.05, LSTM.name: 1.05},
+    "limit": {MLP.name: 2.5, CNN.name: 2.5},
+    "pfl": {LOGISTIC.name: 0.5, MLP.name: 0.5, CNN.name: 1.0, LSTM.name: 1.0},
+}
+AGAINST |= {peer.name: {LOGISTIC.name: 0.4, MLP.name: 0.4} for peer in PEERS if peer.name != "pfl"}
 MANY = 1000  # clients from which Flower is skipped: it takes minutes to start 10,000
 SLOW = (CNN.name, LSTM.name, DEVICES.name, UNEQUAL.name)  # a turn is one round
 
@@ -31,26 +33,56 @@ def compare_rounds(
     peers: bool = True,
     threads: Sequence[int] = (),
 ) -> list[Target]:
-    """Print a table for each work. Returns the targets."""
+    """Print a table for each work, and one of all. Returns the targets."""
     targets = []
+    columns: dict[str, dict[str, str]] = {}
     for work in works:
         slow = work.name in SLOW
-        rounds = 1 if slow else 2
-        counts = list(threads) or sorted({1, os.cpu_count() or 1})
-        contenders = _here(work, counts, rounds)
-        if peers:
-            contenders += _peers(work, counts, rounds)
-        try:
-            times = in_turns(contenders, slow_turns if slow else turns)
-        finally:
-            for each in contenders:
-                each.close()
-        fastest = _fastest(times)
+        times = _timed(work, slow_turns if slow else turns, 1 if slow else 2, peers, threads)
         title = f"{work.name}: {work.cohort} of {work.clients} clients, {work.rows} rows"
         print(f"\n### {title}, batch {work.batch}, one epoch\n")
-        print(compared(times, best(times, "commonweal")), flush=True)
-        targets += _targets(work, times, fastest)
+        print(compared(times, best(times, OURS)), flush=True)
+        ratios = _ratios(times)
+        wall = spread(1e3 * turn.wall for turn in times[best(times, OURS)])
+        columns[work.name] = {f"a round of {OURS}, ms": wall.text(1)}
+        columns[work.name] |= {name: value.text() for name, value in ratios.items()}
+        for name, value in ratios.items():
+            if work.name in AGAINST.get(name, {}):
+                target = AGAINST[name][work.name]
+                targets.append(Target(f"{work.name}: of {name}", target, value.median))
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [[name, *(column.get(name, "") for column in columns.values())] for name in names]
+    print("\n### Time of a round relative to others, each in its fastest way\n")
+    print(table(["", *columns], rows), flush=True)
     return targets
+
+
+def _timed(
+    work: Work, turns: int, rounds: int, peers: bool, threads: Sequence[int]
+) -> dict[str, list[Timed]]:
+    """The times of all contenders on some work."""
+    counts = list(threads) or sorted({1, os.cpu_count() or 1})
+    contenders = _here(work, counts, rounds)
+    try:
+        if peers:
+            contenders += _peers(work, counts, rounds)
+        return in_turns(contenders, turns)
+    finally:
+        for each in contenders:
+            each.close()
+
+
+def _ratios(times: dict[str, list[Timed]]) -> dict[str, Spread]:
+    """Our time over the others', each in its fastest way.
+
+    On the clock, as more threads or processes take more processor time for less of it.
+    """
+    ratios = {}
+    for contender in dict.fromkeys(name.split(",")[0] for name in times):
+        if contender not in (OURS, FAIR):
+            base = FAIR if contender.endswith("with a loss pass") else OURS
+            ratios[contender] = ratio(times[best(times, base)], times[best(times, contender)])
+    return ratios
 
 
 def _here(work: Work, threads: Sequence[int], rounds: int) -> list[Contender]:
@@ -58,8 +90,8 @@ def _here(work: Work, threads: Sequence[int], rounds: int) -> list[Contender]:
     found: list[Contender] = []
     for count in threads:
         ways = {
-            "commonweal": ours(work, work.task(), data),
-            "with batch losses": ours(work, work.task(), data, algorithm=BATCH_LOSSES),
+            OURS: ours(work, work.task(), data),
+            FAIR: ours(work, work.task(), data, rule="term"),
             "loop": hand_written(work, work.task(), data, False),
             "loop with a loss pass": hand_written(work, work.task(), data, True),
             "limit": centralised(work, work.task(), data, False),
@@ -87,32 +119,6 @@ def _peers(work: Work, threads: Sequence[int], rounds: int) -> list[Contender]:
                 found.append(start(peer, work, count, processes, rounds))
             except PeerError as error:
                 print(f"{work.name}: {error}: skipped")
-    return found
-
-
-def _fastest(times: dict[str, list[Timed]]) -> dict[str, str]:
-    """The fastest way of each contender."""
-    contenders = dict.fromkeys(name.split(",")[0] for name in times)
-    return {contender: best(times, contender) for contender in contenders}
-
-
-def _targets(work: Work, times: dict[str, list[Timed]], fastest: dict[str, str]) -> list[Target]:
-    """What was asked of this work, each against the other's fastest way."""
-    base = times[fastest["commonweal"]]
-    asked = {
-        "loop" if work.name in (DEVICES.name, UNEQUAL.name) else "loop with a loss pass": (
-            AGAINST_LOOP
-        ),
-        "limit": AGAINST_LIMIT,
-        "pfl": AGAINST_PFL,
-        **{peer.name: AGAINST_PEERS for peer in PEERS if peer.name != "pfl"},
-    }
-    found = []
-    for contender, limits in asked.items():
-        if contender in fastest and work.name in limits:
-            # On the clock, as more threads or processes take more processor time for less of it.
-            measured = ratio(base, times[fastest[contender]]).median
-            found.append(Target(f"{work.name}: of {contender}", limits[work.name], measured))
     return found
 
 

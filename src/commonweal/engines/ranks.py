@@ -393,7 +393,8 @@ def _differs(name: str, key: str, other: str, own: str) -> NoReturn:
     """Raise the error for a rank that has something else than rank 0."""
     if key in ("commonweal", "torch"):
         raise ConfigError(f"{name} has {key} {other}, rank 0 {own}: install the same version")
-    raise (DataError if key == "samples" else ConfigError)(
+    kind = DataError if key == "samples" else ConfigError
+    raise kind(
         f"{name} has other {key} than rank 0 (digests {other} and {own}): {REMEDIES[key]}"
     )
 

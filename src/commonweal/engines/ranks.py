@@ -394,9 +394,7 @@ def _differs(name: str, key: str, other: str, own: str) -> NoReturn:
     if key in ("commonweal", "torch"):
         raise ConfigError(f"{name} has {key} {other}, rank 0 {own}: install the same version")
     kind = DataError if key == "samples" else ConfigError
-    raise kind(
-        f"{name} has other {key} than rank 0 (digests {other} and {own}): {REMEDIES[key]}"
-    )
+    raise kind(f"{name} has other {key} than rank 0 (digests {other} and {own}): {REMEDIES[key]}")
 
 
 def _in_main_thread() -> bool:

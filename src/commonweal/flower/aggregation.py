@@ -159,7 +159,7 @@ def dominance(outcome: Outcome, names: Mapping[int, str]) -> tuple[str, ...]:
     return (
         f"{100 * float(weights.max() / weights.sum()):.0f} % of the weight is on client {name}: "
         "the model becomes this client's, and may get worse for the others; choose a milder "
-        "parameter of the rule (adafed: gamma = 1)",
+        "parameter of the rule (adafed: a smaller gamma)",
     )
 
 

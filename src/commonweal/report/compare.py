@@ -119,7 +119,8 @@ class Comparison:
         if not rules:
             rules, baselines = baselines, []
         (score,) = scores
-        notes = unequal_promises({result.label: paired[result.label] for result in rules})
+        methods = {label: runs for label, runs in paired.items() if label not in (ALONE, POOLED)}
+        notes = unequal_promises(methods)
         return cls(score, rules, baselines, [*failures, *notes], paired, varied)
 
     @classmethod

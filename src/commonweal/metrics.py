@@ -312,12 +312,12 @@ def seeds_needed(
     seeds = np.arange(2, most + 1)
     critical = stdtrit(seeds - 1, (1 + confidence) / 2)
     shift = effect * np.sqrt(seeds)
-    found = nctdtr(seeds - 1, shift, -critical) + 1 - nctdtr(seeds - 1, shift, critical)
-    for k in np.flatnonzero(np.isnan(found)):  # it has no value for some large shifts
+    reached = nctdtr(seeds - 1, shift, -critical) + 1 - nctdtr(seeds - 1, shift, critical)
+    for k in np.flatnonzero(np.isnan(reached)):  # it has no value for some large shifts
         # The mean over quantiles of the variance, given which the statistic is normal.
         scale = np.sqrt(chdtri(seeds[k] - 1, QUANTILES) / (seeds[k] - 1))
-        found[k] = ndtr(shift[k] - critical[k] * scale).mean()
-    enough = np.flatnonzero(found >= power)
+        reached[k] = ndtr(shift[k] - critical[k] * scale).mean()
+    enough = np.flatnonzero(reached >= power)
     return int(seeds[enough[0]]) if enough.size else None
 
 

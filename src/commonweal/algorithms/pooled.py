@@ -119,8 +119,8 @@ class Pooled(Averaging):
             return self.size(group), ClientState(shared)
         everything = Rows(group.rows.inputs, group.rows.y, torch.tensor([0, len(group.rows.y)]))
         begun = {n: value[None] for n, value in self._trainer.init_client(0).method.items()}
-        kept = group.states.method | group.states.protocol
-        group = group._replace(states=ClientState(begun | kept))
+        own = group.states.method | group.states.protocol
+        group = group._replace(states=ClientState(begun | own))
         divided = self._divided(group, everything)
         replies, states = self._trainer.answer(request, divided)
         if request.purpose == "fit":
@@ -132,7 +132,7 @@ class Pooled(Averaging):
                 "linear": method["linear"],
                 "linear_weight": method["linear_weight"],
             }
-            return fitted, self._kept(begun | kept)  # "share" gives it to all clients
+            return fitted, self._kept(begun | own)  # "share" gives it to all clients
         return replies, self._kept(states.method)
 
     def _divided(self, group: Group, everything: Rows) -> Group:

@@ -341,13 +341,13 @@ class Private(Averaging):
         """What clients send, bounded, and what they remember. The message has public numbers."""
         public = {n.removeprefix(PUBLIC): v for n, v in message.items() if n.startswith(PUBLIC)}
         asked = Asked(public, float(message[CLIP]), self.quantile != "none")
-        sent, kept = weigh(self.form, updates, losses, memory, asked)
+        sent, remembered = weigh(self.form, updates, losses, memory, asked)
         replies = {
             "update": sent.updates,
             "statistics": sent.statistics,
             "weight": sent.weights,
         }
-        return replies, kept
+        return replies, remembered
 
 
 def _unavailable(rule: object) -> str:

@@ -207,13 +207,15 @@ def choose(
     for path in folders:
         expect("folder", path, str | Path, "paths of folders")
     records = [record for record in find_runs(folders) if _baseline(record) != POOLED]
-    notes = [f"{each.folder} is left out: not finished" for each in records if not each.finished]
+    notes = [f"{run.folder} is left out: not finished" for run in records if not run.finished]
     candidates = _candidates([record for record in records if record.finished])
-    seeds = tuple(sorted(set.intersection(*(set(each.runs) for each in candidates.values()))))
+    seeds = tuple(
+        sorted(set.intersection(*(set(candidate.runs) for candidate in candidates.values())))
+    )
     if not seeds:
         raise RunError("these runs have no seed in common: choose among runs of equal seeds")
     for seed in seeds:
-        _check_alike([each.runs[seed] for each in candidates.values()])
+        _check_alike([candidate.runs[seed] for candidate in candidates.values()])
     score = candidates[ALONE].runs[seeds[0]].facts.score
     taken: dict[How, dict[tuple[int, str], str]] = {way: {} for way in HOWS}
     lines = []
@@ -432,7 +434,9 @@ def _line(
 
 def _results(candidates: Mapping[str, Candidate], seeds: Sequence[int]) -> dict[str, Result]:
     """What the candidates give to every client on its test samples, as the runs recorded it."""
-    gathered = gather({n: [each.runs[seed] for seed in seeds] for n, each in candidates.items()})
+    gathered = gather(
+        {n: [record.runs[seed] for seed in seeds] for n, record in candidates.items()}
+    )
     by_label = {result.label: result for result in gathered}
     return {name: by_label.get(name + OWN, by_label[name]) for name in candidates}
 

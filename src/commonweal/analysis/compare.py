@@ -379,18 +379,18 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     counts = {label: len(runs) for label, runs in records.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise RunError(f"every label needs the same number of runs, one per seed; got {counts}")
-    found = []
+    results = []
     for label, runs in records.items():
         tables = [_scores_of(record) for record in by_seed(runs)]
         if label in (ALONE, POOLED):  # where the network alone is not what clients use
             tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
         lower = find(runs[0].facts.score).lower_is_better
         rows = [table.rows for table in tables]
-        found.append(result_of(label, [table.shared for table in tables], rows, lower))
+        results.append(result_of(label, [table.shared for table in tables], rows, lower))
         own = [table.personal for table in tables if table.personal is not None]
         if len(own) == len(tables):
-            found.append(result_of(label + OWN, own, rows, lower, personal=True))
-    return found
+            results.append(result_of(label + OWN, own, rows, lower, personal=True))
+    return results
 
 
 def by_seed(records: Sequence[Record]) -> list[Record]:

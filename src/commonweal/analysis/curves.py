@@ -16,9 +16,9 @@ def cumulative_objective(rounds: Sequence[RoundRecord]) -> float:
     F: the losses that the cohort of round t reported; p: the weights of its updates
     """
     total = 0.0
-    for each in rounds:
-        losses = dict(zip(each.clients, each.losses, strict=True))
-        total += sum(weight * losses[name] for name, weight in each.weights.items())
+    for record in rounds:
+        losses = dict(zip(record.clients, record.losses, strict=True))
+        total += sum(weight * losses[name] for name, weight in record.weights.items())
     return total
 
 

@@ -99,11 +99,11 @@ def gains_over_local(results: Sequence[Result], baselines: Sequence[Result]) -> 
     if ALONE not in named:
         return []
     local, pooled = named[ALONE], named.get(POOLED)
-    found = []
+    compared = []
     for result in results:
         share = None if pooled is None else _share(result, local, pooled)
-        found.append(replace(gains(local, result), share=share))
-    return found
+        compared.append(replace(gains(local, result), share=share))
+    return compared
 
 
 def _share(result: Result, local: Result, pooled: Result) -> float | None:

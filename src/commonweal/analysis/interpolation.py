@@ -142,12 +142,12 @@ def _by_halves(job: Job, client: Client, state: State, test: Rows, lower: bool) 
 def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
     message = job.algorithm.message(state)
     shared = evaluate(job.task, message["w"], rows)
-    each = []
+    evaluations = []
     for m in POINTS:
         mixture = _mixture(job.task, client, message, m)
-        each.append(_evaluate_own(job, job.task, mixture, rows, shared, mixed=m > 0))
-    scores = torch.stack([evaluation.score for evaluation in each], 1)
-    losses = torch.stack([evaluation.losses for evaluation in each], 1)
+        evaluations.append(_evaluate_own(job, job.task, mixture, rows, shared, mixed=m > 0))
+    scores = torch.stack([evaluation.score for evaluation in evaluations], 1)
+    losses = torch.stack([evaluation.losses for evaluation in evaluations], 1)
     return _Along(scores, losses)
 
 
@@ -318,7 +318,7 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
             "method, such as ditto, and run it"
         )
     own = (first, last)
-    names = ("server's model", *(f"{federation.names[each.client]}'s own" for each in own))
+    names = ("server's model", *(f"{federation.names[model.client]}'s own" for model in own))
     models = torch.stack([message["w"], first.model, last.model])
     return names, landscape(job.task, federation.test, models)
 
@@ -418,5 +418,5 @@ def _evaluate_own(
 
 def _with_statistics(task: Task, models: Tensor, train: Rows, ids: Tensor) -> Tensor:
     """Each client's model (S, d) with the statistics of its training samples."""
-    each = zip(models, ids.tolist(), strict=True)
-    return torch.stack([task.with_statistics(w, train.client(i).x) for w, i in each])
+    pairs = zip(models, ids.tolist(), strict=True)
+    return torch.stack([task.with_statistics(w, train.client(i).x) for w, i in pairs])

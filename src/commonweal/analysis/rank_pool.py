@@ -50,14 +50,14 @@ def ranks_of(base: dict[str, object]) -> "AbstractContextManager[RankPool | None
     Args:
         base: The values of the experiment, which are changed.
     """
-    wanted = base.get("engine") == "torchrun"
-    if wanted:
+    in_ranks = base.get("engine") == "torchrun"
+    if in_ranks:
         base["engine"] = "simulator"
-    return leading(wanted)
+    return leading(in_ranks)
 
 
 @contextmanager
-def leading(wanted: bool | None = None) -> "Iterator[RankPool | None]":
+def leading(in_ranks: bool | None = None) -> "Iterator[RankPool | None]":
     """The processes of torchrun, for what rank 0 does in the context.
 
     The others do what it asks for, and then exit.
@@ -65,7 +65,7 @@ def leading(wanted: bool | None = None) -> "Iterator[RankPool | None]":
     Args:
         wanted: Whether they are to take part. None: if torchrun started this process.
     """
-    if not (dist.is_torchelastic_launched() if wanted is None else wanted):
+    if not (dist.is_torchelastic_launched() if in_ranks is None else in_ranks):
         yield None
         return
     pool = RankPool()

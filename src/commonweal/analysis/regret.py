@@ -48,7 +48,7 @@ def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
     with catalog.trusting(trust):
         rule = _rule(record)
     clients = record.facts.clients
-    if any(not _is_complete(each, clients) for each in record.rounds):
+    if any(not _is_complete(done, clients) for done in record.rounds):
         return _of_cohorts(record, rule, clients, min(points, 10))
     losses, weights = _reported(record)
     total, clients = losses.shape
@@ -68,11 +68,11 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
     responses = []
     state = rule.init(clients)
     ids: dict[str, int] = {}  # clients in the order in which they first reported
-    for each in record.rounds:
-        index = torch.tensor([ids.setdefault(name, len(ids)) for name in each.weights])
-        losses = dict(zip(each.clients, each.losses, strict=True))
-        reported = _by_name(losses, list(each.weights))
-        if each.fallback or not each.weights or reported.isnan().any():
+    for done in record.rounds:
+        index = torch.tensor([ids.setdefault(name, len(ids)) for name in done.weights])
+        losses = dict(zip(done.clients, done.losses, strict=True))
+        reported = _by_name(losses, list(done.weights))
+        if done.fallback or not done.weights or reported.isnan().any():
             _refuse_cohorts(record)
         decision = rule.distribution(state, clients)
         response = rule.cohort_response(reported, clients)
@@ -83,7 +83,7 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
         sizes = torch.ones_like(reported)
         played = rule(Reports(ids=index, sizes=sizes, losses=reported, clients=clients), state)
         if not torch.allclose(
-            played.weights, _by_name(each.weights, list(each.weights)), atol=1e-6
+            played.weights, _by_name(done.weights, list(done.weights)), atol=1e-6
         ):
             _refuse_cohorts(record)
         state = played.state
@@ -133,13 +133,13 @@ def _rule(record: Record) -> Rule:
 
 def _responses(record: Record, rule: Rule, losses: Tensor) -> Tensor:
     """The rule's responses (T, K)."""
-    each = []
+    responses = []
     for row in losses:
         response = rule.response(row)
         if response is None:
             _refuse(record)
-        each.append(response.double())
-    return torch.stack(each)
+        responses.append(response.double())
+    return torch.stack(responses)
 
 
 def _refuse(record: Record) -> NoReturn:
@@ -159,8 +159,8 @@ def _reported(record: Record) -> tuple[Tensor, Tensor]:
     return torch.stack(losses), torch.stack(weights)
 
 
-def _is_complete(each: RoundRecord, clients: int) -> bool:
-    return len(each.weights) == clients and not any(np.isnan(each.losses))
+def _is_complete(done: RoundRecord, clients: int) -> bool:
+    return len(done.weights) == clients and not any(np.isnan(done.losses))
 
 
 def _by_name(values: dict[str, float], names: Sequence[str]) -> Tensor:

@@ -254,7 +254,7 @@ def stands_for_missing(values: np.ndarray) -> list[float]:
     """Numbers such as 999 or -9 that lie far from all others and occur often."""
     known = values[~np.isnan(values)]
     different, counts = np.unique(known, return_counts=True)
-    found = []
+    candidates = []
     for number in SENTINELS:
         rest = different[different != number]
         rows = int(counts[different == number].sum())
@@ -263,8 +263,8 @@ def stands_for_missing(values: np.ndarray) -> list[float]:
         beyond = number > rest[-1] + 2 * (rest[-1] - rest[0])
         below = number < 0 and rest[0] >= 0 and len(rest) > 2
         if beyond or below:
-            found.append(number)
-    return found[:1]
+            candidates.append(number)
+    return candidates[:1]
 
 
 def codes(profile: Profile, values: np.ndarray) -> bool:

@@ -136,13 +136,13 @@ def _hold(path: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(handle, path)
-            held = os.path.samestat(os.fstat(handle), os.stat(path))
+            is_current = os.path.samestat(os.fstat(handle), os.stat(path))
         except FileNotFoundError:
-            held = False
+            is_current = False
         except BaseException:
             os.close(handle)
             raise
-        if held:
+        if is_current:
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
             return handle

@@ -47,18 +47,18 @@ def with_bar(rounds: Iterator[Each], total: int, title: str) -> Generator[Each, 
     changed = start
     scores = ""
     try:
-        for each in rounds:
-            first = first or each.number
-            last = each.number
-            if each.metrics:
-                worst = each.metrics.get("worst", each.metrics.get("mean", 0.0))
-                scores = f"mean {each.metrics.get('mean', worst):.3g}, worst {worst:.3g}"
+        for done in rounds:
+            first = first or done.number
+            last = done.number
+            if done.metrics:
+                worst = done.metrics.get("worst", done.metrics.get("mean", 0.0))
+                scores = f"mean {done.metrics.get('mean', worst):.3g}, worst {worst:.3g}"
             now = time.monotonic()
             if now - changed > INTERVAL:
                 changed = now
                 speed = (last - first + 1) / (now - start)
                 handle.update(html(_bar(last, total, title, f"{speed:.1f} rounds/s; {scores}")))
-            yield each
+            yield done
     finally:
         if last:
             seconds = time.monotonic() - start

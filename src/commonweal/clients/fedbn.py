@@ -51,13 +51,13 @@ def _normalisation(task: Task) -> tuple[str, ...]:
     """The names of the normalisation layers that have parameters or statistics."""
     owners = {name.rpartition(".")[0] for name in task.names}
     modules = task.module.named_modules()
-    found = [name for name, module in modules if isinstance(module, NORMALISATION)]
-    if not owners.intersection(found):
+    layers = [name for name, module in modules if isinstance(module, NORMALISATION)]
+    if not owners.intersection(layers):
         raise ConfigError(
             f"fedbn keeps normalisation layers, but {type(task.module).__name__} has none: take a "
             "model that has, such as 'resnet18-gn', name other layers, or use client 'sgd'"
         )
-    return tuple(name for name in found if name in owners)
+    return tuple(name for name in layers if name in owners)
 
 
 ENTRIES = {"fedbn": FedBN}

@@ -53,21 +53,21 @@ def doctor(
 
     Paste what it prints into a report of a problem.
     """
-    found = list(findings())
+    report = list(findings())
     if as_json:
-        typer.echo(json.dumps([finding._asdict() for finding in found], ensure_ascii=False))
+        typer.echo(json.dumps([finding._asdict() for finding in report], ensure_ascii=False))
     else:
-        _print(found)
-    if any(finding.state == "problem" for finding in found):
+        _print(report)
+    if any(finding.state == "problem" for finding in report):
         raise typer.Exit(2)
 
 
-def _print(found: Sequence[Finding]) -> None:
-    width = max(len(finding.topic) for finding in found)
-    for finding in found:
+def _print(faults: Sequence[Finding]) -> None:
+    width = max(len(finding.topic) for finding in faults)
+    for finding in faults:
         remedy = f": {finding.remedy}" if finding.remedy else ""
         typer.echo(f"{MARKS[finding.state]} {finding.topic:{width}}  {finding.text}{remedy}")
-    problems = sum(finding.state == "problem" for finding in found)
+    problems = sum(finding.state == "problem" for finding in faults)
     if problems:
         typer.echo(f"{problems} of these must be repaired before experiments can run")
     else:
@@ -100,14 +100,14 @@ def requirements(package: str = "commonweal") -> list[Requirement]:
 
 def _faults(needs: Sequence[Requirement]) -> list[str]:
     """What is wrong with the packages of requirements here, and with those of their extras."""
-    found = []
+    faults = []
     for need in needs:
         fault = _fault(need)
         if fault:
-            found.append(fault)
+            faults.append(fault)
         else:
-            found += [fault for extra in need.extras for fault in _faults(added(need.name, extra))]
-    return found
+            faults += [fault for extra in need.extras for fault in _faults(added(need.name, extra))]
+    return faults
 
 
 def _fault(requirement: Requirement) -> str:

@@ -38,13 +38,13 @@ def init(
     from commonweal.analysis.guess import guess
     from commonweal.base.files import write_file
 
-    found = guess(path, label, client, toml)
-    write_file(toml, found.experiment.encode(), durable=False)
+    guessed = guess(path, label, client, toml)
+    write_file(toml, guessed.experiment.encode(), durable=False)
     if quiet:
         return
-    width = max(len(name) for name, _ in found.lines)
-    for name, text in found.lines:
+    width = max(len(name) for name, _ in guessed.lines)
+    for name, text in guessed.lines:
         typer.echo(f"{name:{width}}  {text}")
-    for remark in found.remarks:
+    for remark in guessed.remarks:
         typer.echo(remark)
     typer.echo(f'written to {toml}; next: commonweal run "{toml}"')

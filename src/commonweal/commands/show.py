@@ -195,17 +195,17 @@ def _draw_models(
 def _show_entries(name: str, as_json: bool) -> None:
     """Explain everything that has this name: sgd is a client method and a server optimizer."""
     if ":" in name:
-        found = [catalog.find(kind_of_own(name), name)]
+        matches = [catalog.find(kind_of_own(name), name)]
     else:
         known = [kind for kind in KINDS if name in catalog.entries(kind)]
-        found = [catalog.entries(kind)[name] for kind in known]
-    if not found:
+        matches = [catalog.entries(kind)[name] for kind in known]
+    if not matches:
         hint = did_you_mean(name, _names())
         raise ConfigError(f"{name!r} is neither a run's folder nor a known name: {hint}")
     if as_json:
-        console.show_json([_description(entry) for entry in found])
+        console.show_json([_description(entry) for entry in matches])
         return
-    for entry in found:
+    for entry in matches:
         _show_entry(entry)
 
 

@@ -112,7 +112,7 @@ def tune(
                 typer.echo(f"{rule}: {done} of {total} settings", err=True)
 
         score = tuning.score_of(base)
-        found = tuning.tune(
+        results = tuning.tune(
             base,
             chosen,
             folder,
@@ -126,15 +126,15 @@ def tune(
             find(score).lower_is_better,
             ranks,
         )
-    if not found:
+    if not results:
         raise ConfigError("no setting of any rule could be run: try other rules, or a smaller lr")
-    _finish(found, score, folder, by, names, quiet)
+    _finish(results, score, folder, by, names, quiet)
     if not quiet:
         typer.echo(f'next: commonweal compare "{file}" --tuned "{folder}"')
 
 
 def _finish(
-    found: "list[Trial]",
+    trials: "list[Trial]",
     score: str,
     folder: Path,
     by: str,
@@ -148,10 +148,10 @@ def _finish(
     from commonweal.training.scores import find
 
     lower = find(score).lower_is_better
-    best = tuning.choose(found, "mean" if by == "mean" else "worst", lower)
+    best = tuning.choose(trials, "mean" if by == "mean" else "worst", lower)
     tuning.write_chosen(folder, best, by, names)
     settings = []
-    for trial in found:
+    for trial in trials:
         rule = tuning.with_values(trial.rule, trial.values)
         name = " ".join([rule, *tuning.changes_of(trial.values)])
         settings.append(figures.Setting(trial.rule, name, trial.mean, trial.worst))

@@ -22,8 +22,8 @@ def verify(
     from commonweal.record.verify import problems
 
     rounds = len(Record.read(run).rounds)
-    found = problems(run)
-    if found:
-        raise RunError("; ".join(found))
+    damage = problems(run)
+    if damage:
+        raise RunError("; ".join(damage))
     if not quiet:
         typer.echo(f"{run}: intact, {rounds} rounds")

@@ -134,7 +134,7 @@ def read_parts(
         memory: The bytes of inputs that are kept. Beyond them they are read when needed.
         workers: How many threads then read.
     """
-    kept: list[Inputs] | None = []
+    in_memory: list[Inputs] | None = []
     labels: list[Tensor] = []
     sizes: list[int] = []
     size = 0
@@ -163,13 +163,13 @@ def read_parts(
             labels.append(y)
             size += sum(value.numel() * value.element_size() for value in leaves(inputs))
             if size > memory:
-                kept = None
-            if kept is not None:
-                kept.append(inputs)
+                in_memory = None
+            if in_memory is not None:
+                in_memory.append(inputs)
     if like is None:
         raise DataError(f"the datasets of {len(parts)} clients hold no samples: check them")
-    if kept is not None:
-        return Read(joined(kept), torch.cat(labels), sizes)
+    if in_memory is not None:
+        return Read(joined(in_memory), torch.cat(labels), sizes)
     reader = _Reader(parts, np.cumsum([0, *sizes[:-1]]), batch, workers)
     return Read(Lazy(reader, np.arange(sum(sizes)), like), torch.cat(labels), sizes)
 

@@ -88,7 +88,7 @@ def _in_memory(parse: Parse) -> Arrays:
 def check_array(shape: tuple[int, ...], dtype: DTypeLike) -> None:
     """Raise DataError for an array that does not fit into memory."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    shown = " x ".join(f"{each:,}" for each in shape)
+    shown = " x ".join(f"{side:,}" for side in shape)
     check_memory(f"an array of {shown} numbers", size, DataError)
 
 

@@ -132,9 +132,9 @@ def _public_columns(table: Table, names: Sequence[str], path: Path) -> tuple[Col
             column.becomes == "nothing" or (column.becomes == "text") == table.is_text(name)
         )
         if not fits:
-            found = "missing" if column is None else column.becomes
+            kind = "missing" if column is None else column.becomes
             raise DataError(
-                f"public = {str(path)!r} does not fit the table: its column {name!r} is {found}; "
+                f"public = {str(path)!r} does not fit the table: its column {name!r} is {kind}; "
                 "make it from a table with the same columns"
             )
     return tuple(known[name] for name in names)

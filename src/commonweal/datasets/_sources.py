@@ -36,9 +36,9 @@ def names() -> list[str]:
 
 def downloads(dataset: str) -> tuple[File, ...]:
     """The files that can be downloaded."""
-    said = _declarations().get(dataset, {})
-    other = downloads(said["NEEDS"]) if "NEEDS" in said else ()
-    return other + _files(said.get("SOURCES", ""))
+    declared = _declarations().get(dataset, {})
+    other = downloads(declared["NEEDS"]) if "NEEDS" in declared else ()
+    return other + _files(declared.get("SOURCES", ""))
 
 
 def manual(dataset: str) -> str | None:

@@ -54,8 +54,8 @@ def celeba(
 
     def parse(new: New) -> None:
         photos = from_leaf(lists) if source == "leaf" else from_lists(lists[0], lists[1], attribute)
-        wanted = _with_enough_photos(photos, least)
-        rows = fill_images(new, images, _by_path(images, wanted), size)
+        chosen = _with_enough_photos(photos, least)
+        rows = fill_images(new, images, _by_path(images, chosen), size)
         people = {row.person for row in rows}
         names = sorted(people, key=lambda name: (len(name), name))
         ids = {name: k for k, name in enumerate(names)}
@@ -89,13 +89,13 @@ def _with_enough_photos(photos: dict[str, Photo], least: int) -> dict[str, Photo
     return {name: photo for name, photo in photos.items() if count[photo.person] >= least}
 
 
-def _by_path(images: Path, wanted: dict[str, Photo]) -> dict[str, Photo]:
+def _by_path(images: Path, chosen: dict[str, Photo]) -> dict[str, Photo]:
     """The wanted photos by their names in the folder or archive."""
-    paths = match_images(images, lambda path: wanted.get(PurePosixPath(path).name))
-    if len(paths) < len(wanted):
-        missing = sorted(set(wanted) - {PurePosixPath(path).name for path in paths})
+    paths = match_images(images, lambda path: chosen.get(PurePosixPath(path).name))
+    if len(paths) < len(chosen):
+        missing = sorted(set(chosen) - {PurePosixPath(path).name for path in paths})
         raise DataError(
-            f"{str(images)!r} lacks {len(missing)} of {len(wanted)} images, such as {missing[0]}"
+            f"{str(images)!r} lacks {len(missing)} of {len(chosen)} images, such as {missing[0]}"
         )
     return paths
 

@@ -46,9 +46,9 @@ def clothing1m(
     def parse(new: New) -> None:
         train = _read_labels(lists[0], lists[1])
         test = _read_labels(lists[2], lists[3])
-        wanted = {name: (label, False) for name, label in train.items()}
-        wanted |= {name: (label, True) for name, label in test.items()}
-        rows = fill_images(new, images, wanted, size)
+        chosen = {name: (label, False) for name, label in train.items()}
+        chosen |= {name: (label, True) for name, label in test.items()}
+        rows = fill_images(new, images, chosen, size)
         write(
             new,
             y=[label for label, _ in rows],

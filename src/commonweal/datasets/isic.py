@@ -71,8 +71,8 @@ def isic(
         if complete:
             described = _described(sources[-1])
             lesions = {image: lesions[image] for image in lesions if image in described}
-        wanted = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
-        rows = fill_images(new, images, wanted, size, crop=200)
+        chosen = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
+        rows = fill_images(new, images, chosen, size, crop=200)
         write(
             new,
             y=[row.label for row in rows],

@@ -135,7 +135,7 @@ def _speeches(text: str) -> dict[str, str]:
             above = ""
         if role and words.strip():
             lines.setdefault(role, []).append(words.strip())
-    return {name: "\n".join(said) for name, said in lines.items()}
+    return {name: "\n".join(speeches) for name, speeches in lines.items()}
 
 
 def _read_leaf(dir: str | None) -> Arrays:

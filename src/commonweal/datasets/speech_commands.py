@@ -54,9 +54,9 @@ def speech_commands(
     def parse(new: New) -> None:
         recordings = _recordings(path, skip=_listed(path) if part == "train" else set())
         words = sorted({recording.word for recording in recordings.values()})
-        wanted = _of_frequent_speakers(path, recordings, least)
-        names = sorted({recording.speaker for recording in wanted.values()})
-        rows = _fill_sounds(new, path, wanted)
+        chosen = _of_frequent_speakers(path, recordings, least)
+        names = sorted({recording.speaker for recording in chosen.values()})
+        rows = _fill_sounds(new, path, chosen)
         y = np.searchsorted(words, [row.word for row in rows])
         owner = np.searchsorted(names, [row.speaker for row in rows])
         write(new, y=y, owner=owner, names=names, words=words)
@@ -99,20 +99,20 @@ def _of_frequent_speakers(
     path: Path, recordings: dict[str, Recording], least: int
 ) -> dict[str, Recording]:
     count = Counter(recording.speaker for recording in recordings.values())
-    wanted = {name: row for name, row in recordings.items() if count[row.speaker] >= least}
-    if not wanted:
+    chosen = {name: row for name, row in recordings.items() if count[row.speaker] >= least}
+    if not chosen:
         raise DataError(
             f"{str(path)!r} holds no <word>/<speaker>_nohash_<k>.wav of speakers with {least} or "
             "more: get it again, or lower least"
         )
-    return wanted
+    return chosen
 
 
-def _fill_sounds(new: New, path: Path, wanted: dict[str, Recording]) -> list[Recording]:
-    x = new("x", (len(wanted), 1, RATE), np.int16)
+def _fill_sounds(new: New, path: Path, chosen: dict[str, Recording]) -> list[Recording]:
+    x = new("x", (len(chosen), 1, RATE), np.int16)
     rows: list[Recording] = []
     for name, data in read_members(path, (".wav",)):
-        if name in wanted:
+        if name in chosen:
             x[len(rows)] = read_wave(data, name, RATE, RATE)
-            rows.append(wanted[name])
+            rows.append(chosen[name])
     return rows

@@ -260,16 +260,16 @@ def _predict(
         rows += ordered
     if not rows:
         raise DataError(f"{str(path)!r} has no rows: check the file")
-    said = list(remarks)
+    notes = list(remarks)
     if kind:
-        said.append(_whose(used, kind, preprocessing.client, sorted(strange)))
+        notes.append(_whose(used, kind, preprocessing.client, sorted(strange)))
     far = sum(bool(row[-1]) for row in rows) if header[-1] == OUTSIDE else 0
     if far:
-        said.append(
+        notes.append(
             f"{far} rows have values far outside the range of the training rows, where predictions "
             f"are guesses: see the column {OUTSIDE!r}"
         )
-    return Predictions(header, rows, [*said, *truth.lines()])
+    return Predictions(header, rows, [*notes, *truth.lines()])
 
 
 def _at(texts: Sequence[str], index: Sequence[int]) -> list[str]:
@@ -433,11 +433,11 @@ def _tables(path: Path, preprocessing: Preprocessing) -> Iterator[dict[str, list
 
 def _texts(values: pyarrow.Array, decimal: str) -> list[str]:
     """A column as texts. Numbers of Parquet are written as the training rows' were."""
-    found = values.to_pylist()
+    entries = values.to_pylist()
     if not pyarrow.types.is_floating(values.type):
-        return ["" if text is None else text for text in found]
+        return ["" if text is None else text for text in entries]
     point = "," if decimal == "," else "."
-    return ["" if number is None else str(number).replace(".", point) for number in found]
+    return ["" if number is None else str(number).replace(".", point) for number in entries]
 
 
 def _answers(model: Predictor, x: np.ndarray) -> Tensor:

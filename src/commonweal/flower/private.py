@@ -143,10 +143,10 @@ class PrivateRounds:
             "bound": algorithm.bound,
             "adapts": algorithm.quantile != "none",
         }
-        told: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
+        settings: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
         for name, value in state["rule"].items():
-            told[PUBLIC + name] = float(value)
-        return told
+            settings[PUBLIC + name] = float(value)
+        return settings
 
     def tell(self, state: State, updates: Tensor, reports: Sequence[Report]) -> Outcome:
         """Release what clients sent. It is bounded once more: they may run another program.
@@ -170,13 +170,17 @@ class PrivateRounds:
 
     def read(self, report: Report, metrics: Mapping[str, object]) -> None:
         """Read what the mod reported; without it the report gets a problem."""
-        told = metrics.get(STATISTICS)
+        statistics = metrics.get(STATISTICS)
         weight = metrics.get(WEIGHT)
         count = self.opened.statistics
-        if not isinstance(told, list) or len(told) != count or not isinstance(weight, float):
+        if (
+            not isinstance(statistics, list)
+            or len(statistics) != count
+            or not isinstance(weight, float)
+        ):
             report.problem = Problem("arrays", NO_MOD)
             return
-        report.statistics = [float(value) for value in told]
+        report.statistics = [float(value) for value in statistics]
         report.weight = weight
 
 
@@ -216,11 +220,11 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
     """
 
     def mod(message: Message, context: Context, call_next: Call) -> Message:
-        told = settings_of(message.content)
-        if FORM not in told:
+        settings = settings_of(message.content)
+        if FORM not in settings:
             raise ConfigError(
-                f"private: the server's strategy is not private (it sent {sorted(told)}): remove "
-                "the mod"
+                f"private: the server's strategy is not private (it sent {sorted(settings)}): "
+                "remove the mod"
             )
         before = float(loss(message, context))
         received = next(iter(message.content.array_records.values()))
@@ -231,7 +235,7 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
         layout = Layout.of(values_of(received))
         w = layout.vector(values_of(received))
         update = (w - layout.vector(values_of(trained)))[None]
-        weight, statistics, sent = _weighed(told, update, before, context)
+        weight, statistics, sent = _weighed(settings, update, before, context)
         arrays = layout.arrays(w - sent)
         reply.content[name] = ArrayRecord({n: Array(array) for n, array in arrays.items()})
         metrics: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
@@ -242,24 +246,24 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
 
 
 def _weighed(
-    told: Settings, update: Tensor, loss: float, context: Context
+    settings: Settings, update: Tensor, loss: float, context: Context
 ) -> tuple[float, list[float], Tensor]:
     """The weight, the statistics and the weighted update (d,) of one client."""
-    form = json.loads(str(told[FORM]))
+    form = json.loads(str(settings[FORM]))
     private = catalog.build("rules", form["rule"]).private
     if private is None:
         raise ConfigError(f"private: rule {form['rule']['name']!r} has no private form here")
     private = replace(private, cap=form["cap"], bound=form["bound"])
     public = {}
-    for name, value in told.items():
+    for name, value in settings.items():
         if name.startswith(PUBLIC):
             public[name.removeprefix(PUBLIC)] = torch.tensor(value, dtype=torch.float64)
     memory = {name: value[None] for name, value in private.init_client().items()}
-    kept = dict(context.state.config_records.get(MEMORY) or {})
+    stored = dict(context.state.config_records.get(MEMORY) or {})
     for name in memory:
-        if name in kept:
-            memory[name] = torch.tensor([float(str(kept[name]))], dtype=torch.float64)
-    asked = Asked(public, float(str(told[CLIP])), bool(form["adapts"]))
+        if name in stored:
+            memory[name] = torch.tensor([float(str(stored[name]))], dtype=torch.float64)
+    asked = Asked(public, float(str(settings[CLIP])), bool(form["adapts"]))
     losses = torch.tensor([loss], dtype=torch.float64)
     sent, memory = weigh(private, update, losses, memory, asked)
     if memory:

@@ -120,7 +120,7 @@ def client_lines(
         compared = best_method([gains(local, result) for result in results])
     elif len(results) > 1:
         compared = gains(results[0], results[-1])
-    gain_of = {} if compared is None else {each.client: each for each in compared.clients}
+    gain_of = {} if compared is None else {gain.client: gain for gain in compared.clients}
     sign = -1 if scores.find(score).lower_is_better else 1
     names = dict.fromkeys(name for values in (first, *means) for name in values)
     lines = []

@@ -200,14 +200,14 @@ class Comparison:
 
     def with_curves(self, names: Collection[str]) -> "Comparison":
         """Add the metrics of whole runs among these (`CURVES`), which take reading all rounds."""
-        wanted = [name for name in CURVES if name in names]
-        if not wanted:
+        drawn = [name for name in CURVES if name in names]
+        if not drawn:
             return self
 
         def extended(result: Result) -> Result:
             records = self.records[result.label.removesuffix(OWN)]
             pairs = zip(result.metrics, by_seed(records), strict=True)
-            more = [m | {name: CURVES[name](r.rounds) for name in wanted} for m, r in pairs]
+            more = [m | {name: CURVES[name](r.rounds) for name in drawn} for m, r in pairs]
             return replace(result, metrics=more)
 
         return replace(

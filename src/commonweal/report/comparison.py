@@ -267,7 +267,7 @@ def _best(values: Array) -> int | None:
         return None
     lowest = int(values.mean(1).argmin())
     others = [*np.delete(values, lowest, 0)]
-    clear = all(each.significant for each in metrics.holm(others, values[lowest]))
+    clear = all(difference.significant for difference in metrics.holm(others, values[lowest]))
     return lowest if clear else None
 
 

@@ -161,7 +161,7 @@ def _section(name: str, title: str, *content: str) -> Section:
 
 
 def _contents(sections: Sequence[Section]) -> Html:
-    links = [tag("li", tag("a", each.title, href=f"#{each.name}")) for each in sections]
+    links = [tag("li", tag("a", section.title, href=f"#{section.name}")) for section in sections]
     return tag("nav", tag("ul", *links), aria_label="Contents")
 
 
@@ -262,13 +262,13 @@ def _regret(comparison: Comparison, trust: bool) -> Section | None:
 
 def _pictures(comparison: Comparison, draw: Drawing) -> list[Picture]:
     """A picture of the first run of each label, where it has one."""
-    found = []
+    pictures = []
     for label, records in comparison.methods.items():
         try:
-            found.append(draw(records[0], label))
+            pictures.append(draw(records[0], label))
         except RunError:  # a rule without weights, or without a regret
             continue
-    return found[:MOST_PICTURES]
+    return pictures[:MOST_PICTURES]
 
 
 def _experiment(comparison: Comparison) -> Section:
@@ -310,8 +310,8 @@ def _runs(comparison: Comparison) -> Section:
             known = record.facts.table()
             text = ", ".join(f"{key} {known.get(key, '-')}" for key in FACTS)
             versions[text] = versions.get(text, 0) + 1
-            warned = sum(len(each.warnings) for each in record.rounds)
-            dropped = sum(len(each.dropped) for each in record.rounds)
+            warned = sum(len(done.warnings) for done in record.rounds)
+            dropped = sum(len(done.dropped) for done in record.rounds)
             rounds = f"{len(record.rounds)} of {record.experiment.get('rounds')}"
             seed = str(seed_of(record))
             rows.append([str(record.folder), label, seed, rounds, str(warned), str(dropped)])

@@ -369,7 +369,7 @@ class Weights(NamedTuple):
 
 def relative_weights(record: Record) -> Weights:
     """The weights of a run, averaged to a size that can be shown."""
-    names = list(dict.fromkeys(name for each in record.rounds for name in each.weights))
+    names = list(dict.fromkeys(name for done in record.rounds for name in done.weights))
     if not names:
         raise RunError(f"{str(record.folder)!r}: no round of this run has weights")
     columns = np.array_split(np.arange(len(record.rounds)), min(MOST_COLUMNS, len(record.rounds)))

@@ -29,10 +29,10 @@ def first_line(text: str) -> str:
 
 def families() -> dict[str, list[Entry]]:
     """The rules by family, from rules without memory to combinators."""
-    found: dict[str, list[Entry]] = {family: [] for family in FAMILIES}
+    lines: dict[str, list[Entry]] = {family: [] for family in FAMILIES}
     for entry in catalog.entries("rules").values():
-        found[_family(entry)].append(entry)
-    return found
+        lines[_family(entry)].append(entry)
+    return lines
 
 
 def _family(entry: Entry) -> str:
@@ -54,16 +54,16 @@ def _own_family(node: ast.ClassDef) -> str | None:
 
 def _metrics() -> dict[str, str]:
     """The public functions of commonweal.metrics, and their first lines."""
-    found = {}
+    lines = {}
     for node in _parse("commonweal.metrics").body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            found[node.name] = first_line(ast.get_docstring(node) or "")
-    return found
+            lines[node.name] = first_line(ast.get_docstring(node) or "")
+    return lines
 
 
 def _scores() -> dict[str, str]:
     """The scores of commonweal.training.scores, and what they mean."""
-    found = {}
+    lines = {}
     for node in _parse("commonweal.training.scores").body:
         if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) not in TABLES:
             continue
@@ -71,8 +71,8 @@ def _scores() -> dict[str, str]:
         for key, value in zip(node.value.keys, node.value.values, strict=True):
             assert isinstance(key, ast.Constant)
             assert isinstance(value, ast.Call)
-            found[str(key.value)] = str(ast.literal_eval(value.args[2]))  # Score.meaning
-    return found
+            lines[str(key.value)] = str(ast.literal_eval(value.args[2]))  # Score.meaning
+    return lines
 
 
 def _parse(module: str) -> ast.Module:

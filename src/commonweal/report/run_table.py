@@ -307,7 +307,7 @@ def _random_partition(record: Record) -> list[str]:
 
 def fallback_notes(record: Record) -> list[str]:
     """In how many rounds another rule decided than the run's own, if it did."""
-    fallbacks = [each.fallback for each in record.rounds if each.fallback]
+    fallbacks = [done.fallback for done in record.rounds if done.fallback]
     if not fallbacks:
         return []
     count = f"{len(fallbacks)} of {len(record.rounds)} rounds"

@@ -16,6 +16,6 @@ def levels(values: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     # Summed in the order of the masses, so that the order of clients does not change a digit.
     order = mass.argsort()
     empty = torch.zeros(len(distinct), dtype=mass.dtype)
-    each = empty.index_add(0, place[order], mass[order])
-    below = each.cumsum(0) - each
-    return below[place], each[place]
+    masses = empty.index_add(0, place[order], mass[order])
+    below = masses.cumsum(0) - masses
+    return below[place], masses[place]

@@ -60,8 +60,8 @@ class PrivateTERM(PrivateForm):
 
     def weigh(self, losses: Tensor, memory: Tensors, public: Tensors) -> Weighed:
         raw = torch.exp(self.t * (losses / public["mean"] - 1)).clamp(max=self.cap)
-        told = [losses / self.bound, raw / self.cap]
-        return Weighed(raw / public["normaliser"], torch.stack(told, 1) - 0.5, memory)
+        statistics = [losses / self.bound, raw / self.cap]
+        return Weighed(raw / public["normaliser"], torch.stack(statistics, 1) - 0.5, memory)
 
     def most(self, public: Tensors) -> float:
         return self.cap / float(public["normaliser"])
@@ -87,8 +87,8 @@ class PrivateSemiVRed(PrivateForm):
     def weigh(self, losses: Tensor, memory: Tensors, public: Tensors) -> Weighed:
         excess = (losses - public["mean"]).clamp(min=0)
         weights = (1 + 2 * self.beta * (excess - public["excess"])).clamp(0, self.cap)
-        told = [losses / self.bound, excess / self.bound]
-        return Weighed(weights, torch.stack(told, 1) - 0.5, memory)
+        statistics = [losses / self.bound, excess / self.bound]
+        return Weighed(weights, torch.stack(statistics, 1) - 0.5, memory)
 
     def most(self, public: Tensors) -> float:
         return self.cap
@@ -139,8 +139,8 @@ class PrivateAAggFFD(PrivateForm):
         total = memory["sum"] + gain
         rate = public["step"] / torch.sqrt(public["round"] + 1)
         raw = torch.exp(rate * total).clamp(max=self.cap)
-        told = [losses / self.bound, response, raw / self.cap]
-        statistics = torch.stack(told, 1) - 0.5
+        columns = [losses / self.bound, response, raw / self.cap]
+        statistics = torch.stack(columns, 1) - 0.5
         return Weighed(raw / public["normaliser"], statistics, {"sum": total})
 
     def most(self, public: Tensors) -> float:

@@ -49,10 +49,10 @@ class CVaR(Stateless):
         p = prior_weights(reports, self.prior)
         above, level = levels(-reports.losses.double(), p)
         left = 1 - self.theta - above
-        kept = (left / level).clamp(0, 1)
+        part = (left / level).clamp(0, 1)
         if not self.share:
-            kept = (left > 0).double()
-        weights = p * kept
+            part = (left > 0).double()
+        weights = p * part
         return weights / weights.sum()
 
 

@@ -33,8 +33,8 @@ class Uses(NamedTuple):
 
 def one_model(w: Tensor) -> Uses:
     """One model (d,), or one of each client of a group (S, d)."""
-    each = w.shape[:-1]
-    return Uses(w[..., None, :], w.new_ones(*each, 1), w.new_empty(*each, 0))
+    group = w.shape[:-1]
+    return Uses(w[..., None, :], w.new_ones(*group, 1), w.new_empty(*group, 0))
 
 
 def mix_outputs(loss: str, outputs: Tensor, weights: Tensor) -> Tensor:

@@ -82,10 +82,10 @@ def describe(root: Path, folder: Path) -> Run:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _read(folder: Path, name: str) -> Run:
@@ -141,8 +141,8 @@ def _finite(value: float | None) -> float | None:
 
 def select(runs: Sequence[Run], words: str) -> list[Run]:
     """The runs that match all words: a folder's name, a rule, a dataset, seed=0, a state."""
-    wanted = words.lower().split()
-    return [run for run in runs if all(word in run.words for word in wanted)]
+    parts = words.lower().split()
+    return [run for run in runs if all(word in run.words for word in parts)]
 
 
 def broken(runs: Sequence[Run]) -> list[Run]:
@@ -192,8 +192,8 @@ def federations(runs: Sequence[Run]) -> list[Federation]:
     for run in runs:
         if run.outline is not None:
             groups.setdefault(run.federation, []).append((run, run.outline))
-    found = [_federation(key, group) for key, group in groups.items()]
-    return sorted(found, key=lambda federation: -federation.changed)
+    listed = [_federation(key, group) for key, group in groups.items()]
+    return sorted(listed, key=lambda federation: -federation.changed)
 
 
 Pairs: TypeAlias = Sequence[tuple[Run, Outline]]  # runs of one method or federation

@@ -118,10 +118,10 @@ def _folder(root: Path, name: str) -> Path:
     """The folder of a run by its id. Nothing outside the root is ever opened."""
     try:
         folder = (root / name).resolve()
-        found = folder.is_relative_to(root) and (folder / "experiment.toml").is_file()
+        is_run = folder.is_relative_to(root) and (folder / "experiment.toml").is_file()
     except (OSError, ValueError, RuntimeError):  # a name that no file can have, a circle of links
-        found = False
-    if not found:
+        is_run = False
+    if not is_run:
         raise RunError(f"there is no run {name!r} here")
     runs.check_links(folder)
     return folder
@@ -178,14 +178,14 @@ def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[
 
 def _home(root: Path, request: Request) -> dict[str, object]:
     everything = runs.scan(root)
-    found = runs.select(everything, request.query_params.get("words", ""))
+    selected = runs.select(everything, request.query_params.get("words", ""))
     return {
         "folder": shown(str(root)),
-        "federations": [asdict(each) for each in runs.federations(found)],
-        "broken": [{"id": run.id, "problem": run.problem} for run in runs.broken(found)],
-        "matching": len(found),
+        "federations": [asdict(federation) for federation in runs.federations(selected)],
+        "broken": [{"id": run.id, "problem": run.problem} for run in runs.broken(selected)],
+        "matching": len(selected),
         "all": len(everything),
-        "running": any(run.state == "running" for run in found),
+        "running": any(run.state == "running" for run in selected),
     }
 
 
@@ -315,7 +315,7 @@ async def _events(folder: Path) -> AsyncIterator[str]:
             return
         if rounds:
             evaluated = [
-                {"round": each.number, "metrics": each.metrics} for each in rounds if each.metrics
+                {"round": done.number, "metrics": done.metrics} for done in rounds if done.metrics
             ]
             shown = evaluated[-views.MOST_POINTS :]
             yield _event("rounds", {"round": rounds[-1].number, "evaluated": shown})

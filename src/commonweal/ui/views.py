@@ -316,7 +316,7 @@ def _client_method(
     used = values.get("test.personal_score", values.get("test.score", []))
     evaluated = [k for k, value in enumerate(used) if not math.isnan(value)]
     shown = [evaluated[k] for k in spaced(len(evaluated), MOST_POINTS)]
-    part = [k for k, each in enumerate(record.rounds) if _took_part(each, name, values, k)]
+    part = [k for k, done in enumerate(record.rounds) if _took_part(done, name, values, k)]
     relative = [_relative(record.rounds[k], values["weight"][k], values["loss"][k]) for k in part]
     weights = [weight for weight, _ in relative if weight is not None]
     if label == ALONE:  # nothing is weighted
@@ -324,11 +324,11 @@ def _client_method(
     thin = spaced(len(part), MOST_POINTS)
     events = []
     for k in part:
-        each = record.rounds[k]
-        if name in each.dropped:
-            events.append(f"round {each.number}: reply not used: {each.dropped[name]}")
-        if name in each.capped:
-            events.append(f"round {each.number}: reply reduced: {each.capped[name]}")
+        done = record.rounds[k]
+        if name in done.dropped:
+            events.append(f"round {done.number}: reply not used: {done.dropped[name]}")
+        if name in done.capped:
+            events.append(f"round {done.number}: reply reduced: {done.capped[name]}")
     return ClientMethod(
         label=NAMES.get(label, label),
         score=show_score(mean, score, 1),
@@ -366,14 +366,14 @@ def _client_sentence(
     return f"{name} is significantly {' and '.join(parts)} than with local training."
 
 
-def _took_part(each: StoredRound, name: str, values: dict[str, list[float]], k: int) -> bool:
+def _took_part(done: StoredRound, name: str, values: dict[str, list[float]], k: int) -> bool:
     reported = not (math.isnan(values["weight"][k]) and math.isnan(values["loss"][k]))
-    return reported or name in each.dropped
+    return reported or name in done.dropped
 
 
-def _relative(each: StoredRound, weight: float, loss: float) -> tuple[float | None, float | None]:
+def _relative(done: StoredRound, weight: float, loss: float) -> tuple[float | None, float | None]:
     """The weight relative to an equal one, and the loss relative to the cohort's mean."""
-    columns = each.columns()
+    columns = done.columns()
     losses = columns["loss"]
     finite = losses[np.isfinite(losses)]
     mean = float(finite.mean()) if len(finite) else 0.0

@@ -42,7 +42,7 @@ def demo(
 ) -> None:
     """Compare local training, FedAvg, a fair rule and blend on students of 17 courses.
 
-    Takes one to two minutes.
+    Takes less than a minute.
     """
 
     from commonweal.analysis.compare import ALONE, OWN, Cell, baseline_cells, cells, run_folder

@@ -54,7 +54,7 @@ def grow(axes: dict[str, tuple[int, ...]], turns: int, threads: int = 1) -> list
 def _round(work: Work, loop: bool) -> Callable[[], object]:
     task = work.task()
     data = work.federation()
-    return hand_written(work, task, data, True) if loop else ours(work, task, data)
+    return hand_written(work, task, data, False) if loop else ours(work, task, data)
 
 
 def _median(times: list[Timed]) -> float:

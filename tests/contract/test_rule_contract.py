@@ -28,6 +28,7 @@ from commonweal.checks.rules import (
 from commonweal.checks.samples import large_ids, sample_reports, sample_rounds
 from commonweal.config import catalog
 from commonweal.data.population import Setting
+from commonweal.record.checkpoint import matching
 from commonweal.rules import AAggFFS, Decision, Kind, Reports, Rule, Stateless
 from commonweal.rules.rule import Combinator, prior_weights
 from rule_helpers import build
@@ -98,6 +99,16 @@ def test_one_of_many_clients(case: Case) -> None:
         assert decision.weights.isfinite().all()
         assert decision.weights[0] > 0
         state = decision.state
+
+
+@cases("case", CASES)
+def test_a_later_state_fits_the_checkpoint_of_a_run_that_begins(case: Case) -> None:
+    rule = rule_of(case)
+    begun = rule.init(one_group(6))
+    state = begun
+    for reports in sample_rounds(0, 6, count=3):
+        state = rule(reports, state).state
+    matching(begun, state, "rule", clients=6)
 
 
 def one_group(clients: int) -> Setting:

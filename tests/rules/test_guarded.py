@@ -1,4 +1,4 @@
-"""guarded: liars do not take over, and honest reports and runs are unchanged."""
+"""guarded: malicious clients do not take over, and honest reports and runs are unchanged."""
 
 import math
 from dataclasses import replace
@@ -67,43 +67,43 @@ def honest(seed: int, size: int = 10) -> Reports:
     return reports(losses, sizes, normals(seed, size, 12) + 0.5, scores=scores, after=0.8 * losses)
 
 
-def lying(told: Reports, liars: list[int], factor: float = 1e6) -> Reports:
+def lying(told: Reports, malicious: list[int], factor: float = 1e6) -> Reports:
     losses = told.losses.clone()
-    losses[liars] *= factor
+    losses[malicious] *= factor
     return replace(told, losses=losses)
 
 
 @simplex
 def test_dropped_clients_count_nothing_and_the_others_as_if_alone(name: str) -> None:
-    liars = [3, 8]
+    malicious = [3, 8]
     rule = Guarded(inner(name), budget=1.0)
     plain = inner(name)
     state = rule.init(10)
     other = plain.init(10)
-    rest = [k for k in range(10) if k not in liars]
+    rest = [k for k in range(10) if k not in malicious]
     for t in range(5):
         told = honest(10 * t)
-        weights, state = play(rule, lying(told, liars), state)
+        weights, state = play(rule, lying(told, malicious), state)
         expected, other = play(plain, told.subset(torch.tensor(rest)), other)
-        assert weights[liars].tolist() == [0.0] * len(liars)
+        assert weights[malicious].tolist() == [0.0] * len(malicious)
         torch.testing.assert_close(weights[rest], expected, rtol=1e-12, atol=1e-12)
         assert weights.sum().item() == pytest.approx(1, abs=1e-9)
 
 
 @simplex
 def test_capped_clients_count_as_the_worst_plausible_one_and_stay_a_minority(name: str) -> None:
-    liars = [3, 8]
+    malicious = [3, 8]
     told = honest(0)
-    false = lying(told, liars)
+    false = lying(told, malicious)
     weights = weigh(Guarded(inner(name), limit=2.0, action="cap", budget=1.0), false)
     plausible = false.losses <= 2 * false.losses.median()
     as_worst = torch.where(plausible, told.losses, told.losses[plausible].max())
     expected = weigh(inner(name), replace(told, losses=as_worst))
     torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-12)
-    assert weights[liars].sum() < 0.5
+    assert weights[malicious].sum() < 0.5
 
 
-def test_without_the_guard_a_liar_takes_over() -> None:
+def test_without_the_guard_a_malicious_client_takes_over() -> None:
     told = lying(honest(0), [3])
     rules: list[Rule] = [TERM(), AFL(), QFedAvg(scaled=False)]
     for rule in rules:
@@ -112,7 +112,7 @@ def test_without_the_guard_a_liar_takes_over() -> None:
 
 
 @pytest.mark.parametrize("rule", [TERM(), AFL(), QFedAvg(scaled=False), PropFair()])
-def test_a_capped_liar_cannot_take_over_at_the_default_limit(rule: Rule) -> None:
+def test_a_capped_client_cannot_take_over_at_the_default_limit(rule: Rule) -> None:
     assert weigh(Guarded(rule, action="cap"), lying(honest(0), [3]))[3] < 0.5
 
 
@@ -181,7 +181,7 @@ def test_the_bound_follows_the_spread_of_the_others(width: float, what: str) -> 
     honest_ones = [r**width for r in RATIOS]
     for factor, fires in ((0.98, False), (1.02, True)):
         values = [*honest_ones, 2.0]
-        for _ in range(50):  # the bound depends on the liar's own value, if only a little
+        for _ in range(50):  # the bound depends on its own value, if only a little
             middle = sorted(values)[4]
             values[-1] = factor * middle * bound_of(values)
         told = reports(values)
@@ -228,12 +228,12 @@ def test_a_size_that_grows_tenfold_counts_as_the_first_one() -> None:
     assert third.weights[9].item() == pytest.approx(290 / 560)
 
 
-@pytest.mark.parametrize("liars", [[3], [3, 8]])
-def test_updates_with_the_sign_reversed_are_dropped(liars: list[int]) -> None:
+@pytest.mark.parametrize("malicious", [[3], [3, 8]])
+def test_updates_with_the_sign_reversed_are_dropped(malicious: list[int]) -> None:
     U = normals(5, 10, 400) + 1
-    U[liars] *= -1
+    U[malicious] *= -1
     decision = decide(Guarded(FedAvg()), reports([1.0] * 10, updates=U))
-    assert sorted(decision.dropped) == liars
+    assert sorted(decision.dropped) == malicious
     assert "do not follow its updates" in decision.dropped[3]
 
 
@@ -265,13 +265,13 @@ def test_a_client_whose_losses_follow_its_updates_may_point_against_the_others()
     assert decision.weights[0] > 1.3 / 8
 
 
-def test_clients_that_share_no_direction_are_not_called_liars() -> None:
+def test_clients_that_share_no_direction_are_not_called_malicious() -> None:
     for seed in range(20):
         told = reports([1.0] * 12, updates=normals(seed, 12, 50))
         assert rejected(Guarded(FedAvg()), told) == {}
 
 
-def descent(liar: bool, rounds: int = 25) -> list[Decision]:
+def descent(attacked: bool, rounds: int = 25) -> list[Decision]:
     """Clients with quadratics around different points, of whom the first may flip its update."""
     rule = Guarded(TERM())
     state = rule.init(8)
@@ -281,7 +281,7 @@ def descent(liar: bool, rounds: int = 25) -> list[Decision]:
     for _ in range(rounds):
         gaps = w - optima
         U = 0.05 * gaps
-        if liar:
+        if attacked:
             U[0] *= -1
         decision = rule(reports(gaps.square().sum(1) / 40, updates=U), state)
         w = w - decision.weights @ U
@@ -291,8 +291,8 @@ def descent(liar: bool, rounds: int = 25) -> list[Decision]:
 
 
 def test_a_client_whose_losses_rise_where_its_updates_promise_a_fall_is_dropped() -> None:
-    assert all(decision.dropped == {} for decision in descent(liar=False))
-    later = descent(liar=True)[10:]
+    assert all(decision.dropped == {} for decision in descent(attacked=False))
+    later = descent(attacked=True)[10:]
     assert all(list(decision.dropped) == [0] for decision in later)
 
 
@@ -442,7 +442,7 @@ def test_a_false_loss_is_not_believed_when_the_others_have_fallen(factor: float)
 
 @pytest.mark.parametrize("factor", [5.0, 20.0, 99.0])
 def test_an_inflated_loss_never_takes_over(factor: float) -> None:
-    """The audit's case: seven clients, a hundred rounds, plain rules give the liar everything."""
+    """The audit's case: seven clients, a hundred rounds, plain rules give one client everything."""
     for inside in (AAggFFS(), AFL(), TERM()):
         rule = Guarded(inside)
         state = rule.init(7)
@@ -452,7 +452,7 @@ def test_an_inflated_loss_never_takes_over(factor: float) -> None:
             state = decision.state
 
 
-def test_a_single_liar_of_two_is_caught() -> None:
+def test_a_single_malicious_client_of_two_is_caught() -> None:
     told = reports([1.0, 1e6])
     assert weigh(Guarded(TERM()), told).tolist() == [1.0, 0.0]
 
@@ -575,7 +575,7 @@ def first_round(rule: dict[str, object]) -> tuple[Averaging, State, Tensors]:
 
 
 @actions
-def test_a_liar_in_a_run_is_named(action: str) -> None:
+def test_a_malicious_client_in_a_run_is_named(action: str) -> None:
     rule = {"name": "guarded", "rule": {"name": "term"}, "action": action, "limit": 20.0}
     algorithm, state, values = first_round(rule)
     ids = torch.arange(15)
@@ -590,7 +590,7 @@ def test_a_liar_in_a_run_is_named(action: str) -> None:
     assert (6 in outcome.clients.tolist()) == (action == "cap")
 
 
-def test_the_model_is_as_without_a_dropped_liar() -> None:
+def test_the_model_is_as_without_a_dropped_malicious_client() -> None:
     rule = {"name": "guarded", "rule": {"name": "term"}, "limit": 20.0}
     algorithm, state, values = first_round(rule)
     ids = torch.arange(15)

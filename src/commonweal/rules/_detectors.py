@@ -38,7 +38,8 @@ class Last(NamedTuple):
     @classmethod
     def empty(cls) -> "Last":
         nothing = torch.empty(0, dtype=torch.float64)
-        return cls(torch.empty(0, dtype=torch.int64), nothing, nothing, nothing[:, None], nothing)
+        sketches = torch.empty(0, BUCKETS, dtype=torch.float64)
+        return cls(torch.empty(0, dtype=torch.int64), nothing, nothing, sketches, nothing)
 
     @classmethod
     def of(cls, seen: "Round", weights: Tensor) -> "Last":

@@ -1,4 +1,4 @@
-"""Liars on Flower: the attacks of benchmarks/attacks.py, changed in the replies of nodes."""
+"""Malicious clients on Flower: the attacks of benchmarks/attacks.py, in the replies of nodes."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from flower_helpers import LocalGrid
 from helpers import close
 
 CLIENTS = 10
-LIARS = (3, 8)  # 20 %
+MALICIOUS = (3, 8)  # 20 %
 HUGE = 10**12
 
 
@@ -37,11 +37,11 @@ def suite() -> ModuleType:
 
 
 class Lying(LocalGrid):
-    """Changes what liars send, knowing what the honest ones send."""
+    """Changes what malicious clients send, knowing what the honest ones send."""
 
     attack: Any = None
     round = 0
-    size = 0  # what liars say already in the first query; 0: the truth
+    size = 0  # what malicious clients report already in the first query; 0: the truth
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
@@ -49,7 +49,7 @@ class Lying(LocalGrid):
         replies = [self.replies[key] for key in keys]
         kind = sent[0].metadata.message_type
         if kind == "query" and self.size:
-            for k in LIARS:
+            for k in MALICIOUS:
                 schema = dict(replies[k].content.config_records["schema"])
                 replies[k].content["schema"] = ConfigRecord(schema | {"samples": self.size})
         if kind == "train":
@@ -59,7 +59,7 @@ class Lying(LocalGrid):
                 for name in records[0]
             }
             self.round += 1
-            lie = suite().Lie(stacked, torch.tensor(LIARS), self.round)
+            lie = suite().Lie(stacked, torch.tensor(MALICIOUS), self.round)
             self.attack(lie)
             for k, reply in enumerate(replies):
                 own = {name: Array(value[k : k + 1].numpy()) for name, value in lie.values.items()}
@@ -95,13 +95,13 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("rule", ["aaggff-s", "guarded(rule=aaggff-s)"])
-def test_liars_do_on_flower_what_they_do_in_the_simulator(
+def test_malicious_clients_do_on_flower_what_they_do_in_the_simulator(
     rule: str, attack: str, tmp_path: Path
 ) -> None:
     attacks = suite()
     flower = on_flower(rule, attack, attacks.ATTACKS[attack], tmp_path)
     change = attacks.ATTACKS[attack]
-    job = attacks.attacked(job_from_experiment(experiment(rule)), change, LIARS)
+    job = attacks.attacked(job_from_experiment(experiment(rule)), change, MALICIOUS)
     simulator = list(rounds.run(job))
     for one, other in zip(flower, simulator, strict=True):
         assert one.dropped.keys() == other.dropped.keys()
@@ -109,7 +109,7 @@ def test_liars_do_on_flower_what_they_do_in_the_simulator(
         assert one.weights == pytest.approx(other.weights, rel=1e-3, abs=1e-6)
     close(flower[-1].state["w"], simulator[-1].state["w"], rtol=1e-3, atol=1e-4)
     if rule.startswith("guarded") and attack not in ("-update", "backwards"):
-        names = {job.population.names[k] for k in LIARS}
+        names = {job.population.names[k] for k in MALICIOUS}
         assert names <= flower[-1].dropped.keys() | flower[-1].capped.keys()
 
 
@@ -122,5 +122,5 @@ def test_a_size_that_is_another_than_at_the_start_is_not_believed(tmp_path: Path
     grid.attack = attacks.ATTACKS["size 1e12, -update"]
     engine = FlowerEngine(grid, nodes=CLIENTS, timeout=1)
     done = next(iter(rounds.run(job_of(given, engine))))
-    assert set(done.dropped) == {engine.population.names[k] for k in LIARS}
+    assert set(done.dropped) == {engine.population.names[k] for k in MALICIOUS}
     assert all("when the run started" in why for why in done.dropped.values())

@@ -70,15 +70,20 @@ class Runtime:
     Args:
         folder: Of keys, logs and Flower's own files.
         nodes: The `--node-config` of each node, by the name of its key.
+        keys: The folder of another runtime's keys, to use them again.
     """
 
-    def __init__(self, folder: Path, nodes: Mapping[str, NodeConfig]) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, NodeConfig], keys: Path | None = None
+    ) -> None:
         self.folder = folder.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.nodes = dict(nodes)
-        self.keys = self.folder / "keys"
+        self.keys = keys or self.folder / "keys"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = free_port()
-        write_keys(self.keys, list(self.nodes))
+        if keys is None:
+            write_keys(self.keys, list(self.nodes))
         # No telemetry, no look for updates, no installing of packages.
         self.environment = os.environ | {
             "FLWR_HOME": str(self.folder / "home"),

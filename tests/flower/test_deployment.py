@@ -199,7 +199,7 @@ def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
         runtime.submit(tmp_path / "app", **settings)
         runtime.wait_until(lambda: len(written(folder)) >= 2)
         runtime.kill("superlink")
-    with Runtime(tmp_path / "second", configs) as runtime:
+    with Runtime(tmp_path / "second", configs, runtime.keys) as runtime:
         runtime.start()
         run = runtime.submit(tmp_path / "app", resume=True, **settings)
         run.wait(10 * PATIENCE)

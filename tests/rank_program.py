@@ -93,7 +93,7 @@ replies: list[weakref.ref[Tensor]] = []  # that rank 0 has been given
 
 
 def watched(tensors: Tensors) -> None:
-    """Fail where the replies before these are still in memory: beside S, one rank's may be."""
+    """Fail where the replies before these are still in memory: one rank's may be."""
     assert all(reference() is None for reference in replies), "two answers at a time"
     replies[:] = [weakref.ref(v) for name, v in tensors.items() if name.startswith("reply/")]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError
+from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors, move, select
 from commonweal.data.federation import Rows
 from commonweal.data.samples import Inputs, Lazy, Stacked, Transform
@@ -28,7 +29,7 @@ from commonweal.training.dense import DenseTrainer
 from commonweal.training.memory_format import channels_last
 from commonweal.training.objective import Objective, Phase
 from commonweal.training.optimizers import Optimizer
-from commonweal.training.task import Batch, Task, shared_generator
+from commonweal.training.task import Batch, Task
 from commonweal.training.trainer import Features, Memory, Steps, Trainer
 from commonweal.training.vectorize import Vectorize, single, vmap_clients
 

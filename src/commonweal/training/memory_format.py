@@ -11,8 +11,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from commonweal.base.generator import shared_generator
 from commonweal.data.samples import Inputs
-from commonweal.training.task import Task, shared_generator
+from commonweal.training.task import Task
 
 __all__ = ["ChannelsLast", "channels_last"]
 

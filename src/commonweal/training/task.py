@@ -6,12 +6,10 @@ statistics) after them. Buffers are sent and averaged like the rest, but not tra
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from threading import RLock
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from commonweal.base.arguments import expect, expect_callable, expect_names
 from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
 from commonweal.training import scores
@@ -37,21 +36,7 @@ from commonweal.training.own import (
 )
 from commonweal.training.scores import Score
 
-__all__ = ["LOSSES", "Batch", "InUnits", "Task", "shared_generator"]
-
-_GENERATOR = RLock()
-
-
-@contextmanager
-def shared_generator() -> Iterator[torch.Generator]:
-    """Use torch's generator, which all threads share, alone, and restore it afterwards."""
-    with _GENERATOR:
-        generator = torch.default_generator
-        before = generator.get_state()
-        try:
-            yield generator
-        finally:
-            generator.set_state(before)
+__all__ = ["LOSSES", "Batch", "InUnits", "Task"]
 
 
 class Batch(NamedTuple):

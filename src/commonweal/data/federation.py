@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -56,6 +56,24 @@ class Features(NamedTuple):
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
     pooled: bool = False  # scaled by statistics of all clients' training rows
+
+    @classmethod
+    def of(cls, inputs: Inputs, split: Split) -> "Features":
+        """The inputs of a split's rows, as they are."""
+        train, test = torch.from_numpy(split.train.rows), torch.from_numpy(split.test.rows)
+        return cls(subset(inputs, train), subset(inputs, test))
+
+
+class DatasetOptions(TypedDict, total=False):
+    """How datasets of torch are read, and what is learned: see `Federation.from_function`."""
+
+    collate_fn: Collate | None
+    transform: Transform | None
+    memory: int
+    workers: int
+    outputs: int | None
+    groups: Sequence[str] | None
+    class_names: Sequence[str]
 
 
 class HeldOut(NamedTuple):
@@ -170,9 +188,9 @@ class Federation:
         if self.train.x.dtype == torch.uint8 and x.is_floating_point():
             x = (255 * x).round()
         added = torch.arange(len(y)) + len(self.train.y)
-        index = [
-            torch.cat([torch.arange(a, b), added]) for a, b in pairwise(self.train.offsets.tolist())
-        ]
+        index: list[Tensor] = []
+        for start, end in pairwise(self.train.offsets.tolist()):
+            index += [torch.arange(start, end), added]
         chosen = torch.cat(index)
         offsets = self.train.offsets + len(y) * torch.arange(self.clients + 1)
         features = torch.cat([self.train.x, x.to(self.train.x.dtype)])
@@ -194,19 +212,18 @@ class Federation:
             )
         keys = np.array([randomness.key(name) for name in self.names], dtype=np.uint64)
         draws = randomness.uniforms(seed ^ HOLD_OUT, keys, np.zeros(self.clients))
-        held_out = np.sort(np.argsort(draws, kind="stable")[:count])
-        training = torch.from_numpy(np.setdiff1d(np.arange(self.clients), held_out))
-        names = tuple(self.names[k] for k in training.tolist())
-        groups = None if self.groups is None else tuple(self.groups[k] for k in training.tolist())
+        is_held_out = torch.zeros(self.clients, dtype=torch.bool)
+        is_held_out[np.argsort(draws, kind="stable")[:count]] = True
+        held_out, training = is_held_out.nonzero()[:, 0], (~is_held_out).nonzero()[:, 0]
+        groups = self.groups
         return replace(
             self,
             train=of_clients(self.train, training),
             test=of_clients(self.test, training),
-            names=names,
-            groups=groups,
+            names=_chosen(self.names, training),
+            groups=None if groups is None else _chosen(groups, training),
             held_out=HeldOut(
-                tuple(self.names[k] for k in held_out.tolist()),
-                joined_rows(self.train, self.test, torch.from_numpy(held_out)),
+                _chosen(self.names, held_out), joined_rows(self.train, self.test, held_out)
             ),
         )
 
@@ -217,7 +234,7 @@ class Federation:
             _check_shapes(part, self)
             _check_features(part, self.names)
             _check_labels(part, self)
-        empty = self._names_of(self.train.sizes == 0)
+        empty = _chosen(self.names, (self.train.sizes == 0).nonzero()[:, 0])
         if empty:
             raise DataError(
                 f"no training rows for {some(empty)}: leave such clients out, or give them rows"
@@ -259,7 +276,7 @@ class Federation:
     @property
     def unscored(self) -> list[str]:
         """The names of the clients without test rows."""
-        return self._names_of(self.test.sizes == 0)
+        return list(_chosen(self.names, (self.test.sizes == 0).nonzero()[:, 0]))
 
     @cached_property
     def counts(self) -> Tensor:
@@ -280,9 +297,6 @@ class Federation:
         tested = self.test.y.numpy()
         missing: list[int] = np.setdiff1d(tested, trained).tolist()
         return missing
-
-    def _names_of(self, mask: Tensor) -> list[str]:
-        return [self.names[client] for client in mask.nonzero().flatten().tolist()]
 
     @classmethod
     def from_arrays(
@@ -324,20 +338,17 @@ class Federation:
         >>> f.names, f.train.sizes.tolist(), f.test.sizes.tolist()
         (('a', 'b'), [1, 1], [1, 1])
         """
-        features = mapped(x) if isinstance(x, np.memmap) else as_features(x)
+        inputs = mapped(x) if isinstance(x, np.memmap) else as_features(x)
         texts = None if isinstance(y, Tensor) else as_array(y, "labels (y)")
         if texts is not None and texts.dtype.kind in "UO" and texts.ndim == 1:
             class_names, y = named_classes(texts)
         labels = as_labels(y)
         owner = as_array(client, "client")
-        _check_lengths(features, labels, owner)
+        _check_lengths(inputs, labels, owner)
         split = split_rows(owner, labels.numpy(), test, seed, names)
         return cls.from_split(
             split,
-            Features(
-                subset(features, torch.from_numpy(split.train.rows)),
-                subset(features, torch.from_numpy(split.test.rows)),
-            ),
+            Features.of(inputs, split),
             labels,
             outputs=outputs,
             loss=loss,
@@ -353,15 +364,8 @@ class Federation:
         datasets: Mapping[str, MapDataset],
         test: float | Mapping[str, MapDataset] = 0.2,
         seed: int = 0,
-        *,
         label: str | None = None,
-        collate_fn: Collate | None = None,
-        transform: Transform | None = None,
-        memory: int = MEMORY,
-        workers: int = 4,
-        outputs: int | None = None,
-        groups: Sequence[str] | None = None,
-        class_names: Sequence[str] = (),
+        **options: Unpack[DatasetOptions],
     ) -> "Federation":
         """Build a federation from one dataset of torch per client.
 
@@ -372,14 +376,8 @@ class Federation:
             test: The share of each client's samples that is held out, or test datasets by name.
             seed: Which samples are held out depends on it and on the client's name only.
             label: The key of the label, where samples are dicts.
-            collate_fn: Makes a batch of a list of samples, as in a DataLoader.
-            transform: A function of a client's batch and a generator, applied while it trains.
-            memory: The bytes of inputs that are read once and kept. Beyond them, samples are read
-                when they are needed.
-            workers: How many threads then read.
-            outputs: How many numbers a model gives per sample; by default as the labels suggest.
-            groups: Each client's group.
-            class_names: The names of classes 0, 1, ...
+            options: collate_fn, transform, memory, workers, outputs, groups and class_names, as
+                in `from_function`.
 
         >>> data = {name: torch.utils.data.TensorDataset(torch.rand(9, 2), torch.arange(9) % 3)
         ...         for name in ("a", "b")}
@@ -403,13 +401,7 @@ class Federation:
             open_test if isinstance(test, Mapping) else test,
             seed,
             label=label,
-            collate_fn=collate_fn,
-            transform=transform,
-            memory=memory,
-            workers=workers,
-            outputs=outputs,
-            groups=groups,
-            class_names=class_names,
+            **options,
         )
 
     @classmethod
@@ -439,13 +431,14 @@ class Federation:
             make_dataset: Opens the dataset of a client by its name.
             test: The share of each client's samples that is held out, or a function that opens a
                 client's test dataset.
-            seed: As in `from_datasets`, like all that follow.
+            seed: Which samples are held out depends on it and on the client's name only.
             label: The key of the label, where samples are dicts.
-            collate_fn: Makes a batch of a list of samples.
+            collate_fn: Makes a batch of a list of samples, as in a DataLoader.
             transform: A function of a client's batch and a generator, applied while it trains.
-            memory: The bytes of inputs that are read once and kept.
-            workers: How many threads read when needed.
-            outputs: How many numbers a model gives per sample.
+            memory: The bytes of inputs that are read once and kept. Beyond them, samples are read
+                when they are needed.
+            workers: How many threads then read.
+            outputs: How many numbers a model gives per sample; by default as the labels suggest.
             groups: Each client's group.
             class_names: The names of classes 0, 1, ...
         """
@@ -470,10 +463,9 @@ class Federation:
         held_out = from_test if callable(test) else test
         labels = as_labels(read.labels)
         split = split_rows(owner, labels.numpy(), held_out, seed, names)
-        train, own = (torch.from_numpy(part.rows) for part in (split.train, split.test))
         federation = cls.from_split(
             split,
-            Features(subset(read.inputs, train), subset(read.inputs, own)),
+            Features.of(read.inputs, split),
             labels,
             outputs=outputs,
             groups=groups,
@@ -490,11 +482,7 @@ class Federation:
         label: str = "label",
         test: float = 0.2,
         seed: int = 0,
-        *,
-        collate_fn: Collate | None = None,
-        transform: Transform | None = None,
-        memory: int = MEMORY,
-        outputs: int | None = None,
+        **options: Unpack[DatasetOptions],
     ) -> "Federation":
         """Build a federation from a dataset of Hugging Face, with a column that names the client.
 
@@ -505,20 +493,10 @@ class Federation:
             label: The column of labels.
             test: The share of each client's samples that is held out.
             seed: Which samples are held out.
-            collate_fn: Makes a batch of a list of samples.
-            transform: A function of a client's batch and a generator, applied while it trains.
-            memory: The bytes of inputs that are read once and kept.
-            outputs: How many numbers a model gives per sample.
+            options: collate_fn, transform, memory, workers, outputs, groups and class_names, as
+                in `from_function`.
         """
-        return cls.from_datasets(
-            of_table(dataset, client, inputs, label),
-            test,
-            seed,
-            collate_fn=collate_fn,
-            transform=transform,
-            memory=memory,
-            outputs=outputs,
-        )
+        return cls.from_datasets(of_table(dataset, client, inputs, label), test, seed, **options)
 
     @classmethod
     def from_split(
@@ -561,15 +539,15 @@ class Federation:
                     f"groups has {len(groups)} names for {len(split.names)} clients: give each "
                     "client's group"
                 )
-        inferred = _infer_task(labels)
-        loss = inferred.loss if loss is None else loss
+        usual_loss, usual_score = _infer_task(labels)
+        loss = usual_loss if loss is None else loss
         return cls(
             train=with_labels(_rows(features.train, labels, split.train), loss),
             test=with_labels(_rows(features.test, labels, split.test), loss),
             names=split.names,
             outputs=_outputs(labels, loss) if outputs is None else outputs,
             loss=loss,
-            score=inferred.score if score is None else score,
+            score=usual_score if score is None else score,
             groups=None if groups is None else tuple(groups),
             notes=(*notes, *features.notes),
             class_names=tuple(class_names),
@@ -578,18 +556,13 @@ class Federation:
         )
 
 
-class _Task(NamedTuple):
-    loss: str
-    score: str
-
-
-def _infer_task(labels: Tensor) -> _Task:
-    """Whole numbers are classes, other numbers a regression; several per row suggest nothing."""
+def _infer_task(labels: Tensor) -> tuple[str, str]:
+    """The loss and score that labels suggest: none for several numbers per row."""
     if labels.ndim > 1:
-        return _Task("", "")
+        return "", ""
     if labels.is_floating_point():
-        return _Task("squared", "r2")
-    return _Task("cross-entropy", "accuracy")
+        return "squared", "r2"
+    return "cross-entropy", "accuracy"
 
 
 def _outputs(labels: Tensor, loss: str) -> int:
@@ -613,6 +586,10 @@ def _dataset(argument: str, make: Callable[[str], MapDataset], name: str) -> Cli
             raise DataError(f"{argument}({name!r}) raised {reason[:200]}") from error
 
     return ClientDataset(str(name), opened)
+
+
+def _chosen(names: Sequence[str], clients: Tensor) -> tuple[str, ...]:
+    return tuple(names[client] for client in clients.tolist())
 
 
 def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:

@@ -1,12 +1,11 @@
 """The inputs of samples: stacked tensors, several of them, or read when they are needed.
 
-Rows hold a tensor (N, ...) wherever they can. A `Source` stands for inputs that are no single
-tensor: it is indexed like one, and what it then gives is a tensor, or a `Stacked`.
+Rows hold a tensor (N, ...) wherever they can. `Stacked` and `Lazy` stand for inputs that are no
+single tensor: they are indexed like one, which gives a tensor or a `Stacked`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Union
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,57 +14,16 @@ from torch.utils import _pytree
 
 from commonweal.base.errors import DataError
 
-__all__ = ["Batch", "Inputs", "Lazy", "Source", "Stacked", "Transform"]
+__all__ = ["Batch", "Inputs", "Lazy", "Stacked", "Transform"]
 __all__ += ["joined", "leaves", "not_finite", "sampled", "subset", "zeros_like"]
 
 Index = Tensor | slice
 Transform = Callable[[Tensor, torch.Generator], Tensor]  # of a client's batch of inputs
-Batch = tuple[Union[Tensor, "Stacked"], Tensor]  # inputs and labels
 IDENTIFYING = 64  # samples by which data that are read when needed are told from others
 
 
-class Source(ABC):
-    """Inputs of samples that are no single tensor."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> torch.Size:
-        """The number of samples, and the shape of one (of its first input)."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The type of the first input."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the inputs are."""
-
-    @abstractmethod
-    def __getitem__(self, index: Index) -> Union[Tensor, "Stacked"]:
-        """The inputs of the samples with these numbers."""
-
-    @abstractmethod
-    def subset(self, index: Index) -> "Source":
-        """The samples with these numbers, not yet read where they are read when needed."""
-
-    @abstractmethod
-    def to(self, device: torch.device | str) -> "Source":
-        """The inputs on a device."""
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-
-Inputs = Tensor | Source
-
-
-class Stacked(Source):
+@dataclass(frozen=True, eq=False)
+class Stacked:
     """Several inputs per sample: by name, as a module's keywords, or by position.
 
     >>> x = Stacked((torch.zeros(5, 3), torch.ones(5)), ("ids", "mask"))
@@ -73,9 +31,8 @@ class Stacked(Source):
     tensor([1., 1.])
     """
 
-    def __init__(self, values: tuple[Tensor, ...], names: tuple[str, ...] | None = None) -> None:
-        self.values = values
-        self.names = names
+    values: tuple[Tensor, ...]
+    names: tuple[str, ...] | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stacked":
         """A function of each input."""
@@ -99,6 +56,9 @@ class Stacked(Source):
     def device(self) -> torch.device:
         return self.values[0].device
 
+    def __len__(self) -> int:
+        return len(self.values[0])
+
     def __getitem__(self, index: Index) -> "Stacked":
         return self.map(lambda value: value[index])
 
@@ -116,25 +76,20 @@ _pytree.register_pytree_node(  # so that vmap takes it
 )
 
 
-class Lazy(Source):
+@dataclass(frozen=True, eq=False)
+class Lazy:
     """Samples that are read when they are needed: only some batches are in memory.
 
-    Args:
+    Attributes:
         start: Begins to read the inputs of the samples with these numbers, each of them once.
             Returns the function that waits for them.
         rows: The numbers of these samples.
         like: One sample's inputs, as a batch of one.
     """
 
-    def __init__(
-        self,
-        start: Callable[[np.ndarray], Callable[[], "Tensor | Stacked"]],
-        rows: np.ndarray,
-        like: "Tensor | Stacked",
-    ) -> None:
-        self.start = start
-        self.rows = rows
-        self.like = like
+    start: Callable[[np.ndarray], Callable[[], Tensor | Stacked]]
+    rows: np.ndarray
+    like: Tensor | Stacked
 
     @property
     def shape(self) -> torch.Size:
@@ -148,17 +103,19 @@ class Lazy(Source):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def __getitem__(self, index: Index) -> "Tensor | Stacked":
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Index) -> Tensor | Stacked:
         return self.begin(index)()
 
-    def begin(self, index: Index) -> Callable[[], "Tensor | Stacked"]:
+    def begin(self, index: Index) -> Callable[[], Tensor | Stacked]:
         """Begin to read the samples with these numbers. Returns the function that waits for them.
 
         Raises:
             DataError: By that function, where inputs are not finite.
         """
-        position = index if isinstance(index, slice) else index.cpu().numpy()
-        numbers = self.rows[position]
+        numbers = self.subset(index).rows
         different, where = np.unique(numbers, return_inverse=True)  # padding repeats samples
         if len(different) == 0:
             return lambda: self.like[:0]
@@ -187,6 +144,10 @@ class Lazy(Source):
         return self
 
 
+Inputs = Tensor | Stacked | Lazy
+Batch = tuple[Tensor | Stacked, Tensor]  # inputs and labels
+
+
 def joined(parts: Sequence[Inputs]) -> Inputs:
     """Inputs one after the other."""
     first = parts[0]
@@ -201,7 +162,7 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
 
 def subset(x: Inputs, index: Index) -> Inputs:
     """The inputs of some samples; those that are read when needed are not read yet."""
-    return x.subset(index) if isinstance(x, Source) else x[index]
+    return x[index] if isinstance(x, Tensor) else x.subset(index)
 
 
 def zeros_like(x: Inputs, count: int) -> Tensor | Stacked:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.datasets import _sources
-from commonweal.datasets._cache import checksum
 from commonweal.datasets._files import data_root, find
 from commonweal.datasets._sources import File
 
@@ -69,19 +68,13 @@ def _retrieve(file: File, folder: Path, progress: object) -> Path:
 
 def differing(dataset: str, dir: str | None = None) -> list[str]:
     """The files in the data directory that are not the published ones, byte for byte."""
-    return [file.name for file in _sources.downloads(dataset) if _differs(file, dir)]
-
-
-def _differs(file: File, dir: str | None) -> bool:
-    path = find(file.folder, file.name, dir)
-    if path is None or path.name != file.name:  # missing, or unpacked: nothing to compare
-        return False
-    return _hash(path, file) != file.hash
-
-
-def _hash(path: Path, file: File) -> str:
-    kind = file.hash.partition(":")[0]
-    if kind == "sha256":
-        return f"sha256:{checksum(path)}"
-    with open(path, "rb") as opened:
-        return f"{kind}:{hashlib.file_digest(opened, kind).hexdigest()}"
+    names = []
+    for file in _sources.downloads(dataset):
+        path = find(file.folder, file.name, dir)
+        if path is None or path.name != file.name:  # missing, or unpacked: nothing to compare
+            continue
+        kind, _, digest = file.hash.partition(":")
+        with open(path, "rb") as opened:
+            if hashlib.file_digest(opened, kind).hexdigest() != digest:
+                names.append(file.name)
+    return names

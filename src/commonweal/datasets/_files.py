@@ -28,14 +28,15 @@ __all__ = [
     "find",
     "list_members",
     "locate",
+    "locate_one",
     "read_bytes",
     "read_members",
+    "read_pairs",
     "read_text",
 ]
 
-SUFFIXES = ("", ".gz", ".xz")
-PIECE = 1 << 24  # bytes that are unpacked at once
 PACKED = (".gz", ".xz")
+PIECE = 1 << 24  # bytes that are unpacked at once
 READ_ERRORS = (
     OSError,
     EOFError,
@@ -66,7 +67,7 @@ def find(folder: str, name: str, dir: str | None) -> Path | None:
         places = [Path(dir), Path(dir) / folder]
     plain = name.removesuffix(".gz").removesuffix(".xz")
     for place in places:
-        for suffix in SUFFIXES:
+        for suffix in ("", *PACKED):
             path = place / (plain + suffix)
             if path.exists():
                 return path
@@ -90,12 +91,21 @@ def locate(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> 
     return paths
 
 
+def locate_one(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> Path:
+    """The path of the first of several files or folders that is there."""
+    *others, last = names
+    for name in others:
+        path = find(folder, name, dir)
+        if path is not None:
+            return path
+    return locate(dataset, folder, [last], dir)[0]
+
+
 def _not_found(dataset: str, folder: str, missing: Sequence[str], dir: str | None) -> str:
-    place = data_root() / folder
-    other = f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
-    if dir is not None:
-        place = Path(dir)
-        other = ""
+    place, other = Path(dir or ""), ""
+    if dir is None:
+        place = data_root() / folder
+        other = f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
     names = ", ".join(missing)
     return f"dataset {dataset!r}: {names} not found in {str(place)!r}: {advice(dataset)}{other}"
 
@@ -142,6 +152,11 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise DataError(
             f"{str(path)!r} is not {encoding} text (byte {error.start}): save it as {encoding}"
         ) from None
+
+
+def read_pairs(path: Path) -> dict[str, str]:
+    """The pairs of words in a file, a line each."""
+    return dict(line.split() for line in read_text(path).splitlines() if line)
 
 
 def list_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:

@@ -20,7 +20,7 @@ from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import ID
-from commonweal.datasets._cache import Arrays, New, cached, checksum, write
+from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._table_files import Batches
 
 if TYPE_CHECKING:
@@ -502,7 +502,7 @@ def read_survey(file: Path, batches: Batches, options: str) -> Survey:
     def parse(new: New) -> None:
         write(new, survey=_array(_SURVEY.dump_json(survey(batches))))
 
-    arrays = cached("survey", [file], parse, options + checksum(Path(plain_table.__file__)))
+    arrays = cached("survey", [file], parse, options)
     return _SURVEY.validate_json(arrays["survey"].tobytes())
 
 
@@ -516,12 +516,11 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
         options: By which it is read.
     """
     seen = read_survey(file, batches, options)
-    parsed_by = checksum(Path(plain_table.__file__))
 
     def parse(new: New) -> None:
         _fill(new, batches, seen, roles)
 
-    return Table.read(cached("table", [file], parse, repr((roles, options, parsed_by))))
+    return Table.read(cached("table", [file], parse, repr((roles, options))))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import find, locate, read_members, read_text
+from commonweal.datasets._files import locate, locate_one, read_members, read_pairs, read_text
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
 
@@ -22,6 +22,7 @@ __all__ = ["Photo", "celeba", "from_leaf", "from_lists"]
 MANUAL = (
     "identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba from the CelebA project's page"
 )
+ATTRIBUTES = ("list_attr_celeba.csv.zip", "list_attr_celeba.txt")
 
 
 class Photo(NamedTuple):
@@ -49,23 +50,17 @@ def celeba(
     dir: the files' folder
     """
     lists = leaf_files("celeba", "celeba", dir) if source == "leaf" else _lists(dir)
-    archive = find("celeba", "img_align_celeba.zip", dir)
-    images = archive or locate("celeba", "celeba", ["img_align_celeba"], dir)[0]
+    images = locate_one("celeba", "celeba", ["img_align_celeba.zip", "img_align_celeba"], dir)
 
     def parse(new: New) -> None:
         photos = from_leaf(lists) if source == "leaf" else from_lists(lists[0], lists[1], attribute)
         chosen = _with_enough_photos(photos, least)
         rows = fill_images(new, images, _by_path(images, chosen), size)
-        people = {row.person for row in rows}
-        names = sorted(people, key=lambda name: (len(name), name))
-        ids = {name: k for k, name in enumerate(names)}
-        write(
-            new,
-            y=[row.label for row in rows],
-            part=[row.part for row in rows],
-            owner=[ids[row.person] for row in rows],
-            names=names,
-        )
+        people, labels, parts = zip(*rows, strict=True)
+        names = sorted(set(people), key=lambda name: (len(name), name))
+        ids = dict(zip(names, range(len(names)), strict=True))
+        owner = [ids[person] for person in people]
+        write(new, y=labels, part=parts, owner=owner, names=names)
 
     options = f"{source} {attribute} {least} {size}"
     arrays = cached("celeba", [*lists, images], parse, options)
@@ -76,12 +71,8 @@ ENTRIES = {"celeba": celeba}
 
 
 def _lists(dir: str | None) -> list[Path]:
-    identities = locate("celeba", "celeba", ["identity_CelebA.txt"], dir)[0]
-    attributes = find("celeba", "list_attr_celeba.csv.zip", dir)
-    return [
-        identities,
-        attributes or locate("celeba", "celeba", ["list_attr_celeba.txt"], dir)[0],
-    ]
+    identities = locate("celeba", "celeba", ["identity_CelebA.txt"], dir)
+    return [*identities, locate_one("celeba", "celeba", ATTRIBUTES, dir)]
 
 
 def _with_enough_photos(photos: dict[str, Photo], least: int) -> dict[str, Photo]:
@@ -93,7 +84,8 @@ def _by_path(images: Path, chosen: dict[str, Photo]) -> dict[str, Photo]:
     """The wanted photos by their names in the folder or archive."""
     paths = match_images(images, lambda path: chosen.get(PurePosixPath(path).name))
     if len(paths) < len(chosen):
-        missing = sorted(set(chosen) - {PurePosixPath(path).name for path in paths})
+        there = {PurePosixPath(path).name for path in paths}
+        missing = sorted(set(chosen) - there)
         raise DataError(
             f"{str(images)!r} lacks {len(missing)} of {len(chosen)} images, such as {missing[0]}"
         )
@@ -111,7 +103,7 @@ def from_leaf(paths: list[Path]) -> dict[str, Photo]:
 
 def from_lists(identities: Path, attributes: Path, attribute: str) -> dict[str, Photo]:
     """The photos in CelebA's own lists of people and of 40 attributes."""
-    people = dict(line.split() for line in read_text(identities).splitlines() if line)
+    people = read_pairs(identities)
     lines = _read_attributes(attributes)
     header = next(lines)
     if attribute not in header:

@@ -16,27 +16,11 @@ SOURCES = """
 cinic10 https://datashare.ed.ac.uk/bitstream/handle/10283/3192/
 6ee4d0c996905fe93221de577967a372 CINIC-10.tar.gz
 """
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PARTS = ("train", "valid", "test")
 
 
-def cinic10(
-    part: Part = "all",
-    test: Test = 0.2,
-    seed: int = 0,
-    dir: str | None = None,
-) -> Pool:
+def cinic10(part: Part = "all", test: Test = 0.2, seed: int = 0, dir: str | None = None) -> Pool:
     """270,000 rows (3, 32, 32), 10 classes; score: accuracy
 
     part: the 180,000 training and validation rows or the 90,000 test rows alone
@@ -48,11 +32,8 @@ def cinic10(
 
     def parse(new: New) -> None:
         rows = fill_images(new, path, match_images(path, _describe), 32)
-        write(
-            new,
-            y=[label for _, label in rows],
-            official=[folder == "test" for folder, _ in rows],
-        )
+        labels, official = zip(*rows, strict=True)
+        write(new, y=labels, official=official)
 
     return pool_of(cached("cinic10", [path], parse), part, test, seed, outputs=10)
 
@@ -60,9 +41,9 @@ def cinic10(
 ENTRIES = {"cinic10": cinic10}
 
 
-def _describe(name: str) -> tuple[str, int] | None:
-    """An image's part and class, by its folders."""
+def _describe(name: str) -> tuple[int, bool] | None:
+    """An image's class, and whether it is a test image, by its folders."""
     folders = PurePosixPath(name).parts[-3:-1]
-    if len(folders) < 2 or folders[0] not in PARTS or folders[1] not in CLASSES:
+    if len(folders) < 2 or folders[0] not in PARTS or folders[1] not in NAMES:
         return None
-    return folders[0], CLASSES.index(folders[1])
+    return NAMES.index(folders[1]), folders[0] == "test"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import locate, read_text
+from commonweal.datasets._files import locate, read_pairs, read_text
 from commonweal.datasets._images import fill_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
@@ -44,16 +44,11 @@ def clothing1m(
     *lists, images = locate("clothing1m", "clothing1m", names, dir)
 
     def parse(new: New) -> None:
-        train = _read_labels(lists[0], lists[1])
-        test = _read_labels(lists[2], lists[3])
-        chosen = {name: (label, False) for name, label in train.items()}
-        chosen |= {name: (label, True) for name, label in test.items()}
+        chosen = _read_labels(lists[0], lists[1], is_test=False)
+        chosen |= _read_labels(lists[2], lists[3], is_test=True)
         rows = fill_images(new, images, chosen, size)
-        write(
-            new,
-            y=[label for label, _ in rows],
-            official=[is_test for _, is_test in rows],
-        )
+        y, official = zip(*rows, strict=True)
+        write(new, y=y, official=official)
 
     arrays = cached("clothing1m", [*lists, images], parse, f"{labels} {size}")
     return pool_of(arrays, part, test, seed, outputs=14)
@@ -62,13 +57,15 @@ def clothing1m(
 ENTRIES = {"clothing1m": clothing1m}
 
 
-def _read_labels(keys: Path, labels: Path) -> dict[str, int]:
-    """Classes by the images' names in their folder."""
+def _read_labels(keys: Path, labels: Path, is_test: bool) -> dict[str, tuple[int, bool]]:
+    """Classes by the images' names in their folder, and whether these are test images."""
+    chosen = {}
     try:
-        known = dict(line.split() for line in read_text(labels).splitlines() if line)
-        names = read_text(keys).split()
-        return {name.removeprefix("images/"): int(known[name]) for name in names}
+        known = read_pairs(labels)
+        for name in read_text(keys).split():
+            chosen[name.removeprefix("images/")] = int(known[name]), is_test
     except (ValueError, KeyError) as error:
         raise DataError(
             f"{str(labels)!r} does not give '<image> <class>' for each of {keys.name}: {error}"
         ) from None
+    return chosen

@@ -125,11 +125,8 @@ def _check_archive(path: Path) -> None:
 def _from_images(root: Path, size: int, clients: int | None, test: float, seed: int) -> Federation:
     def parse(new: New) -> None:
         rows = fill_images(new, root, match_images(root, _describe), size)
-        write(
-            new,
-            client=[client for client, _ in rows],
-            label=[label for _, label in rows],
-        )
+        owners, labels = zip(*rows, strict=True)
+        write(new, client=owners, label=labels)
 
     arrays = cached("folder", [root], parse, str(size))
     classes, y = np.unique(arrays["label"], return_inverse=True)

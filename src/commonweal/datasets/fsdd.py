@@ -12,7 +12,7 @@ from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave, spectra
 from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import find, locate, read_members
+from commonweal.datasets._files import locate_one, read_members
 from commonweal.datasets._leaf import RowCollector
 from commonweal.datasets._shared import Test, natural_federation
 
@@ -41,8 +41,7 @@ def fsdd(
     test: the share of each speaker's rows that is held out, or "official": the first five of each
     digit; seed: which rows and clients; dir: the folder of the recordings
     """
-    folder = find("fsdd", "recordings", dir)
-    path = folder or locate("fsdd", "fsdd", ["recordings.tar.xz"], dir)[0]
+    path = locate_one("fsdd", "fsdd", ["recordings", "recordings.tar.xz"], dir)
 
     def parse(new: New) -> None:
         rows = RowCollector()

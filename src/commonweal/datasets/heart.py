@@ -33,11 +33,7 @@ Prep = Literal["aaggff", "flamby"]
 Labelled = tuple[np.ndarray, np.ndarray]  # features, labels
 
 
-def heart(
-    prep: Prep = "aaggff",
-    seed: int = 0,
-    dir: str | None = None,
-) -> Federation:
+def heart(prep: Prep = "aaggff", seed: int = 0, dir: str | None = None) -> Federation:
     """Four hospitals, 13 or 15 features, disease or not; score: AUROC (aaggff) or accuracy (flamby)
 
     prep: "aaggff" keeps all 920 rows and fills gaps with the hospital's mean (before the split: a
@@ -81,8 +77,8 @@ def _split(y: np.ndarray, share: float, state: int) -> tuple[np.ndarray, np.ndar
 def _read(path: Path, complete: bool) -> np.ndarray:
     """A hospital's rows, with gaps filled, or only the complete ones."""
     try:
-        lines = path.read_text(encoding="utf-8").split()
-        table = np.array([_numbers(line) for line in lines])[:, USED]
+        text = path.read_text(encoding="utf-8").replace("?", "nan")
+        table = np.array([line.split(",") for line in text.split()], dtype=float)[:, USED]
     except (OSError, ValueError, IndexError) as error:
         raise DataError(
             f"{str(path)!r} is not UCI's file of 14 comma-separated columns: {error}"
@@ -95,10 +91,6 @@ def _read(path: Path, complete: bool) -> np.ndarray:
             "it is not UCI's whole file"
         )
     return table if complete else fill_gaps(table)
-
-
-def _numbers(line: str) -> list[float]:
-    return [float(value.replace("?", "nan")) for value in line.split(",")]
 
 
 def fill_gaps(table: np.ndarray) -> np.ndarray:
@@ -119,7 +111,7 @@ def one_hot(table: np.ndarray, drop_first: bool) -> np.ndarray:
 
 
 def _join(parts: list[Labelled]) -> Rows:
-    offsets = np.cumsum([0] + [len(y) for _, y in parts])
-    x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
-    y = torch.from_numpy(np.concatenate([y for _, y in parts]))
-    return Rows(x.float(), y, torch.from_numpy(offsets))
+    features, labels = zip(*parts, strict=True)
+    offsets = np.cumsum([0, *map(len, labels)])
+    x = torch.from_numpy(np.concatenate(features))
+    return Rows(x.float(), torch.from_numpy(np.concatenate(labels)), torch.from_numpy(offsets))

@@ -27,14 +27,7 @@ MANUAL = (
 FOLDER = "ISIC_2019_Training_Input_preprocessed"
 SPLIT = "train_test_split.csv"
 METADATA = "ISIC_2019_Training_Metadata.csv"
-CENTRES = (
-    "BCN",
-    "HAM vidir molemax",
-    "HAM vidir modern",
-    "HAM rosendahl",
-    "MSK",
-    "HAM vienna dias",
-)
+CENTRES = "BCN, HAM vidir molemax, HAM vidir modern, HAM rosendahl, MSK, HAM vienna dias"
 
 
 class Lesion(NamedTuple):
@@ -69,16 +62,12 @@ def isic(
     def parse(new: New) -> None:
         lesions = read_split(split)
         if complete:
-            described = _described(sources[-1])
-            lesions = {image: lesions[image] for image in lesions if image in described}
+            for image in lesions.keys() - _described(sources[-1]):
+                del lesions[image]
         chosen = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
         rows = fill_images(new, images, chosen, size, crop=200)
-        write(
-            new,
-            y=[row.label for row in rows],
-            centre=[row.centre for row in rows],
-            official=[row.is_test for row in rows],
-        )
+        labels, centres, is_test = zip(*rows, strict=True)
+        write(new, y=labels, centre=centres, official=is_test)
 
     arrays = cached("isic", sources, parse, str(size))
     centres, owner = np.unique(arrays["centre"], return_inverse=True)
@@ -89,7 +78,7 @@ def isic(
         arrays["official"] if test == "official" else test,
         seed,
         clients,
-        [CENTRES[centre] for centre in centres],
+        np.array(CENTRES.split(", "))[centres].tolist(),
         outputs=8,
         score="top-5",
     )

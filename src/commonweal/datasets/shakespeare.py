@@ -15,7 +15,7 @@ import numpy as np
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import Arrays, New, cached
-from commonweal.datasets._files import find, locate, read_members
+from commonweal.datasets._files import locate_one, read_members
 from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
 
 __all__ = ["encode", "read_roles", "shakespeare"]
@@ -48,8 +48,7 @@ def shakespeare(
     seed: which clients, and which rows are test rows where LEAF made no split
     dir: the files' folder
     """
-    from_leaf = source == "leaf"
-    arrays = _read_leaf(dir) if from_leaf else _read_plays(least, stride, test, dir)
+    arrays = _read_leaf(dir) if source == "leaf" else _read_plays(least, stride, test, dir)
     return leaf_federation(arrays, test, seed, clients, outputs=CLASSES)
 
 
@@ -57,8 +56,7 @@ ENTRIES = {"shakespeare": shakespeare}
 
 
 def _read_plays(least: int, stride: int, test: float, dir: str | None) -> Arrays:
-    folder = find("shakespeare", "plays", dir)
-    path = folder or locate("shakespeare", "shakespeare", [ARCHIVE], dir)[0]
+    path = locate_one("shakespeare", "shakespeare", ["plays", ARCHIVE], dir)
 
     def parse(new: New) -> None:
         rows = RowCollector()

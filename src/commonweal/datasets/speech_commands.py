@@ -14,7 +14,7 @@ from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave
 from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import find, list_members, locate, read_members
+from commonweal.datasets._files import list_members, locate_one, read_members
 from commonweal.datasets._shared import natural_federation
 
 __all__ = ["speech_commands"]
@@ -47,19 +47,15 @@ def speech_commands(
     test: the share of each speaker's rows that is held out; seed: which rows and clients
     dir: the archive's folder
     """
-    folder = find("speech_commands", NAME, dir)
-    archive = f"{NAME}.tar.gz"
-    path = folder or locate("speech-commands", "speech_commands", [archive], dir)[0]
+    path = locate_one("speech-commands", "speech_commands", [NAME, f"{NAME}.tar.gz"], dir)
 
     def parse(new: New) -> None:
         recordings = _recordings(path, skip=_listed(path) if part == "train" else set())
         words = sorted({recording.word for recording in recordings.values()})
         chosen = _of_frequent_speakers(path, recordings, least)
-        names = sorted({recording.speaker for recording in chosen.values()})
-        rows = _fill_sounds(new, path, chosen)
-        y = np.searchsorted(words, [row.word for row in rows])
-        owner = np.searchsorted(names, [row.speaker for row in rows])
-        write(new, y=y, owner=owner, names=names, words=words)
+        spoken, speakers = zip(*_fill_sounds(new, path, chosen), strict=True)
+        names, owner = np.unique(speakers, return_inverse=True)
+        write(new, y=np.searchsorted(words, spoken), owner=owner, names=names, words=words)
 
     arrays = cached("speech-commands", [path], parse, f"{part} {least}")
     return natural_federation(

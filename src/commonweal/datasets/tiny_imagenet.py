@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import find, list_members, locate, read_members
+from commonweal.datasets._files import list_members, locate_one, read_members
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
@@ -18,14 +18,11 @@ SOURCES = """
 tiny_imagenet http://cs231n.stanford.edu/
 90528d7ca1a48142e341f4ef8d21d0de tiny-imagenet-200.zip
 """
-ARCHIVE = "tiny-imagenet-200.zip"
+FORMS = ("tiny-imagenet-200", "tiny-imagenet-200.zip")
 
 
 def tiny_imagenet(
-    part: Part = "all",
-    test: Test = 0.2,
-    seed: int = 0,
-    dir: str | None = None,
+    part: Part = "all", test: Test = 0.2, seed: int = 0, dir: str | None = None
 ) -> Pool:
     """110,000 rows (3, 64, 64), 200 classes in the order of their WordNet ids; score: accuracy
 
@@ -33,18 +30,14 @@ def tiny_imagenet(
     test: the share of each client's rows that is held out, or "official"; seed: of all draws
     dir: the files' folder
     """
-    folder = find("tiny_imagenet", "tiny-imagenet-200", dir)
-    path = folder or locate("tiny-imagenet", "tiny_imagenet", [ARCHIVE], dir)[0]
+    path = locate_one("tiny-imagenet", "tiny_imagenet", FORMS, dir)
 
     def parse(new: New) -> None:
         labels = _read_labels(path)
         images = match_images(path, lambda name: _describe(name, labels))
         rows = fill_images(new, path, images, 64)
-        write(
-            new,
-            y=[label for label, _ in rows],
-            official=[is_test for _, is_test in rows],
-        )
+        y, official = zip(*rows, strict=True)
+        write(new, y=y, official=official)
 
     return pool_of(cached("tiny-imagenet", [path], parse), part, test, seed)
 
@@ -62,12 +55,11 @@ def _read_labels(path: Path) -> dict[str, int]:
             f"{str(path)!r} lacks val/val_annotations.txt or train/<id>/images: "
             "it is not Tiny ImageNet"
         )
-    number = {wordnet_id: i for i, wordnet_id in enumerate(ids)}
-    labels = dict(number)
+    labels = dict(zip(ids, range(len(ids)), strict=True))
     for line in annotations[0][1].decode("ascii").splitlines():
         if line:
             image, wordnet_id = line.split("\t")[:2]
-            labels[image] = number[wordnet_id]
+            labels[image] = labels[wordnet_id]
     return labels
 
 

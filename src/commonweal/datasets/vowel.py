@@ -14,23 +14,8 @@ from commonweal.datasets._shared import natural_federation
 __all__ = ["vowel"]
 
 # UCI's documentation gives the speakers' names in this order.
-SPEAKERS = (
-    "Andrew",
-    "Bill",
-    "David",
-    "Mark",
-    "Jo",
-    "Kate",
-    "Penny",
-    "Rose",
-    "Mike",
-    "Nick",
-    "Rich",
-    "Tim",
-    "Sarah",
-    "Sue",
-    "Wendy",
-)
+NAMES = "Andrew Bill David Mark Jo Kate Penny Rose Mike Nick Rich Tim Sarah Sue Wendy"
+SPEAKERS = NAMES.split()
 
 
 def vowel(clients: int | None = None, test: float = 0.2, seed: int = 0) -> Federation:
@@ -41,8 +26,7 @@ def vowel(clients: int | None = None, test: float = 0.2, seed: int = 0) -> Feder
     seed: which rows and clients
     """
     path = files("commonweal.datasets").joinpath("_data/vowel.dat")
-    lines = path.read_text(encoding="ascii").splitlines()
-    table = np.array([line.split(",") for line in lines], dtype=float)
+    table = np.loadtxt(path.read_text(encoding="ascii").splitlines(), delimiter=",")
     speaker = np.array(SPEAKERS)[table[:, 1].astype(int)]
     y = table[:, 13].astype(int)
     return natural_federation(table[:, 3:13], y, speaker, test, seed, clients, outputs=11)

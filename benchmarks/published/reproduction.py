@@ -267,15 +267,18 @@ def figure_of(record: Record, column: str) -> float:
 
 def _swing(record: Record, column: str) -> float:
     """The standard deviation of a metric over the late evaluations of a run; nan: too few."""
-    plain = column.removeprefix("root:")
+    is_root = column.startswith("root:")
+    column = column.removeprefix("root:")
+    of_personal = column.startswith("personal:")
+    metric = column.removeprefix("personal:")
     start = LATE * record.rounds[-1].number
-    late = [each.metrics for each in record.evaluated if each.number > start]
-    if len(late) < 5 or plain not in late[-1]:
-        return math.nan
-    values = [_scaled(plain, metrics[plain]) for metrics in late]
-    if column.startswith("root:"):
-        values = [math.sqrt(value) for value in values]
-    return float(np.std(values, ddof=1))
+    values = []
+    for line in record.evaluated:
+        metrics = line.personal if of_personal else line.metrics
+        if line.number > start and metric in metrics:
+            value = _scaled(metric, metrics[metric])
+            values.append(math.sqrt(value) if is_root else value)
+    return float(np.std(values, ddof=1)) if len(values) >= 5 else math.nan
 
 
 def _spread_over_clients(record: Record, column: str) -> float:

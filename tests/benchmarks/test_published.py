@@ -281,6 +281,31 @@ def test_one_run_is_as_uncertain_as_its_late_evaluations_differ() -> None:
     assert cell((62.0,), swing=3.0) == "differs (+12.00)"
 
 
+def test_late_evaluations_of_global_and_personal_models(tmp_path: Path) -> None:
+    from commonweal.analysis.compare import run_cells
+
+    columns = ("mean", "root:std", "personal:mean", "root:personal:std", "gini@20")
+    changes = {"rounds": 20, "evaluate_every": 1}
+    experiment = small().settings[0].experiment | changes
+    setting = replace(
+        small().settings[0], seeds=(0,), columns=columns, experiment=experiment, without=()
+    )
+    table = replace(small(), rows=(Row("Ditto", set=("client=ditto",)),), columns=columns)
+    planned = reproduction.plan(table, setting, {}, tmp_path)
+    for _ in run_cells([run.cell for run in planned]):
+        pass
+    swings = reproduction.measure(table, planned, {}).swings["Ditto"]
+    late = Record.read(planned[0].cell.folder).evaluated[15:]
+    assert [line.number for line in late] == [16, 17, 18, 19, 20]
+    means = [100 * line.metrics["mean"] for line in late]
+    own_means = [100 * line.personal["mean"] for line in late]
+    own_roots = [math.sqrt(100 * line.personal["std"]) for line in late]
+    assert swings[0] == pytest.approx(np.std(means, ddof=1))
+    assert swings[2] == pytest.approx(np.std(own_means, ddof=1))
+    assert swings[3] == pytest.approx(np.std(own_roots, ddof=1))
+    assert swings[1] > 0 and means != own_means and math.isnan(swings[4])
+
+
 def test_a_spread_over_clients_is_divided_by_their_number() -> None:
     # Theirs: 10 / sqrt(100) = 1 and our 0.1; ours: 0.1 / sqrt(5). The margin is about 2.8.
     assert cell(shifted(52.0, 0.1, 5), (10.0,), clients=100) == "within noise (+2.00)"

@@ -8,8 +8,8 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn, TextIO
 
@@ -19,29 +19,9 @@ from typer.core import TyperCommand
 
 from commonweal import __version__
 from commonweal.base.errors import CommonwealError, CommonwealWarning, ServedExit
-from commonweal.commands.card import card
-from commonweal.commands.check import check
-from commonweal.commands.choose import choose
-from commonweal.commands.cite import cite
-from commonweal.commands.compare import compare
 from commonweal.commands.console import STOPPED, say
 from commonweal.commands.data import data
-from commonweal.commands.demo import demo
-from commonweal.commands.docs import docs
-from commonweal.commands.doctor import doctor
-from commonweal.commands.export import export
-from commonweal.commands.fit import fit
 from commonweal.commands.flower import flower
-from commonweal.commands.init import init
-from commonweal.commands.list import list_
-from commonweal.commands.predict import predict
-from commonweal.commands.report import report
-from commonweal.commands.reproduce import reproduce
-from commonweal.commands.run import run
-from commonweal.commands.show import show
-from commonweal.commands.tune import tune
-from commonweal.commands.ui import ui
-from commonweal.commands.verify import verify
 
 __all__ = ["app", "main"]
 
@@ -103,15 +83,17 @@ def _written_as_key(option: str, given: list[str]) -> str:
     return f"{key}=VALUE"
 
 
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of the help, in this order
-    "Start": (fit, run, demo, init, list_, docs, doctor),
-    "Run": (compare, choose, tune),
-    "Inspect": (show, report, ui, predict, export, card, cite, verify),
-    "Extend": (check, reproduce),
+PANELS = {  # of the help, in this order
+    "Start": ("fit", "run", "demo", "init", "list", "docs", "doctor"),
+    "Run": ("compare", "choose", "tune"),
+    "Inspect": ("show", "report", "ui", "predict", "export", "card", "cite", "verify"),
+    "Extend": ("check", "reproduce"),
 }
-for panel, commands in PANELS.items():
-    for command in commands:
-        app.command(name=command.__name__.rstrip("_"), rich_help_panel=panel, cls=Command)(command)
+for panel, names in PANELS.items():
+    for name in names:
+        module = vars(import_module(f"commonweal.commands.{name}"))
+        function = module["list_" if name == "list" else name]
+        app.command(name=name, rich_help_panel=panel, cls=Command)(function)
 app.add_typer(data, name="data", rich_help_panel="Run")
 app.add_typer(flower, name="flower", rich_help_panel="Run")
 

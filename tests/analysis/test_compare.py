@@ -113,6 +113,18 @@ def test_a_comparison_that_was_stopped_continues_to_the_same_bytes(tmp_path: Pat
             assert (a.folder / name).read_bytes() == (b.folder / name).read_bytes()
 
 
+def test_runs_with_other_data_do_not_share_them(tmp_path: Path) -> None:
+    vary = ["validation=0.0,0.2"]
+    list(run_cells(cells(BASE, ["fedavg"], 2, vary, tmp_path)))
+    straight = tmp_path / "straight"
+    for cell in cells(BASE, ["fedavg"], 2, vary, straight):
+        list(run(cell.experiment, out=cell.folder))
+        shared = tmp_path / cell.folder.relative_to(straight)
+        assert (shared / "run.json").exists()
+        for name in ("rounds.jsonl", "model.safetensors", "clients.chunks"):
+            assert (shared / name).read_bytes() == (cell.folder / name).read_bytes()
+
+
 def test_a_folder_of_another_experiment_is_refused(tmp_path: Path) -> None:
     list(run_cells(cells(BASE, ["fedavg"], 1, [], tmp_path)))
     with pytest.raises(RunError, match="another experiment"):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from commonweal.analysis import fitting
-from commonweal.analysis.compare import Cell, Step
+from commonweal.analysis.compare import Cell, Data, Step
 from commonweal.analysis.fitting import Work, fit_plan, run_plan
 
 ROUNDS = 10
@@ -23,7 +23,7 @@ class Machine:
         self.now = 100.0
         self.ran: list[tuple[str, int]] = []
 
-    def run_cells(self, cells: Sequence[Cell]) -> Iterator[Step]:
+    def run_cells(self, cells: Sequence[Cell], data: Data) -> Iterator[Step]:
         (cell,) = cells
         self.ran.append((cell.label, cell.experiment.seed))
         for number in range(1, ROUNDS + 1):

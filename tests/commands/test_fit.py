@@ -11,10 +11,9 @@ from rich.console import Console
 from commonweal import cli
 from commonweal.analysis import compare
 from commonweal.analysis.choosing import choose
-from commonweal.analysis.compare import Cell, Step
+from commonweal.analysis.compare import Cell, Data, Step
 from commonweal.base.errors import CommonwealError
 from commonweal.commands import console
-from commonweal.jobs.job import Job
 from commonweal.record.record import Record
 from own_table import write
 
@@ -46,8 +45,8 @@ def test_a_table_becomes_a_model_for_each_client_also_after_an_interruption(
     folder = tmp_path / "runs/patients-fit"
     run_rounds = compare._run_rounds
 
-    def interrupted(cell: Cell, job: Job | None) -> Iterator[Step]:
-        for step in run_rounds(cell, job):
+    def interrupted(cell: Cell, data: Data) -> Iterator[Step]:
+        for step in run_rounds(cell, data):
             yield step
             if cell.label == "fine-tune" and step.round is not None and step.round.number == 2:
                 raise KeyboardInterrupt

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -20,7 +21,8 @@ from commonweal.base.errors import ConfigError, DataError, DivergedError, Locked
 from commonweal.base.files import read_plain
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change, file_name
-from commonweal.jobs.job import Job, job_from_experiment
+from commonweal.data.federation import Federation
+from commonweal.jobs.job import Job, federation_of, job_from_experiment
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
 from commonweal.training.evaluation import Evaluation
@@ -42,6 +44,17 @@ Array: TypeAlias = NDArray[np.float64]
 ALONE = "alone"  # the label of runs in which every client trains for itself
 POOLED = "pooled"  # and of those in which all samples are in one place
 PAUSE = 1.0  # seconds between looks at a run of another process
+FAILURES = (ConfigError, DataError, DivergedError)  # of one run: the others go on
+# What a federation depends on, with its validation samples and clients that are held out.
+OF_DATA = attrgetter(
+    "dataset",
+    "partition",
+    "label_noise",
+    "seed",
+    "holdout_clients",
+    "validation",
+    "synthetic_from",
+)
 OWN = ", personal models"  # the end of a label
 
 
@@ -101,17 +114,17 @@ def baseline_cells(
     Both train with the experiment's learning rate, epochs and batches, and choose on held-out
     samples when to stop and how much a linear model counts.
     """
-    known = catalog.find("clients", "sgd").parameters
-    given = part_table(base.get("client"))
-    client = {key: value for key, value in given.items() if key in known}
-    common = {
-        key: value for key, value in base.items() if key not in ("rule", "channels", "sampler")
-    }
+    client = part_table(base.get("client"))
+    for key in client.keys() - catalog.find("clients", "sgd").parameters:
+        del client[key]
+    common = dict(base)
+    for key in ("rule", "channels", "sampler"):
+        common.pop(key, None)
     plan = []
-    for label, algorithm, method in (("alone", "averaging", "alone"), ("pooled", "pooled", "sgd")):
+    for label, algorithm, method in ((ALONE, "averaging", "alone"), (POOLED, "pooled", "sgd")):
         for seed in _seeds(seeds):
             parts = {"algorithm": algorithm, "client": client | {"name": method}, "seed": seed}
-            plan.append(Cell(label, Experiment(**common | parts), folder / label / f"seed-{seed}"))
+            plan.append(Cell(label, Experiment(**common | parts), run_folder(folder, label, seed)))
     return plan
 
 
@@ -190,41 +203,69 @@ def _choices(text: str) -> list[str]:
     return [f"{key}={value}" for value in choices]
 
 
-def run_cells(plan: Iterable[Cell], first: Job | None = None) -> Iterator[Step]:
-    """Run the cells that are not finished yet, round by round.
+class Data:
+    """The federation of the last run that was built: runs on the same data share it."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._federation: Federation | None = None
+
+    def job(self, experiment: Experiment) -> Job:
+        """Build the job of an experiment."""
+        key = OF_DATA(experiment)
+        if self._federation is None or key != self._key:
+            self._federation = None  # before the next one is in memory, too
+            self._federation = federation_of(experiment)
+            self._key = key
+        return job_from_experiment(experiment, self._federation)
+
+
+def seed_by_seed(plan: Iterable[Cell]) -> list[Cell]:
+    """The cells in the order in which they are run: those of one seed have the same data."""
+    return sorted(plan, key=lambda cell: cell.experiment.seed)
+
+
+def run_cells(plan: Iterable[Cell], data: Data | None = None) -> Iterator[Step]:
+    """Run the cells that are not finished yet, seed by seed and round by round.
 
     A run that diverges, or that its data or parts refuse, is a step with its failure: the others
     go on. A run that another process is at is waited for, when all others are done.
 
     Args:
         plan: The cells.
-        first: The job of the first cell, where it is built already.
+        data: Has the data of the first cells, where they are built already.
     """
+    data = data or Data()
+    yield from _when_free(seed_by_seed(plan), lambda cell: _run_rounds(cell, data))
+
+
+def _when_free(plan: Iterable[Cell], steps_of: Callable[[Cell], Iterator[Step]]) -> Iterator[Step]:
+    """The steps of all cells. Cells that another process is at are waited for at the end."""
     locked = []
-    for number, cell in enumerate(plan):
+    for cell in plan:
         try:
-            yield from _run_rounds(cell, first if number == 0 else None)
+            yield from steps_of(cell)
         except LockedError as error:
             locked.append(cell)
             yield Step(cell, (), None, waiting=str(error))
     for cell in locked:
         while True:
             try:
-                yield from _run_rounds(cell)
+                yield from steps_of(cell)
                 break
             except LockedError:
                 time.sleep(PAUSE)
 
 
-def _run_rounds(cell: Cell, job: Job | None = None) -> Iterator[Step]:
+def _run_rounds(cell: Cell, data: Data) -> Iterator[Step]:
     if cell.finished:
         yield Step(cell, (), None)
         return
     try:
-        job = job or job_from_experiment(cell.experiment)
+        job = data.job(cell.experiment)
         for done in run(job, out=cell.folder, resume=True):
             yield Step(cell, job.population.names, done)
-    except (ConfigError, DataError, DivergedError) as error:
+    except FAILURES as error:
         yield Step(cell, (), None, str(error))
 
 
@@ -241,36 +282,23 @@ def run_cells_in_processes(
         ranks: The processes of torchrun, instead.
     """
     plan = list(plan)
-    done = {cell.folder for cell in plan if cell.finished}
     with worker_pool(jobs) if ranks is None else nullcontext(ranks) as pool:
 
         def start(cell: Cell) -> "Future[str]":
             return pool.submit(run_cell, cell.experiment.model_dump(), cell.folder)
 
-        futures = {cell.folder: start(cell) for cell in plan if cell.folder not in done}
-        locked = []
+        futures = {cell.folder: start(cell) for cell in plan if not cell.finished}
+
+        def result(cell: Cell) -> Iterator[Step]:
+            future = futures.pop(cell.folder, None)
+            if future is None and not cell.finished:  # left by the process that was at it
+                future = start(cell)
+            yield Step(cell, (), None, "" if future is None else future.result())
+
         try:
-            for cell in plan:  # in order, as a bar shows it
-                try:
-                    failure = "" if cell.folder in done else futures[cell.folder].result()
-                    yield Step(cell, (), None, failure)
-                except LockedError as error:
-                    locked.append(cell)
-                    yield Step(cell, (), None, waiting=str(error))
-            for cell in locked:
-                yield Step(cell, (), None, _when_free(cell, start))
+            yield from _when_free(plan, result)  # in order, as a bar shows it
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _when_free(cell: Cell, start: "Callable[[Cell], Future[str]]") -> str:
-    """Wait for a run of another process, and run what it leaves. Returns why it has no result."""
-    while not cell.finished:
-        try:
-            return start(cell).result()
-        except LockedError:
-            time.sleep(PAUSE)
-    return ""
 
 
 def run_cell(values: dict[str, object], folder: Path) -> str:
@@ -278,7 +306,7 @@ def run_cell(values: dict[str, object], folder: Path) -> str:
     try:
         for _ in run(job_from_experiment(Experiment(**values)), out=folder, resume=True):
             pass
-    except (ConfigError, DataError, DivergedError) as error:
+    except FAILURES as error:
         return str(error)
     return ""
 
@@ -315,8 +343,6 @@ class Result:
 
 
 Failures: TypeAlias = Mapping[Path, str]  # by the run's folder, why it has no result
-
-
 Failed: TypeAlias = Mapping[str, Mapping[int, str]]  # by label and seed, why there is no result
 
 
@@ -331,7 +357,7 @@ def finished_runs(
     """The finished runs of a plan by label, where over half of a label's seeds finished."""
     plan = list(plan)
     failed = _failed(plan, failures or {})
-    counts = Counter(cell.label for cell in plan)
+    counts = _seed_counts(plan)
     records: dict[str, list[Record]] = {}
     for cell in plan:
         own = failed.get(cell.label, {})
@@ -348,11 +374,14 @@ def _failed(plan: Iterable[Cell], failures: Failures) -> Failed:
     return table
 
 
+def _seed_counts(plan: Iterable[Cell]) -> Counter[str]:
+    return Counter(cell.label for cell in plan)
+
+
 def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:
     """A line for every label with failed seeds, with the first of its failures."""
     plan = list(plan)
-    counts = Counter(cell.label for cell in plan)
-    return lines_of(_failed(plan, failures), counts)
+    return lines_of(_failed(plan, failures), _seed_counts(plan))
 
 
 def lines_of(failed: Failed, seeds: Mapping[str, int]) -> list[str]:
@@ -381,15 +410,21 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
         raise RunError(f"every label needs the same number of runs, one per seed; got {counts}")
     results = []
     for label, runs in records.items():
-        tables = [_scores_of(record) for record in by_seed(runs)]
-        if label in (ALONE, POOLED):  # where the network alone is not what clients use
-            tables = [t._replace(shared=t.personal or t.shared, personal=None) for t in tables]
+        shared, personal, sizes = [], [], []
+        for record in by_seed(runs):
+            table = record.clients()
+            own = table.evaluation.personal
+            sizes.append(dict(zip(table.names, table.evaluation.sizes.tolist(), strict=True)))
+            if own is not None and label in (ALONE, POOLED):
+                shared.append(_scores(table.names, own))  # the network alone is not what they use
+                continue
+            shared.append(_scores(table.names, table.evaluation))
+            if own is not None:
+                personal.append(_scores(table.names, own))
         lower = find(runs[0].facts.score).lower_is_better
-        rows = [table.rows for table in tables]
-        results.append(result_of(label, [table.shared for table in tables], rows, lower))
-        own = [table.personal for table in tables if table.personal is not None]
-        if len(own) == len(tables):
-            results.append(result_of(label + OWN, own, rows, lower, personal=True))
+        results.append(result_of(label, shared, sizes, lower))
+        if len(personal) == len(runs):
+            results.append(result_of(label + OWN, personal, sizes, lower, personal=True))
     return results
 
 
@@ -401,26 +436,9 @@ def by_seed(records: Sequence[Record]) -> list[Record]:
 Scores: TypeAlias = dict[str, float]  # by client, of those that have one
 
 
-class _Scores(NamedTuple):
-    shared: Scores
-    personal: Scores | None
-    rows: dict[str, float]  # test samples by client
-
-
-def _scores_of(record: Record) -> _Scores:
-    """The last scores of a run, by the global model and by the clients' own."""
-    table = record.clients()
-    evaluation = table.evaluation
-    rows = dict(zip(table.names, evaluation.sizes.tolist(), strict=True))
-    shared = _by_client(table.names, evaluation)
-    if evaluation.personal is None:
-        return _Scores(shared, None, rows)
-    return _Scores(shared, _by_client(table.names, evaluation.personal), rows)
-
-
-def _by_client(names: Sequence[str], evaluation: Evaluation) -> Scores:
-    pairs = zip(names, evaluation.score.tolist(), strict=True)
-    return {name: score for name, score in pairs if not np.isnan(score)}
+def _scores(names: Sequence[str], evaluation: Evaluation) -> Scores:
+    scores = dict(zip(names, evaluation.score.tolist(), strict=True))
+    return {name: score for name, score in scores.items() if not np.isnan(score)}
 
 
 def result_of(
@@ -431,14 +449,15 @@ def result_of(
     personal: bool = False,
 ) -> Result:
     """A result from every client's score, seed by seed, and its number of test samples."""
-    everywhere = set.intersection(*(set(scores) for scores in seeds))
-    clients = tuple(name for name in seeds[0] if name in everywhere)
-    table = np.array([[scores[name] for name in clients] for scores in seeds])
-    summaries = [
-        metrics.summary(list(s.values()), [own[name] for name in s], list(s), lower_is_better)
-        for s, own in zip(seeds, rows, strict=True)
-    ]
-    return Result(label, clients, table, summaries, personal, lower_is_better)
+    common = set(seeds[0]).intersection(*seeds)
+    clients = tuple(name for name in seeds[0] if name in common)
+    table = []
+    summaries = []
+    for scores, sizes in zip(seeds, rows, strict=True):
+        table.append([scores[name] for name in clients])
+        own = [sizes[name] for name in scores]
+        summaries.append(metrics.summary(list(scores.values()), own, list(scores), lower_is_better))
+    return Result(label, clients, np.array(table), summaries, personal, lower_is_better)
 
 
 def align(a: Result, b: Result) -> tuple[tuple[str, ...], Array, Array]:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from commonweal.analysis.compare import ALONE, Cell, Step, run_cells, run_folder
+from commonweal.analysis.compare import ALONE, Cell, Data, Step, run_cells, run_folder
 from commonweal.analysis.refitting import LABEL, needs_validation, refit_cell
 from commonweal.config.experiment import Experiment, change
 
@@ -58,6 +58,7 @@ def run_plan(
         clock: The time in seconds.
     """
     start = clock()
+    data = Data()
     costs = [sum(_cost(cell) for cell in cells if not cell.finished) for cells in plan]
     ends = list(accumulate(costs))  # the work done after each seed
     done = 0.0
@@ -67,7 +68,7 @@ def run_plan(
         for cell in cells:
             before = done
             cost = 0.0 if cell.finished else _cost(cell)
-            for step in run_cells([cell]):
+            for step in run_cells([cell], data):
                 if step.round is not None:
                     done = before + cost * step.round.number / cell.experiment.rounds
                 seeds = _seeds_within(ends, minutes, clock() - start, done)

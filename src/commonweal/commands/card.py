@@ -5,16 +5,14 @@ from typing import Annotated
 
 import typer
 
-from commonweal.commands.options import Quiet, RunFolder
+from commonweal.commands.options import Quiet, RunFolder, out
 
 __all__ = ["card"]
 
 
 def card(
     run: RunFolder,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The card; by default RUN/card.md.")
-    ] = None,
+    to: Annotated[Path | None, out("The card; by default RUN/card.md.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a model card: what the model is, on what data, and how well each client is served.

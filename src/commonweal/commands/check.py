@@ -3,11 +3,9 @@
 import inspect
 from typing import Annotated
 
-import typer
-
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
-from commonweal.commands.options import Quiet
+from commonweal.commands.options import Quiet, argument
 from commonweal.config import catalog
 
 __all__ = ["check", "kind_of_own"]
@@ -16,10 +14,8 @@ __all__ = ["check", "kind_of_own"]
 def check(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="A class in a file (./my_rules.py:MaxMin) or module (package.module:Class).",
-            show_default=False,
+        argument(
+            "NAME", "A class in a file (./my_rules.py:MaxMin) or module (package.module:Class)."
         ),
     ],
     quiet: Quiet = False,

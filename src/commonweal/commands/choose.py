@@ -8,32 +8,24 @@ import typer
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
-from commonweal.commands.options import DataDir, Quiet, Trust
+from commonweal.commands.options import DataDir, Quiet, Trust, argument, names_of
 
 __all__ = ["choose"]
 
 HOWS = ("safe", "likely", "proved")
 
 
-def _complete_how(incomplete: str) -> list[str]:
-    return [how for how in HOWS if how.startswith(incomplete)]
-
-
 def choose(
     folders: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FOLDER...",
-            help="A folder with runs below it, such as `compare` writes, or several.",
-            show_default=False,
-        ),
+        argument("FOLDER...", "A folder with runs below it, such as `compare` writes, or several."),
     ],
     how: Annotated[
         str,
         typer.Option(
             help="The evidence that a client needs to leave local training: safe (its mean loss "
             "is lower by more than one standard error), likely (it is lower), or proved.",
-            autocompletion=_complete_how,
+            autocompletion=names_of(lambda: HOWS),
         ),
     ] = "safe",
     margin: Annotated[

@@ -6,9 +6,7 @@ from commonweal.commands.options import RunFolders
 __all__ = ["cite"]
 
 
-def cite(
-    folders: RunFolders,
-) -> None:
+def cite(folders: RunFolders) -> None:
     """Print BibTeX for the rules, methods and data that runs used, and for Commonweal.
 
     For example: commonweal cite runs/vowel-compare > refs.bib

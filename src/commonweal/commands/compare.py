@@ -8,14 +8,22 @@ import typer
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
-from commonweal.commands.options import Changes, DataDir, ExperimentFile, Quiet
+from commonweal.commands.options import (
+    Changes,
+    DataDir,
+    ExperimentFile,
+    Quiet,
+    figure,
+    list_of,
+    names_of,
+    out,
+)
 from commonweal.config import catalog
 from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
-    from commonweal.analysis.compare import Cell
+    from commonweal.analysis.compare import Cell, Data
     from commonweal.analysis.rank_pool import RankPool
-    from commonweal.jobs.job import Job
     from commonweal.record.record import Record
     from commonweal.report.compare import Comparison
 
@@ -25,19 +33,14 @@ RULES = "fedavg,uniform,aaggff-s"
 MOST_BASELINES = 50  # clients up to which a comparison also trains local models by default
 
 
-def _complete_format(incomplete: str) -> list[str]:
-    return [name for name in FORMATS if name.startswith(incomplete)]
-
-
 def compare(
     file: ExperimentFile,
     changes: Changes = None,
     rules: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="The rules, with parameters in brackets and names: "
-            f'"fedavg,Ours=afl(lr=0.5)". Default: {RULES}, or those of --tuned.',
+        list_of(
+            "The rules, with parameters in brackets and names: "
+            f'"fedavg,Ours=afl(lr=0.5)". Default: {RULES}, or those of --tuned.'
         ),
     ] = None,
     tuned: Annotated[
@@ -45,7 +48,7 @@ def compare(
         typer.Option(metavar="DIR", help="Take the parameters that commonweal tune has chosen."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N|A,B,...", help="How many seeds (0, 1, ...), or which: 2,4,6.")
+        str, list_of("How many seeds (0, 1, ...), or which: 2,4,6.", "N|A,B,...")
     ] = "3",
     baselines: Annotated[
         bool | None,
@@ -71,22 +74,18 @@ def compare(
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,...",
-            help="Compare values of another key, too: client.lr=0.1,0.01 (may be repeated).",
+        list_of(
+            "Compare values of another key, too: client.lr=0.1,0.01 (may be repeated).",
+            "KEY=A,B,...",
         ),
     ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The folder of the runs; by default runs/FILE-compare."),
-    ] = None,
+    to: Annotated[Path | None, out("The folder of the runs; by default runs/FILE-compare.")] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="The metrics of the table, such as mean,weighted_mean,worst_10; or those of a "
-            "paper's: aaggff, adafed, qffl, vred; improved: how often losses do not rise in a "
-            "round; length: of the last direction.",
+        list_of(
+            "The metrics of the table, such as mean,weighted_mean,worst_10; or those of a paper's: "
+            "aaggff, adafed, qffl, vred; improved: how often losses do not rise in a round; "
+            "length: of the last direction."
         ),
     ] = None,
     decimals: Annotated[
@@ -96,16 +95,16 @@ def compare(
     form: Annotated[
         str,
         typer.Option(
-            "--format", help=f"One of {', '.join(FORMATS)}.", autocompletion=_complete_format
+            "--format",
+            help=f"One of {', '.join(FORMATS)}.",
+            autocompletion=names_of(lambda: FORMATS),
         ),
     ] = "terminal",
     picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw every client's score: a PNG, SVG or PDF file."),
+        Path | None, figure("Draw every client's score: a PNG, SVG or PDF file.")
     ] = None,
     curves: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw mean and worst 10 % over rounds: PNG, SVG or PDF."),
+        Path | None, figure("Draw mean and worst 10 % over rounds: PNG, SVG or PDF.")
     ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -127,10 +126,9 @@ def compare(
         names = choices if rules is None else chosen  # those that were not tuned stay as they are
         chosen = [choices[name][0] if name in choices else name for name in names]
     _check_mistakes(form, chosen)
-    from commonweal.analysis.compare import baseline_cells, cells, seed_list
+    from commonweal.analysis.compare import Data, baseline_cells, cells, seed_list
     from commonweal.analysis.rank_pool import ranks_of
     from commonweal.config.experiment import named
-    from commonweal.jobs.job import job_from_experiment
     from commonweal.report import figures
     from commonweal.report.compare import Comparison
     from commonweal.report.comparison import chosen_columns
@@ -145,13 +143,10 @@ def compare(
         if shard is not None:
             _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
             return
-        job = None
-        if baselines is None:
-            job = None if plan[0].finished else job_from_experiment(plan[0].experiment)
-            baselines = _few_clients(plan[0], job)
-        if baselines:
+        data = Data()
+        if baselines or (baselines is None and _clients(plan[0], data) <= MOST_BASELINES):
             plan += baseline_cells(base, numbers, folder)
-        failures = run_cells(plan, quiet, jobs, ranks, job)
+        failures = run_cells(plan, quiet, jobs, ranks, data)
     comparison = Comparison.of_plan(plan, failures)
     print_comparison(comparison, form, metrics, decimals)
     for line in comparison.failures:
@@ -162,13 +157,13 @@ def compare(
         comparison.plot("rounds", curves)
 
 
-def _few_clients(cell: "Cell", job: "Job | None") -> bool:
-    """Whether every client can be trained alone in reasonable time. job: if it is not finished"""
+def _clients(cell: "Cell", data: "Data") -> int:
+    """How many clients take part in a run."""
     from commonweal.record.record import Record
 
-    if job is None:
-        return Record.read(cell.folder).facts.clients <= MOST_BASELINES
-    return job.population.clients <= MOST_BASELINES
+    if cell.finished:
+        return Record.read(cell.folder).facts.clients
+    return data.job(cell.experiment).population.clients
 
 
 def _run_shard(
@@ -184,14 +179,15 @@ def _run_shard(
     """Run a part of a comparison, which is printed when all parts are there."""
     from commonweal.analysis.compare import baseline_cells, failed_lines, shard_of
 
-    everything = [*plan, *(baseline_cells(base, seeds, folder) if baselines else [])]
-    own = shard_of(everything, shard)
+    if baselines:
+        plan = [*plan, *baseline_cells(base, seeds, folder)]
+    own = shard_of(plan, shard)
     failures = run_cells(own, quiet, jobs)
     for line in failed_lines(own, failures):
         console.say(line)
     if not quiet:
         console.say(
-            f"{len(own)} of {len(everything)} runs (part {shard}) are in {folder}: when all parts "
+            f"{len(own)} of {len(plan)} runs (part {shard}) are in {folder}: when all parts "
             "are, the same command without --shard prints the comparison"
         )
 
@@ -213,7 +209,7 @@ def run_cells(
     quiet: bool,
     jobs: int = 1,
     ranks: "RankPool | None" = None,
-    first: "Job | None" = None,
+    data: "Data | None" = None,
 ) -> dict[Path, str]:
     """Run what is not finished. Returns why some runs have no result, by folder.
 
@@ -222,29 +218,27 @@ def run_cells(
         quiet: Whether nothing is printed.
         jobs: Worker processes; 0 for one per core.
         ranks: The processes of torchrun, instead.
-        first: The job of the first run, where it is built already.
+        data: Has the data of the first run, where they are built already.
     """
     from commonweal.analysis import compare
     from commonweal.analysis.tuning import cores
     from commonweal.report.progress import comparison_bar
 
     jobs = jobs or cores()
+    plan = compare.seed_by_seed(plan)
+    if jobs == 1 and ranks is None:
+        steps = compare.run_cells(plan, data)
+    else:
+        steps = compare.run_cells_in_processes(plan, jobs, ranks)
     failures: dict[Path, str] = {}
-    try:
-        with comparison_bar(console.err, plan, quiet) as advance:
-            in_processes = compare.run_cells_in_processes
-            alone = jobs == 1 and ranks is None
-            steps = compare.run_cells(plan, first) if alone else in_processes(plan, jobs, ranks)
-            for step in steps:
-                advance(step)
-                if step.waiting and not quiet:
-                    busy = step.cell.folder
-                    console.say(f"{busy} is in progress elsewhere; waiting for it after the others")
-                if step.failure:
-                    failures[step.cell.folder] = step.failure
-    except KeyboardInterrupt:
-        console.say("stopped; every finished round is saved: the same command continues from there")
-        raise typer.Exit(console.STOPPED) from None
+    with console.stoppable(), comparison_bar(console.err, plan, quiet) as advance:
+        for step in steps:
+            advance(step)
+            if step.waiting and not quiet:
+                busy = step.cell.folder
+                console.say(f"{busy} is in progress elsewhere; waiting for it after the others")
+            if step.failure:
+                failures[step.cell.folder] = step.failure
     return failures
 
 

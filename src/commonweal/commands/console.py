@@ -1,13 +1,17 @@
 """Where commands print: results to the standard output, everything else to the standard error."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from commonweal.base.text import shown
 
 __all__ = ["STOPPED", "err", "out", "plain_table", "say", "show", "show_json"]
+__all__ += ["stoppable"]
 
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 STOPPED = 130  # the exit code after Ctrl-C
@@ -25,6 +29,18 @@ def say(text: str) -> None:
 def show(text: str) -> None:
     """Print text to the standard output as it is."""
     out.print(shown(text, lines=True), markup=False)
+
+
+@contextmanager
+def stoppable(
+    next_step: str = "every finished round is saved: the same command continues from there",
+) -> Iterator[None]:
+    """Let Ctrl-C end the command, and print how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopped; {next_step}")
+        raise typer.Exit(STOPPED) from None
 
 
 def show_json(value: object) -> None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from commonweal.base.text import shown
 from commonweal.commands import console
-from commonweal.commands.options import DataDir, Json, Quiet
+from commonweal.commands.options import DataDir, Json, Quiet, argument, out
 
 __all__ = ["data"]
 
@@ -26,15 +26,12 @@ def data_show(
     name: Dataset,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[key=value ...]",
-            help="Parameters, such as partition=dirichlet partition.alpha=0.1 seed=1.",
-            show_default=False,
+        argument(
+            "[key=value ...]",
+            "Parameters, such as partition=dirichlet partition.alpha=0.1 seed=1.",
         ),
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The figure; by default DATASET.png.")
-    ] = None,
+    to: Annotated[Path | None, out("The figure; by default DATASET.png.")] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -9,7 +9,7 @@ import typer
 
 from commonweal.commands import console
 from commonweal.commands.compare import run_cells
-from commonweal.commands.options import Quiet
+from commonweal.commands.options import Quiet, out
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,10 +34,7 @@ BLEND = ["client=blend", "validation=0.2"]
 def demo(
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 10,
     rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 40,
-    to: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The folder for runs and figures; demo by default."),
-    ] = None,
+    to: Annotated[Path | None, out("The folder for runs and figures; demo by default.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare local training, FedAvg, a fair rule and blend on students of 17 courses.

@@ -7,6 +7,7 @@ import typer
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
+from commonweal.commands.options import out
 
 __all__ = ["docs"]
 
@@ -19,9 +20,7 @@ def docs(
         str | None,
         typer.Argument(help="A page, such as own, or slurm.sbatch.", show_default=False),
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the page to this file.")
-    ] = None,
+    to: Annotated[Path | None, out("Write the page to this file.")] = None,
 ) -> None:
     """List the guides, or print one of them.
 

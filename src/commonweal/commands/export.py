@@ -9,7 +9,7 @@ from commonweal import trackers
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.text import shown
 from commonweal.commands import console
-from commonweal.commands.options import Chosen, Client, Quiet, Trust
+from commonweal.commands.options import Chosen, Client, Quiet, Trust, argument, names_of, out
 
 __all__ = ["export"]
 
@@ -17,34 +17,24 @@ FORMS = ("torch", "onnx", "card")
 TRACKERS = trackers.NAMES
 
 
-def _complete_form(incomplete: str) -> list[str]:
-    return [form for form in (*FORMS, *TRACKERS) if form.startswith(incomplete)]
-
-
 def export(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN",
-            help="The folder of a run; for trackers also a folder with runs below it.",
-            show_default=False,
-        ),
+        argument("RUN", "The folder of a run; for trackers also a folder with runs below it."),
     ],
     form: Annotated[
         str,
         typer.Option(
             "--to",
             help=f"A model: {', '.join(FORMS)}; a tracker: {', '.join(TRACKERS)}.",
-            autocompletion=_complete_form,
+            autocompletion=names_of(lambda: (*FORMS, *TRACKERS)),
         ),
     ],
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="A folder, or the card's file; by default in the run, or where "
-            "the tracker writes by itself.",
+        out(
+            "A folder, or the card's file; by default in the run, or where the tracker writes by "
+            "itself."
         ),
     ] = None,
     client: Client = None,
@@ -107,11 +97,8 @@ def _track(
         raise ConfigError(f"--follow takes one run, and {str(folder)!r} has {len(records)}")
     place = ""
     for record in records:
-        try:
+        with console.stoppable("the same command continues with the rounds that are new"):
             rounds, place = export(record, form, project, to, follow)
-        except KeyboardInterrupt:
-            console.say("stopped; the same command continues with the rounds that are new")
-            raise typer.Exit(console.STOPPED) from None
         if not quiet:
             typer.echo(f"{shown(name_of(record.folder))}: {rounds} new rounds")
     if not quiet:

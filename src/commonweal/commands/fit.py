@@ -1,6 +1,7 @@
 """`commonweal fit`: from a table to a model for each of its clients."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from commonweal.base.errors import ConfigError
 from commonweal.commands import console
-from commonweal.commands.options import Changes, Quiet
+from commonweal.commands.options import Changes, Quiet, Table, out
 
 if TYPE_CHECKING:
     from commonweal.analysis.compare import Cell
@@ -19,9 +20,7 @@ VALIDATION = 0.2
 
 
 def fit(
-    path: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False)
-    ],
+    path: Table,
     changes: Changes = None,
     client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
@@ -30,9 +29,7 @@ def fit(
         float | None,
         typer.Option(help="Use fewer seeds, but at least 2, to end in about this time.", min=0),
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder; by default runs/TABLE-fit.")
-    ] = None,
+    to: Annotated[Path | None, out("The folder; by default runs/TABLE-fit.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model for every client of a table, and say who is better off than on its own.
@@ -117,13 +114,9 @@ def _run(plan: Sequence[Sequence["Cell"]], minutes: float | None, quiet: bool) -
     from commonweal.report.progress import work_bar
 
     failures: dict[Path, str] = {}
-    try:
-        with work_bar(console.err, quiet) as advance:
-            for step, done, total in run_plan(plan, minutes):
-                advance(f"{step.cell.label}, seed {step.cell.experiment.seed}", done, total)
-                if step.failure:
-                    failures[step.cell.folder] = step.failure
-    except KeyboardInterrupt:
-        console.say("stopped; every finished round is saved: the same command continues from there")
-        raise typer.Exit(console.STOPPED) from None
-    return failed_lines([cell for cells in plan for cell in cells], failures)
+    with console.stoppable(), work_bar(console.err, quiet) as advance:
+        for step, done, total in run_plan(plan, minutes):
+            advance(f"{step.cell.label}, seed {step.cell.experiment.seed}", done, total)
+            if step.failure:
+                failures[step.cell.folder] = step.failure
+    return failed_lines(chain.from_iterable(plan), failures)

@@ -6,23 +6,18 @@ from typing import Annotated
 import typer
 
 from commonweal.base.errors import ConfigError
-from commonweal.commands.options import Quiet
+from commonweal.commands.options import Quiet, Table, out
 
 __all__ = ["init"]
 
 
 def init(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False),
-    ],
+    path: Table,
     client: Annotated[
         str | None, typer.Option(help="The column of clients, or several: a,b.")
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The experiment; by default TABLE.toml.")
-    ] = None,
+    to: Annotated[Path | None, out("The experiment; by default TABLE.toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the experiment.")] = False,
     quiet: Quiet = False,
 ) -> None:

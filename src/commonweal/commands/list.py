@@ -8,14 +8,10 @@ from rich.markup import escape
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
-from commonweal.commands.options import Json
+from commonweal.commands.options import Json, names_of
 from commonweal.report import listing
 
 __all__ = ["list_"]
-
-
-def _complete_list(incomplete: str) -> list[str]:
-    return [name for name in listing.LISTS if name.startswith(incomplete)]
 
 
 def list_(
@@ -24,7 +20,7 @@ def list_(
         typer.Argument(
             help=f"One of {', '.join(listing.LISTS)}; without it, these are listed.",
             show_default=False,
-            autocompletion=_complete_list,
+            autocompletion=names_of(lambda: listing.LISTS),
         ),
     ] = None,
     as_json: Json = False,

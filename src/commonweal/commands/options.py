@@ -1,8 +1,9 @@
 """Arguments and options that several commands have."""
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,8 +17,43 @@ __all__ = [
     "Quiet",
     "RunFolder",
     "RunFolders",
+    "Table",
     "Trust",
+    "argument",
+    "figure",
+    "list_of",
+    "names_of",
+    "out",
 ]
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """An argument, whose default needs no mention."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+
+
+def out(help: str) -> Any:
+    """Where a command writes."""
+    return typer.Option("--out", "-o", help=help)
+
+
+def figure(help: str) -> Any:
+    """A file to draw."""
+    return typer.Option(metavar="FILE", help=help)
+
+
+def list_of(help: str, metavar: str = "A,B,...") -> Any:
+    """Values that are separated by commas."""
+    return typer.Option(metavar=metavar, help=help)
+
+
+def names_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """How the shell completes one of some names."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
 
 
 def _use_data(path: Path | None) -> None:
@@ -48,24 +84,17 @@ ExperimentFile = Annotated[
         show_default=False,
     ),
 ]
+Table = Annotated[Path, argument("TABLE", "A CSV or Parquet file.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[key=value ...]",
-        help="Changes to the experiment, such as rule=aaggff-s client.lr=0.01 rounds=50.",
-        show_default=False,
+    argument(
+        "[key=value ...]",
+        "Changes to the experiment, such as rule=aaggff-s client.lr=0.01 rounds=50.",
     ),
 ]
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)
-]
+RunFolder = Annotated[Path, argument("RUN", "The folder of a run.")]
 RunFolders = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="DIR...",
-        help="Folders of runs, or folders with runs below them.",
-        show_default=False,
-    ),
+    list[Path], argument("DIR...", "Folders of runs, or folders with runs below them.")
 ]
 Client = Annotated[
     str | None, typer.Option(help="Use this client's personal model, where the run has them.")

@@ -3,22 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from commonweal.commands import console
-from commonweal.commands.options import Chosen, Client, Quiet, RunFolder, Trust
+from commonweal.commands.options import (
+    Chosen,
+    Client,
+    Quiet,
+    RunFolder,
+    Trust,
+    argument,
+    out,
+)
 
 __all__ = ["predict"]
 
 
 def predict(
     run: RunFolder,
-    path: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="New rows: CSV or Parquet.", show_default=False)
-    ],
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The CSV file; by default it is printed.")
-    ] = None,
+    path: Annotated[Path, argument("TABLE", "New rows: CSV or Parquet.")],
+    to: Annotated[Path | None, out("The CSV file; by default it is printed.")] = None,
     client: Client = None,
     choice: Chosen = False,
     trust: Trust = False,

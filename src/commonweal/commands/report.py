@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from commonweal.commands.options import Quiet, RunFolders, Trust
+from commonweal.commands.options import Quiet, RunFolders, Trust, out
 
 __all__ = ["report"]
 
 
 def report(
     folders: RunFolders,
-    to: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("report.html"),
+    to: Annotated[Path, out("The file.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The heading of the report.")] = None,
     trust: Trust = False,
     quiet: Quiet = False,

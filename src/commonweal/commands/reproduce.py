@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from commonweal.base.errors import ConfigError
+from commonweal.commands.options import out
 
 __all__ = ["reproduce"]
 
@@ -17,9 +18,7 @@ def reproduce(
     name: Annotated[
         str, typer.Argument(help="A table, such as aaggff/heart; LIST shows all.")
     ] = "LIST",
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the runs.")] = Path(
-        "runs/reproduce"
-    ),
+    to: Annotated[Path, out("The folder of the runs.")] = Path("runs/reproduce"),
     jobs: Annotated[
         int, typer.Option(min=0, help="Worker processes; 0: one per processor core.")
     ] = 0,
@@ -62,4 +61,4 @@ def reproduce(
     sys.path.insert(0, str(benchmarks))  # worker processes inherit it
     from published import command
 
-    command.reproduce(name, out, jobs, seeds, rows, recorded, record, ours, picture, kind)
+    command.reproduce(name, to, jobs, seeds, rows, recorded, record, ours, picture, kind)

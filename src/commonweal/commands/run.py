@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commonweal.commands import console
-from commonweal.commands.options import Changes, DataDir, ExperimentFile, Json, Quiet
+from commonweal.commands.options import Changes, DataDir, ExperimentFile, Json, Quiet, out
 from commonweal.commands.show import show_run
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ def run(
     file: ExperimentFile,
     changes: Changes = None,
     to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="The run's folder; by default runs/FILE-RULE-CHANGES-SEED."
-        ),
+        Path | None, out("The run's folder; by default runs/FILE-RULE-CHANGES-SEED.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")

@@ -11,7 +11,7 @@ from commonweal.base.text import reflowed
 from commonweal.commands import console
 from commonweal.commands.check import kind_of_own
 from commonweal.commands.compare import print_comparison
-from commonweal.commands.options import Changes, Json, Quiet, Trust
+from commonweal.commands.options import Changes, Json, Quiet, Trust, argument, figure, names_of
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Entry
 
@@ -25,19 +25,14 @@ def _names() -> set[str]:
     return {name for kind in KINDS for name in catalog.entries(kind)}
 
 
-def _complete_name(incomplete: str) -> list[str]:
-    return sorted(name for name in _names() if name.startswith(incomplete))
-
-
 def show(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|DIR|FILE",
-            help="What an experiment can name (a rule, a dataset, ...), a run's folder, or an "
+        argument(
+            "NAME|DIR|FILE",
+            "What an experiment can name (a rule, a dataset, ...), a run's folder, or an "
             "experiment.",
-            show_default=False,
-            autocompletion=_complete_name,
+            autocompletion=names_of(lambda: sorted(_names())),
         ),
     ],
     changes: Changes = None,
@@ -45,18 +40,13 @@ def show(
         bool, typer.Option("--regret", help="Draw a run's regret and its bound: DIR/regret.png.")
     ] = False,
     curve: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw the scores between the global and the clients' own models."
-        ),
+        Path | None, figure("Draw the scores between the global and the clients' own models.")
     ] = None,
     landscape: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the loss around the global and two own models."),
+        Path | None, figure("Draw the loss around the global and two own models.")
     ] = None,
     reliability: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw how accurate models are by their confidence."),
+        Path | None, figure("Draw how accurate models are by their confidence.")
     ] = None,
     trust: Trust = False,
     quiet: Quiet = False,

@@ -10,7 +10,7 @@ from rich.table import Table
 from commonweal.base.errors import ConfigError, install
 from commonweal.base.text import shown
 from commonweal.commands import console
-from commonweal.commands.options import Changes, ExperimentFile, Quiet
+from commonweal.commands.options import Changes, ExperimentFile, Quiet, list_of, out
 from commonweal.config import catalog
 
 if TYPE_CHECKING:
@@ -27,10 +27,9 @@ def tune(
     changes: Changes = None,
     rules: Annotated[
         str,
-        typer.Option(
-            metavar="A,B,...",
-            help="The rules, with names if you like (Ours=./mine.py:Soft); parameters in brackets "
-            "are kept fixed.",
+        list_of(
+            "The rules, with names if you like (Ours=./mine.py:Soft); parameters in brackets are "
+            "kept fixed."
         ),
     ] = "qfedavg,term,aaggff-s",
     seeds: Annotated[
@@ -47,9 +46,9 @@ def tune(
     ] = 0,
     grid: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,...",
-            help="Values of another key to try, too: client.lr=0.01,0.1 (may be repeated).",
+        list_of(
+            "Values of another key to try, too: client.lr=0.01,0.1 (may be repeated).",
+            "KEY=A,B,...",
         ),
     ] = None,
     sampler: Annotated[
@@ -59,9 +58,7 @@ def tune(
         str, typer.Option(help="Choose by the worst 10 % of clients, or by the mean.")
     ] = "worst",
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one per core.", min=0)] = 0,
-    to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder; by default runs/FILE-tuned.")
-    ] = None,
+    to: Annotated[Path | None, out("The folder; by default runs/FILE-tuned.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Choose the parameters of rules, and of the client method, among those of publications.

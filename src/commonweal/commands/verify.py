@@ -8,10 +8,7 @@ from commonweal.commands.options import Quiet, RunFolder
 __all__ = ["verify"]
 
 
-def verify(
-    run: RunFolder,
-    quiet: Quiet = False,
-) -> None:
+def verify(run: RunFolder, quiet: Quiet = False) -> None:
     """Verify a run's integrity: exit code 2 if a file was changed or damaged.
 
     For example: commonweal verify runs/vowel-aaggff-s-0

@@ -36,6 +36,7 @@ from commonweal.training.own import identity, score_path
 from commonweal.training.task import Task
 
 __all__ = ["Job", "Parts", "build_algorithm", "build_dataset", "build_task"]
+__all__ += ["federation_of"]
 __all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losses"]
 __all__ += ["with_validation"]
 
@@ -225,12 +226,12 @@ def _check_memory(part: dict[str, object], facts: dict[str, object]) -> None:
 def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
     """Build what an experiment names.
 
-    federation: other rows than those of the experiment's dataset, as for tuning
+    Args:
+        experiment: The experiment.
+        federation: Its data, where they are built already, or other data, as for tuning.
     """
     _check_engine(experiment)
-    if federation is None:
-        federation = _divided(build_dataset(experiment), experiment)
-    federation = with_loss(federation, experiment)
+    federation = with_loss(federation or federation_of(experiment), experiment)
     task = build_task(
         experiment,
         shape=tuple(federation.train.inputs.shape[1:]),
@@ -241,6 +242,12 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
     )
     task = fitted(task, federation, experiment)
     return job_on(experiment, task, _engine(federation, experiment))
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """The data of an experiment, with what its settings add and hold back."""
+    _check_engine(experiment)
+    return _divided(build_dataset(experiment), experiment)
 
 
 def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:

@@ -4,10 +4,8 @@ Format 2 is that of versions 0.2 and later. Folders of another format are refuse
 """
 
 import json
-import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +14,7 @@ import pydantic
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain, write_file
 from commonweal.base.plain import Table, to_json
+from commonweal.base.typed import parse_json
 from commonweal.privacy.promise import Promise
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "TargetScale",
     "TaskFacts",
     "damaged_facts",
-    "first_problem",
     "read_facts",
     "sealed",
     "write_facts",
@@ -111,21 +109,9 @@ def read_facts(folder: Path) -> RunFacts:
     data = read_plain(folder / NAME)
     _check_format(folder, _parse(data).get("format"))
     try:
-        return _adapter().validate_json(data, strict=True)
-    except pydantic.ValidationError as error:
-        raise ValueError(f"{NAME}: {first_problem(error)}") from None
-
-
-def first_problem(error: pydantic.ValidationError) -> str:
-    """The first thing that is wrong with a JSON text, in a line."""
-    first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
-    return f"{key} = {reprlib.repr(first['input'])}" if key else first["msg"]
-
-
-@cache
-def _adapter() -> pydantic.TypeAdapter[RunFacts]:
-    return pydantic.TypeAdapter(RunFacts)
+        return parse_json(RunFacts, data)
+    except ValueError as error:
+        raise ValueError(f"{NAME}: {error}") from None
 
 
 def _parse(data: bytes) -> Table:

@@ -5,13 +5,11 @@ threshold that was chosen on validation samples.
 """
 
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
-
-import pydantic
 
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.plain import to_json
+from commonweal.base.typed import parse_json
 
 __all__ = ["Bounds", "Final", "Threshold", "read_final", "write_final"]
 
@@ -57,11 +55,6 @@ def write_final(folder: Path, final: Final) -> None:
 def read_final(folder: Path) -> Final:
     """What final.json says; nothing where a run has none, or a damaged one."""
     try:
-        return _adapter().validate_json(read_plain(folder / NAME))
+        return parse_json(Final, read_plain(folder / NAME), strict=False)
     except (OSError, ValueError, RecursionError):
         return Final()
-
-
-@cache
-def _adapter() -> pydantic.TypeAdapter[Final]:
-    return pydantic.TypeAdapter(Final)

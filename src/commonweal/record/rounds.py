@@ -18,13 +18,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Outcome
@@ -32,8 +31,8 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import check_plain
 from commonweal.base.tensors import Tensors
 from commonweal.base.text import quoted, shown
+from commonweal.base.typed import parse_json
 from commonweal.record.columns import Array, Chunks, Columns, Place
-from commonweal.record.facts import first_problem
 from commonweal.training.evaluation import Evaluation
 
 __all__ = [
@@ -63,54 +62,59 @@ BUFFER = 1 << 22  # bytes that are read at once: lines may be long
 EVALUATED = b'"metrics": {"'  # in a line with metrics
 NAMING = b'"new": ["'  # in a line with new clients
 ALWAYS = ("dropped", "warnings", "bytes", "metrics")  # in a line also where they are empty
-# Not in the rest of a line: what begins it, and what is in clients.chunks.
-ELSEWHERE = ("number", "clients", "losses", "scores", "weights", "mixture", "rates")
 Part: TypeAlias = Literal["test", "unseen"]
 # JSON has no NaN: it is written as null.
 Metric = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Metrics: TypeAlias = dict[str, Metric]
 
 
-@dataclass(frozen=True)
-class Line:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundSummary:
+    """What a line of rounds.jsonl says about a round, without the values of single clients."""
+
+    dropped: dict[str, str] = field(default_factory=dict)  # client -> why its reply was not used
+    capped: dict[str, str] = field(default_factory=dict)  # client -> why its reply was reduced
+    warnings: tuple[str, ...] = ()
+    bytes: dict[str, int] = field(default_factory=dict)  # sent down and up
+    metrics: Metrics = field(default_factory=dict)  # of test scores; empty: not evaluated
+    personal: Metrics = field(default_factory=dict)  # the same of personal models
+    more: dict[str, Metrics] = field(default_factory=dict)  # metrics of further scores
+    validation: Metrics = field(default_factory=dict)  # of the models that clients use
+    unseen: Metrics = field(default_factory=dict)  # of clients that are held out
+    fallback: str = ""  # the rule that decided instead of the run's, which had no losses
+    public: Metrics = field(default_factory=dict)  # released with noise, if it is private
+    length: float | None = None  # |d|, of the direction taken, where the rule chooses one
+
+    def line(self) -> dict[str, object]:
+        """The fields by name. Most of what is empty is left out."""
+        values: dict[str, object] = {}
+        for entry in fields(RoundSummary):
+            value = vars(self)[entry.name]
+            if entry.name in ALWAYS or value not in (None, "", {}):
+                values[entry.name] = value
+        return values
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Line(RoundSummary):
     """A line of rounds.jsonl."""
 
     round: Annotated[int, Field(ge=1, lt=1 << 31)]
     chunk: Place | None = None  # where the values of clients are; None: they were not published
     new: tuple[str, ...] = ()  # clients that were not named before
-    dropped: dict[str, str] = field(default_factory=dict)
-    capped: dict[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    bytes: dict[str, int] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
-    personal: Metrics = field(default_factory=dict)
-    more: dict[str, Metrics] = field(default_factory=dict)
-    validation: Metrics = field(default_factory=dict)
-    unseen: Metrics = field(default_factory=dict)
-    fallback: str = ""
-    public: Metrics = field(default_factory=dict)
-    length: float | None = None
 
     def __post_init__(self) -> None:
         if self.chunk is None and not self.public:
             raise ValueError("chunk is missing")
 
 
-@cache
-def _adapter() -> TypeAdapter[Line]:
-    return TypeAdapter(Line)
-
-
 def parse_line(data: bytes) -> Line:
     """A line of rounds.jsonl. Raises ValueError where it is none."""
-    try:
-        return _adapter().validate_json(data, strict=True)
-    except ValidationError as error:
-        raise ValueError(first_problem(error)) from None
+    return parse_json(Line, data)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RoundRecord:
+class RoundRecord(RoundSummary):
     """A round, as it is written and read. `losses` and `scores` are what the cohort reported."""
 
     number: int
@@ -118,31 +122,8 @@ class RoundRecord:
     losses: tuple[float, ...]  # of the received model on training samples; NaN: not reported
     scores: tuple[float, ...]
     weights: dict[str, float]  # of the replies that were used
-    dropped: dict[str, str] = field(default_factory=dict)  # client -> why its reply was not used
-    capped: dict[str, str] = field(default_factory=dict)  # client -> why its reply was reduced
-    warnings: tuple[str, ...] = ()
-    bytes: dict[str, int] = field(default_factory=dict)  # sent down and up
-    metrics: dict[str, float] = field(default_factory=dict)  # of test scores; empty: not evaluated
-    personal: dict[str, float] = field(default_factory=dict)  # the same of personal models
-    more: dict[str, dict[str, float]] = field(default_factory=dict)  # metrics of further scores
-    validation: dict[str, float] = field(default_factory=dict)  # of the models that clients use
-    unseen: dict[str, float] = field(default_factory=dict)  # of clients that are held out
+    rates: dict[str, float] = field(default_factory=dict)  # of descent along d: <u_k, d>
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
-    fallback: str = ""  # the rule that decided instead of the run's, which had no losses
-    public: dict[str, float] = field(default_factory=dict)  # released with noise, if it is private
-    length: float | None = None  # |d|, of the direction taken, where the rule chooses one
-    rates: dict[str, float] = field(default_factory=dict)  # of descent along it: <u_k, d>
-
-    def line(self) -> dict[str, object]:
-        """What is not of single clients, by name. Most of what is empty is left out."""
-        values: dict[str, object] = {}
-        for name in (entry.name for entry in fields(RoundRecord)):
-            if name in ELSEWHERE:
-                continue
-            value = vars(self)[name]
-            if name in ALWAYS or value not in (None, "", {}):
-                values[name] = value
-        return values
 
 
 class Decided(TypedDict):

@@ -1,0 +1,28 @@
+"""JSON as dataclasses, checked by pydantic."""
+
+import reprlib
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+__all__ = ["parse_json"]
+
+Value = TypeVar("Value")
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parse_json(kind: type[Value], data: bytes, strict: bool = True) -> Value:
+    """Read a dataclass from JSON. Raises ValueError with the first thing that is wrong."""
+    try:
+        value: Value = _adapter(kind).validate_json(data, strict=strict)
+        return value
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        problem = f"{key} = {reprlib.repr(first['input'])}" if key else first["msg"]
+        raise ValueError(problem) from None

@@ -19,6 +19,7 @@ __all__ = [
     "check_plain",
     "locked",
     "read_plain",
+    "reading",
     "sync",
     "write_file",
     "writing",
@@ -105,6 +106,15 @@ def read_plain(path: Path) -> bytes:
     """The bytes of a plain file. Raises OSError for pipes, devices and folders."""
     check_plain(path)
     return path.read_bytes()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise RunError where a file of a run cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be read ({error.strerror})") from None
 
 
 # One writer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import RunError
-from commonweal.base.files import digest, read_plain, write_file
+from commonweal.base.files import digest, read_plain, reading, write_file
 from commonweal.base.plain import to_json
 from commonweal.base.tensors import Tensors
 from commonweal.data.preprocessing import Preprocessing
@@ -45,10 +45,8 @@ def read_model(folder: Path, name: str = MODEL) -> Tensors:
         raise RunError(
             f"{str(folder)!r} is not finished: its model is written after the last round"
         )
-    try:
+    with reading(path):
         data = read_plain(path)
-    except OSError as error:
-        raise RunError(f"{str(path)!r} cannot be read ({error.strerror})") from None
     tensors, _ = unpack(data, repr(str(path)), sealed=name != MODEL)
     return {name: value.clone() for name, value in tensors.items()}
 

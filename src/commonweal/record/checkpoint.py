@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import RunError
-from commonweal.base.files import read_plain, write_file
+from commonweal.base.files import read_plain, reading, write_file
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checksums import pack, unpack
 
@@ -42,15 +42,15 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     name = repr(str(path))
     try:
-        tensors, digests = unpack(read_plain(path), name)
+        with reading(path):
+            data = read_plain(path)
+        tensors, digests = unpack(data, name)
         state = unflatten(tensors)
         last = state.pop("last")
         server = state["server"]
         is_number = last.shape == () and last.dtype == torch.int64 and int(last) > 0
         if not is_number or not isinstance(server, dict) or not server:
             raise KeyError
-    except OSError as error:
-        raise RunError(f"{name} cannot be read ({error.strerror}): {START_AGAIN}") from None
     except RunError as error:
         raise RunError(f"{error}: {START_AGAIN}") from None
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import RunError
-from commonweal.base.files import read_plain, write_file
+from commonweal.base.files import read_plain, reading, write_file
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checkpoint import matching, refuse
 from commonweal.record.checksums import pack, unpack
@@ -272,10 +272,8 @@ def _is_number(text: str) -> bool:
 def read_state(path: Path) -> ClientState:
     """The state in a file. Raises RunError where it is not the one that was written there."""
     name = repr(str(path))
-    try:
+    with reading(path):
         data = read_plain(path)
-    except OSError as error:
-        raise RunError(f"{name} cannot be read: {error.strerror}") from None
     tensors, facts = unpack(data, name)
     if facts.get("file") != path.name:
         raise RunError(f"{name} is the file {facts.get('file')!r} under another name")

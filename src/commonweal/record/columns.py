@@ -18,7 +18,7 @@ import safetensors.numpy
 from pydantic import Field
 
 from commonweal.base.errors import RunError
-from commonweal.base.files import append, check_plain, digest
+from commonweal.base.files import append, check_plain, digest, reading
 
 __all__ = ["Array", "Chunks", "Columns", "Place"]
 
@@ -80,10 +80,8 @@ class Chunks:
                 for place in places:
                     data = _read(file, place)
                     if place.at != end or digest(data) != place.digest:
-                        return (
-                            f"{str(self.path)!r} was changed after it was written: its digest "
-                            "differs"
-                        )
+                        name = repr(str(self.path))
+                        return f"{name} was changed after it was written: its digest differs"
                     end = place.end
         except RunError as error:
             return str(error)
@@ -100,17 +98,10 @@ class Chunks:
     @contextmanager
     def _open(self) -> Iterator[int]:
         """The file's handle. Not mapped to memory: the file may be cut by a resumed run."""
-        try:
+        with reading(self.path):
             check_plain(self.path)
-            handle = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise RunError(f"{str(self.path)!r} cannot be read ({error.strerror})") from None
-        try:
-            yield handle
-        except OSError as error:
-            raise RunError(f"{str(self.path)!r} cannot be read ({error.strerror})") from None
-        finally:
-            os.close(handle)
+            with open(self.path, "rb") as file:
+                yield file.fileno()
 
 
 # What is stored

@@ -27,7 +27,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -73,22 +72,20 @@ WHOLE = (
 )
 
 
-class _Progress:
-    """What was written since a run was opened, for the next checkpoint."""
-
-    def __init__(self) -> None:
-        self.experiment = ""  # its digest
-        self.lines = hashlib.blake2b(digest_size=16)  # of rounds.jsonl
-        self.digests: dict[int, str] = {}  # of the lines up to a round
-        self.clients: dict[str, int] = {}  # their numbers
-
-
-@dataclass(frozen=True)
 class Store:
-    """The folder of a run that is being written."""
+    """The folder of a run that is being written.
 
-    folder: Path
-    _progress: _Progress = field(default_factory=_Progress, repr=False, compare=False)
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.values = Chunks(folder / VALUES)  # of clients by round
+        self._experiment = ""  # its digest
+        self._lines = hashlib.blake2b(digest_size=16)  # of rounds.jsonl
+        self._digests: dict[int, str] = {}  # of the lines up to a round
+        self._numbers: dict[str, int] = {}  # of clients, by name
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from writing to the folder."""
@@ -119,7 +116,7 @@ class Store:
         if not longer:
             self._check(known, difference, resume)
         last, saved = self._resumed(facts)
-        self._progress.experiment = digest(experiment.encode())
+        self._experiment = digest(experiment.encode())
         self._cut(last)
         if difference or not known.exists():
             write_facts(self.folder, facts)
@@ -161,19 +158,14 @@ class Store:
         return has_lines or (self.folder / CHECKPOINT).exists()
 
     @property
-    def values(self) -> Chunks:
-        """The values of clients by round."""
-        return Chunks(self.folder / VALUES)
-
-    @property
     def client_states(self) -> Path:
         return self.folder / "client_states"
 
     def _resumed(self, facts: RunFacts) -> tuple[int, State]:
         """The last checkpoint, if everything that it stands for is as it was written."""
         checkpoint = read_checkpoint(self.folder)
-        self._progress.lines = hashlib.blake2b(digest_size=16)
-        self._progress.clients.clear()
+        self._lines = hashlib.blake2b(digest_size=16)
+        self._numbers.clear()
         if checkpoint is None:
             return 0, {}
         lines = first_lines(self.folder / ROUNDS, checkpoint.last)
@@ -181,16 +173,16 @@ class Store:
         if problems:
             raise RunError(f"{problems[0]}: {START_AGAIN}")
         for line in lines:
-            self._progress.lines.update(line)
+            self._lines.update(line)
             if NAMING in line:
                 self._number(parse_line(line).new)
         self._check_data(facts)
         return checkpoint.last, checkpoint.state
 
     def _number(self, names: Iterable[str]) -> None:
-        """Number clients that are named for the first time."""
+        """Number the clients that have no number yet, in the order in which they are named."""
         for name in names:
-            self._progress.clients[name] = len(self._progress.clients)
+            self._numbers.setdefault(name, len(self._numbers))
 
     def _check_data(self, now: RunFacts) -> None:
         """Raise RunError where the data is not that with which the run began."""
@@ -202,9 +194,10 @@ class Store:
             "train_rows": (before.train_rows, now.train_rows),
             "test_rows": (before.test_rows, now.test_rows),
         }
-        changed = [
-            f"{key} was {old} and is {new}" for key, (old, new) in counts.items() if old != new
-        ]
+        changed = []
+        for key, (old, new) in counts.items():
+            if old != new:
+                changed.append(f"{key} was {old} and is {new}")
         what = ", ".join(changed) or "the numbers of clients and rows are the same, some value not"
         raise RunError(
             f"the data changed since the run in {str(self.folder)!r} began ({what}): restore the "
@@ -250,14 +243,16 @@ class Store:
             test: the evaluation on test samples
             unseen: the evaluation of clients that are held out
         """
-        tables = {"test": test, "unseen": unseen}
-        given = {part: table for part, table in tables.items() if table is not None}
-        new = self._new(record, given)
-        self._number(new)
-        place = self.values.append(self._columns(record, given))  # before its line
+        tables: dict[str, ClientTable] = {}
+        if test is not None:
+            tables["test"] = test
+        if unseen is not None:
+            tables["unseen"] = unseen
+        new = self._number_new(record, tables)
+        place = self.values.append(self._columns(record, tables))  # before its line
         line = {"round": record.number, "chunk": place, "new": new, **record.line()}
-        self._progress.lines.update(self._append(ROUNDS, line))
-        self._progress.digests[record.number] = self._progress.lines.hexdigest()
+        self._lines.update(self._append(ROUNDS, line))
+        self._digests[record.number] = self._lines.hexdigest()
         self._append(TIMINGS, {"round": record.number, **seconds})
 
     def _append(self, name: str, line: Mapping[str, object]) -> bytes:
@@ -265,21 +260,20 @@ class Store:
         append(self.folder / name, data)
         return data
 
-    def _new(self, record: RoundRecord, tables: Mapping[str, ClientTable]) -> list[str]:
-        """The names of clients that have no number yet."""
-        named = dict.fromkeys(record.clients)
-        named |= dict.fromkeys(record.weights)
-        named |= dict.fromkeys(record.mixture)
+    def _number_new(self, record: RoundRecord, tables: Mapping[str, ClientTable]) -> list[str]:
+        """Number the clients that have no number yet, and return their names."""
+        before = len(self._numbers)
+        self._number([*record.clients, *record.weights, *record.mixture])
         for table in tables.values():
-            named |= dict.fromkeys(table.names)
-        return [name for name in named if name not in self._progress.clients]
+            self._number(table.names)
+        return list(self._numbers)[before:]
 
     def _columns(self, record: RoundRecord, tables: Mapping[str, ClientTable]) -> Columns:
-        numbers = self._progress.clients
-        columns = round_columns(record, numbers)
+        columns = round_columns(record, self._numbers)
         for part, table in tables.items():
-            columns[f"{part}.client"] = numbered(table.names, numbers)
-            columns |= {f"{part}.{name}": v.numpy() for name, v in table.columns().items()}
+            columns[f"{part}.client"] = numbered(table.names, self._numbers)
+            for name, values in table.columns().items():
+                columns[f"{part}.{name}"] = values.numpy()
         return columns
 
     def checkpoint(self, last: int, state: Mapping[str, State | Tensor]) -> None:
@@ -287,9 +281,9 @@ class Store:
         for path in (self.values.path, self.folder / ROUNDS):
             with writing(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
-        rounds = self._progress.digests[last]
-        write_checkpoint(self.folder, last, state, self._progress.experiment, rounds)
-        self._progress.digests.clear()
+        rounds = self._digests[last]
+        write_checkpoint(self.folder, last, state, self._experiment, rounds)
+        self._digests.clear()
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the final model, and the last evaluation as CSV."""
@@ -316,9 +310,11 @@ def _changes(known: Path, experiment: str) -> Changes:
         after = flat(tomllib.loads(experiment))
     except (OSError, ValueError, RecursionError):
         return {EXPERIMENT: ("text that cannot be read", "")}
-    keys = dict.fromkeys([*after, *sorted(before)])
-    values = {key: (before.get(key), after.get(key)) for key in keys}
-    return {key: (old, new) for key, (old, new) in values.items() if old != new}
+    changes: Changes = {}
+    for key in dict.fromkeys([*after, *sorted(before)]):
+        if before.get(key) != after.get(key):
+            changes[key] = (before.get(key), after.get(key))
+    return changes
 
 
 def _adds_rounds(changed: Changes) -> bool:

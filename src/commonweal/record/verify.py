@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from commonweal.base.errors import RunError
-from commonweal.base.files import digest, read_plain
+from commonweal.base.files import digest, read_plain, reading
 from commonweal.record.artifacts import BEST, MODEL, read_model, read_preprocessing, read_samples
 from commonweal.record.checkpoint import Checkpoint, read_checkpoint
 from commonweal.record.client_states import StateFiles, read_state, saved_rounds
@@ -84,10 +84,8 @@ def _checkpoint(folder: Path) -> Iterator[str]:
 
 def first_lines(path: Path, most: int) -> list[bytes]:
     """At most so many of the first complete lines of a file."""
-    try:
+    with reading(path):
         return list(islice(whole_lines(path), most))
-    except OSError as error:
-        raise RunError(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def damaged_rounds(folder: Path, checkpoint: Checkpoint, lines: Sequence[bytes]) -> list[str]:

@@ -1,6 +1,7 @@
 """JSON as dataclasses, checked by pydantic."""
 
 import reprlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -9,11 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 __all__ = ["parse_json"]
 
 Value = TypeVar("Value")
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter: Callable[[object], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def parse_json(kind: type[Value], data: bytes, strict: bool = True) -> Value:

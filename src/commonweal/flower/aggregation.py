@@ -1,12 +1,11 @@
 """A rule, a server optimizer and channels on a Flower app's arrays."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Outcome, Replies
@@ -18,8 +17,8 @@ from commonweal.config import catalog
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
 from commonweal.flower.arrays import Layout
-from commonweal.flower.messages import values_of
-from commonweal.flower.reports import Report
+from commonweal.flower.messages import to_arrays, values_of
+from commonweal.flower.reports import Report, client_ids, column
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.training.client_state import NO_STATE
@@ -52,16 +51,15 @@ class Aggregation:
                 f"a channel of {channels} keeps a memory at the client, which FairStrategy cannot "
                 "give it: run a Commonweal experiment on Flower instead"
             )
-        names = tuple(str(k) for k in range(clients))
+        names = tuple(map(str, range(clients)))
         self.state: State = algorithm.init(Population(names, torch.ones(clients), (), 1))
         self._updates: Tensor = torch.empty(0, layout.size)
         self._data: dict[str, bytes] = {}  # of the arrays that `state["w"]` stands for
 
     def receive(self, arrays: ArrayRecord) -> None:
         """Take over the model that Flower's loop holds, which is the one that clients train."""
-        data = {name: array.data for name, array in arrays.items()}
-        known = self._data
-        if data.keys() == known.keys() and all(data[name] is known[name] for name in data):
+        data = _data_of(arrays)
+        if list(map(id, data.values())) == list(map(id, self._data.values())):
             return  # nobody has changed what `arrays` returned
         w = self.layout.vector(values_of(arrays))
         if not self._data:
@@ -101,7 +99,7 @@ class Aggregation:
             clients: How many clients are known.
             fallback: Weigh by sample counts instead, and leave the rule's state as it is.
         """
-        ids = torch.tensor([report.client for report in reports], dtype=torch.int64)
+        ids = client_ids(reports)
         replies = Replies(ids, self._values(reports, updates))
         algorithm = replace(self.algorithm, rule=FedAvg()) if fallback else self.algorithm
         outcome = algorithm.tell(self.state, replies, clients)
@@ -113,49 +111,47 @@ class Aggregation:
     def _values(self, reports: Sequence[Report], updates: Tensor) -> Tensors:
         if not reports:
             return {}
-        known = [report.loss for report in reports if report.loss is not None]
-        finite = [loss for loss in known if math.isfinite(loss)]
-        neutral = sum(finite) / len(finite) if finite else 1.0
-        columns = {
-            "size": [report.size for report in reports],
-            "loss": [neutral if report.loss is None else report.loss for report in reports],
-            "score": [report.score for report in reports],
-        }
+        values: Tensors = {"update": updates}
+        for name in ("size", "loss", "score"):
+            values[name] = column(reports, name)
         if "loss_after" in self.algorithm.rule.needs:
-            columns["loss_after"] = [report.loss_after for report in reports]
-        values: Tensors = {
-            name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()
-        }
-        values["update"] = updates
+            values["loss_after"] = column(reports, "loss_after")
+        losses = values["loss"]
+        finite = losses[losses.isfinite()].tolist()
+        for k, report in enumerate(reports):
+            if report.loss is None:
+                losses[k] = sum(finite) / len(finite) if finite else 1.0
         return self._encoded(reports, values) if self.algorithm.channels else values
 
     def _encoded(self, reports: Sequence[Report], values: Tensors) -> Tensors:
         """What channels do at the client, done here where the client is not ours."""
-        round = int(self.state["round"])
-        streams = [
-            randomness.stream(
-                self.algorithm.seed, round, report.client % (1 << 64), randomness.TRAIN
-            )
-            for report in reports
-        ]
+        seed, round = self.algorithm.seed, int(self.state["round"])
+        streams = []
+        for report in reports:
+            who = report.client % (1 << 64)
+            streams.append(randomness.stream(seed, round, who, randomness.TRAIN))
         nothing = Rows(torch.empty(0), torch.empty(0), torch.zeros(1, dtype=torch.int64))
         group = Group(torch.arange(len(reports)), nothing, NO_STATE, streams, vmap_clients)
         return self.algorithm.encode(values, {}, group)[0]
 
     def arrays(self) -> ArrayRecord:
         """The model, as Flower's loop gets it."""
-        arrays = self.layout.arrays(self.state["w"])
-        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        self._data = {name: array.data for name, array in record.items()}
+        record = to_arrays(self.layout, self.state["w"])
+        self._data = _data_of(record)
         return record
 
 
-def dominance(outcome: Outcome, names: Mapping[int, str]) -> tuple[str, ...]:
-    """A warning where one of several clients, given by id, has nearly all of the weight."""
+def _data_of(arrays: ArrayRecord) -> dict[str, bytes]:
+    return {name: array.data for name, array in arrays.items()}
+
+
+def dominance(outcome: Outcome, reports: Sequence[Report]) -> tuple[str, ...]:
+    """A warning where one of several clients has nearly all of the weight."""
     weights = outcome.weights.clamp(min=0)
     if len(weights) < 3 or float(weights.max()) <= DOMINANT * float(weights.sum()):
         return ()
-    name = names[int(outcome.clients[int(weights.argmax())])]
+    largest = int(outcome.clients[int(weights.argmax())])
+    name = next(report.name for report in reports if report.client == largest)
     return (
         f"{100 * float(weights.max() / weights.sum()):.0f} % of the weight is on client {name}: "
         "the model becomes this client's, and may get worse for the others; choose a milder "
@@ -173,9 +169,12 @@ def overshoot(
         before: The losses of the last round, by client.
         losses: Those of this round.
     """
-    both = [client for client in losses if client in before]
-    rise = sum(losses[client] for client in both) > RISE * sum(before[client] for client in both)
-    if rule.kind.family != "direction" or not rise:
+    both = losses.keys() & before.keys()
+    now = last = 0.0
+    for client in both:
+        now += losses[client]
+        last += before[client]
+    if rule.kind.family != "direction" or now <= RISE * last:
         return ()
     return (
         f"the mean loss of the {len(both)} clients of this round and the last one rose by more "

@@ -14,7 +14,7 @@ from commonweal.base.tensors import State
 from commonweal.flower.arrays import name_id, to_id
 from commonweal.flower.messages import node_keys
 
-__all__ = ["Directory", "Known", "NodeKeys", "number"]
+__all__ = ["Directory", "Known", "NodeKeys"]
 
 
 @dataclass
@@ -118,7 +118,8 @@ class Directory:
         """All clients, for a checkpoint."""
         nodes: State = {"keys": self.keys.saved()}
         for node, known in self.known.items():
-            values = [number(known.loss), known.score, float(known.evaluated)]
+            loss = math.nan if known.loss is None else known.loss
+            values = [loss, known.score, float(known.evaluated)]
             nodes[str(node)] = {
                 "name": torch.tensor(list(known.name.encode()), dtype=torch.uint8),
                 "evaluated": torch.tensor(values, dtype=torch.float64),
@@ -153,8 +154,3 @@ class Directory:
                 before = client
         if before is not None and not self.known[node].evaluated:
             self.known[node] = replace(before)
-
-
-def number(value: float | None) -> float:
-    """NaN for a value that is not known."""
-    return math.nan if value is None else value

@@ -19,13 +19,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import Tensors
+from commonweal.flower.arrays import Layout
 from commonweal.flower.reports import Problem, Settings
 
 __all__ = ["POLL", "PULL", "SLACK", "Answers", "array_bytes", "logger", "metrics_of", "node_keys"]
-__all__ += ["settings_of", "to_record", "to_tensors", "values_of", "wait_for_nodes"]
+__all__ += ["settings_of", "to_arrays", "to_record", "to_tensors", "values_of", "wait_for_nodes"]
 __all__ += ["weighted_mean"]
 
 logger = logging.getLogger("flwr")
@@ -77,11 +79,11 @@ def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
 
 def node_keys(grid: Grid) -> dict[int, str]:
     """The fingerprints of the nodes' public keys. Nodes of a simulation have none."""
-    return {
-        node.node_id: _fingerprint(node.public_key)
-        for node in grid.get_nodes()
-        if node.public_key.startswith(b"-----BEGIN PUBLIC KEY")
-    }
+    keys = {}
+    for node in grid.get_nodes():
+        if node.public_key.startswith(b"-----BEGIN PUBLIC KEY"):
+            keys[node.node_id] = _fingerprint(node.public_key)
+    return keys
 
 
 @lru_cache(4096)
@@ -130,8 +132,8 @@ class Answers:
 
 
 def _problem(code: int, reason: str | None) -> Problem:
-    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
-    text = lines[-1] if lines else "no reason given"
+    lines = (reason or "").strip().splitlines()
+    text = lines[-1].strip() if lines else "no reason given"
     kind: Literal["app", "unavailable"] = "unavailable" if code == UNAVAILABLE else "app"
     return Problem(kind, f"its app failed: {text[:200]} (Flower's error {code})")
 
@@ -182,9 +184,11 @@ def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
 
 def array_bytes(contents: Iterable[RecordDict]) -> int:
     """The bytes of all arrays in messages."""
-    return sum(
-        record.count_bytes() for content in contents for record in content.array_records.values()
-    )
+    total = 0
+    for content in contents:
+        for record in content.array_records.values():
+            total += record.count_bytes()
+    return total
 
 
 def values_of(record: ArrayRecord) -> dict[str, np.ndarray]:
@@ -198,8 +202,8 @@ def values_of(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 def _view(name: str, array: Array) -> np.ndarray:
     data = array.data
-    long = data[6:7] != b"\1"  # version 1 of the format has two bytes for the header's length
-    begin = 12 if long else 10
+    # Version 1 of the format has two bytes for the header's length.
+    begin = 10 if data[6:7] == b"\1" else 12
     offset = begin + int.from_bytes(data[8:begin], "little")
     try:
         shape, fortran, dtype = _header(data[:offset])
@@ -216,6 +220,11 @@ def _header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     if np.lib.format.read_magic(stream) == (1, 0):
         return np.lib.format.read_array_header_1_0(stream)
     return np.lib.format.read_array_header_2_0(stream)
+
+
+def to_arrays(layout: Layout, w: Tensor) -> ArrayRecord:
+    """A model's vector as the arrays that a Flower app exchanges."""
+    return ArrayRecord({name: Array(array) for name, array in layout.arrays(w).items()})
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:

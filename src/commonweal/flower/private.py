@@ -7,9 +7,10 @@ and moves the model also where nobody answers.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -26,9 +27,9 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.data.population import Population
 from commonweal.flower.arrays import Layout
-from commonweal.flower.messages import Metric, settings_of, values_of
+from commonweal.flower.messages import Metric, settings_of, to_arrays, values_of
 from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
-from commonweal.flower.reports import Problem, Report, Settings
+from commonweal.flower.reports import Problem, Report, Settings, client_ids, column
 from commonweal.privacy.entropy import coins, source
 from commonweal.privacy.release import contribute
 from commonweal.privacy.weighing import Asked, weigh
@@ -131,8 +132,7 @@ class PrivateRounds:
         """Toss a coin for every connected node. The rate does not depend on how many there are."""
         algorithm = self.opened
         draw = source(algorithm.entropy, algorithm.seed, round, randomness.COHORT)
-        tossed = coins(algorithm.rate, len(nodes), draw)
-        return [node for node, drawn in zip(nodes, tossed.tolist(), strict=True) if drawn]
+        return list(compress(nodes, coins(algorithm.rate, len(nodes), draw)))
 
     def settings(self, state: State) -> Settings:
         """What the mod needs: the form of the rule, and the public numbers of the round."""
@@ -157,31 +157,26 @@ class PrivateRounds:
             reports: Of these clients.
         """
         algorithm = self.opened
-        ids = torch.tensor([report.client for report in reports], dtype=torch.int64)
         values: Tensors = {}
         if reports:
             rows = [report.statistics for report in reports]
             statistics = torch.tensor(rows, dtype=torch.float64).view(len(rows), -1)
             bound = algorithm.sensitivity(state).update
             sent = contribute(updates, torch.ones(len(rows)), statistics, bound, 1.0)
-            weights = torch.tensor([report.weight for report in reports], dtype=torch.float64)
-            values = {"update": sent.updates, "statistics": sent.statistics, "weight": weights}
-        return algorithm.tell(state, Replies(ids, values), self.clients)
+            values = {"update": sent.updates, "statistics": sent.statistics}
+            values["weight"] = column(reports, "weight")
+        return algorithm.tell(state, Replies(client_ids(reports), values), self.clients)
 
-    def read(self, report: Report, metrics: Mapping[str, object]) -> None:
+    def read(self, report: Report, metrics: Mapping[str, Metric]) -> None:
         """Read what the mod reported; without it the report gets a problem."""
-        statistics = metrics.get(STATISTICS)
-        weight = metrics.get(WEIGHT)
-        count = self.opened.statistics
-        if (
-            not isinstance(statistics, list)
-            or len(statistics) != count
-            or not isinstance(weight, float)
-        ):
+        statistics, weight = metrics.get(STATISTICS), metrics.get(WEIGHT)
+        if not isinstance(statistics, list) or not isinstance(weight, float):
             report.problem = Problem("arrays", NO_MOD)
             return
-        report.statistics = [float(value) for value in statistics]
+        report.statistics = statistics
         report.weight = weight
+        if len(statistics) != self.opened.statistics:
+            report.problem = Problem("arrays", NO_MOD)
 
 
 def check_wrapper(caller: object, rule: Rule, private: bool) -> str:
@@ -236,8 +231,7 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
         w = layout.vector(values_of(received))
         update = (w - layout.vector(values_of(trained)))[None]
         weight, statistics, sent = _weighed(settings, update, before, context)
-        arrays = layout.arrays(w - sent)
-        reply.content[name] = ArrayRecord({n: Array(array) for n, array in arrays.items()})
+        reply.content[name] = to_arrays(layout, w - sent)
         metrics: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
         add_metrics(reply.content, metrics)
         return reply

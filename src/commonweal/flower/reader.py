@@ -9,19 +9,24 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from commonweal.flower.directory import Known
-from commonweal.flower.reports import Problem, Report
+from commonweal.flower.reports import Evaluated, Problem, Report, column
 from commonweal.rules.rule import Need
 from commonweal.training import scores
 
-__all__ = ["Evaluated", "Losses", "ReplyReader", "find_metric", "score_name"]
+__all__ = ["Losses", "ReplyReader", "find_metric", "score_name"]
 
 Losses = Literal["train", "evaluate"]  # where the losses come from that a rule decides by
 
 # What apps call the loss and the score of an evaluation, where no key is given.
-PARTS = ("eval", "evaluate", "val", "valid", "validation", "test")
-LOSS_NAMES = ("loss", *(f"{part}-loss" for part in PARTS))
-SCORE_NAMES = ("accuracy", "acc", *(f"{part}-acc" for part in PARTS))
-SCORE_NAMES = (*SCORE_NAMES, *(f"{part}-accuracy" for part in PARTS), "score")
+LOSS_NAMES = (
+    *("loss", "eval-loss", "evaluate-loss", "val-loss", "valid-loss", "validation-loss"),
+    "test-loss",
+)
+SCORE_NAMES = (
+    *("accuracy", "acc", "eval-acc", "evaluate-acc", "val-acc", "valid-acc", "validation-acc"),
+    *("test-acc", "eval-accuracy", "evaluate-accuracy", "val-accuracy", "valid-accuracy"),
+    *("validation-accuracy", "test-accuracy", "score"),
+)
 
 
 def find_metric(
@@ -39,16 +44,18 @@ def find_metric(
     >>> find_metric({"test_logloss": 0.7, "num-examples": 10}, ["loss"], part="loss")
     0.7
     """
-    numbers = {
-        name.replace("_", "-").lower(): float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float)
-    }
+    numbers: dict[str, float] = {}
+    similar = []
+    for name, value in metrics.items():
+        if isinstance(value, int | float):
+            key = name.replace("_", "-").lower()
+            numbers[key] = float(value)
+            if part and part in key:
+                similar.append(key)
     for name in names:
         key = name.replace("_", "-").lower()
         if key in numbers:
             return numbers[key]
-    similar = [name for name in numbers if part and part in name]
     return numbers[similar[0]] if len(similar) == 1 else None
 
 
@@ -65,15 +72,6 @@ def score_name(key: str | None, higher_is_better: bool) -> str:
     if known is not None and known.lower_is_better != higher_is_better:
         return name
     return f"{'higher' if higher_is_better else 'lower'}:{key}"
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """What one node reported of the global model."""
-
-    size: float = 0.0
-    loss: float | None = None
-    score: float = math.nan
 
 
 @dataclass
@@ -168,9 +166,11 @@ class ReplyReader:
     def in_unit(self, evaluated: Mapping[int, Evaluated]) -> dict[int, Evaluated]:
         """Evaluations with scores as fractions, where an app reports them in per cent."""
         is_fraction = scores.find(self.score).in_per_cent
-        if is_fraction and any(values.score > 1 for values in evaluated.values()):
+        if is_fraction and (column(list(evaluated.values()), "score") > 1).any():
             self.per_cent = True
-        scale = 100.0 if self.per_cent else 1.0
-        return {
-            node: replace(values, score=values.score / scale) for node, values in evaluated.items()
-        }
+        if not self.per_cent:
+            return dict(evaluated)
+        in_unit = {}
+        for node, values in evaluated.items():
+            in_unit[node] = replace(values, score=values.score / 100)
+        return in_unit

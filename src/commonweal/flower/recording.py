@@ -13,9 +13,8 @@ from commonweal import metrics
 from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
 from commonweal.base.tensors import State
-from commonweal.flower.directory import Directory, number
-from commonweal.flower.reader import Evaluated
-from commonweal.flower.reports import Report, listed
+from commonweal.flower.directory import Directory
+from commonweal.flower.reports import Evaluated, Report, column, listed
 from commonweal.record.facts import RunFacts
 from commonweal.record.publication import private_folder, publish
 from commonweal.record.rounds import ClientTable, RoundRecord, decided
@@ -124,12 +123,19 @@ class Recorder:
             state: The server's.
             seconds: That the evaluation took.
         """
-        nodes = directory.by_name
-        names = [directory[node].name for node in nodes]
-        evaluation = self._evaluation([evaluated.get(node, Evaluated()) for node in nodes])
-        missing = [directory[node].name for node in nodes if node not in evaluated]
-        warnings = (f"not evaluated: {listed(missing)}",) if evaluated and missing else ()
-        record = self._round(trained, directory, self._summary(evaluation, names), warnings)
+        names = []
+        missing = []
+        results = []
+        for node in directory.by_name:
+            names.append(directory[node].name)
+            results.append(evaluated.get(node, Evaluated()))
+            if node not in evaluated:
+                missing.append(directory[node].name)
+        evaluation = self._evaluation(results)
+        warnings = trained.warnings
+        if evaluated and missing:
+            warnings += (f"not evaluated: {listed(missing)}",)
+        record = _round(trained, self._summary(evaluation, names), warnings)
         self.history.append(record)
         if self.store is None:
             return
@@ -149,41 +155,13 @@ class Recorder:
             if self.private:
                 publish(self.store.folder)
 
-    def _round(
-        self,
-        trained: Trained,
-        directory: Directory,
-        summary: dict[str, float],
-        warnings: tuple[str, ...],
-    ) -> RoundRecord:
-        reports = sorted(trained.reports, key=lambda report: directory[report.node].name)
-        cohort = {report.client: directory[report.node].name for report in reports}
-        dropped = {}
-        for report in reports:
-            if report.problem is not None:
-                dropped[cohort[report.client]] = report.problem.text
-        return RoundRecord(
-            number=trained.number,
-            clients=tuple(cohort.values()),
-            losses=tuple(number(report.loss) for report in reports),
-            scores=tuple(report.score for report in reports),
-            dropped=dropped,
-            warnings=(*trained.warnings, *warnings),
-            bytes=trained.bytes,
-            metrics=summary,
-            fallback=trained.fallback,
-            public=trained.public,
-            **decided(trained.outcome, cohort),
-        )
-
-    def _evaluation(self, clients: Sequence[Evaluated]) -> Evaluation:
+    def _evaluation(self, results: Sequence[Evaluated]) -> Evaluation:
         """What clients reported, NaN where one was not asked or did not answer."""
-        score = torch.tensor([client.score for client in clients], dtype=torch.float64)
-        losses = torch.tensor([number(client.loss) for client in clients], dtype=torch.float64)
-        sizes = torch.tensor([client.size for client in clients], dtype=torch.float64)
+        score = column(results, "score")
+        sizes = column(results, "size")
         if (sizes == sizes.round()).all():
             sizes = sizes.long()
-        return Evaluation(losses, {self.score: score}, sizes, ~score.isfinite())
+        return Evaluation(column(results, "loss"), {self.score: score}, sizes, ~score.isfinite())
 
     def _summary(self, evaluation: Evaluation, names: Sequence[str]) -> dict[str, float]:
         scored = evaluation.scored.tolist()
@@ -200,6 +178,28 @@ class Recorder:
             self.store.write_model(tensors)
             if self.private:
                 publish(self.store.folder)
+
+
+def _round(trained: Trained, summary: dict[str, float], warnings: tuple[str, ...]) -> RoundRecord:
+    reports = sorted(trained.reports, key=lambda report: report.name)
+    cohort = {report.client: report.name for report in reports}
+    dropped = {}
+    for report in reports:
+        if report.problem is not None:
+            dropped[report.name] = report.problem.text
+    return RoundRecord(
+        number=trained.number,
+        clients=tuple(cohort.values()),
+        losses=tuple(column(reports, "loss").tolist()),
+        scores=tuple(column(reports, "score").tolist()),
+        dropped=dropped,
+        warnings=warnings,
+        bytes=trained.bytes,
+        metrics=summary,
+        fallback=trained.fallback,
+        public=trained.public,
+        **decided(trained.outcome, cohort),
+    )
 
 
 def _folder(folder: Path, resume: bool) -> Path:

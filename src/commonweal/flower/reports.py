@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 import pydantic
+import torch
+from torch import Tensor
 
 from commonweal.base.errors import DataError, RunError
 
-__all__ = ["Problem", "Report", "Settings", "check_trained", "listed", "parsed", "to_settings"]
+__all__ = ["Evaluated", "Problem", "Report", "Settings", "check_trained", "column"]
+__all__ += ["client_ids", "listed", "parsed", "to_settings"]
 
 SHOWN = 5  # clients or nodes that a message names
 
@@ -33,8 +36,10 @@ class Problem(NamedTuple):
 
 def to_settings(value: object) -> Settings:
     """The fields of a dataclass as the settings of a message."""
-    fields = vars(value).items()
-    return {name: list(field) if isinstance(field, tuple) else field for name, field in fields}
+    settings: Settings = {}
+    for name, item in vars(value).items():
+        settings[name] = list(item) if isinstance(item, tuple) else item
+    return settings
 
 
 def parsed(kind: type[Value], settings: Mapping[str, object] | str) -> Value:
@@ -56,25 +61,51 @@ class Report:
 
     node: int
     client: int = 0  # the id by which rules know it
+    name: str = ""
     size: float = math.nan
     loss: float | None = None  # of the received model; None: not known
     score: float = math.nan  # of the received model
     loss_after: float = math.nan  # of the trained model
-    statistics: list[float] = field(default_factory=list)  # of a private round
+    statistics: Numbers = field(default_factory=list)  # of a private round
     weight: float = math.nan  # by which the client weighed itself, in a private round
     problem: Problem | None = None  # why the reply cannot be used
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What one node reported of the global model."""
+
+    size: float = 0.0
+    loss: float | None = None
+    score: float = math.nan
+
+
+def column(records: Sequence[Report | Evaluated], name: str) -> Tensor:
+    """One number of all reports (S,), in float64. NaN: not known."""
+    numbers = []
+    for record in records:
+        value = vars(record)[name]
+        numbers.append(math.nan if value is None else value)
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def client_ids(reports: Sequence[Report]) -> Tensor:
+    """The clients' ids (S,)."""
+    return torch.tensor([report.client for report in reports], dtype=torch.int64)
+
+
 def check_trained(reports: Sequence[Report]) -> None:
     """Raise RunError where all clients are refused for the same reason: no round will train."""
-    problems = [report.problem for report in reports if report.problem is not None]
-    if not problems or len(problems) < len(reports) or problems[0].passing:
+    first = reports[0].problem if reports else None
+    if first is None or first.passing:
         return
-    if len({problem.kind for problem in problems}) == 1:
-        raise RunError(
-            f"nothing can be trained: all {len(problems)} clients are refused; of the first: "
-            f"{problems[0].text}"
-        )
+    for report in reports:
+        if report.problem is None or report.problem.kind != first.kind:
+            return
+    raise RunError(
+        f"nothing can be trained: all {len(reports)} clients are refused; of the first: "
+        f"{first.text}"
+    )
 
 
 def listed(names: Sequence[str]) -> str:

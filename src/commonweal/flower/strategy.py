@@ -1,6 +1,5 @@
 """`FairStrategy`: a Commonweal rule in the place of Flower's FedAvg."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,9 +36,16 @@ from commonweal.flower.messages import (
 )
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
-from commonweal.flower.reader import Evaluated, ReplyReader
+from commonweal.flower.reader import ReplyReader
 from commonweal.flower.recording import RECORDS, Recorder, Trained
-from commonweal.flower.reports import Problem, Report, check_trained, listed
+from commonweal.flower.reports import (
+    Evaluated,
+    Problem,
+    Report,
+    check_trained,
+    column,
+    listed,
+)
 from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import RoundRecord
 from commonweal.rules.rule import Rule
@@ -385,32 +391,26 @@ class FairStrategy(Strategy):
         down = array_bytes(message.content for message in self._sent)
         answers = self._answers(replies)
         reports = self._read(answers)
-        usable = [report for report in reports if report.problem is None]
-        updates = self._read_updates(usable, answers)
-        usable = [report for report in usable if report.problem is None]
+        usable, updates = self._read_updates(reports, answers)
         check_trained(reports)
         fallback = self.private is None and self._lacks_losses(usable, answers)
+        warnings: tuple[str, ...] = ()
         if self.private is None:
             warnings = self._warnings(number, usable, fallback)
             outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
-            warnings += dominance(outcome, {r.client: self._clients[r.node].name for r in reports})
-            losses = {r.client: r.loss for r in usable if r.loss is not None}
-            warnings += overshoot(self.rule, self._losses, losses)
-            self._losses = losses
+            warnings += dominance(outcome, usable) + self._overshoot(usable)
         else:
-            warnings = ()
             outcome = self.private.tell(aggregation.state, updates, usable)
             aggregation.state = outcome.state
         for warning in warnings:
             self._log_once(warning)
         self._fallbacks += fallback
-        by_client = {report.client: report for report in reports}
-        for client, reason in outcome.dropped.items():
-            by_client[client].problem = Problem("loss", reason)
         for report in reports:
+            if report.client in outcome.dropped:
+                report.problem = Problem("loss", outcome.dropped[report.client])
             if report.problem is not None:
-                name = self._clients[report.node].name
-                logger.warning("round %d: client %s: %s", number, name, report.problem.text)
+                text = report.problem.text
+                logger.warning("round %d: client %s: %s", number, report.name, text)
         self._trained = Trained(
             number,
             outcome,
@@ -428,7 +428,7 @@ class FairStrategy(Strategy):
         if len(outcome.clients) == 0:
             logger.warning("round %d: no reply can be used; the model stays", number)
             return None, None
-        used = [answers.contents[report.node] for report in reports if report.problem is None]
+        used = [answers.contents[report.node] for report in usable if report.problem is None]
         self._arrays = aggregation.arrays()
         return self._arrays, self.train_metrics_aggr_fn(used, self.weighted_by_key)
 
@@ -449,41 +449,46 @@ class FairStrategy(Strategy):
                 problems[node] = Problem("name", str(error))
         reports = []
         for node in answers.nodes:
-            report = Report(node, self._clients.id(node), problem=problems.get(node))
+            known = self._clients[node]
+            report = Report(node, self._clients.id(node), known.name, problem=problems.get(node))
             if report.problem is None:
                 values = metrics_of(answers.contents[node])
-                self._reader.fill(report, values, self._clients[node], self.rule.needs)
+                self._reader.fill(report, values, known, self.rule.needs)
                 if self.private is not None:
                     self.private.read(report, values)
             reports.append(report)
         return sorted(reports, key=lambda report: report.client)
 
-    def _read_updates(self, reports: Sequence[Report], answers: Answers) -> torch.Tensor:
-        """Read updates (S, d). Reports of arrays that do not fit get a problem."""
+    def _read_updates(
+        self, reports: Sequence[Report], answers: Answers
+    ) -> tuple[list[Report], torch.Tensor]:
+        """The usable reports with their updates (S, d); arrays that do not fit are a problem."""
         aggregation = self._opened()
         updates = aggregation.place_of_updates(len(reports))
-        good = []
-        for place, report in zip(updates, reports, strict=True):
+        usable: list[Report] = []
+        for report in reports:
+            if report.problem is not None:
+                continue
             records = list(answers.contents[report.node].array_records.values())
             try:
                 if len(records) != 1:
                     raise DataError(f"it sent {len(records)} array records instead of one")
-                aggregation.write_update(records[0], place)
+                aggregation.write_update(records[0], updates[len(usable)])
+                usable.append(report)
             except DataError as error:
                 report.problem = Problem("arrays", str(error))
-            good.append(report.problem is None)
-        return updates if all(good) else updates[torch.tensor(good)]
+        return usable, updates[: len(usable)]
 
     def _check_anything_trained(self) -> None:
         """Raise RunError where no reply of any round could be used."""
-        rounds = self.history
-        if rounds and all(
-            line.clients and line.dropped.keys() >= {*line.clients} for line in rounds
-        ):
-            client, reason = next(iter(rounds[-1].dropped.items()))
+        for line in self.history:
+            if not line.clients or set(line.clients) - line.dropped.keys():
+                return
+        if self.history:
+            client, reason = next(iter(self.history[-1].dropped.items()))
             raise RunError(
-                f"nothing was trained: all clients were dropped in all {len(rounds)} rounds; in "
-                f"the last one client {client}: {reason}"
+                f"nothing was trained: all clients were dropped in all {len(self.history)} rounds; "
+                f"in the last one client {client}: {reason}"
             )
 
     def _check_diverged(self, number: int, outcome: Outcome) -> None:
@@ -498,13 +503,14 @@ class FairStrategy(Strategy):
 
     def _lacks_losses(self, usable: Sequence[Report], answers: Answers) -> bool:
         """Whether the rule needs losses and none is known. Raises RunError if that stays so."""
-        if "loss" not in self.rule.needs or not usable:
-            return False
-        if any(report.loss is not None for report in usable):
+        without = [report for report in usable if report.loss is None]
+        if "loss" not in self.rule.needs or not usable or len(without) < len(usable):
             return False
         evaluated = any(known.evaluated for known in self._clients.known.values())
         if self.strict and (self.losses == "train" or evaluated):
-            sent = {name for content in answers.contents.values() for name in metrics_of(content)}
+            sent: set[str] = set()
+            for content in answers.contents.values():
+                sent |= metrics_of(content).keys()
             raise RunError(self._no_losses(f"no client reported {self._reader.loss_key!r}", sent))
         return True
 
@@ -541,18 +547,32 @@ class FairStrategy(Strategy):
                 "clients are scored on; the mod loss_before_training reports those of training "
                 "samples"
             )
-        unknown = [self._clients[report.node].name for report in usable if report.loss is None]
+        unknown = []
+        old = []
+        oldest = number
+        for report in usable:
+            evaluated = self._clients[report.node].evaluated
+            if report.loss is None:
+                unknown.append(report.name)
+            elif self.losses == "evaluate" and 0 < evaluated < number - 1:
+                old.append(report.name)
+                oldest = min(oldest, evaluated)
         warnings = []
         if unknown:
             warnings.append(f"no loss is known of {listed(unknown)}: the others' mean is used")
-        if self.losses == "evaluate":
-            known = [self._clients[report.node] for report in usable if report.loss is not None]
-            old = [client for client in known if 0 < client.evaluated < number - 1]
-            if old:
-                age = number - 1 - min(client.evaluated for client in old)
-                names = listed([client.name for client in old])
-                warnings.append(f"losses of earlier models, up to {age} rounds old, of {names}")
+        if old:
+            age = f"up to {number - 1 - oldest} rounds old"
+            warnings.append(f"losses of earlier models, {age}, of {listed(old)}")
         return warnings
+
+    def _overshoot(self, usable: Sequence[Report]) -> tuple[str, ...]:
+        """A warning where the losses have risen by much since the last round."""
+        before = self._losses
+        self._losses = {}
+        for report in usable:
+            if report.loss is not None:
+                self._losses[report.client] = report.loss
+        return overshoot(self.rule, before, self._losses)
 
     # Evaluation
 
@@ -599,17 +619,14 @@ class FairStrategy(Strategy):
 
     def _check_evaluated(self, evaluated: Sequence[Evaluated], sent: Iterable[str]) -> None:
         """Raise RunError where losses were asked for and none is there; warn without scores."""
-        losses = [result.loss for result in evaluated if result.loss is not None]
-        lacking = not any(map(math.isfinite, losses))
+        lacking = not column(evaluated, "loss").isfinite().any()
         if lacking and self.losses == "evaluate" and "loss" in self.rule.needs and self.strict:
             key = self._reader.evaluate_loss_key
-            what = (
-                "evaluations have no unique finite loss"
-                if key is None
-                else f"none reported {key!r}"
-            )
+            what = f"none reported {key!r}"
+            if key is None:
+                what = "evaluations have no unique finite loss"
             raise RunError(self._no_losses(what + " (name it with evaluate_loss_key)", sent))
-        if all(math.isnan(result.score) for result in evaluated):
+        if column(evaluated, "score").isnan().all():
             self._log_once(
                 f"no client reported {self._reader.score_key or 'an accuracy'} (they reported "
                 f"{', '.join(sorted(sent))}), so that the record has no scores: name a number with "
@@ -629,9 +646,8 @@ class FairStrategy(Strategy):
         ordered = [node for node in self._clients.by_name if node in nodes]
         number = server_round + self._offset
         code = randomness.COHORT if purpose == "train" else randomness.purpose(purpose)
-        drawn = randomness.stream(self.seed, number, 0, code).choice(
-            len(ordered), size, replace=False
-        )
+        stream = randomness.stream(self.seed, number, 0, code)
+        drawn = stream.choice(len(ordered), size, replace=False)
         return [ordered[k] for k in sorted(drawn.tolist())]
 
     def _messages(

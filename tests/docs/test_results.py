@@ -3,7 +3,12 @@
 import re
 from pathlib import Path
 
+import numpy as np
+
 import defaults
+from commonweal import __version__
+from commonweal.config import catalog
+from published import reproduction
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "benchmarks" / "recorded"
@@ -35,6 +40,24 @@ def test_tables_of_results_are_as_recorded() -> None:
     personal = (ROOT / "docs" / "personal.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?:fedavg|aaggff-s) client=.*\n", personal, re.MULTILINE)
     assert len(rows) == 18 and "".join(rows) in known
+
+
+def test_full_length_figures_of_personal_models_stand_in_the_ledger() -> None:
+    personal = (ROOT / "docs" / "personal.md").read_text(encoding="utf-8")
+    measured = reproduction.measured_by_us("thesis/mnist-500")
+    assert measured is not None and len(measured.seeds) == 2 and "two seeds" in personal
+    for row in measured.figures:
+        assert f"{np.mean(measured.of(row, 0)):.2f}" in personal, row
+
+
+def test_the_comparison_of_libraries_names_this_version() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    (table,) = tables_in(page)
+    header, _, rules, *_ = table.splitlines()
+    assert f"| Commonweal {__version__.rpartition('.')[0]} |" in header
+    (least,) = re.findall(r"\| more than (\d+) \|", rules)
+    fair = catalog.entries("rules").keys() - {"fedavg", "uniform", "grouped", "guarded"}
+    assert len(fair) > int(least)
 
 
 def test_the_summary_of_results_follows_the_tables() -> None:

@@ -72,37 +72,24 @@ if TYPE_CHECKING:
     from commonweal.rules.rule import Decision, Reports, Rule, Stateless
     from commonweal.training.task import Task
 
-# Where each public name is, imported when it is first used: torch takes two seconds.
+# Where public names are, imported when they are first used: torch takes two seconds.
 _HOMES = {
-    "CommonwealError": "base.errors",
-    "CommonwealWarning": "base.errors",
-    "Decision": "rules.rule",
-    "Experiment": "config.experiment",
-    "FederatedClassifier": "jobs.estimators",
-    "FederatedRegressor": "jobs.estimators",
-    "Federation": "data.federation",
-    "Record": "record.record",
-    "Reports": "rules.rule",
-    "Round": "jobs.rounds",
-    "Rule": "rules.rule",
-    "Run": "jobs.rounds",
-    "Stateless": "rules.rule",
-    "Task": "training.task",
-    "channel": "jobs.api",
-    "choose": "analysis.choosing",
-    "client": "jobs.api",
-    "compare": "report.compare",
-    "dataset": "jobs.api",
-    "load": "jobs.api",
-    "load_experiment": "jobs.api",
-    "load_run": "jobs.api",
-    "model": "jobs.api",
-    "partition": "datasets.partition",
-    "reopen": "jobs.reopening",
-    "rule": "jobs.api",
-    "run": "jobs.rounds",
-    "sampler": "jobs.api",
-    "server": "jobs.api",
+    "analysis.choosing": ("choose",),
+    "base.errors": ("CommonwealError", "CommonwealWarning"),
+    "config.experiment": ("Experiment",),
+    "data.federation": ("Federation",),
+    "datasets.partition": ("partition",),
+    "jobs.api": (
+        *("channel", "client", "dataset", "model", "rule", "sampler", "server"),
+        *("load", "load_experiment", "load_run"),
+    ),
+    "jobs.estimators": ("FederatedClassifier", "FederatedRegressor"),
+    "jobs.reopening": ("reopen",),
+    "jobs.rounds": ("Round", "Run", "run"),
+    "record.record": ("Record",),
+    "report.compare": ("compare",),
+    "rules.rule": ("Decision", "Reports", "Rule", "Stateless"),
+    "training.task": ("Task",),
 }
 _MODULES = {"metrics": "metrics", "slots": "rules.slots"}
 
@@ -110,9 +97,10 @@ _MODULES = {"metrics": "metrics", "slots": "rules.slots"}
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"commonweal.{_MODULES[name]}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'commonweal' has no attribute {name!r}")
-    return getattr(import_module(f"commonweal.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"commonweal.{module}"), name)
+    raise AttributeError(f"module 'commonweal' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

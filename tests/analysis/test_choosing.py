@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import commonweal as cw
-from commonweal.analysis.choice import choose as choose_from_improvements
 from commonweal.analysis.choosing import Choice, chosen_model
 from commonweal.analysis.compare import Cell, Step, baseline_cells, cells, run_cells
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.config.experiment import change, values
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
+from commonweal.training.choice import choose as choose_from_improvements
 from commonweal.training.uses import mixed_module
 
 PROGRAM = '''

@@ -462,7 +462,8 @@ def result_of(
 
 def align(a: Result, b: Result) -> tuple[tuple[str, ...], Array, Array]:
     """The clients that two results have in common, and the scores (seeds, K) of both."""
-    position = {name: k for k, name in enumerate(b.clients)}
-    common = [k for k, name in enumerate(a.clients) if name in position]
-    names = tuple(a.clients[k] for k in common)
-    return names, a.scores[:, common], b.scores[:, [position[name] for name in names]]
+    common = set(b.clients)
+    names = tuple(name for name in a.clients if name in common)
+    first = [a.clients.index(name) for name in names]
+    second = [b.clients.index(name) for name in names]
+    return names, a.scores[:, first], b.scores[:, second]

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from commonweal.base.errors import RunError
 from commonweal.record.rounds import RoundRecord
 
 __all__ = ["CURVES", "cumulative_objective", "improved", "improved_by_round", "length"]
+__all__ += ["reported_losses"]
 
 
 def cumulative_objective(rounds: Sequence[RoundRecord]) -> float:
@@ -17,9 +18,14 @@ def cumulative_objective(rounds: Sequence[RoundRecord]) -> float:
     """
     total = 0.0
     for record in rounds:
-        losses = dict(zip(record.clients, record.losses, strict=True))
+        losses = reported_losses(record)
         total += sum(weight * losses[name] for name, weight in record.weights.items())
     return total
+
+
+def reported_losses(record: RoundRecord) -> dict[str, float]:
+    """The losses of a round by client."""
+    return dict(zip(record.clients, record.losses, strict=True))
 
 
 def improved_by_round(rounds: Sequence[RoundRecord]) -> dict[int, float]:
@@ -37,7 +43,7 @@ def improved(rounds: Sequence[RoundRecord]) -> float:
     Where cohorts are drawn uniformly, those who report twice in a row are a random part of the
     cohort, so that the mean over many rounds is unbiased.
     """
-    fell = [value for values in _fallen(rounds).values() for value in values]
+    fell = list(chain.from_iterable(_fallen(rounds).values()))
     if not fell:
         raise RunError("no client reports in two rounds in a row: take larger cohorts, or more")
     return sum(fell) / len(fell)
@@ -51,13 +57,12 @@ def length(rounds: Sequence[RoundRecord]) -> float:
 
 def _fallen(rounds: Sequence[RoundRecord]) -> dict[int, list[bool]]:
     """By round, whether the losses of clients that report in the next one, too, did not rise."""
-    fallen = {}
+    fallen: dict[int, list[bool]] = {}
     for before, after in pairwise(rounds):
-        then = dict(zip(after.clients, after.losses, strict=True))
-        now = zip(before.clients, before.losses, strict=True)
-        known = [then[name] <= loss for name, loss in now if name in then]
-        if known:
-            fallen[before.number] = known
+        then = reported_losses(after)
+        for name, loss in reported_losses(before).items():
+            if name in then:
+                fallen.setdefault(before.number, []).append(then[name] <= loss)
     return fallen
 
 

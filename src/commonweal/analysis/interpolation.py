@@ -14,7 +14,7 @@ from torch import Tensor
 from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import State, Tensors
+from commonweal.base.tensors import State
 from commonweal.data.federation import Federation, Rows
 from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
@@ -67,12 +67,9 @@ class Curve:
 
     def chosen(self) -> dict[str, Tensor]:
         """The clients' scores (K',) by how m is chosen. An oracle uses its test samples."""
-        fixed = {f"m = {POINTS[k]:g}": self.scores[:, k] for k in (0, MIDDLE, LAST)}
-        return (
-            fixed
-            | {f"best common m = {self.common:g}": self.scores[:, self._best]}
-            | self.adaptive()
-        )
+        columns = {f"m = {POINTS[k]:g}": self.scores[:, k] for k in (0, MIDDLE, LAST)}
+        columns[f"best common m = {self.common:g}"] = self.scores[:, self._best]
+        return columns | self.adaptive()
 
     @property
     def common(self) -> float:
@@ -116,47 +113,27 @@ class _Along(NamedTuple):
 
 def curve(job: Job, state: State) -> Curve:
     """Evaluate the line. A client that never took part has the global model at every point."""
-    federation = _federation(job)
-    client = _personal_client(job)
-    test = federation.test
-    ids = federation.scored
-    whole = _along(job, client, state, test)
+    models = _Models(job, state)
+    _personal_client(job)
+    federation = models.federation
+    whole = models.along(federation.test)
     lower = find(job.task.score).lower_is_better
     if federation.validation is not None:
-        point = _best(_along(job, client, state, federation.validation), lower)
-        validated = whole.score_at(point)
+        validated = whole.score_at(_best(models.along(federation.validation), lower))
     else:
-        validated = _by_halves(job, client, state, test, lower)
+        validated = _by_halves(models, lower)
+    ids = federation.scored
     names = tuple(federation.names[i] for i in ids.tolist())
     return Curve(names, whole.scores[ids], whole.losses[ids], validated[ids], lower)
 
 
-def _by_halves(job: Job, client: Client, state: State, test: Rows, lower: bool) -> Tensor:
+def _by_halves(models: "_Models", lower: bool) -> Tensor:
     """Scores (K,) of one half of the test samples at the best m of the other, both ways."""
-    halves = [_half(test, k) for k in (0, 1)]
-    first, second = (_along(job, client, state, half) for half in halves)
-    picked = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
-    return _mean_of_halves(torch.stack(picked), torch.stack([h.sizes for h in halves]))
-
-
-def _along(job: Job, client: Client, state: State, rows: Rows) -> _Along:
-    message = job.algorithm.message(state)
-    shared = evaluate(job.task, message["w"], rows)
-    evaluations = []
-    for m in POINTS:
-        mixture = _mixture(job.task, client, message, m)
-        evaluations.append(_evaluate_own(job, job.task, mixture, rows, shared, mixed=m > 0))
-    scores = torch.stack([evaluation.score for evaluation in evaluations], 1)
-    losses = torch.stack([evaluation.losses for evaluation in evaluations], 1)
-    return _Along(scores, losses)
-
-
-def _mixture(task: Task, client: Client, message: Tensors, m: float) -> OwnModels:
-    def mixture(client_state: ClientState) -> Uses:
-        a, b = client.endpoints(task, message, client_state.method)
-        return one_model((1 - m) * a + m * b)
-
-    return mixture
+    test = models.federation.test
+    halves = _half(test, 0), _half(test, 1)
+    first, second = models.along(halves[0]), models.along(halves[1])
+    chosen = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
+    return _mean_of_halves(torch.stack(chosen), torch.stack([half.sizes for half in halves]))
 
 
 def _half(rows: Rows, which: int) -> Rows:
@@ -198,13 +175,13 @@ def evaluate_score(
 
     rows: one client after the other; by default the test rows
     """
-    rows = rows or _federation(job).test
+    models = _Models(job, state)
+    rows = rows or models.federation.test
     task = replace(job.task, score=score, also=())
-    message = job.algorithm.message(state)
-    shared = evaluate(task, message["w"], rows)
+    shared = evaluate(task, models.message["w"], rows)
     if not (own and job.algorithm.personalizes):
         return shared
-    return _evaluate_own(job, task, _personal(job, message), rows, shared)
+    return models.evaluated(task, models.personal, rows, shared)
 
 
 def reliability(job: Job, state: State) -> dict[str, Tensor]:
@@ -220,33 +197,24 @@ def confidence_bins(job: Job, state: State, own: bool) -> Tensor:
 
     The columns are the number of samples, their mean confidence and accuracy; NaN without samples.
     """
-    test = _federation(job).test
+    models = _Models(job, state)
+    test = models.federation.test
     task = replace(job.task, score="ece", also=())
-    message = job.algorithm.message(state)
-    others = set(_federation(job).scored.tolist())
+    others = set(models.federation.scored.tolist())
     parts = []
     if own and job.algorithm.personalizes:
-        vectorize = _vectorize(job)
-        for ids, uses in _models(job, _personal(job, message), test):
-            _, stats = evaluate_rows_by_models(task, uses, test, ids, vectorize)
+        for ids, uses in models.used(models.personal, test):
+            _, stats = evaluate_rows_by_models(task, uses, test, ids, models.vectorize)
             parts.append(stats["ece"])
             others -= set(ids.tolist())
     if others:
         index, _ = test.index_of(torch.tensor(sorted(others)))
-        _, stats = evaluate_rows(task, message["w"], test, index)
+        _, stats = evaluate_rows(task, models.message["w"], test, index)
         parts.append(stats["ece"])
-    return _mean_by_bin(torch.cat(parts))
-
-
-def _mean_by_bin(stats: Tensor) -> Tensor:
-    """The bins (20, 3) of samples with a confidence and whether they are right, (N, 2)."""
-    everyone = torch.tensor([0, len(stats)])
-    count, confidence, right = calibration.bins(stats, everyone)[0].unbind(-1)
+    samples = torch.cat(parts)  # (N, 2), a confidence and whether the prediction is right
+    everyone = torch.tensor([0, len(samples)])
+    count, confidence, right = calibration.bins(samples, everyone)[0].unbind(-1)
     return torch.stack([count, confidence / count, right / count], 1)
-
-
-def _personal(job: Job, message: Tensors) -> OwnModels:
-    return lambda client_state: job.algorithm.uses(message, client_state)
 
 
 # The plane through three models
@@ -279,8 +247,12 @@ def landscape(
     end = (high + edge).tolist()
     x = torch.linspace(start[0], end[0], side)
     y = torch.linspace(start[1], end[1], side)
-    losses = [[_mean_loss(task, origin + i * u + j * v, rows) for i in x] for j in y]
-    return Landscape(x, y, torch.tensor(losses), corners)
+    losses = torch.empty(side, side, dtype=torch.float64)
+    for j, up in enumerate(y):
+        for i, right in enumerate(x):
+            values, _ = evaluate_rows(task, origin + right * u + up * v, rows)
+            losses[j, i] = values.double().mean()
+    return Landscape(x, y, losses, corners)
 
 
 def _axes(models: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,11 +265,6 @@ def _axes(models: Tensor) -> tuple[Tensor, Tensor]:
     return u / u.norm(), v / v.norm()
 
 
-def _mean_loss(task: Task, w: Tensor, rows: Rows) -> Tensor:
-    losses, _ = evaluate_rows(task, w, rows)
-    return losses.double().mean()
-
-
 def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     """The test loss on the plane of the global model and two clients' own, with their names.
 
@@ -305,27 +272,26 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     clients have no personal models: those that the first and the last client make of the global
     model in a round, as for the thesis' Figure 2.4.
     """
-    federation = _federation(job)
-    message = job.algorithm.message(state)
+    models = _Models(job, state)
     if not job.algorithm.personalizes:
-        return _landscape_of_updates(job, message)
-    ids = sorted(_local(job).states)
-    first = _first_own_model(job, message, ids)
-    last = _first_own_model(job, message, ids[::-1])
-    if first is None or last is None or first.client == last.client:
+        return _landscape_of_updates(models)
+    ids = sorted(models.engine.states)
+    first = models.first_own(ids)
+    last = models.first_own(ids[::-1])
+    if first is None or last is None or first == last:
         raise ConfigError(
             "a landscape needs two clients with models of their own: choose a personal client "
             "method, such as ditto, and run it"
         )
-    own = (first, last)
-    names = ("server's model", *(f"{federation.names[model.client]}'s own" for model in own))
-    models = torch.stack([message["w"], first.model, last.model])
-    return names, landscape(job.task, federation.test, models)
+    names = models.federation.names
+    corners = torch.stack([models.message["w"], models.own(first), models.own(last)])
+    titles = ("server's model", f"{names[first]}'s own", f"{names[last]}'s own")
+    return titles, landscape(job.task, models.federation.test, corners)
 
 
-def _landscape_of_updates(job: Job, message: Tensors) -> tuple[tuple[str, ...], Landscape]:
+def _landscape_of_updates(models: "_Models") -> tuple[tuple[str, ...], Landscape]:
     """The plane of the global model and those after a round at the first and last client."""
-    federation = _federation(job)
+    federation, job = models.federation, models.job
     chosen = job.algorithm
     if not isinstance(chosen, Averaging) or federation.clients < 2:
         raise ConfigError(
@@ -333,46 +299,101 @@ def _landscape_of_updates(job: Job, message: Tensors) -> tuple[tuple[str, ...], 
             "the algorithm 'averaging' and two clients or more"
         )
     plain = Averaging(chosen.task, chosen.rule, chosen.client, chosen.server)
-    ends = (0, federation.clients - 1)
-    replies = job.engine.collect(plain, Request(torch.tensor(ends), message))
+    ends = torch.tensor([0, federation.clients - 1])
+    replies = job.engine.collect(plain, Request(ends, models.message))
     updates = plain.decode(replies).values["update"]
-    names = ("server's model", *(f"{federation.names[i]}'s after a round" for i in ends))
-    models = torch.stack([message["w"], *(message["w"] - update for update in updates)])
-    return names, landscape(job.task, federation.test, models)
+    w = models.message["w"]
+    first, last = federation.names[0], federation.names[-1]
+    titles = ("server's model", f"{first}'s after a round", f"{last}'s after a round")
+    return titles, landscape(job.task, federation.test, torch.cat([w[None], w - updates]))
 
 
-class _Own(NamedTuple):
-    client: int
-    model: Tensor
+# The models of a run
 
 
-def _first_own_model(job: Job, message: Tensors, order: Sequence[int]) -> _Own | None:
-    """The first client whose personal model differs from the global one."""
-    client = job.algorithm.client
-    if client is None or not client.personalizes:
+class _Models:
+    """The global model and the clients' own, where all clients' samples are in this process."""
+
+    def __init__(self, job: Job, state: State) -> None:
+        if job.local is None:
+            raise ConfigError(
+                f"{type(job.engine).__name__} has no rows of clients in this process, which this "
+                "analysis needs: reopen the run with the simulator"
+            )
+        self.job = job
+        self.engine: LocalEngine = job.local
+        self.federation: Federation = job.local.federation
+        self.message = job.algorithm.message(state)
+        # One by one, unless the engine runs clients together.
+        mode = job.engine.facts(job.algorithm).vectorize
+        self.vectorize: Vectorize = vmap_clients if mode in ("vmap", "chunked") else single
+
+    def personal(self, state: ClientState) -> Uses:
+        """What a client predicts with."""
+        return self.job.algorithm.uses(self.message, state)
+
+    def used(self, own: OwnModels, rows: Rows) -> Iterator[tuple[Tensor, Uses]]:
+        """Yield (ids, what they use) for the clients that have taken part and have samples."""
+        for ids, uses in self.engine.models(self.job.algorithm, own):
+            has_rows = rows.sizes[ids] > 0
+            if has_rows.any():
+                yield ids[has_rows], Uses(*(value[has_rows] for value in uses))
+
+    def evaluated(
+        self, task: Task, own: OwnModels, rows: Rows, shared: Evaluation, mixed: bool = False
+    ) -> Evaluation:
+        """An evaluation of the global model, updated for the clients that have their own.
+
+        Args:
+            task: With the score.
+            own: A client's models.
+            rows: The samples.
+            shared: The evaluation of the global model.
+            mixed: Points of a line, whose BatchNorm statistics are estimated on training samples.
+        """
+        evaluation = shared
+        for ids, uses in self.used(own, rows):
+            if mixed and task.has_batchnorm:
+                models = []
+                for w, i in zip(uses.models[:, 0], ids.tolist(), strict=True):
+                    models.append(task.with_statistics(w, self.federation.train.client(i).x))
+                uses = one_model(torch.stack(models))
+            new = evaluate_models(task, uses, rows, ids, self.vectorize)
+            evaluation = evaluation.updated(ids, new)
+        return evaluation
+
+    def along(self, rows: Rows) -> _Along:
+        """Evaluate every point between the global model and the clients' own."""
+        task = self.job.task
+        client = _personal_client(self.job)
+        shared = evaluate(task, self.message["w"], rows)
+        scores, losses = [], []
+        for m in POINTS:
+
+            def mixture(state: ClientState, m: float = m) -> Uses:
+                a, b = client.endpoints(task, self.message, state.method)
+                return one_model((1 - m) * a + m * b)
+
+            evaluation = self.evaluated(task, mixture, rows, shared, mixed=m > 0)
+            scores.append(evaluation.score)
+            losses.append(evaluation.losses)
+        return _Along(torch.stack(scores, 1), torch.stack(losses, 1))
+
+    def own(self, client: int) -> Tensor:
+        """A client's end of the line."""
+        method = _personal_client(self.job)
+        state = self.engine.states[client].method
+        return method.endpoints(self.job.task, self.message, state)[1]
+
+    def first_own(self, order: Sequence[int]) -> int | None:
+        """The first client whose personal model differs from the global one."""
+        method = self.job.algorithm.client
+        if method is None or not method.personalizes:
+            return None
+        for client in order:
+            if not torch.equal(self.own(client), self.message["w"]):
+                return client
         return None
-    states = _local(job).states
-    for i in order:
-        _, own = client.endpoints(job.task, message, states[i].method)
-        if not torch.equal(own, message["w"]):
-            return _Own(i, own)
-    return None
-
-
-# What the engine has
-
-
-def _federation(job: Job) -> Federation:
-    return _local(job).federation
-
-
-def _local(job: Job) -> LocalEngine:
-    if job.local is None:
-        raise ConfigError(
-            f"{type(job.engine).__name__} has no rows of clients in this process, which this "
-            "analysis needs: reopen the run with the simulator"
-        )
-    return job.local
 
 
 def _personal_client(job: Job) -> Client:
@@ -383,40 +404,3 @@ def _personal_client(job: Job) -> Client:
             "to them: choose a personal client method, such as superfed-mm, apfl or ditto"
         )
     return client
-
-
-def _vectorize(job: Job) -> Vectorize:
-    """How the engine evaluates personal models: one by one, unless it runs clients together."""
-    mode = job.engine.facts(job.algorithm).vectorize
-    return vmap_clients if mode in ("vmap", "chunked") else single
-
-
-def _models(job: Job, own: OwnModels, rows: Rows) -> Iterator[tuple[Tensor, Uses]]:
-    """Yield (ids, what they use) for the clients that have taken part and have samples."""
-    for ids, uses in _local(job).models(job.algorithm, own):
-        has_rows = rows.sizes[ids] > 0
-        if has_rows.any():
-            yield ids[has_rows], Uses(*(value[has_rows] for value in uses))
-
-
-def _evaluate_own(
-    job: Job, task: Task, own: OwnModels, rows: Rows, shared: Evaluation, mixed: bool = False
-) -> Evaluation:
-    """An evaluation of the global model, updated for the clients that have their own.
-
-    mixed: points of a line, whose BatchNorm statistics are estimated on the training samples
-    """
-    vectorize = _vectorize(job)
-    evaluation = shared
-    for ids, uses in _models(job, own, rows):
-        if mixed and task.has_batchnorm:
-            models = _with_statistics(task, uses.models[:, 0], _federation(job).train, ids)
-            uses = one_model(models)
-        evaluation = evaluation.updated(ids, evaluate_models(task, uses, rows, ids, vectorize))
-    return evaluation
-
-
-def _with_statistics(task: Task, models: Tensor, train: Rows, ids: Tensor) -> Tensor:
-    """Each client's model (S, d) with the statistics of its training samples."""
-    pairs = zip(models, ids.tolist(), strict=True)
-    return torch.stack([task.with_statistics(w, train.client(i).x) for w, i in pairs])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from commonweal.analysis.compare import ALONE, POOLED
@@ -26,12 +27,13 @@ __all__ = [
 SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
 
 DATA = ("dataset", "partition", "label_noise", "holdout_clients", "score")  # of an experiment
+LAST = (ALONE, POOLED)  # labels that stand last
 SPLITS = ("dataset.seed", "dataset.digest", "partition.seed")  # what a split is drawn by
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Record]:
     """The runs in some folders: each is the folder of a run, or has runs below it."""
-    found: dict[Path, Record] = {}
+    runs: dict[Path, Record] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise RunError(f"{str(folder)!r} is not a folder: name folders of runs")
@@ -40,14 +42,15 @@ def find_runs(folders: Sequence[str | Path]) -> list[Record]:
         if not records:
             raise RunError(f"{str(folder)!r} holds no runs: commonweal run and compare make some")
         for record in records:
-            found.setdefault(record.folder.resolve(), record)
-    return list(found.values())
+            runs.setdefault(record.folder.resolve(), record)
+    return list(runs.values())
 
 
 def federation_of(outline: Outline) -> str:
     """A key that runs on the same data share; seeds draw other splits of it."""
-    parts = {key: outline.experiment.get(key) for key in DATA}
-    data = {k: v for k, v in flat(parts).items() if k not in SPLITS}
+    data = flat({key: outline.experiment.get(key) for key in DATA})
+    for key in SPLITS:
+        data.pop(key, None)
     text = repr((sorted(data.items(), key=repr), outline.facts.score, outline.facts.clients))
     return digest(text.encode())
 
@@ -77,8 +80,7 @@ def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
             counts[seed_of(record)] += 1
             again = counts[seed_of(record)]
             labelled.setdefault(label if again == 1 else f"{label} #{again}", []).append(record)
-    last = [label for label in labelled if label.split(" #")[0] in (ALONE, POOLED)]
-    return {label: labelled[label] for label in [*(k for k in labelled if k not in last), *last]}
+    return dict(sorted(labelled.items(), key=lambda pair: pair[0].split(" #")[0] in LAST))
 
 
 def seed_of(record: Outline) -> int:
@@ -108,23 +110,31 @@ def method_of(record: Outline) -> str:
 def labels(records: Iterable[Outline]) -> list[str]:
     """A label for each of several runs that all differ: its method, and what tells it apart."""
     records = list(records)
-    settings = [_settings(record) for record in records if baseline_of(record) is None]
-    varying = [key for key in _varying(settings) if key.partition(".")[0] not in PARTS]
-    everywhere = [key for key in varying if key not in OF_METHODS]
-    usual = {key: _usual(key, settings) for key in everywhere}
-    alike: dict[str, list[dict[str, Plain]]] = {}
+    settings = []  # of all methods
+    by_method: dict[str, list[dict[str, Plain]]] = {}
     for record in records:
-        alike.setdefault(method_of(record), []).append(_settings(record))
+        own = _settings(record)
+        by_method.setdefault(method_of(record), []).append(own)
+        if baseline_of(record) is None:
+            settings.append(own)
+    usual = {}
+    for key in _varying(settings):
+        if key.partition(".")[0] not in PARTS and key not in OF_METHODS:
+            usual[key] = _usual(key, settings)
     # The parameters of different methods always differ: those of the same one tell runs apart.
-    within = {method: _varying(group) for method, group in alike.items()}
+    within = {method: _varying(group) for method, group in by_method.items()}
     texts = []
     for record in records:
         method = method_of(record)
         own = _settings(record)
-        keys = [key for key in everywhere if repr(own.get(key)) != usual[key]]
-        keys += [key for key in within[method] if key not in everywhere]
-        text = " ".join([method, *(_setting(key, own) for key in keys)])
-        texts.append(baseline_of(record) or text)
+        words = [method]
+        for key in usual:
+            if repr(own.get(key)) != usual[key]:
+                words.append(_setting(key, own))
+        for key in within[method]:
+            if key not in usual:
+                words.append(_setting(key, own))
+        texts.append(baseline_of(record) or " ".join(words))
     return texts
 
 
@@ -133,12 +143,18 @@ OF_METHODS = ("validation",)  # some methods hold samples back, and others have 
 
 
 def _settings(record: Outline) -> dict[str, Plain]:
-    return {key: value for key, value in flat(record.experiment).items() if key not in SEEDS}
+    settings = flat(record.experiment)
+    for key in SEEDS:
+        settings.pop(key, None)
+    return settings
 
 
 def _varying(settings: Sequence[dict[str, Plain]]) -> list[str]:
-    keys = dict.fromkeys(key for table in settings for key in table)
-    return [key for key in keys if len({repr(table.get(key)) for table in settings}) > 1]
+    varying = []
+    for key in dict.fromkeys(chain.from_iterable(settings)):
+        if len({repr(table.get(key)) for table in settings}) > 1:
+            varying.append(key)
+    return varying
 
 
 def _usual(key: str, settings: Sequence[dict[str, Plain]]) -> str | None:

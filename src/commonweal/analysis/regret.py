@@ -11,13 +11,14 @@ Lemma 4.3, on which the corollary rests, does not hold as printed.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.analysis.curves import reported_losses
 from commonweal.base.errors import RunError
 from commonweal.config import catalog
 from commonweal.jobs.job import with_local_losses
@@ -56,7 +57,7 @@ def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
     # Before the first round nothing is known: all clients have the same weight.
     first = torch.full((1, clients), 1 / clients, dtype=torch.float64)
     decisions = torch.cat([first, weights[:-1]])
-    rounds = sorted({int(t) for t in np.linspace(1, total, min(points, total))})
+    rounds = _spaced(total, points)
     bounds = [rule.bound(t, clients) for t in rounds]
     known = [bound for bound in bounds if bound is not None]
     curve = cumulative_regret(decisions, responses, rounds, rule.logarithmic)
@@ -70,8 +71,7 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
     ids: dict[str, int] = {}  # clients in the order in which they first reported
     for done in record.rounds:
         index = torch.tensor([ids.setdefault(name, len(ids)) for name in done.weights])
-        losses = dict(zip(done.clients, done.losses, strict=True))
-        reported = _by_name(losses, list(done.weights))
+        reported = _by_name(reported_losses(done), done.weights)
         if done.fallback or not done.weights or reported.isnan().any():
             _refuse_cohorts(record)
         decision = rule.distribution(state, clients)
@@ -82,17 +82,19 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
         responses.append(doubly_robust(response.double(), index, clients))
         sizes = torch.ones_like(reported)
         played = rule(Reports(ids=index, sizes=sizes, losses=reported, clients=clients), state)
-        if not torch.allclose(
-            played.weights, _by_name(done.weights, list(done.weights)), atol=1e-6
-        ):
+        if not torch.allclose(played.weights, _by_name(done.weights, done.weights), atol=1e-6):
             _refuse_cohorts(record)
         state = played.state
-    total = len(record.rounds)
-    rounds = sorted({int(t) for t in np.linspace(1, total, min(points, total))})
+    rounds = _spaced(len(record.rounds), points)
     curve = cumulative_regret(
         torch.stack(decisions), torch.stack(responses), rounds, rule.logarithmic
     )
     return Regret(rounds, curve, None, estimated=True)
+
+
+def _spaced(total: int, points: int) -> list[int]:
+    """Evenly spaced rounds up to the last, at most so many."""
+    return sorted({int(t) for t in np.linspace(1, total, min(points, total))})
 
 
 def _refuse_cohorts(record: Record) -> NoReturn:
@@ -154,8 +156,10 @@ def _reported(record: Record) -> tuple[Tensor, Tensor]:
     if not record.rounds:
         raise RunError(f"{str(record.folder)!r}: regret needs at least one round; there is none")
     names = record.rounds[0].clients
-    losses = [_by_name(dict(zip(r.clients, r.losses, strict=True)), names) for r in record.rounds]
-    weights = [_by_name(r.weights, names) for r in record.rounds]
+    losses, weights = [], []
+    for done in record.rounds:
+        losses.append(_by_name(reported_losses(done), names))
+        weights.append(_by_name(done.weights, names))
     return torch.stack(losses), torch.stack(weights)
 
 
@@ -163,5 +167,5 @@ def _is_complete(done: RoundRecord, clients: int) -> bool:
     return len(done.weights) == clients and not any(np.isnan(done.losses))
 
 
-def _by_name(values: dict[str, float], names: Sequence[str]) -> Tensor:
+def _by_name(values: dict[str, float], names: Iterable[str]) -> Tensor:
     return torch.tensor([values[name] for name in names], dtype=torch.float64)

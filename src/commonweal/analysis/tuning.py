@@ -6,21 +6,20 @@ anything runs, and the seeds are not those of comparisons.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from commonweal.analysis.compare import cells, part_table
+from commonweal.analysis.compare import FAILURES, cells, part_table
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
-from commonweal.base.errors import ConfigError, DataError, DivergedError
+from commonweal.base.errors import ConfigError
 from commonweal.base.files import digest, write_file
 from commonweal.base.plain import to_json
 from commonweal.config import catalog
@@ -59,7 +58,6 @@ FIRST_SEED = 1000  # comparisons begin with 0
 LOG = "trials.log"  # Optuna's journal
 CHOSEN = "tuned.json"
 REFUSED = "refused"  # why a setting has no result
-FAILURES = (ConfigError, DataError, DivergedError)  # of one setting: the others are still tried
 
 
 @dataclass(frozen=True)
@@ -175,15 +173,19 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
     numbers = list(range(FIRST_SEED, FIRST_SEED + seeds) if isinstance(seeds, int) else seeds)
-    jobs = jobs if ranks is None else ranks.ranks
     identity = _identity(base, seeds, share, more)
     direction: Direction = "minimize" if lower_is_better else "maximize"
+    processes: AbstractContextManager[Executor | None] = nullcontext(ranks)
+    if ranks is not None:
+        jobs = ranks.ranks
+    elif jobs > 1:
+        processes = worker_pool(jobs)
     finished: list[Trial] = []
-    with _pool(jobs) if ranks is None else nullcontext(ranks) as pool:
+    with processes as pool:
         for rule in rules:
             values = grid_of(rule, base, more) if grid is None else grid
-            plan = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
-            for setting in plan:
+            settings = _Settings(base, rule, values, numbers, share, pool)
+            for setting in settings.plan:
                 _experiment(base, rule, setting)  # raises where a key or a value is wrong
             study = optuna.create_study(
                 storage=storage,
@@ -193,20 +195,58 @@ def tune(
                 load_if_exists=True,
             )
             _check(study, identity, folder)
-            total = trials if trials and values else len(plan)
-            missing = total - len(_ended(study)) if trials and values else _enqueue(study, plan)
-            _optimize(
-                study,
-                _objective(base, rule, values, numbers, share, pool),
-                missing,
-                jobs,
-                partial(progress, rule, total=total),
-            )
-            # Equal settings rank by the plan, not by which worker was first.
-            for trial in sorted(study.trials, key=lambda t: _place(t.params, plan)):
-                if trial.values:
-                    finished.append(Trial(rule, trial.params, *trial.values))
+            finished += settings.search(study, trials, jobs, progress)
     return finished
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The settings of a rule, and what evaluates them."""
+
+    base: Mapping[str, object]
+    rule: str
+    grid: Grid
+    seeds: Sequence[int]
+    share: float
+    pool: Executor | None  # None: here
+
+    @property
+    def plan(self) -> list[dict[str, object]]:
+        """The whole grid."""
+        values = product(*self.grid.values())
+        return [dict(zip(self.grid, chosen, strict=True)) for chosen in values]
+
+    def search(self, study: "Study", trials: int, jobs: int, progress: Progress) -> list[Trial]:
+        """Evaluate the grid, or, within it, as many settings as Optuna is to draw."""
+        plan = self.plan
+        is_drawn = bool(trials and self.grid)
+        total = trials if is_drawn else len(plan)
+
+        def after(study: "Study", trial: "FrozenTrial | None") -> None:
+            progress(self.rule, len(_ended(study)), total)
+
+        missing = total - len(_ended(study)) if is_drawn else _enqueue(study, plan)
+        after(study, None)
+        if missing > 0:
+            # Threads only wait for the worker processes.
+            study.optimize(self, missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
+        # Equal settings rank by the plan, not by which worker was first.
+        tried = sorted(study.trials, key=lambda trial: _place(trial.params, plan))
+        return [Trial(self.rule, trial.params, *trial.values) for trial in tried if trial.values]
+
+    def __call__(self, draw: "Draw") -> Scored:
+        """Evaluate a setting that Optuna draws or has in its queue."""
+        setting: dict[str, object] = {}
+        for key, choices in self.grid.items():
+            setting[key] = _drawn(draw, key, choices)
+        try:
+            values = _experiment(self.base, self.rule, setting).model_dump()
+            if self.pool is None:
+                return evaluate(values, self.seeds, self.share)
+            return self.pool.submit(evaluate, values, self.seeds, self.share).result()
+        except FAILURES as error:
+            draw.set_user_attr(REFUSED, str(error))
+            raise
 
 
 def _place(setting: Mapping[str, object], plan: Sequence[Mapping[str, object]]) -> int:
@@ -241,50 +281,6 @@ def _enqueue(study: "Study", plan: Sequence[Setting]) -> int:
         if setting not in queued:
             study.enqueue_trial(setting)
     return len(missing)
-
-
-def _optimize(
-    study: "Study",
-    objective: "Callable[[Draw], Scored]",
-    missing: int,
-    jobs: int,
-    progress: Callable[[int], None],
-) -> None:
-    """Evaluate so many settings: first those that are queued, then those that Optuna draws."""
-
-    def after(study: "Study", trial: "FrozenTrial") -> None:
-        progress(len(_ended(study)))
-
-    progress(len(_ended(study)))
-    if missing > 0:
-        # Threads only wait for the worker processes.
-        study.optimize(objective, n_trials=missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
-
-
-def _objective(
-    base: Mapping[str, object],
-    rule: str,
-    grid: Grid,
-    seeds: Sequence[int],
-    share: float,
-    pool: Executor | None,
-) -> "Callable[[Draw], Scored]":
-    """What evaluates a setting, in a worker process or here."""
-
-    def objective(draw: "Draw") -> Scored:
-        setting: dict[str, object] = {}
-        for key, choices in grid.items():
-            setting[key] = _drawn(draw, key, choices)
-        try:
-            values = _experiment(base, rule, setting).model_dump()
-            if pool is None:
-                return evaluate(values, seeds, share)
-            return pool.submit(evaluate, values, seeds, share).result()
-        except FAILURES as error:
-            draw.set_user_attr(REFUSED, str(error))
-            raise
-
-    return objective
 
 
 def grid_of(rule: str, base: Mapping[str, object] | None = None, more: Grid | None = None) -> Grid:
@@ -376,16 +372,6 @@ def _drawn(draw: "Draw", key: str, values: tuple[Any, ...]) -> object:
 def _ended(study: "Study") -> "list[FrozenTrial]":
     """The trials with a result, and those whose settings cannot run; not interrupted ones."""
     return [trial for trial in study.trials if trial.values or REFUSED in trial.user_attrs]
-
-
-@contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Worker processes of one thread each; None: everything is done here."""
-    if jobs == 1:
-        yield None
-        return
-    with worker_pool(jobs) as pool:
-        yield pool
 
 
 def cores() -> int:

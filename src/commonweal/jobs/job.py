@@ -139,11 +139,6 @@ class Job:
             return self.local.federation.class_names
         return () if self.preprocessing is None else self.preprocessing.class_names
 
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """The shape of a row's label: () unless there are several."""
-        return () if self.local is None else tuple(self.local.federation.train.y.shape[1:])
-
     def sample(self, number: int) -> Sample:
         """What draws the clients of a round."""
         rng = randomness.stream(self.settings.seed, number, 0, randomness.COHORT)

@@ -362,9 +362,10 @@ def _write_model(job: Job, store: Store | None, state: State) -> None:
 def _write_preprocessing(job: Job, store: Store, threshold: float | None = None) -> None:
     """Write how a table's columns became features, and outputs become predictions."""
     assert job.preprocessing is not None
-    target = facts(job).target
-    scale = {} if target is None else asdict(target)
-    known = {key: float(value) for key, value in scale.items() if value is not None}
+    target = target_scale(job.task)
+    known = {}
+    if target is not None:
+        known = {key: float(value) for key, value in asdict(target).items() if value is not None}
     fitted = replace(job.preprocessing, target=known, threshold=threshold)
     write_preprocessing(store.folder, fitted)
 
@@ -619,19 +620,18 @@ def _write(store: Store, job: Job, done: Round) -> None:
             write_samples(store.folder, *samples)
 
 
+def target_scale(task: Task) -> TargetScale | None:
+    """How the outputs of a regression become labels."""
+    if task.target is None:
+        return None
+    mean, deviation = task.target
+    return TargetScale(mean=mean, deviation=deviation, log=task.log_target, variance=task.variance)
+
+
 def facts(job: Job) -> RunFacts:
     """What the run's record says about where and on what it ran."""
     import commonweal
 
-    target = None
-    if job.task.target is not None:
-        mean, deviation = job.task.target
-        target = TargetScale(
-            mean=mean,
-            deviation=deviation,
-            log=job.task.log_target,
-            variance=job.task.variance,
-        )
     return replace(
         job.engine.facts(job.algorithm),
         commonweal=commonweal.__version__,
@@ -643,11 +643,11 @@ def facts(job: Job) -> RunFacts:
         parameters=job.task.size,
         training_loss=job.algorithm.training_loss,
         score=job.task.score,
-        target=target,
+        target=target_scale(job.task),
         task=TaskFacts(
             loss=job.task.loss,
             shape=tuple(job.population.shape),
-            labels=job.label_shape,
+            labels=() if job.local is None else tuple(job.local.federation.train.y.shape[1:]),
             outputs=job.population.outputs,
         ),
         class_names=job.class_names,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table
 
-from commonweal.analysis.choice import ALONE
 from commonweal.analysis.choosing import HOWS, Choice, ClientChoice
 from commonweal.analysis.compare import Result
 from commonweal.analysis.gains import gains
 from commonweal.report.formats import decimals_of, markup, plain_table, points, scale, unit
 from commonweal.report.run_table import add_column
+from commonweal.training.choice import ALONE
 
 __all__ = ["choice_table", "client_table", "evidence", "method_name", "paragraph", "sentence"]
 

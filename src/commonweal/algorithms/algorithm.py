@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from commonweal.base import randomness
-from commonweal.base.tensors import State, Tensors, is_finite
+from commonweal.base.tensors import State, Tensors, is_finite, select
 from commonweal.config.experiment import RunSettings
 from commonweal.data.federation import Federation, Rows
-from commonweal.data.population import Population
+from commonweal.data.population import Population, Setting
 from commonweal.privacy.promise import Promise
-from commonweal.rules.rule import Descent, Need
+from commonweal.rules.rule import Decision, Descent, Need
 from commonweal.samplers.sampler import Sampler
 from commonweal.training.client import Client
 from commonweal.training.client_state import NO_STATE, ClientState
@@ -36,8 +36,12 @@ __all__ = [
     "Request",
     "Sample",
     "TrainingLoss",
+    "decided",
     "first_state",
+    "is_used",
     "keep_finite",
+    "setting",
+    "unchanged",
 ]
 
 
@@ -68,16 +72,17 @@ class Replies(NamedTuple):
     def finite(self, optional: Sequence[str] = ("score",)) -> "Replies":
         """Move clients whose values are not finite to the failed ones. `optional` may be NaN."""
         reasons: dict[int, str] = {}
-        for name in ("loss", *(n for n in self.values if n != "loss")):
-            value = self.values.get(name)
-            if value is None or name in optional or not value.is_floating_point():
+        loss_first = sorted(self.values, key=lambda name: name != "loss")
+        for name in loss_first:
+            value = self.values[name]
+            if name in optional or not value.is_floating_point():
                 continue
             for client in self.clients[~is_finite(value)].tolist():
                 reasons.setdefault(client, _not_finite(name))
         if not reasons:
             return self
         usable = torch.tensor([client not in reasons for client in self.clients.tolist()])
-        values = {name: value[usable] for name, value in self.values.items()}
+        values = select(self.values, usable)
         diverged = self.diverged | reasons.keys()
         return Replies(self.clients[usable], values, self.failed | reasons, diverged)
 
@@ -106,6 +111,42 @@ class Outcome:
         if self.descent is None:
             return {}
         return dict(zip(self.clients.tolist(), self.descent.rates.tolist(), strict=True))
+
+
+def unchanged(state: State, replies: Replies) -> Outcome:
+    """The outcome of a round in which no reply can be used."""
+    following = state | {"round": state["round"] + 1}
+    weights = torch.empty(0, dtype=torch.float64)
+    nobody = replies.clients[:0]
+    return Outcome(following, nobody, weights, replies.failed, diverged=replies.diverged)
+
+
+def is_used(decision: Decision, replies: Replies) -> Tensor:
+    """Whether each reply (R,) counts: a rule may drop some."""
+    return torch.tensor([client not in decision.dropped for client in replies.clients.tolist()])
+
+
+def decided(state: State, replies: Replies, decision: Decision, weights: Tensor) -> Outcome:
+    """The outcome of a round in which a rule weighed the replies.
+
+    Args:
+        state: After the round.
+        weights: The weights (R,) that the replies had in the end.
+    """
+    used = is_used(decision, replies)
+    descent = decision.descent
+    if descent is not None:
+        descent = descent._replace(rates=descent.rates[used])
+    return Outcome(
+        state,
+        replies.clients[used],
+        weights.double()[used],
+        replies.failed | decision.dropped,
+        decision.capped,
+        decision.warnings,
+        replies.diverged,
+        descent,
+    )
 
 
 class Group(NamedTuple):
@@ -142,9 +183,11 @@ class Sample:
 
         weights: gives a distribution (K,), for samplers that use one; sampler: not the run's own
         """
-        draw = sampler or self.sampler
-        distribution = weights() if weights is not None and draw.uses_weights else None
-        return draw(self.round, self.population, self.size, distribution, self.rng)
+        sampler = sampler or self.sampler
+        distribution = None
+        if weights is not None and sampler.uses_weights:
+            distribution = weights()
+        return sampler(self.round, self.population, self.size, distribution, self.rng)
 
 
 Conversation = Generator[Request, Replies, Outcome]
@@ -247,6 +290,18 @@ class Algorithm:
         return None
 
 
+def setting(population: Population, rounds: int, lr: float) -> Setting:
+    """What a rule may know of a run before its first round."""
+    return Setting(
+        clients=population.clients,
+        rounds=rounds,
+        lr=lr,
+        groups=population.groups,
+        label_counts=population.label_counts,
+        sizes=population.sizes,
+    )
+
+
 def first_state(algorithm: Algorithm, seed: int, client: int) -> ClientState:
     """The state of a client, given by its key, before its first round."""
     rng = randomness.stream(seed, 0, client, randomness.INIT_CLIENT)
@@ -263,6 +318,6 @@ def keep_finite(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
         return after
     states = {}
     for name, value in after.items():
-        rows = zip(value, before[name], finite, strict=True)
-        states[name] = torch.stack([new if good else old for new, old, good in rows])
+        states[name] = value.clone()
+        states[name][~finite] = before[name][~finite]
     return states

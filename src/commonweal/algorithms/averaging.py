@@ -20,7 +20,11 @@ from commonweal.algorithms.algorithm import (
     Request,
     Sample,
     TrainingLoss,
+    decided,
+    is_used,
     keep_finite,
+    setting,
+    unchanged,
 )
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
@@ -28,8 +32,8 @@ from commonweal.base.tensors import State, Tensors, select
 from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
 from commonweal.data.federation import Rows
-from commonweal.data.population import Population, Setting
-from commonweal.rules.rule import Decision, Descent, Need, Reports, Rule, decide
+from commonweal.data.population import Population
+from commonweal.rules.rule import Need, Reports, Rule, decide
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training import schedules, scores
 from commonweal.training.client import Client, Stage
@@ -105,18 +109,10 @@ class Averaging(Algorithm):
 
     def init(self, population: Population) -> State:
         w = self.task.initial.clone()
-        setting = Setting(
-            clients=population.clients,
-            rounds=self.rounds,
-            lr=self.client.lr,
-            groups=population.groups,
-            label_counts=population.label_counts,
-            sizes=population.sizes,
-        )
         return {
             "round": torch.tensor(1),
             "w": w,
-            "rule": self.rule.init(setting),
+            "rule": self.rule.init(setting(population, self.rounds, self.client.lr)),
             "server": self.server.init(self.task.trainable(w)),
             "shared": self.client.init_shared(self.task),
         }
@@ -142,13 +138,11 @@ class Averaging(Algorithm):
             message = self.message(state) | {"round": state["round"] - 1}  # still this round
             replies = yield Request(everyone, message, purpose)
             if purpose == "choose" and not replies.values["taken"][:, 1:].any():
-                warnings = (*outcome.warnings, local_fit.NOBODY_LEAVES)
-                outcome = replace(outcome, warnings=warnings)
+                outcome = _warned(outcome, local_fit.NOBODY_LEAVES)
             if purpose == "mix":
                 learned = blending.everyone(replies)
                 if learned is None:
-                    warnings = (*outcome.warnings, blending.NO_VALIDATION)
-                    outcome = replace(outcome, warnings=warnings)
+                    outcome = _warned(outcome, blending.NO_VALIDATION)
                 else:
                     yield Request(everyone, message | learned, "weigh")
         return outcome
@@ -164,37 +158,19 @@ class Averaging(Algorithm):
         """Weigh the reports and move the model. Without usable replies nothing moves."""
         replies = self.decode(replies.finite())
         if len(replies.clients) == 0:
-            return self.unchanged(state, replies)
+            return unchanged(state, replies)
         decision = decide(self.rule, self.reports(replies, clients), state["rule"])
         direction = self.direction(decision.weights, replies.values["update"])
-        used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])
+        following = self.move(state, direction, decision.weights)
+        following["rule"] = decision.state
         heard = replies.values
         if decision.dropped:
-            heard = {name: value[used] for name, value in heard.items()}
-        following = self.move(state, direction, decision.weights) | {
-            "rule": decision.state,
-            "shared": self.client.update_shared(state["shared"], heard, clients),
-        }
-        return Outcome(
-            following,
-            replies.clients[used],
-            decision.weights.double()[used],
-            replies.failed | decision.dropped,
-            decision.capped,
-            decision.warnings,
-            replies.diverged,
-            _descent(decision, used),
-        )
-
-    def unchanged(self, state: State, replies: Replies) -> Outcome:
-        """The outcome of a round in which no reply can be used."""
-        following = state | {"round": state["round"] + 1}
-        nothing = torch.empty(0, dtype=torch.float64)
-        return Outcome(
-            following, replies.clients, nothing, replies.failed, diverged=replies.diverged
-        )
+            heard = select(heard, is_used(decision, replies))
+        following["shared"] = self.client.update_shared(state["shared"], heard, clients)
+        return decided(following, replies, decision, decision.weights)
 
     def decode(self, replies: Replies) -> Replies:
+        """The replies as they were before the channels."""
         if len(replies.clients) == 0:
             return replies
         values = replies.values
@@ -203,16 +179,17 @@ class Averaging(Algorithm):
         return replies._replace(values=values)
 
     def reports(self, replies: Replies, clients: int) -> Reports:
+        """What the rule knows of the replies."""
         values = replies.values
         update = values.get("update")
-        sign = (
-            -1 if scores.find(self.task.score).lower_is_better else 1
-        )  # for rules: higher is better
+        score = values.get("score")
+        if score is not None and scores.find(self.task.score).lower_is_better:
+            score = -score  # for rules higher is better
         return Reports(
             ids=replies.clients,
             sizes=values["size"],
             losses=values["loss"] if "loss" in values else values["train_loss"],
-            scores=sign * values["score"] if "score" in values else None,
+            scores=score,
             updates=None if update is None else update[:, : self.task.num_trainable],
             losses_after=values.get("loss_after"),
             clients=clients,
@@ -235,16 +212,10 @@ class Averaging(Algorithm):
         rng = randomness.stream(self.seed, int(state["round"]), 0, randomness.RELEASE)
         for channel in reversed(self.path):
             direction = channel.release(direction, weights, rng)
-        n = self.task.num_trainable
-        w = state["w"]
-        trained, server = self.server(w[:n], direction[:n], state["server"])
-        moved = torch.cat([trained, w[n:] - direction[n:]])
-        return state | {"round": state["round"] + 1, "w": moved, "server": server}
+        return server_step(self.task, self.server, state, direction)
 
     def model(self, state: State) -> Tensor:
-        n = self.task.num_trainable
-        w: Tensor = state["w"]
-        return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
+        return server_model(self.task, self.server, state)
 
     def mixture(self, state: State, clients: int) -> Tensor | None:
         return self.rule.averaged(state["rule"], clients)
@@ -257,46 +228,46 @@ class Averaging(Algorithm):
         return ClientState(self.client.init_client(self.task, seed), channels)
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
-        if request.purpose == "describe":
-            return {"labels": label_counts(group, int(request.message["classes"]))}, group.states
-        if request.purpose == "train":
-            work = self.work(request, group)
-            reporting = self.reporting(group, work[-1])
-            before: Tensors = {}
-            if self.training_loss != "first epoch":
-                reported = self.evaluate_received(request.message, reporting)
-                before = {"loss": reported.losses, "score": reported.score}
-            trained = self.train(work, request, group)
-            watched = local_fit.watch(self.client, self._reporting, request, group, trained.states)
-            trained = trained._replace(states=watched)
-            replies = trained.replies | before | self.size(group)
-            if "loss_after" in self.rule.needs:
-                replies["loss_after"] = self.evaluate_trained(trained, reporting)
-            return self.encode(replies, trained.states, group)
-        if request.purpose == "choose":
-            taken, method = local_fit.choose(
-                self.client, self._reporting, request.message, group, group.states.method
-            )
-            return {"taken": taken}, group.states._replace(method=method)
-        if request.purpose == "weigh":
-            method = blending.weigh(self.client, request.message, group.states.method)
-            return self.size(group), group.states._replace(method=method)
-        if request.purpose in ("tune", "mix", "fit", "retrain"):
+        purpose, message = request.purpose, request.message
+        if purpose == "train":
+            return self._answer_train(request, group)
+        if purpose == "describe":
+            return {"labels": label_counts(group, int(message["classes"]))}, group.states
+        fitting = self.client, self._reporting, message, group
+        replies = self.size(group)
+        method = group.states.method
+        if purpose == "choose":
+            taken, method = local_fit.choose(*fitting, method)
+            replies = {"taken": taken}
+        elif purpose == "weigh":
+            method = blending.weigh(self.client, message, method)
+        elif purpose in ("tune", "mix", "fit", "retrain"):
             method = self.train(self.work(request, group), request, group).states
-            replies = self.size(group)
-            if request.purpose in ("mix", "fit"):
+            if purpose in ("mix", "fit"):
                 method = local_fit.watch(self.client, self._reporting, request, group, method)
-            if request.purpose == "fit":
-                method, _ = local_fit.fit(
-                    self.client, self._reporting, request.message, group, method
-                )
-            if request.purpose == "mix":
-                compared, method = blending.compare(
-                    self.client, self._reporting, request.message, group, method
-                )
+            if purpose == "fit":
+                method, _ = local_fit.fit(*fitting, method)
+            if purpose == "mix":
+                compared, method = blending.compare(*fitting, method)
                 replies |= compared
-            return replies, group.states._replace(method=method)
-        raise ConfigError(f"averaging has no answer to a request for {request.purpose!r}")
+        else:
+            raise ConfigError(f"averaging has no answer to a request for {purpose!r}")
+        return replies, group.states._replace(method=method)
+
+    def _answer_train(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
+        """Evaluate the received model where the rule needs it, train, and send the update."""
+        work = self.work(request, group)
+        reporting = self.reporting(group, work[-1])
+        before: Tensors = {}
+        if self.training_loss != "first epoch":
+            reported = self.evaluate_received(request.message, reporting)
+            before = {"loss": reported.losses, "score": reported.score}
+        trained = self.train(work, request, group)
+        states = local_fit.watch(self.client, self._reporting, request, group, trained.states)
+        replies = trained.replies | before | self.size(group)
+        if "loss_after" in self.rule.needs:
+            replies["loss_after"] = self.evaluate_trained(trained, reporting)
+        return self.encode(replies, states, group)
 
     def reporting(self, group: Group, work: Work) -> Group:
         """The group with the samples on which it evaluates the models for the rule."""
@@ -429,10 +400,24 @@ def _rounds_due(stage: Stage, states: Tensors, request: Request, clients: int) -
     return due * (states[stage.unless].flatten() == 0) if stage.unless else due
 
 
-def _descent(decision: Decision, used: Tensor) -> Descent | None:
-    """The descent of the clients whose replies were used."""
-    descent = decision.descent
-    return None if descent is None else descent._replace(rates=descent.rates[used])
+def _warned(outcome: Outcome, warning: str) -> Outcome:
+    return replace(outcome, warnings=(*outcome.warnings, warning))
+
+
+def server_step(task: Task, server: ServerOptimizer, state: State, direction: Tensor) -> State:
+    """The state of a server after its optimizer's step along a direction (d,)."""
+    n = task.num_trainable
+    w = state["w"]
+    trained, memory = server(w[:n], direction[:n], state["server"])
+    moved = torch.cat([trained, w[n:] - direction[n:]])
+    return state | {"round": state["round"] + 1, "w": moved, "server": memory}
+
+
+def server_model(task: Task, server: ServerOptimizer, state: State) -> Tensor:
+    """The model (d,) that a server publishes."""
+    n = task.num_trainable
+    w: Tensor = state["w"]
+    return torch.cat([server.output(w[:n], state["server"]), w[n:]])
 
 
 def buffer_weights(weights: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ from commonweal.algorithms.algorithm import (
     Replies,
     Request,
     Sample,
+    unchanged,
 )
-from commonweal.algorithms.averaging import buffer_weights
+from commonweal.algorithms.averaging import buffer_weights, server_model, server_step
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.tensors import State, Tensors
@@ -122,32 +123,20 @@ class DRFA(Algorithm):
         message = {"w": state["w"], "round": state["round"], "snapshot": snapshot}
         trained = (yield Request(cohort, message)).finite()
         if len(trained.clients) == 0:
-            following = state | {"round": state["round"] + 1, "lam": lam}
-            following["mean"] = _averaged(state, lam)
-            nothing = torch.empty(0).double()
-            return Outcome(
-                following, trained.clients, nothing, trained.failed, diverged=trained.diverged
-            )
+            return unchanged(state | {"lam": lam, "mean": _averaged(state, lam)}, trained)
         weights = counts[torch.isin(cohort, trained.clients)].double()
         weights = weights / weights.sum()
         middle = state["w"] - weights.to(state["w"].dtype) @ trained.values["snapshot"]
         message = {"w": middle, "round": state["round"]}
         asked = sample(sampler=Uniform())
         judged = (yield Request(asked, message, "loss")).finite()
-        following = self._move(state, trained, weights)
+        update = trained.values["update"]
+        direction = buffer_weights(weights).to(update.dtype) @ update
+        following = server_step(self.task, self.server, state, direction)
         following |= {"lam": self._ascend(lam, judged), "mean": _averaged(state, lam)}
         failed = trained.failed | judged.failed
         diverged = trained.diverged | judged.diverged
         return Outcome(following, trained.clients, weights, failed, diverged=diverged)
-
-    def _move(self, state: State, trained: Replies, weights: Tensor) -> State:
-        n = self.task.num_trainable
-        w = state["w"]
-        update = trained.values["update"]
-        direction = buffer_weights(weights).to(update.dtype) @ update
-        moved, server = self.server(w[:n], direction[:n], state["server"])
-        new = torch.cat([moved, w[n:] - direction[n:]])
-        return state | {"round": state["round"] + 1, "w": new, "server": server}
 
     def _ascend(self, lam: Tensor, judged: Replies) -> Tensor:
         if len(judged.clients) == 0:
@@ -160,9 +149,7 @@ class DRFA(Algorithm):
         return _grown(state["mean"], clients) if int(state["round"]) > 1 else None
 
     def model(self, state: State) -> Tensor:
-        n = self.task.num_trainable
-        w: Tensor = state["w"]
-        return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
+        return server_model(self.task, self.server, state)
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         rows, ids = group.rows, group.ids

@@ -29,6 +29,7 @@ from commonweal.privacy.form import Federated, PrivateForm, guessing_loss, numbe
 from commonweal.privacy.promise import Promise
 from commonweal.privacy.release import Sensitivity, adapted_clip, release
 from commonweal.privacy.weighing import Asked, weigh
+from commonweal.rules.rule import Rule
 from commonweal.samplers.poisson import Poisson
 from commonweal.samplers.sampler import Sampler
 from commonweal.samplers.uniform import Uniform
@@ -350,11 +351,8 @@ class Private(Averaging):
         return replies, remembered
 
 
-def _unavailable(rule: object) -> str:
+def _unavailable(rule: Rule) -> str:
     """Why a rule has no private form, and which one to use instead."""
-    from commonweal.rules.rule import Rule
-
-    assert isinstance(rule, Rule)
     name = catalog.describe(rule).name
     reason = "weighs each client by what the others report"
     if "update" in rule.needs:

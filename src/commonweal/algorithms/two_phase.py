@@ -17,6 +17,7 @@ from commonweal.algorithms.algorithm import (
     Replies,
     Request,
     Sample,
+    unchanged,
 )
 from commonweal.algorithms.averaging import Averaging, buffer_weights
 from commonweal.base.errors import ConfigError
@@ -60,7 +61,7 @@ class TwoPhase(Averaging):
         cohort = self.cohort(state, sample)
         reports = (yield Request(cohort, self.ask(state), "loss")).finite()
         if len(reports.clients) == 0:
-            return self.unchanged(state, reports)
+            return unchanged(state, reports)
         decision = decide(self.rule, self.reports(reports, clients), state["rule"])
         each = {
             "weight": decision.weights.float(),
@@ -80,7 +81,7 @@ class TwoPhase(Averaging):
         weights = decision.weights.double()
         arrived = weights[answered].sum() / weights.sum()
         if not arrived > 0:  # nobody answered, or clients of weight 0 only
-            return self.unchanged(state, Replies(replies.clients[:0], {}, failed, diverged))
+            return unchanged(state, Replies(replies.clients, {}, failed, diverged))
         n = self.task.num_trainable
         total = replies.values["update"].sum(0)
         buffers = buffer_weights(weights)[answered].sum()

@@ -7,12 +7,11 @@ in Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Tables 1 and 3.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.data.population import Population
-from commonweal.samplers.sampler import Draw, Sampler
+from commonweal.samplers.sampler import Draw, Sampler, at_most
 
 __all__ = ["Only"]
 
@@ -33,10 +32,7 @@ class Only(Sampler):
             raise ConfigError(f"sampler only names = {names}: give the name of at least one client")
 
     def choose(self, draw: Draw) -> Tensor:
-        ids = self._ids(draw.population)
-        if len(ids) > draw.size:
-            ids = np.sort(draw.rng.choice(ids, draw.size, replace=False))
-        return torch.from_numpy(ids)
+        return at_most(draw, self._ids(draw.population))
 
     def check(self, population: Population) -> None:
         self._ids(population)

@@ -3,11 +3,12 @@
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from commonweal.data.population import Population
 
-__all__ = ["Draw", "Sampler"]
+__all__ = ["Draw", "Sampler", "at_most"]
 
 
 class Draw(NamedTuple):
@@ -21,7 +22,7 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """Draws the clients that a round asks. Pure: what is random comes from `rng`."""
+    """Draws the clients that a round asks. Pure: what is random comes from `draw.rng`."""
 
     uses_weights: ClassVar[bool] = False  # whether it needs the rule's distribution
 
@@ -33,12 +34,19 @@ class Sampler:
         weights: Tensor | None,
         rng: np.random.Generator,
     ) -> Tensor:
-        """Draw about `size` of the clients; return their ids, sorted."""
+        """What engines call. Samplers written for earlier versions define this one."""
         return self.choose(Draw(round, population, size, weights, rng))
 
     def choose(self, draw: Draw) -> Tensor:
-        """Return the ids of the clients to ask, sorted. Subclasses define it."""
+        """The ids of the clients to ask, sorted."""
         raise NotImplementedError
 
     def check(self, population: Population) -> None:
         """Raise DataError where the clients that the sampler names are not those of the data."""
+
+
+def at_most(draw: Draw, ids: np.ndarray) -> Tensor:
+    """`draw.size` of these sorted ids, all equally likely; all where there are not more."""
+    if len(ids) > draw.size:
+        ids = np.sort(draw.rng.choice(ids, draw.size, replace=False))
+    return torch.from_numpy(ids)

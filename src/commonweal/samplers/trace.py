@@ -6,13 +6,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.base.files import check_plain
 from commonweal.data.population import Population
-from commonweal.samplers.sampler import Draw, Sampler
+from commonweal.samplers.sampler import Draw, Sampler, at_most
 
 __all__ = ["Trace"]
 
@@ -38,10 +37,7 @@ class Trace(Sampler):
         by_round = self.by_round
         names = by_round.get((draw.round - 1) % max(by_round) + 1, ())
         ids = sorted(_id(name, draw.population, self.path) for name in names)
-        available = np.array(ids, dtype=np.int64)
-        if len(available) > draw.size:
-            available = np.sort(draw.rng.choice(available, draw.size, replace=False))
-        return torch.from_numpy(available)
+        return at_most(draw, np.array(ids, dtype=np.int64))
 
     def check(self, population: Population) -> None:
         for names in self.by_round.values():

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from commonweal.samplers.sampler import Draw, Sampler
+from commonweal.samplers.sampler import Draw, Sampler, at_most
 
 __all__ = ["Uniform"]
 
@@ -16,10 +15,7 @@ class Uniform(Sampler):
     """`cohort` distinct clients, all equally likely"""
 
     def choose(self, draw: Draw) -> Tensor:
-        clients = draw.population.clients
-        if draw.size >= clients:
-            return torch.arange(clients)
-        return torch.from_numpy(np.sort(draw.rng.choice(clients, draw.size, replace=False)))
+        return at_most(draw, np.arange(draw.population.clients))
 
 
 ENTRIES = {"uniform": Uniform}

@@ -82,25 +82,12 @@ class Adam(_Adaptive):
 
 
 @dataclass(frozen=True)
-class Yogi(_Adaptive):
+class Yogi(Adam):
     """w - lr m / (sqrt v + tau), v = v - (1 - b2) direction^2 sign(v - direction^2)
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021 (FedYogi).
-
-    Args:
-        lr: the learning rate.
-        b1: the decay rate of m.
-        b2: the decay rate of v.
-        tau: the degree of adaptivity.
-        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
-            "0.99^(t-1)".
+    Its parameters are those of adam: lr, b1, b2, tau, schedule
     """
-
-    lr: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
-    schedule: str | None = None
 
     def second_moments(self, state: State, square: Tensor) -> tuple[Tensor, Tensors]:
         v = state["v"]
@@ -133,25 +120,12 @@ class Adagrad(_Adaptive):
 
 
 @dataclass(frozen=True)
-class AMSGrad(_Adaptive):
+class AMSGrad(Adam):
     """w - lr m / (sqrt vmax + tau), vmax the largest v so far, v = b2 v + (1 - b2) direction^2
 
     Reddi, Kale, Kumar, On the Convergence of Adam and Beyond, ICLR 2018, without bias correction.
-
-    Args:
-        lr: the learning rate.
-        b1: the decay rate of m.
-        b2: the decay rate of v.
-        tau: the degree of adaptivity.
-        schedule: what lr is multiplied by in round t, a formula such as "1/t" or
-            "0.99^(t-1)".
+    Its parameters are those of adam: lr, b1, b2, tau, schedule
     """
-
-    lr: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
-    schedule: str | None = None
 
     def init(self, w: Tensor) -> State:
         state = super().init(w)

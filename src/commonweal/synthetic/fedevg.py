@@ -7,7 +7,7 @@ rule with mixing weights gives the w_i of that mixture, from the losses of the c
 The contrastive term has the sign of eq. 4.4 (Algorithm 4.2 prints the opposite).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,13 +22,16 @@ from commonweal.algorithms.algorithm import (
     Replies,
     Request,
     Sample,
+    decided,
     keep_finite,
+    setting,
+    unchanged,
 )
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
 from commonweal.base.tensors import State, Tensors, stack
 from commonweal.data.federation import Rows
-from commonweal.data.population import Population, Setting
+from commonweal.data.population import Population
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Need, Reports, Rule, decide
 from commonweal.synthetic._energy import (
@@ -172,20 +175,12 @@ class FedEvg(Algorithm):
     def init(self, population: Population) -> State:
         rng = stream(self.seed, 0, 0, BEGIN)
         y = torch.arange(population.outputs).repeat_interleave(self.spc)
-        setting = Setting(
-            clients=population.clients,
-            rounds=self.rounds,
-            lr=self.lr,
-            groups=population.groups,
-            label_counts=population.label_counts,
-            sizes=population.sizes,
-        )
         return {
             "round": torch.tensor(1),
             "x": normal((len(y), *population.shape), rng),  # eq. 4.12
             "y": y,
             "classifier": self.task.initial.clone(),
-            "rule": self.rule.init(setting),
+            "rule": self.rule.init(setting(population, self.rounds, self.lr)),
         }
 
     def message(self, state: State) -> Tensors:
@@ -197,13 +192,9 @@ class FedEvg(Algorithm):
 
     def tell(self, state: State, replies: Replies, clients: int) -> Outcome:
         """Take one Langevin step on the mixture of the densities of the clients that replied."""
-        following = state | {"round": state["round"] + 1}
         replies = replies.finite()
         if len(replies.clients) == 0:
-            nothing = torch.empty(0, dtype=torch.float64)
-            return Outcome(
-                following, replies.clients, nothing, replies.failed, diverged=replies.diverged
-            )
+            return unchanged(state, replies)
         # The rule sees clients' classifiers on their samples, and energy gradients.
         values = replies.values
         reports = Reports(
@@ -216,18 +207,11 @@ class FedEvg(Algorithm):
             checked=True,
         )
         decision = decide(self.rule, reports, state["rule"])
-        following["rule"] = decision.state
-        following["x"], posterior = self.move(state, values, decision.weights)
-        used = torch.tensor([i not in decision.dropped for i in replies.clients.tolist()])
-        return Outcome(
-            following,
-            replies.clients[used],
-            posterior.double().mean(1)[used],
-            replies.failed | decision.dropped,
-            decision.capped,
-            decision.warnings,
-            replies.diverged,
-        )
+        x, posterior = self.move(state, values, decision.weights)
+        following = state | {"round": state["round"] + 1, "rule": decision.state, "x": x}
+        # A descent along energy gradients is not one of the clients' losses.
+        decision = replace(decision, descent=None)
+        return decided(following, replies, decision, posterior.double().mean(1))
 
     def move(self, state: State, values: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The synthetic samples after a Langevin step, and the clients' weights per row (R, M).

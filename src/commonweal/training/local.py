@@ -3,6 +3,9 @@
 A client method speaks of one client, and says what it minimises; a trainer evaluates that for a
 group. What is random was drawn before (`BatchSchedule`), so that every trainer and every engine
 computes the same numbers.
+
+From top to bottom: `train_locally` forms groups of clients. `_Group.train` trains one of them:
+vectors to start with, steps, replies. `_Group.trainers` decides how the steps are computed.
 """
 
 import ctypes
@@ -46,8 +49,6 @@ __all__ = [
     "vmap_clients",
 ]
 
-Reply = Callable[[Tensors, Tensors, Tensor], tuple[Tensors, Tensors]]
-
 
 class Trained(NamedTuple):
     """What local training gave, each with a client axis."""
@@ -69,18 +70,13 @@ def train_locally(
     models: bool = True,
     losses: bool = False,
 ) -> Trained:
-    """Train a group of clients from the message and their states, on the device of the samples.
+    """Train clients from the message and their states (S, ...), on the device of the samples.
 
     Message, states and what is returned are on the CPU.
 
     Args:
-        client: The method.
-        task: What is trained.
-        message: What the server sent.
-        states: The clients' states (S, ...).
         rows: The samples of all clients.
-        plan: The batches of the clients.
-        vectorize: How functions of one client are run for a group.
+        plan: The batches of the clients that train.
         at_once: The numbers that clients who are trained together may hold. None: any.
         models: Whether the trained models are returned along with the replies.
         losses: Whether replies have "train_loss", the mean over the batches of the first epoch.
@@ -88,35 +84,30 @@ def train_locally(
     message = move(message, rows.device)
     states = move(states, rows.device)
     gathered = _Gathered(len(plan.sizes))
-    for part in chunks(task, rows, plan, at_once):
-        where = _adjacent(part)
-        group = _Group(client, task, message, select(states, where), rows, plan.of(part), vectorize)
+    for positions in chunks(task, rows, plan, at_once):
+        where = _adjacent(positions)
+        own_states = select(states, where)
+        own_plan = plan.of(positions)
+        group = _Group(client, task, message, own_states, rows, own_plan, vectorize)
         place = None if models else gathered.place("update", where, message["w"])
-        watched = _FirstEpoch(group.plan, rows.device) if losses else None
-        done = group.train(models, place, watched)
-        if watched is not None:
-            done.replies["train_loss"] = watched.means()
-        gathered.put(where, done)
-    trained = gathered.trained()
-    return Trained(move(trained.replies, "cpu"), move(trained.states, "cpu"), trained.models.cpu())
+        watched = _FirstEpoch(own_plan, rows.device, losses)
+        trained = group.train(models, place, watched)
+        if losses:
+            trained.replies["train_loss"] = watched.means()
+        gathered.put(where, trained)
+    return gathered.trained()
 
 
 def start_models(
     client: Client, task: Task, message: Tensors, states: Tensors, count: int, vectorize: Vectorize
 ) -> Tensor:
-    """The models (S, d) with which some clients start.
+    """The models (S, d) with which S = `count` clients start, from their states (S, ...)."""
 
-    Args:
-        client: The method.
-        task: What is trained.
-        message: What the server sent.
-        states: The clients' states (S, ...).
-        count: The number S of the clients.
-        vectorize: How functions of one client are run for a group.
-    """
     # The second argument gives vmap the size of the group where clients have no state.
-    start = vectorize(lambda state, _: client.start(task, message, state)["w"], (0, 0))
-    return start(states, torch.empty(count))
+    def start(state: Tensors, _: Tensor) -> Tensor:
+        return client.start(task, message, state)["w"]
+
+    return vectorize(start, (0, 0))(states, torch.empty(count))
 
 
 def _adjacent(positions: np.ndarray) -> slice | Tensor:
@@ -124,17 +115,6 @@ def _adjacent(positions: np.ndarray) -> slice | Tensor:
     if (np.diff(positions) == 1).all():
         return slice(int(positions[0]), int(positions[-1]) + 1)
     return torch.from_numpy(positions)
-
-
-def _storage(value: Tensor) -> int:
-    """The identity of a tensor's storage, which views share. Some have no address."""
-    identity: int = value.untyped_storage()._cdata
-    return identity
-
-
-def _place(value: Tensor) -> tuple[int, int]:
-    """Where a tensor begins."""
-    return _storage(value), int(value.storage_offset())
 
 
 class _Gathered:
@@ -157,37 +137,51 @@ class _Gathered:
             self.replies[name] = like.new_empty(self.clients, *like.shape)
         return self.replies[name][where]
 
-    def put(self, where: slice | Tensor, part: Trained) -> None:
-        values = (part.replies, part.states, {"w": part.models})
-        for mine, new in zip((self.replies, self.states, self.models), values, strict=True):
-            if self._is_whole(where):
-                mine |= new
-                continue
-            for name, value in new.items():
-                if name not in mine:
-                    mine[name] = value.new_empty(self.clients, *value.shape[1:])
-                if _place(mine[name][where]) != _place(value):
-                    mine[name][where] = value
+    def put(self, where: slice | Tensor, trained: Trained) -> None:
+        self._write(self.replies, where, trained.replies)
+        self._write(self.states, where, trained.states)
+        self._write(self.models, where, {"w": trained.models})
+
+    def _write(self, target: Tensors, where: slice | Tensor, values: Tensors) -> None:
+        if self._is_whole(where):
+            target |= values
+            return
+        for name, value in values.items():
+            if name not in target:
+                target[name] = value.new_empty(self.clients, *value.shape[1:])
+            if _begin(target[name][where]) != _begin(value):
+                target[name][where] = value
 
     def trained(self) -> Trained:
-        return Trained(self.replies, self.states, self.models["w"])
+        models = self.models["w"].cpu()
+        return Trained(move(self.replies, "cpu"), move(self.states, "cpu"), models)
+
+
+def _storage(value: Tensor) -> int:
+    """The identity of a tensor's storage, which views share. Some have no address."""
+    identity: int = value.untyped_storage()._cdata
+    return identity
+
+
+def _begin(value: Tensor) -> tuple[int, int]:
+    """Where a tensor begins in memory."""
+    return _storage(value), int(value.storage_offset())
 
 
 class _FirstEpoch:
-    """The mean losses of clients over the batches of their first epoch."""
+    """The mean losses of clients over the batches of their first epoch, if they are asked for."""
 
-    def __init__(self, plan: BatchSchedule, device: torch.device) -> None:
-        self.samples = torch.from_numpy(plan.first_epoch()).to(device)  # (steps, S)
+    def __init__(self, plan: BatchSchedule, device: torch.device, asked: bool) -> None:
+        self.samples = torch.empty(0, len(plan.sizes))  # (steps, S) of each batch
+        if asked:
+            self.samples = torch.from_numpy(plan.first_epoch()).to(device)
         self.losses = torch.zeros_like(self.samples)
-
-    @property
-    def steps(self) -> int:
-        return len(self.losses)
+        self.steps = len(self.samples)
 
     def means(self) -> Tensor:
         # A loss of a later epoch may be infinite, which times 0 is not 0.
-        totals = torch.where(self.samples > 0, self.losses * self.samples, 0.0).sum(0)
-        return totals / self.samples.sum(0)
+        totals = torch.where(self.samples > 0, self.losses * self.samples, 0.0)
+        return totals.sum(0) / self.samples.sum(0)
 
 
 class _Vectors(dict[str, Tensor]):
@@ -197,6 +191,13 @@ class _Vectors(dict[str, Tensor]):
         if name == "w":
             return self["received"] - self["update"]
         raise KeyError(name)
+
+
+class _View(NamedTuple):
+    """Some neighbouring clients: their vectors, and what takes their steps."""
+
+    vectors: Tensors
+    steps: Steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,19 +228,57 @@ class _Group:
     def phases(self) -> tuple[Phase, ...]:
         return self.client.phases(self.task)
 
-    def train(self, models: bool, place: Tensor | None, watched: _FirstEpoch | None) -> Trained:
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        client = self.client
+        return Optimizer(
+            client.optimizer,
+            self.lr if self.objective.lr is None else self.objective.lr,
+            client.momentum,
+            client.weight_decay,
+            client.clip,
+            (client.beta1, client.beta2),
+        )
+
+    @cached_property
+    def trainers(self) -> tuple[Trainer, ...]:
+        """A trainer for every phase of a round: the closed form where it is possible."""
+        features = Features(self.plan.sizes, self.plan.first_row)
+        is_plain = isinstance(self.rows.inputs, Tensor) and self.rows.transform is None
+        if self.vectorize is vmap_clients and is_plain:
+            dense = DenseTrainer.of(
+                self.task, self.objective, self.optimizer, self.phases, features
+            )
+            if dense is not None:
+                return dense
+        alone = self.vectorize is single
+        task = channels_last(self.task, self.rows.inputs) if alone else self.task
+        trainers: list[Trainer] = []
+        for phase in self.phases:
+            mask = None if phase.trains is None else phase.trains.to(self.rows.device)
+            head = None
+            if alone and not trainers:  # nothing has moved before
+                head = Head.of(self.task, self.objective, phase.trains, self.rows, features)
+            trainer = AutogradTrainer(
+                self.objective, self.optimizer, mask, task, self.vectorize, head
+            )
+            trainers.append(trainer)
+        return tuple(trainers)
+
+    def train(self, models: bool, place: Tensor | None, watched: _FirstEpoch) -> Trained:
         """All steps of the clients, and their replies.
 
         Args:
             models: Whether the trained models are returned along with the replies.
             place: Where the updates (S, d) go, if that is known.
-            watched: Gets the losses of the first epoch, if they are asked for.
+            watched: Gets the losses of the first epoch.
         """
         received = self.message["w"]
         steps = torch.from_numpy(self.plan.steps).to(self.rows.device)
         vectors = self._start(len(steps))
         taken = 0
-        if self.trainers[0].first_is_shared and _place(vectors["w"]) == _place(received):
+        starts_at_received = _begin(vectors["w"]) == _begin(received)
+        if self.trainers[0].first_is_shared and starts_at_received:
             update = self._first_updates(place, watched)
             if self.plan.steps[0] == 1 and not models:
                 del vectors["w"]
@@ -252,63 +291,39 @@ class _Group:
             self._take_steps(vectors, taken, watched)
         return self._replied(vectors, steps, models, place)
 
-    def _first_updates(self, place: Tensor | None, watched: _FirstEpoch | None) -> Tensor:
-        """The updates (S, d) after a first step that all clients take from the received model."""
-        index, weight, _ = self._drawn(0, len(self.plan.steps))
-        batch = Batch(self.rows.inputs[index], self.rows.y[index], weight)
-        received = self.message["w"]
-        first = self.trainers[0]
-        update, losses = first.first_updates(received, batch, place, watched is not None)
-        if watched is not None and losses is not None:
-            watched.losses[0] = losses
-        return update
+    # Before the steps
 
     def _start(self, clients: int) -> Tensors:
         """The vectors (S, ...) with which the clients start."""
         if self.states:
-            start = self.vectorize(lambda s: self.client.start(self.task, self.message, s), (0,))
-            vectors: Tensors = start(self.states)
-            return vectors
+
+            def start(state: Tensors) -> Tensors:
+                return self.client.start(self.task, self.message, state)
+
+            return self.vectorize(start, (0,))(self.states)
         # Clients without a state start alike: vmap would take as long as a step of a small model.
         alike = self.client.start(self.task, self.message, {})
         return {name: value.expand(clients, *value.shape) for name, value in alike.items()}
 
-    @cached_property
-    def trainers(self) -> tuple[Trainer, ...]:
-        """A trainer for every phase of a round."""
-        client, objective = self.client, self.objective
-        optimizer = Optimizer(
-            client.optimizer,
-            self.lr if objective.lr is None else objective.lr,
-            client.momentum,
-            client.weight_decay,
-            client.clip,
-            (client.beta1, client.beta2),
+    def _first_updates(self, place: Tensor | None, watched: _FirstEpoch) -> Tensor:
+        """The updates (S, d) after a first step that all clients take from the received model."""
+        index, weight, _ = self._drawn(0, len(self.plan.steps))
+        batch = Batch(self.rows.inputs[index], self.rows.y[index], weight)
+        first = self.trainers[0]
+        update, losses = first.first_updates(
+            self.message["w"], batch, place, losses=watched.steps > 0
         )
-        features = Features(self.plan.sizes, self.plan.first_row)
-        alone = self.vectorize is single
-        is_plain = isinstance(self.rows.inputs, Tensor) and self.rows.transform is None
-        if self.vectorize is vmap_clients and is_plain:
-            dense = DenseTrainer.of(self.task, objective, optimizer, self.phases, features)
-            if dense is not None:
-                return dense
-        task = channels_last(self.task, self.rows.inputs) if alone else self.task
-        trainers: list[Trainer] = []
-        for phase in self.phases:
-            mask = None if phase.trains is None else phase.trains.to(self.rows.device)
-            head = None
-            if alone and not trainers:  # nothing has moved before
-                head = Head.of(self.task, objective, phase.trains, self.rows, features)
-            trainers.append(AutogradTrainer(objective, optimizer, mask, task, self.vectorize, head))
-        return tuple(trainers)
+        if losses is not None:
+            watched.losses[0] = losses
+        return update
 
     def _own_copies(self, vectors: Tensors, place: Tensor | None) -> None:
         """Let steps change the vectors without changing the message, the states or each other.
 
         place: where w is copied to, if it is
         """
-        used = {_storage(value) for value in self.message.values()}
-        used |= {_storage(value) for value in self.states.values()}
+        given = (*self.message.values(), *self.states.values())
+        used = {_storage(value) for value in given}
         constants = self.objective.constants
         for name, value in vectors.items():
             storage = _storage(value)
@@ -321,45 +336,18 @@ class _Group:
             else:
                 vectors[name] = value.clone(memory_format=torch.contiguous_format)
 
-    def _drawn(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
-        device = self.rows.device
-        index, weight, noise = self.plan.at(step, clients)
-        return index.to(device), weight.to(device), noise.to(device)
+    # The steps
 
-    def _transformed(self, x: Inputs, transform: Transform, part: slice, step: int) -> Inputs:
-        """The batches (S, B, ...) of some clients, each changed by numbers of its own stream."""
-        if not isinstance(x, Tensor):
-            kind = type(x).__name__
-            raise DataError(f"transform needs samples with one input, not {kind}: leave it out")
-        batches = []
-        for batch, seed in zip(x, self.plan.seeds[part], strict=True):
-            own_seed = (seed + step) % (1 << 62)
-            generator = torch.Generator().manual_seed(own_seed)
-            with shared_generator() as shared:
-                shared.manual_seed(own_seed)  # of transforms that draw from torch's generator
-                batches.append(_one_transformed(transform, batch, generator))
-        return torch.stack(batches)
-
-    def _reading(self, step: int) -> Callable[[], Tensor | Stacked] | None:
-        """Begin to read a step's inputs (k, B, ...), where they are read when needed."""
-        if not isinstance(self.rows.inputs, Lazy) or step >= self.plan.steps[0]:
-            return None
-        index, _, _ = self.plan.at(step, int((self.plan.steps > step).sum()))
-        return self.rows.inputs.begin(index)
-
-    def _take_steps(self, vectors: Tensors, taken: int, watched: _FirstEpoch | None) -> None:
+    def _take_steps(self, vectors: Tensors, taken: int, watched: _FirstEpoch) -> None:
         """Change the vectors by all steps of their clients but the first `taken`."""
-        optimizer = self.trainers[0].optimizer
-        memory = {name: optimizer.memory(vectors[name]) for name in self.objective.trained}
+        memory = {name: self.optimizer.memory(vectors[name]) for name in self.objective.trained}
         phase_ends = np.cumsum([int(phase.epochs) for phase in self.phases[:-1]])  # epochs
         before = np.zeros(len(self.plan.steps), dtype=np.int64)
         views: dict[tuple[int, int, int], _View] = {}  # to slice takes time
-        watched_steps = 0 if watched is None else watched.steps
         reading = self._reading(taken)
         for step in range(taken, self.plan.steps[0]):
-            active = int((self.plan.steps > step).sum())
-            drawn = self._drawn(step, active)
+            active = self._count_active(step)
+            index, weight, noise = self._drawn(step, active)
             read = None if reading is None else reading()
             reading = self._reading(step + 1)  # while this step is computed
             epochs = step // self.plan.steps_per_epoch[:active]
@@ -368,65 +356,110 @@ class _Group:
             before[:active] = phases
             for a, b in _runs(phases, epochs, self.trainers):
                 phase = int(phases[a])
-                if (a, b, phase) not in views:
-                    views[a, b, phase] = _View.of(self.trainers[phase], vectors, memory, a, b)
-                index, weight, noise = (value[a:b] for value in drawn)
+                view = views.get((a, b, phase))
+                if view is None:
+                    view = self._view(phase, vectors, memory, a, b)
+                    views[a, b, phase] = view
+                rows = index[a:b]
                 if read is None:
-                    x = views[a, b, phase].steps.inputs(self.rows, index, int(epochs[a]))
+                    x = view.steps.inputs(self.rows, rows, int(epochs[a]))
                 else:
                     x = read[slice(a, b)]
                 if self.rows.transform is not None:
-                    x = self._transformed(x, self.rows.transform, slice(a, b), step)
-                batch = Batch(x, self.rows.y[index], weight)
-                is_watched = step < watched_steps
-                losses = self._step(views[a, b, phase], batch, noise, step == 0, is_watched)
-                if is_watched and watched is not None and losses is not None:
+                    seeds = [seed + step for seed in self.plan.seeds[a:b]]
+                    x = _transformed(self.rows.transform, x, seeds)
+                batch = Batch(x, self.rows.y[rows], weight[a:b])
+                is_watched = step < watched.steps
+                losses = self._step(view, batch, noise[a:b], step == 0, is_watched)
+                if is_watched and losses is not None:
                     watched.losses[step, a:b] = losses
 
+    def _count_active(self, step: int) -> int:
+        """How many clients, the first ones, take this step."""
+        return int((self.plan.steps > step).sum())
+
+    def _drawn(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
+        device = self.rows.device
+        index, weight, noise = self.plan.at(step, clients)
+        return index.to(device), weight.to(device), noise.to(device)
+
+    def _reading(self, step: int) -> Callable[[], Tensor | Stacked] | None:
+        """Begin to read a step's inputs (k, B, ...), where they are read when needed."""
+        if not isinstance(self.rows.inputs, Lazy) or step >= self.plan.steps[0]:
+            return None
+        index, _, _ = self.plan.at(step, self._count_active(step))
+        return self.rows.inputs.begin(index)
+
+    def _view(self, phase: int, vectors: Tensors, memory: Memory, a: int, b: int) -> _View:
+        """The clients a, ..., b - 1 in a phase."""
+        part = slice(a, b)
+        own = select(vectors, part)
+        own_memory = {name: select(values, part) for name, values in memory.items()}
+        return _View(own, self.trainers[phase].on(own, own_memory, a))
+
     def _step(
-        self, view: "_View", batch: Batch, noise: Tensor, first: bool, watched: bool
+        self, view: _View, batch: Batch, noise: Tensor, first: bool, watched: bool
     ) -> Tensor | None:
         """Take the gradient steps on a batch. Returns its losses before them, if `watched`."""
         losses = view.steps(batch, noise, first, watched)
         for _ in range(1, self.objective.steps):
             view.steps(batch, noise, False, False)
         if self.objective.after is not None:
-            for name, value in self.objective.after(view.vectors, self.lr).items():
+            changed = self.objective.after(view.vectors, self.lr)
+            for name, value in changed.items():
                 view.vectors[name].copy_(value)
         return losses
+
+    # After the steps
 
     def _replied(
         self, vectors: Tensors, steps: Tensor, models: bool, place: Tensor | None
     ) -> Trained:
         """What the clients reply after training, and their next states."""
+        received = self.message["w"]
+        replies, states = self._replies(vectors, steps)
+        if "w" not in vectors:
+            update = vectors["update"]
+            return Trained({"update": update, **replies}, states, update[:, :0])
+        w = vectors["w"]
+        if models:
+            return Trained({"update": received - w, **replies}, states, w)
+        target = w if place is None else place
+        replies = _apart(replies, target)
+        states = _apart(states, target)
+        update = torch.sub(received, w, out=target)
+        return Trained({"update": update, **replies}, states, w[:, :0])
+
+    def _replies(self, vectors: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        """What the clients send in addition to their updates, and their next states."""
         client, task, message = self.client, self.task, self.message
 
         def reply(vectors: Tensors, state: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
             named = _Vectors(vectors | {"received": message["w"]})
             return client.reply(task, named, message, state, steps)
 
-        replies, states = self._replies(reply, vectors, steps)
-        if "w" not in vectors:
-            update = vectors["update"]
-            return Trained({"update": update, **replies}, states, update[:, :0])
-        w = vectors["w"]
-        if models:
-            return Trained({"update": message["w"] - w, **replies}, states, w)
-        target = w if place is None else place
-        replies = _apart(replies, target)
-        states = _apart(states, target)
-        update = torch.sub(message["w"], w, out=target)
-        return Trained({"update": update, **replies}, states, w[:, :0])
-
-    def _replies(self, reply: Reply, vectors: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
         if not self.states:
             # What a method replies does not depend on the client: mostly, nothing but the update.
-            first = reply({name: v[0] for name, v in vectors.items()}, {}, steps[0])
-            if not any(first):
+            first = {name: value[0] for name, value in vectors.items()}
+            if not any(reply(first, {}, steps[0])):
                 return {}, {}
-        replies: tuple[Tensors, Tensors]
-        replies = self.vectorize(reply, (0, 0, 0))(vectors, self.states, steps)
-        return replies
+        return self.vectorize(reply, (0, 0, 0))(vectors, self.states, steps)
+
+
+def _transformed(transform: Transform, x: Inputs, seeds: list[int]) -> Tensor:
+    """The batches (S, B, ...) of some clients, each changed by numbers of its own stream."""
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise DataError(f"transform needs samples with one input, not {kind}: leave it out")
+    batches = []
+    for batch, seed in zip(x, seeds, strict=True):
+        own_seed = seed % (1 << 62)
+        generator = torch.Generator().manual_seed(own_seed)
+        with shared_generator() as shared:
+            shared.manual_seed(own_seed)  # of transforms that draw from torch's generator
+            batches.append(_one_transformed(transform, batch, generator))
+    return torch.stack(batches)
 
 
 def _one_transformed(transform: Transform, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -445,19 +478,6 @@ def _one_transformed(transform: Transform, x: Tensor, generator: torch.Generator
             "of the same shape"
         )
     return changed
-
-
-class _View(NamedTuple):
-    """Some neighbouring clients, and their steps."""
-
-    vectors: Tensors
-    steps: Steps
-
-    @classmethod
-    def of(cls, trainer: Trainer, vectors: Tensors, memory: Memory, a: int, b: int) -> "_View":
-        own = select(vectors, slice(a, b))
-        remembered = {name: select(values, slice(a, b)) for name, values in memory.items()}
-        return cls(own, trainer.on(own, remembered, a))
 
 
 def _runs(
@@ -504,16 +524,12 @@ def _seeded(task: Task, seeds: tuple[int, ...], rows: Rows) -> Iterator[None]:
     if len(seeds) > 1 or not task.draws_inside(rows.inputs):
         yield
         return
-    generator = torch.default_generator
-    before = generator.get_state()
-    if rows.device.type == "cpu":
-        generator.manual_seed(seeds[0])
-    else:
-        torch.manual_seed(seeds[0])  # the generators of all devices
-    try:
+    with shared_generator() as generator:
+        if rows.device.type == "cpu":
+            generator.manual_seed(seeds[0])
+        else:
+            torch.manual_seed(seeds[0])  # the generators of all devices
         yield
-    finally:
-        generator.set_state(before)
 
 
 # Parameters of glibc's mallopt.

@@ -16,7 +16,8 @@ from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.rounds import run
 from commonweal.training import scores
-from commonweal.training.task import LOSSES, Batch, Task
+from commonweal.training.losses import LOSSES
+from commonweal.training.task import Batch, Task
 from helpers import averaging
 
 # The shape of a small row. A new model is tested on images before its author writes a line here.

@@ -17,8 +17,9 @@ from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import job_from_experiment
 from commonweal.training.dense import dense_stack
+from commonweal.training.losses import LOSSES
 from commonweal.training.objective import MEAN
-from commonweal.training.task import LOSSES, Batch, Task
+from commonweal.training.task import Batch, Task
 
 LR = {"name": "sgd", "lr": 0.5, "batch": 0, "epochs": 5}
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from cases import cases
 from commonweal.base.errors import ConfigError
-from commonweal.training.task import LOSSES, Batch, Task
+from commonweal.training.losses import LOSSES
+from commonweal.training.task import Batch, Task
 from helpers import SHAPES, close, loaded, module, torch_loss, vector
 
 KINDS = ["logistic", "mlp", "norm", "cnn", "cnn-norm"]

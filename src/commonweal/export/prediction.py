@@ -27,8 +27,8 @@ from commonweal.datasets._table_files import guess_encoding, read_batches
 from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
+from commonweal.training.modules import InUnits
 from commonweal.training.scores import find
-from commonweal.training.task import InUnits
 from commonweal.training.uses import mixed_module, one_model
 
 __all__ = ["OUTSIDE", "Models", "Predictor", "class_names", "own_client", "predict_chosen"]

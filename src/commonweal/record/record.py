@@ -40,8 +40,9 @@ from commonweal.record.rounds import (
     read_rounds,
     whole_lines,
 )
+from commonweal.training.modules import InUnits
 from commonweal.training.scores import find
-from commonweal.training.task import InUnits, Task
+from commonweal.training.task import Task
 
 if TYPE_CHECKING:
     from commonweal.report.figures import Plots

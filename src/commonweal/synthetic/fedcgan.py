@@ -14,7 +14,8 @@ from torch.nn.functional import softplus
 from commonweal.base.tensors import Tensors
 from commonweal.synthetic._fit import scaled
 from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
-from commonweal.training.task import LOSSES, Batch
+from commonweal.training.losses import LOSSES
+from commonweal.training.task import Batch
 
 __all__ = ["FedCGAN"]
 

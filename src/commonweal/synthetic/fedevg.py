@@ -55,8 +55,9 @@ from commonweal.synthetic._fit import (
     scaled,
 )
 from commonweal.training.client_state import NO_STATE, ClientState
+from commonweal.training.losses import LOSSES
 from commonweal.training.optimizers import step_decay
-from commonweal.training.task import LOSSES, Task
+from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
 __all__ = ["FedEvg"]

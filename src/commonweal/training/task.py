@@ -5,12 +5,12 @@ statistics) after them. Buffers are sent and averaged like the rest, but not tra
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,14 @@ from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
 from commonweal.training import scores
+from commonweal.training.losses import LOSSES
+from commonweal.training.modules import (
+    InUnits,
+    TransposedLinear,
+    count_activations,
+    draws,
+    resettable,
+)
 from commonweal.training.own import (
     LossFunction,
     OwnLoss,
@@ -36,7 +44,7 @@ from commonweal.training.own import (
 )
 from commonweal.training.scores import Score
 
-__all__ = ["LOSSES", "Batch", "InUnits", "Task"]
+__all__ = ["Batch", "Task"]
 
 
 class Batch(NamedTuple):
@@ -53,75 +61,8 @@ class Batch(NamedTuple):
         return self.inputs
 
 
-def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    # As logsumexp - logit: torch's cross_entropy has no batching rule, and is slow under vmap.
-    return outputs.logsumexp(-1) - outputs.gather(-1, y[:, None]).squeeze(-1)
-
-
-def _binary(outputs: Tensor, y: Tensor) -> Tensor:
-    logits = outputs.squeeze(-1)
-    y = y.to(outputs.dtype)
-    return nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none")
-
-
-def _squared(outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs.squeeze(-1) - y).square()
-
-
-def _huber(outputs: Tensor, y: Tensor) -> Tensor:
-    """Half the squared error up to one deviation of the labels, linear beyond."""
-    error = (outputs.squeeze(-1) - y).abs()
-    return torch.where(error < 1, 0.5 * error.square(), error - 0.5)
-
-
-def _absolute(outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs.squeeze(-1) - y).abs()
-
-
-def _poisson(outputs: Tensor, y: Tensor) -> Tensor:
-    """Half the deviance of Poisson's distribution, at least 0. outputs: logarithms of rates"""
-    log_rate = outputs.squeeze(-1)
-    return log_rate.exp() - y * log_rate + torch.xlogy(y, y) - y
-
-
-def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean over a row's tokens, (N, L, V), (N, L) -> (N,). Tokens with label -1 are skipped."""
-    if outputs.ndim != 3:
-        shape = tuple(outputs.shape[1:])
-        raise ConfigError(
-            f"the data labels each token, but the model gives one output per row, {shape}: "
-            "take a model of sequences, such as 'lstm'"
-        )
-    valid = y >= 0
-    labels = y.clamp(min=0)[..., None]
-    losses = outputs.logsumexp(-1) - outputs.gather(-1, labels).squeeze(-1)
-    return (losses * valid).sum(-1) / valid.sum(-1).clamp(min=1)
-
-
-def _cox(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cox's negative log partial likelihood by row (Breslow's way with ties); 0 where censored.
-
-    y: (N, 2), the time and whether there was an event. The rows are each other's risk sets.
-    """
-    time, event = y.unbind(-1)
-    risk = outputs.squeeze(-1)
-    at_risk = time[None, :] >= time[:, None]  # (N, N): who is still there at each row's time
-    together = torch.where(at_risk, risk[None, :], -torch.inf).logsumexp(-1)
-    return (together - risk) * event
-
-
+BATCHNORM = nn.modules.batchnorm._BatchNorm
 LOSS = "lower:loss"  # the score of a task with a loss of its own, by default
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) -> (N,)
-    "cross-entropy": _cross_entropy,
-    "binary": _binary,
-    "squared": _squared,
-    "huber": _huber,
-    "absolute": _absolute,
-    "poisson": _poisson,
-    "tokens": _tokens,
-    "cox": _cox,
-}
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -182,35 +123,19 @@ class Task:
         log_target: bool = False,
         variance: float | None = None,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise ConfigError(f"module = {module!r}: give a torch.nn.Module")
-        expect_names("also", also)
-        if target is not None:
-            expect("target", target, tuple, "(mean, deviation)")
-            numbers = [item for item in target if isinstance(item, int | float)]
-            if len(target) != 2 or len(numbers) != 2:
-                raise ConfigError(f"target = {target!r}: give (mean, deviation)")
-        if class_weight is not None:
-            expect("class_weight", class_weight, list | tuple, "a number for each class")
-            for weight in class_weight:
-                expect("class_weight", weight, int | float, "a number for each class")
-        expect("lower_is_better", lower_is_better, bool, "True or False")
-        if output is not None:
-            expect_callable("output", output, "a function that picks the outputs")
+        _check_arguments(module, also, target, class_weight, lower_is_better, output)
+        implied = implied or loss == ""
         for key, function in (("loss", loss), ("score", score)):
             if isinstance(function, type):
                 raise ConfigError(f"{key} = {function!r} is a class: give {function.__name__}()")
-        implied = implied or (isinstance(loss, str) and loss == "")
-        if callable(loss):
+            if not isinstance(function, str) and not callable(function):
+                raise ConfigError(f"{key} = {function!r}: give the name of a {key}, or a function")
+        if not isinstance(loss, str):
             own_loss = None if known_loss(loss) else OwnLoss(loss)
             loss = known_loss(loss) or function_name(loss)
-        elif not isinstance(loss, str):
-            raise ConfigError(f"loss = {loss!r}: give the name of a loss, or a function")
-        if callable(score):
+        if not isinstance(score, str):
             own_score = OwnScore(score, lower_is_better)
             score = score_name(score, lower_is_better)
-        elif not isinstance(score, str):
-            raise ConfigError(f"score = {score!r}: give the name of a score, or a function")
         if own_loss is not None and not score:
             own_score, score = OwnScore(own_loss, lower_is_better=True), LOSS
         loss = loss or "cross-entropy"
@@ -231,13 +156,14 @@ class Task:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        self._check()
+        self._check_names()
+        _check_module(module)
 
     def __repr__(self) -> str:
         name = type(self.module).__name__
         return f"<Task: {name} of {self.size} parameters, loss {self.loss}, score {self.score}>"
 
-    def _check(self) -> None:
+    def _check_names(self) -> None:
         if self.own_loss is None and self.loss not in LOSSES:
             raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")
         for name in self.scores:
@@ -245,29 +171,6 @@ class Task:
                 scores.find(name)
             else:
                 scores.check(name, self.loss)
-        kind = type(self.module).__name__
-        if not any(p.requires_grad for p in self.module.parameters()):
-            raise ConfigError(f"{kind} has no parameter to train")
-        for name, p in self.module.named_parameters():
-            if isinstance(p, UninitializedParameter) or p.is_meta:
-                raise ConfigError(
-                    f"{name} of {kind} has no values yet: call the module once with a batch, or "
-                    "build it on the CPU"
-                )
-        for name, value in self._pieces.items():
-            if value.dtype != torch.float32:
-                raise ConfigError(
-                    f"{name} of {kind} is {value.dtype}: models are trained in float32; call "
-                    "module.float()"
-                )
-        if self.target is not None and not self.target[1] > 0:
-            raise ConfigError(f"target = {self.target}: the deviation must be above 0")
-        for part in self.module.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
-                raise ConfigError(
-                    f"{type(part).__name__} has no running statistics to evaluate with: "
-                    "set track_running_stats=True"
-                )
 
     def suited_to(self, loss: str) -> "Task":
         """The task with the loss that the data suggest, unless it was given one itself."""
@@ -282,17 +185,6 @@ class Task:
         default = scores.DEFAULTS.get(self.loss, "accuracy")
         score = "" if self.score == default else self.score
         return replace(self, loss=loss, score=score, implied=False)
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample (N,), of outputs and labels in the module's units."""
-        function = LOSSES[self.loss] if self.own_loss is None else self.own_loss
-        losses = function(outputs, y)
-        return losses if self.class_weight is None else losses * self.weight_of(y)
-
-    def weight_of(self, y: Tensor) -> Tensor:
-        """The factors of the samples' losses, by their classes."""
-        weights = torch.tensor(self.class_weight, dtype=torch.float32, device=y.device)
-        return weights[y.long()]
 
     @property
     def functions(self) -> dict[str, object]:
@@ -311,13 +203,11 @@ class Task:
         """All scores, the main one first."""
         return tuple(dict.fromkeys((self.score, *self.also)))
 
+    # The vector
+
     @cached_property
     def _pieces(self) -> dict[str, Tensor]:
-        """The vector's tensors in order: trainable parameters, then floating-point buffers."""
-        parameters = self.module.named_parameters()
-        buffers = self.module.named_buffers()
-        trainable = {name: p.detach() for name, p in parameters if p.requires_grad}
-        return trainable | {name: b for name, b in buffers if b.is_floating_point()}
+        return _pieces(self.module)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -340,14 +230,14 @@ class Task:
         """The number of trainable coordinates; those after them are buffers."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
+    @cached_property
+    def _buffer_names(self) -> tuple[str, ...]:
+        trainable = sum(p.requires_grad for p in self.module.parameters())
+        return self.names[trainable:]
+
     def trainable(self, w: Tensor) -> Tensor:
         """The trainable prefix of w: without buffers w itself, as a slice's backward allocates."""
         return w if self.num_trainable == self.size else w[: self.num_trainable]
-
-    @cached_property
-    def initial(self) -> Tensor:
-        """The module's own values."""
-        return torch.cat([p.flatten() for p in self._pieces.values()]).to(torch.float32)
 
     @cached_property
     def layers(self) -> list[int]:
@@ -355,6 +245,11 @@ class Task:
         layers = [name.rpartition(".")[0] for name in self.names]
         numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
         return [numbers[layer] for layer in layers]
+
+    @cached_property
+    def initial(self) -> Tensor:
+        """The module's own values."""
+        return torch.cat([p.flatten() for p in self._pieces.values()]).to(torch.float32)
 
     def reinitialised(self, seed: int) -> "Task":
         """The task with another random initialisation.
@@ -364,20 +259,24 @@ class Task:
         module = deepcopy(self.module)
         with shared_generator():
             torch.manual_seed(seed)
-            for _, reset in _resettable(module):
+            for _, reset in resettable(module):
                 reset()
         return replace(self, module=module)
 
     @property
     def is_drawn(self) -> bool:
         """Whether another initialisation draws every trained parameter."""
-        drawn = {id(p) for layer, _ in _resettable(self.module) for p in layer.parameters()}
+        drawn = {id(p) for layer, _ in resettable(self.module) for p in layer.parameters()}
         return all(id(p) in drawn for p in self.module.parameters() if p.requires_grad)
 
     def tensors(self, w: Tensor) -> dict[str, Tensor]:
         """The vector as the module's named tensors: views, with a single cat as their backward."""
         pieces = zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)
         return {name: piece.view(shape) for name, piece, shape in pieces}
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of tensors by name, as `Record.state_dict()` gives them."""
+        return torch.cat([tensors[name].flatten() for name in self.names])
 
     def module_of(self, w: Tensor) -> nn.Module:
         """A copy of the module with the vector's values, in evaluation mode.
@@ -393,21 +292,18 @@ class Task:
             return module
         return InUnits(module, *self.target, self.log_target).eval()
 
-    @cached_property
-    def _training(self) -> nn.Module:
-        module = deepcopy(self.module).train()
-        for layer in module.modules():
-            if type(layer) is nn.Linear:
-                layer.__class__ = _Linear  # the same parameters, another forward
-        return module
+    # Training
 
-    @cached_property
-    def _inference(self) -> nn.Module:
-        return deepcopy(self.module).eval()
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample (N,), of outputs and labels in the module's units."""
+        function = LOSSES[self.loss] if self.own_loss is None else self.own_loss
+        losses = function(outputs, y)
+        return losses if self.class_weight is None else losses * self.weight_of(y)
 
-    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The vector of tensors by name, as `Record.state_dict()` gives them."""
-        return torch.cat([tensors[name].flatten() for name in self.names])
+    def weight_of(self, y: Tensor) -> Tensor:
+        """The factors of the samples' losses, by their classes."""
+        weights = torch.tensor(self.class_weight, dtype=torch.float32, device=y.device)
+        return weights[y.long()]
 
     def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's loss in training mode, and the buffers after it (empty without buffers)."""
@@ -416,51 +312,114 @@ class Task:
 
     def row_losses(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The losses (B,) of the rows in training mode, and the buffers after them."""
-        tensors = self.tensors(w)
-        # BatchNorm writes its statistics in place: give it copies.
-        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
-        counters = {name: b.to(w.device, copy=True) for name, b in self._counters.items()}
-        outputs = self._call(self._training, tensors | buffers | counters, batch.inputs)
+        outputs, buffers = self._run(self._training, w, batch.inputs)
         y = self.scaled(batch.y)
         if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
             y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
-        losses = self.losses(outputs, y)
-        if not buffers:
-            return losses, w.new_empty(0)
-        return losses, torch.cat([buffer.flatten() for buffer in buffers.values()])
+        return self.losses(outputs, y), buffers
+
+    @cached_property
+    def _training(self) -> nn.Module:
+        module = deepcopy(self.module).train()
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = TransposedLinear  # the same parameters, another forward
+        return module
 
     def with_statistics(self, w: Tensor, x: Inputs) -> Tensor:
         """The vector with the buffers of BatchNorm replaced by the statistics of these rows."""
-        n = self.num_trainable
-        tensors = self.tensors(w)
-        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
-        counters = {name: b.clone() for name, b in self._counters.items()}
         with torch.no_grad():
-            self._call(self._estimating, tensors | buffers | counters, x)
-        return torch.cat([w[:n], *(buffer.flatten() for buffer in buffers.values())])
+            _, buffers = self._run(self._estimating, w, x)
+        return torch.cat([w[: self.num_trainable], buffers])
 
     @cached_property
     def _estimating(self) -> nn.Module:
         """In training mode, with running statistics that forget everything before."""
         module = deepcopy(self.module).eval()
         for layer in module.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if isinstance(layer, BATCHNORM):
                 layer.train()
                 layer.momentum = 1.0
         return module
 
-    @cached_property
-    def _counters(self) -> dict[str, Tensor]:
-        return {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
+    def _run(self, module: nn.Module, w: Tensor, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The outputs of a module that changes its buffers, and the buffers after it."""
+        tensors = self.tensors(w)
+        # BatchNorm writes its statistics in place: give it copies.
+        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
+        counters = {name: count.to(w.device, copy=True) for name, count in self._counters.items()}
+        outputs = self._call(module, tensors | buffers | counters, x)
+        if not buffers:
+            return outputs, w.new_empty(0)
+        return outputs, torch.cat([buffer.flatten() for buffer in buffers.values()])
 
     @cached_property
-    def _buffer_names(self) -> tuple[str, ...]:
-        trainable = sum(p.requires_grad for p in self.module.parameters())
-        return self.names[trainable:]
+    def _counters(self) -> dict[str, Tensor]:
+        """The buffers that are no numbers of the vector, such as BatchNorm's count of batches."""
+        buffers = self.module.named_buffers()
+        return {name: buffer for name, buffer in buffers if not buffer.is_floating_point()}
+
+    # Calling the module
+
+    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
+        if x.device.type != "cpu":
+            tensors = self._fixed(x.device) | tensors
+        args, kwargs = self.arguments(x)
+        result = functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+        return pick_outputs(result, self.output)
+
+    def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The positional and keyword arguments with which the module is called.
+
+        Several inputs are given as they are: some may be masks or positions.
+        """
+        taken = x if isinstance(x, Tensor | Stacked) else x[:]
+        if isinstance(taken, Tensor):
+            return (self.ready_tensor(taken),), {}
+        assert isinstance(taken, Stacked)
+        return taken.arguments()
+
+    def ready_tensor(self, x: Tensor) -> Tensor:
+        """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
+        if x.dtype == torch.uint8:
+            return x.to(torch.float32) / 255
+        if x.dtype == torch.int16:
+            return x.to(torch.float32) / 32768
+        if x.is_floating_point():
+            return x
+        return x.to(torch.int64 if self._takes_tokens else torch.float32)
+
+    @cached_property
+    def _tied(self) -> bool:
+        """Whether two names share a parameter: to search at every call takes as long as a layer."""
+        all_names = list(self.module.named_parameters(remove_duplicate=False))
+        return len(all_names) > len(list(self.module.parameters()))
+
+    def _fixed(self, device: torch.device) -> dict[str, Tensor]:
+        """The module's tensors that are not in the vector, on the device where it computes."""
+        if device not in self._fixed_on:
+            everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+            others = everything.keys() - set(self.names)
+            self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
+        return self._fixed_on[device]
+
+    @cached_property
+    def _fixed_on(self) -> dict[torch.device, dict[str, Tensor]]:
+        return {}
+
+    # Evaluation
 
     def outputs(self, w: Tensor, x: Inputs) -> Tensor:
         """The model's outputs in evaluation mode, in the units of the labels."""
         return self.in_units(self.raw_outputs(w, x))
+
+    def raw_outputs(self, w: Tensor, x: Inputs) -> Tensor:
+        """The module's outputs in evaluation mode, as it was trained to give them."""
+        return self._call(self._inference, self.tensors(w), x)
+
+    @cached_property
+    def _inference(self) -> nn.Module:
+        return deepcopy(self.module).eval()
 
     def scaled(self, y: Tensor) -> Tensor:
         """The labels as the module is trained on them."""
@@ -488,82 +447,24 @@ class Task:
             variance = self.target[1] ** 2
         return scores.find(name, variance)
 
-    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
-        if x.device.type != "cpu":
-            tensors = self._fixed(x.device) | tensors
-        args, kwargs = self.arguments(x)
-        result = functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
-        return pick_outputs(result, self.output)
-
-    def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """The positional and keyword arguments with which the module is called.
-
-        Several inputs are given as they are: some may be masks or positions.
-        """
-        taken = x if isinstance(x, Tensor | Stacked) else x[:]
-        if isinstance(taken, Tensor):
-            return (self.ready_tensor(taken),), {}
-        assert isinstance(taken, Stacked)
-        return taken.arguments()
-
-    def _fixed(self, device: torch.device) -> dict[str, Tensor]:
-        """The module's tensors that are not in the vector, on the device where it computes."""
-        if device not in self._fixed_on:
-            everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-            others = everything.keys() - set(self.names)
-            self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
-        return self._fixed_on[device]
-
-    @cached_property
-    def _fixed_on(self) -> dict[torch.device, dict[str, Tensor]]:
-        return {}
-
-    def ready_tensor(self, x: Tensor) -> Tensor:
-        """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
-        if x.dtype == torch.uint8:
-            return x.to(torch.float32) / 255
-        if x.dtype == torch.int16:
-            return x.to(torch.float32) / 32768
-        if x.is_floating_point():
-            return x
-        return x.to(torch.int64 if self._takes_tokens else torch.float32)
-
-    @cached_property
-    def _takes_tokens(self) -> bool:
-        return self._has_layer(nn.Embedding, nn.EmbeddingBag)
-
-    @cached_property
-    def has_batchnorm(self) -> bool:
-        return self._has_layer(nn.modules.batchnorm._BatchNorm)
-
-    def _has_layer(self, *kinds: type[nn.Module]) -> bool:
-        return any(isinstance(layer, kinds) for layer in self.module.modules())
-
-    @cached_property
-    def _tied(self) -> bool:
-        """Whether two names share a parameter: to search at every call takes as long as a layer."""
-        all_names = list(self.module.named_parameters(remove_duplicate=False))
-        return len(all_names) > len(list(self.module.parameters()))
-
     def evaluate_rows(self, w: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
         """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
         return self.row_results(self.raw_outputs(w, x), y)
 
-    def raw_outputs(self, w: Tensor, x: Inputs) -> Tensor:
-        """The module's outputs in evaluation mode, as it was trained to give them."""
-        return self._call(self._inference, self.tensors(w), x)
-
     def row_results(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
-        """The same from the module's outputs (N, c)."""
+        """Each row's loss (N,) and statistics from the module's outputs (N, c), on the CPU."""
         if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
             outputs, y = outputs.cpu(), y.cpu()
-            stats = {name: self.find_score(name).row_stats(outputs, y) for name in self.scores}
-            return scores.survival_stats(outputs, y), stats
-        # First the losses: they say where outputs do not fit.
-        losses = self.losses(outputs, self.scaled(y)).cpu()
-        # Scores are in float64, which not every device has.
-        outputs, y = self.in_units(outputs).cpu(), y.cpu()
-        return losses, {name: self.find_score(name).row_stats(outputs, y) for name in self.scores}
+            losses = scores.survival_stats(outputs, y)
+        else:
+            # First the losses: they say where outputs do not fit.
+            losses = self.losses(outputs, self.scaled(y)).cpu()
+            # Scores are in float64, which not every device has.
+            outputs, y = self.in_units(outputs).cpu(), y.cpu()
+        stats = {}
+        for name in self.scores:
+            stats[name] = self.find_score(name).row_stats(outputs, y)
+        return losses, stats
 
     def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
         """The mean loss of each client (K,), of what `evaluate_rows` gives by row."""
@@ -580,24 +481,23 @@ class Task:
         own_variance = self.score == "r2" and self.target is None and self.variance is None
         return scores.undefined("r2-own" if own_variance else self.score, y, offsets)
 
-    @cached_property
-    def _widths(self) -> dict[torch.Size, int]:
-        return {}
+    # Facts about the model
 
-    def width(self, x: Inputs) -> int:
-        """The numbers that a sample of x and its activations hold, the same on every machine."""
-        shape = x.shape[1:]
-        if shape not in self._widths:
-            row = zeros_like(x, 1)
-            args, kwargs = self.arguments(row)
-            activations = _count_activations(deepcopy(self._inference), args, kwargs)
-            self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
-        return self._widths[shape]
+    @cached_property
+    def _takes_tokens(self) -> bool:
+        return self._has_layer(nn.Embedding, nn.EmbeddingBag)
+
+    @cached_property
+    def has_batchnorm(self) -> bool:
+        return self._has_layer(BATCHNORM)
+
+    def _has_layer(self, *kinds: type[nn.Module]) -> bool:
+        return any(isinstance(layer, kinds) for layer in self.module.modules())
 
     @cached_property
     def has_dropout(self) -> bool:
         """Whether a layer draws random numbers in training."""
-        return any(_draws(layer) for layer in self.module.modules())
+        return any(draws(layer) for layer in self.module.modules())
 
     @cached_property
     def _drawing(self) -> dict[torch.Size, bool]:
@@ -614,77 +514,79 @@ class Task:
                 self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
         return self._drawing[shape]
 
+    @cached_property
+    def _widths(self) -> dict[torch.Size, int]:
+        return {}
 
-class InUnits(nn.Module):
-    """A module that was trained on a scaled target, with outputs in the target's units."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, module: nn.Module, mean: float, deviation: float, log: bool = False) -> None:
-        super().__init__()
-        self.module = module
-        self.log = log  # whether mean and deviation are of the target's logarithm
-        self.register_buffer("mean", torch.tensor(mean))
-        self.register_buffer("deviation", torch.tensor(deviation))
-
-    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
-        outputs: Tensor = self.mean + self.deviation * self.module(*x, **named)
-        return outputs.exp() if self.log else outputs
+    def width(self, x: Inputs) -> int:
+        """The numbers that a sample of x and its activations hold, the same on every machine."""
+        shape = x.shape[1:]
+        if shape not in self._widths:
+            row = zeros_like(x, 1)
+            args, kwargs = self.arguments(row)
+            activations = count_activations(deepcopy(self._inference), args, kwargs)
+            self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
+        return self._widths[shape]
 
 
-class _Linear(nn.Linear):
-    """W x' instead of x W': under vmap the weight's gradient then needs no copy to its layout."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.ndim != 2:
-            return super().forward(input)
-        outputs = (self.weight @ input.mT).mT
-        return outputs if self.bias is None else outputs + self.bias
-
-
-@runtime_checkable
-class _Resettable(Protocol):
-    """A layer that draws its own parameters, as those of torch.nn do."""
-
-    def reset_parameters(self) -> None: ...
-
-
-def _resettable(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], None]]]:
-    """The layers that can be initialised again, and how: a layer after those inside it."""
-    for child in module.children():
-        yield from _resettable(child)
-    if any(not p.requires_grad for p in module.parameters(recurse=False)):
-        return
-    if isinstance(module, nn.MultiheadAttention | nn.Transformer):
-        yield module, module._reset_parameters
-    elif isinstance(module, _Resettable):
-        yield module, module.reset_parameters
+def _check_arguments(
+    module: object,
+    also: object,
+    target: tuple[float, float] | None,
+    class_weight: tuple[float, ...] | None,
+    lower_is_better: object,
+    output: object,
+) -> None:
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module = {module!r}: give a torch.nn.Module")
+    expect_names("also", also)
+    if target is not None:
+        expect("target", target, tuple, "(mean, deviation)")
+        if len(target) != 2 or not all(isinstance(item, int | float) for item in target):
+            raise ConfigError(f"target = {target!r}: give (mean, deviation)")
+        if not target[1] > 0:
+            raise ConfigError(f"target = {target}: the deviation must be above 0")
+    if class_weight is not None:
+        expect("class_weight", class_weight, list | tuple, "a number for each class")
+        for weight in class_weight:
+            expect("class_weight", weight, int | float, "a number for each class")
+    expect("lower_is_better", lower_is_better, bool, "True or False")
+    if output is not None:
+        expect_callable("output", output, "a function that picks the outputs")
 
 
-def _draws(layer: nn.Module) -> bool:
-    """Whether a layer draws random numbers in training."""
-    if isinstance(layer, nn.modules.dropout._DropoutNd):
-        return layer.p > 0
-    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-        return layer.dropout > 0
-    return isinstance(layer, nn.RReLU)
+def _check_module(module: nn.Module) -> None:
+    """Raise ConfigError where a module cannot be trained."""
+    kind = type(module).__name__
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError(f"{kind} has no parameter to train")
+    for name, p in module.named_parameters():
+        if isinstance(p, UninitializedParameter) or p.is_meta:
+            raise ConfigError(
+                f"{name} of {kind} has no values yet: call the module once with a batch, or "
+                "build it on the CPU"
+            )
+    for name, value in _pieces(module).items():
+        if value.dtype != torch.float32:
+            raise ConfigError(
+                f"{name} of {kind} is {value.dtype}: models are trained in float32; call "
+                "module.float()"
+            )
+    for part in module.modules():
+        if isinstance(part, BATCHNORM) and part.running_mean is None:
+            raise ConfigError(
+                f"{type(part).__name__} has no running statistics to evaluate with: "
+                "set track_running_stats=True"
+            )
 
 
-def _count_activations(
-    module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
-) -> int:
-    """The numbers that the layers of a module give for its arguments."""
-    count = 0
-
-    def add(_module: nn.Module, _inputs: object, output: object) -> None:
-        nonlocal count
-        outputs = output if isinstance(output, tuple) else (output,)
-        count += sum(value.numel() for value in outputs if isinstance(value, Tensor))
-
-    for layer in module.modules():
-        if not list(layer.children()):
-            layer.register_forward_hook(add)
-    with torch.no_grad():
-        module(*args, **kwargs)
-    return count
+def _pieces(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a vector in order: trainable parameters, then floating-point buffers."""
+    pieces: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            pieces[name] = parameter.detach()
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            pieces[name] = buffer
+    return pieces

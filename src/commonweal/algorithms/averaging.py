@@ -223,8 +223,11 @@ class Averaging(Algorithm):
     # The clients
 
     def init_client(self, seed: int) -> ClientState:
-        memories = {k: channel.init(self.task) for k, channel in enumerate(self.path)}
-        channels = {k: memory for k, memory in memories.items() if memory}
+        channels = {}
+        for k, channel in enumerate(self.path):
+            memory = channel.init(self.task)
+            if memory:
+                channels[k] = memory
         return ClientState(self.client.init_client(self.task, seed), channels)
 
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
@@ -314,10 +317,7 @@ class Averaging(Algorithm):
     def train(self, work: list[Work], request: Request, group: Group) -> Trained:
         """Local training of a group; clients that diverge keep their method's states.
 
-        Args:
-            work: What is trained, one after another. The last gives the replies.
-            request: What the clients were asked.
-            group: The clients.
+        work: what is trained, one after another; the last gives the replies
         """
         states = group.states.method
         reports_loss = self.training_loss == "first epoch" and request.purpose == "train"
@@ -342,10 +342,7 @@ class Averaging(Algorithm):
             if stage.counter:
                 after |= {stage.counter: before[stage.counter] + times[:, None]}
             after = keep_finite(before, after, trained.replies["update"])
-            if everyone:
-                states = after
-            else:
-                states = {n: v.index_copy(0, positions, after[n]) for n, v in states.items()}
+            states = after if everyone else _written(states, positions, after)
         return trained._replace(states=states)
 
     @cached_property
@@ -357,28 +354,25 @@ class Averaging(Algorithm):
         """Evaluate the received model, with each client's private part, on the training samples."""
         if self.client.private(self.task) is None:
             return evaluate(self._reporting, message["w"], group.rows, group.ids)
-        models = start_models(
-            self.client, self.task, message, group.states.method, len(group.ids), group.vectorize
-        )
-        return evaluate_models(
-            self._reporting, one_model(models), group.rows, group.ids, group.vectorize
-        )
+        states, count = group.states.method, len(group.ids)
+        models = start_models(self.client, self.task, message, states, count, group.vectorize)
+        return self._evaluate_each(models, group)
 
     def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
         """The losses (S,) after local training, on the same samples."""
-        uses = one_model(trained.models)
-        rows, ids = group.rows, group.ids
-        return evaluate_models(self._reporting, uses, rows, ids, group.vectorize).losses
+        return self._evaluate_each(trained.models, group).losses
+
+    def _evaluate_each(self, models: Tensor, group: Group) -> Evaluation:
+        """Evaluate the models (S, d) of a group's clients."""
+        uses = one_model(models)
+        return evaluate_models(self._reporting, uses, group.rows, group.ids, group.vectorize)
 
     def encode(
         self, replies: Tensors, method: Tensors, group: Group
     ) -> tuple[Tensors, ClientState]:
         """Pass the replies of a group through the channels.
 
-        Args:
-            replies: What the clients would send.
-            method: The states of the client method after training.
-            group: The clients.
+        method: the states of the client method after training
         """
         channels = dict(group.states.channels)
         for k, channel in enumerate(self.path):
@@ -391,13 +385,24 @@ class Averaging(Algorithm):
         return replies, group.states._replace(method=method, channels=channels)
 
 
+def _written(states: Tensors, positions: Tensor, after: Tensors) -> Tensors:
+    """The states with those of some clients replaced."""
+    written = {}
+    for name, value in states.items():
+        written[name] = value.index_copy(0, positions, after[name])
+    return written
+
+
 def _rounds_due(stage: Stage, states: Tensors, request: Request, clients: int) -> Tensor:
     """How many rounds of a stage the clients (S,) of a group have to train."""
     due = torch.ones(clients, dtype=torch.int64)
     if stage.catches_up:
         last = states[stage.until].flatten() if stage.until else request.message["round"]
-        due = (last - states[stage.counter].flatten()).long().clamp(min=0)
-    return due * (states[stage.unless].flatten() == 0) if stage.unless else due
+        missing = last - states[stage.counter].flatten()
+        due = missing.long().clamp(min=0)
+    if stage.unless:
+        due = due * (states[stage.unless].flatten() == 0)
+    return due
 
 
 def _warned(outcome: Outcome, warning: str) -> Outcome:

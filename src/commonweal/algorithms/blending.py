@@ -27,12 +27,7 @@ def compare(
 ) -> tuple[Tensors, Tensors]:
     """Reply with the sums of the losses (S, 11) of mixtures over validation samples.
 
-    Args:
-        client: The method.
-        task: What is trained.
-        message: What the server sent, with the model "w".
-        group: The clients.
-        states: The method's states after training on the other samples.
+    states: the method's states (S, ...) after training on the other samples
     """
     assert isinstance(client, Blend)  # no other method asks for this
     count = len(group.ids)

@@ -34,19 +34,11 @@ SMALLEST = 1e-12  # mean loss of a model that is right on all samples
 
 
 def watch(client: Client, task: Task, request: Request, group: Group, states: Tensors) -> Tensors:
-    """The states (S, ...) with the best local models so far.
-
-    Args:
-        client: The method; those without local models have nothing to watch.
-        task: What is trained.
-        request: What was asked, with the round.
-        group: The clients.
-        states: Their states after a round.
-    """
+    """The states (S, ...) after a round, with the best local models so far."""
     if not isinstance(client, LocalTraining) or group.validation is None:
         return states
-    round, rounds = (int(request.message[name]) for name in ("round", "rounds"))
-    if request.purpose == "train" and round > client.scouted(rounds):
+    last_scouted = client.scouted(int(request.message["rounds"]))
+    if request.purpose == "train" and int(request.message["round"]) > last_scouted:
         return states
     held = group.validation.sizes[group.ids].nonzero().flatten()
     if not len(held):
@@ -68,13 +60,6 @@ def fit(
     client: Client, task: Task, message: Tensors, group: Group, states: Tensors
 ) -> tuple[Tensors, list[Tensor]]:
     """The states (S, ...) of clients that have chosen their local models.
-
-    Args:
-        client: The method.
-        task: What is trained.
-        message: What the server sent, with the round.
-        group: The clients.
-        states: Their states.
 
     Returns:
         The states, and the outputs (N, ...) of each client's local models for the samples that it
@@ -150,10 +135,8 @@ def evidence(task: Task, outputs: Tensor, weights: Tensor, rows: Rows) -> Tensor
     single client whose losses are large decides.
 
     Args:
-        task: The task, with its loss.
         outputs: What each model gives for the samples (M, N, ...).
         weights: The weights of the models in the mixtures (G, M).
-        rows: The samples.
     """
     sums = _loss_sums(task, outputs, weights, rows)
     if task.loss in LIKELIHOODS or len(rows.y) == 0:
@@ -168,8 +151,10 @@ def _loss_sums(task: Task, outputs: Tensor, weights: Tensor, rows: Rows) -> Tens
     if count == 0:
         return torch.zeros(mixtures)
     mixed = mix_outputs(task.loss, outputs[:, None], weights.T)  # (G, N, ...)
-    losses, _ = task.row_results(mixed.flatten(0, 1), torch.cat([rows.y.cpu()] * mixtures))
-    return count * task.mean_losses(losses, count * torch.arange(mixtures + 1)).float()
+    labels = torch.cat([rows.y.cpu()] * mixtures)
+    losses, _ = task.row_results(mixed.flatten(0, 1), labels)
+    offsets = count * torch.arange(mixtures + 1)
+    return count * task.mean_losses(losses, offsets).float()
 
 
 def choose(

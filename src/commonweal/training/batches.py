@@ -32,17 +32,9 @@ class BatchSchedule:
 
     def of(self, positions: np.ndarray) -> "BatchSchedule":
         """The schedule of some of the clients, in this order."""
-        return replace(
-            self,
-            base=self.base[positions],
-            first_row=self.first_row[positions],
-            sizes=self.sizes[positions],
-            batch=self.batch[positions],
-            steps_per_epoch=self.steps_per_epoch[positions],
-            steps=self.steps[positions],
-            first_noise=self.first_noise[positions],
-            seeds=tuple(self.seeds[k] for k in positions),
-        )
+        by_client = ("base", "first_row", "sizes", "batch", "steps_per_epoch", "steps")
+        chosen = {name: vars(self)[name][positions] for name in (*by_client, "first_noise")}
+        return replace(self, **chosen, seeds=tuple(self.seeds[k] for k in positions))
 
     def at(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
@@ -82,10 +74,7 @@ def schedule(
     """Draw everything that is random in the local training of these clients.
 
     Args:
-        client: The method, with its epochs and batches.
-        task: What is trained.
-        rows: The samples of all clients.
-        ids: The positions (S,) of the clients that train.
+        ids: The positions (S,) of the clients in `rows`.
         streams: Their random streams.
         times: How many rounds of the method each (S,) makes up for.
     """
@@ -136,26 +125,25 @@ def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> 
     Batches of very different lengths are never padded to each other; with normalisation layers
     none are, as padding would enter their statistics.
 
-    Args:
-        task: What is trained.
-        rows: The samples of all clients.
-        plan: The batches of the clients.
-        at_once: The numbers that clients who are trained together may hold. None: any.
+    at_once: the numbers that clients who are trained together may hold; None: any
     """
     order = np.lexsort((-plan.sizes, -plan.steps))
     sizes = plan.sizes[order]
     widths = plan.batch[order]
     most = len(order)
     if at_once is not None:
-        most = max(1, at_once // (task.size + int(widths.max()) * task.width(rows.inputs)))
+        activations = int(widths.max()) * task.width(rows.inputs)
+        most = max(1, at_once // (task.size + activations))
     exact = task.size > task.num_trainable
     parts = []
     start = 0
     for i in range(1, len(order) + 1):
         if i < len(order) and i - start < most:
             group = widths[start : i + 1]
-            alike = sizes[i] == sizes[start] if exact else 2 * group.min() >= group.max()
-            if alike:
+            is_alike = 2 * group.min() >= group.max()
+            if exact:
+                is_alike = sizes[i] == sizes[start]
+            if is_alike:
                 continue
         parts.append(order[start:i])
         start = i

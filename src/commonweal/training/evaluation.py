@@ -51,7 +51,9 @@ class Evaluation:
     def updated(self, ids: Tensor, other: "Evaluation") -> "Evaluation":
         """Replace the values of these clients by those of another evaluation, (S,)."""
         losses = self.losses.index_copy(0, ids, other.losses)
-        scores = {n: v.index_copy(0, ids, other.scores[n]) for n, v in self.scores.items()}
+        scores = {}
+        for name, values in self.scores.items():
+            scores[name] = values.index_copy(0, ids, other.scores[name])
         partners = self.partners
         if other.partners is not None:
             before = torch.full_like(self.losses, torch.nan) if partners is None else partners
@@ -61,10 +63,7 @@ class Evaluation:
 
 def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Evaluation:
     """Evaluate one model on each client's rows: one pass over all, then a reduction by client."""
-    if ids is None:
-        losses, stats = evaluate_rows(task, w, rows)
-        return by_client(task, losses, stats, rows.offsets)
-    index, offsets = rows.index_of(ids)
+    index, offsets = (None, rows.offsets) if ids is None else rows.index_of(ids)
     losses, stats = evaluate_rows(task, w, rows, index)
     return by_client(task, losses, stats, offsets)
 
@@ -72,15 +71,7 @@ def evaluate(task: Task, w: Tensor, rows: Rows, ids: Tensor | None = None) -> Ev
 def evaluate_models(
     task: Task, uses: Uses, rows: Rows, ids: Tensor, vectorize: Vectorize
 ) -> Evaluation:
-    """Evaluate what each client uses on its own samples.
-
-    Args:
-        task: The model and its scores.
-        uses: The models (S, M, d) of the clients and their weights (S, M).
-        rows: The samples of all clients.
-        ids: The positions (S,) of the clients.
-        vectorize: How functions of one client are run for a group.
-    """
+    """Evaluate what each client uses on its own samples: `uses` has a client axis (S, ...)."""
     losses, stats = evaluate_rows_by_models(task, uses, rows, ids, vectorize)
     evaluation = by_client(task, losses, stats, rows.offsets_of(ids))
     models = uses.models.shape[1]
@@ -92,16 +83,18 @@ def evaluate_models(
 
 def by_client(task: Task, losses: Tensor, stats: Tensors, offsets: Tensor) -> Evaluation:
     """Reduce the losses and statistics of rows by client, whose rows begin at these offsets."""
-    reduced = {n: task.find_score(n).reduce(values, offsets) for n, values in stats.items()}
-    return Evaluation(task.mean_losses(losses, offsets), reduced, offsets.diff())
+    scores = {}
+    for name, values in stats.items():
+        scores[name] = task.find_score(name).reduce(values, offsets)
+    return Evaluation(task.mean_losses(losses, offsets), scores, offsets.diff())
 
 
 def passes(task: Task, rows: Rows, total: int | None = None) -> list[slice]:
     """The forward passes in which rows are evaluated: all of them, or so many."""
-    at_once = max(1, _budget(rows) // task.width(rows.inputs))
+    at_once = _rows_at_once(task, rows)
     count = len(rows.y) if total is None else total
-    # Without rows: one empty pass.
-    return [slice(begin, begin + at_once) for begin in range(0, max(count, 1), at_once)]
+    begins = range(0, max(count, 1), at_once)  # without rows: one empty pass
+    return [slice(begin, begin + at_once) for begin in begins]
 
 
 def evaluate_rows(
@@ -111,12 +104,9 @@ def evaluate_rows(
     index: Tensor | None = None,
     parts: Sequence[slice] | None = None,
 ) -> tuple[Tensor, Tensors]:
-    """The loss and the statistics of every row by one model.
+    """The loss and the statistics of every row by one model (d,).
 
     Args:
-        task: The model and its scores.
-        w: The model (d,).
-        rows: The samples of all clients.
         index: The numbers of the rows that are evaluated. None: all of them.
         parts: The passes that are made. None: all of them.
     """
@@ -127,8 +117,9 @@ def evaluate_rows(
     results = []
     with torch.no_grad():
         for part in parts:
-            own = part if index is None else index[part]
-            results.append(task.evaluate_rows(w, rows.inputs[own], rows.y[own]))
+            chosen = part if index is None else index[part]
+            x, y = rows.inputs[chosen], rows.y[chosen]
+            results.append(task.evaluate_rows(w, x, y))
     return joined(results)
 
 
@@ -138,11 +129,8 @@ def evaluate_rows_by_models(
     """The loss and the statistics of every sample by what its client uses, client after client.
 
     Args:
-        task: The model and its scores.
-        uses: The models (S, M, d) of the clients and their weights (S, M).
-        rows: The samples of all clients.
-        ids: The positions (S,) of the clients.
-        vectorize: How functions of one client are run for a group.
+        uses: What the clients use, with a client axis (S, ...).
+        ids: The positions (S,) of these clients in `rows`.
     """
     if vectorize is single:
         task = channels_last(task, rows.inputs)
@@ -151,21 +139,21 @@ def evaluate_rows_by_models(
         uses = uses._replace(linear=uses.weights[:, :0])
     dense = vectorize is vmap_clients and isinstance(rows.inputs, Tensor)
     evaluate_group = _group_function(task, vectorize, dense)
-    width = task.width(rows.inputs)
-    sizes = rows.sizes[ids].tolist()
+    at_once = _rows_at_once(task, rows)
     parts = []
     with torch.no_grad():
-        for a, b in _groups(sizes, task.size, width, vectorize is single):
-            for row, real in _padded(rows, ids[a:b], max(1, _budget(rows) // width)):
-                own = Uses(*(value[a:b] for value in uses))
+        for a, b in _groups(task, rows, ids, vectorize is single):
+            own = Uses(*(value[a:b] for value in uses))
+            for row, real in _padded(rows, ids[a:b], at_once):
                 losses, stats = evaluate_group(own, rows.inputs[row], rows.y[row])
                 parts.append((losses[real], select(stats, real)))
     return joined(parts)
 
 
-def _budget(rows: Rows) -> int:
-    """The numbers that a forward pass may hold: fewer where samples are read when needed."""
-    return PASS // 16 if isinstance(rows.inputs, Lazy) else PASS
+def _rows_at_once(task: Task, rows: Rows) -> int:
+    """The rows of a forward pass: fewer where samples are read when needed."""
+    budget = PASS // 16 if isinstance(rows.inputs, Lazy) else PASS
+    return max(1, budget // task.width(rows.inputs))
 
 
 def _group_function(
@@ -189,8 +177,9 @@ def _group_function(
         outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
         mixed = _mixed(task, outputs, uses.weights.T, uses.linear, x)
         losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
-        by_client = {name: values.view(*y.shape, -1) for name, values in stats.items()}
-        return losses.view(y.shape), by_client
+        for name, values in stats.items():
+            stats[name] = values.view(*y.shape, -1)
+        return losses.view(y.shape), stats
 
     return evaluate_stack
 
@@ -221,18 +210,20 @@ def _padded(rows: Rows, ids: Tensor, columns: int) -> Iterator[tuple[Tensor, Ten
 def joined(parts: list[tuple[Tensor, Tensors]]) -> tuple[Tensor, Tensors]:
     """The losses and statistics of rows from those of consecutive parts."""
     losses = torch.cat([loss for loss, _ in parts])
-    names = parts[0][1]
-    return losses, {name: torch.cat([stats[name] for _, stats in parts]) for name in names}
+    stats = {}
+    for name in parts[0][1]:
+        stats[name] = torch.cat([values[name] for _, values in parts])
+    return losses, stats
 
 
-def _groups(
-    sizes: list[int], parameters: int, width: int, one_by_one: bool
-) -> Iterator[tuple[int, int]]:
+def _groups(task: Task, rows: Rows, ids: Tensor, one_by_one: bool) -> Iterator[tuple[int, int]]:
     """Split clients into runs that are evaluated at once: of similar size, within the budget."""
+    width = task.width(rows.inputs)
+    sizes = rows.sizes[ids].tolist()
     start = 0
     for i in range(1, len(sizes) + 1):
         group = sizes[start : i + 1]
-        cost = len(group) * (parameters + max(group) * width)
+        cost = len(group) * (task.size + max(group) * width)
         uneven = 2 * min(group) < max(group)
         if i == len(sizes) or one_by_one or uneven or cost > PASS:
             yield start, i

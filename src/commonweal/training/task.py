@@ -22,15 +22,8 @@ from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
-from commonweal.training import scores
+from commonweal.training import modules, scores
 from commonweal.training.losses import LOSSES
-from commonweal.training.modules import (
-    InUnits,
-    TransposedLinear,
-    count_activations,
-    draws,
-    resettable,
-)
 from commonweal.training.own import (
     LossFunction,
     OwnLoss,
@@ -259,14 +252,14 @@ class Task:
         module = deepcopy(self.module)
         with shared_generator():
             torch.manual_seed(seed)
-            for _, reset in resettable(module):
+            for _, reset in modules.resettable(module):
                 reset()
         return replace(self, module=module)
 
     @property
     def is_drawn(self) -> bool:
         """Whether another initialisation draws every trained parameter."""
-        drawn = {id(p) for layer, _ in resettable(self.module) for p in layer.parameters()}
+        drawn = {id(p) for layer, _ in modules.resettable(self.module) for p in layer.parameters()}
         return all(id(p) in drawn for p in self.module.parameters() if p.requires_grad)
 
     def tensors(self, w: Tensor) -> dict[str, Tensor]:
@@ -290,7 +283,7 @@ class Task:
                 own[name].copy_(value)
         if self.target is None:
             return module
-        return InUnits(module, *self.target, self.log_target).eval()
+        return modules.InUnits(module, *self.target, self.log_target).eval()
 
     # Training
 
@@ -323,7 +316,7 @@ class Task:
         module = deepcopy(self.module).train()
         for layer in module.modules():
             if type(layer) is nn.Linear:
-                layer.__class__ = TransposedLinear  # the same parameters, another forward
+                layer.__class__ = modules.TransposedLinear  # the same parameters, another forward
         return module
 
     def with_statistics(self, w: Tensor, x: Inputs) -> Tensor:
@@ -497,7 +490,7 @@ class Task:
     @cached_property
     def has_dropout(self) -> bool:
         """Whether a layer draws random numbers in training."""
-        return any(draws(layer) for layer in self.module.modules())
+        return any(modules.draws(layer) for layer in self.module.modules())
 
     @cached_property
     def _drawing(self) -> dict[torch.Size, bool]:
@@ -524,7 +517,7 @@ class Task:
         if shape not in self._widths:
             row = zeros_like(x, 1)
             args, kwargs = self.arguments(row)
-            activations = count_activations(deepcopy(self._inference), args, kwargs)
+            activations = modules.count_activations(deepcopy(self._inference), args, kwargs)
             self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
         return self._widths[shape]
 

@@ -8,7 +8,7 @@ import gzip
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -35,7 +35,7 @@ __all__ = [
     "names_separator",
     "naming",
     "notation_of",
-    "other_notations",
+    "notations",
     "outside",
     "owners",
     "parser",
@@ -276,20 +276,20 @@ def unit_of(text: str) -> str:
 def _values(column: Column, texts: Sequence[str]) -> np.ndarray:
     """A column's numbers (n,), or the positions of its levels."""
     different = list(dict.fromkeys(texts))
+    values: Iterable[float]
     if column.becomes == "text":
         values = level_positions(column, different)[:-1]
     else:
-        values = np.array(_parsed(column, different), dtype=np.float64)
-    number = {text: i for i, text in enumerate(different)}
-    rows: np.ndarray = values[[number[text] for text in texts]]
-    return rows
+        values = _parsed(column, different)
+    by_text = dict(zip(different, values, strict=True))
+    return np.array(list(map(by_text.__getitem__, texts)))
 
 
-def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
+def _parsed(column: Column, texts: Sequence[str]) -> Iterable[float]:
     """The numbers of strings, in the training rows' notation or, if all fit it, in another."""
     notation = notation_of(column, texts)
     if notation is not None:
-        return list(map(parser(notation), texts))
+        return map(parser(notation), texts)
     wrong = next(text for text in texts if not fits(column, [text]))
     raise ValueError(
         f"column {column.name!r}: {wrong!r} is not a {column.becomes}, but the training rows hold "
@@ -299,7 +299,7 @@ def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
 
 def notation_of(column: Column, texts: Sequence[str]) -> Column | None:
     """The column in the first notation that all strings fit, the training rows' before others."""
-    for notation in (column, *other_notations(column)):
+    for notation in (column, *notations(column)):
         if fits(notation, texts):
             return notation
     return None
@@ -316,16 +316,18 @@ def fits(column: Column, texts: Iterable[str]) -> bool:
     return True
 
 
-def other_notations(column: Column) -> list[Column]:
-    """The column in other notations: of decimals, of dates, and of yes and no."""
+def notations(column: Column) -> Iterator[Column]:
+    """The column in all notations: of decimals with and without its unit, dates, yes and no."""
     if column.becomes == "number":
-        units = dict.fromkeys((column.unit, ""))
-        return [replace(column, decimal=decimal, unit=u) for u in units for decimal in NOTATIONS]
-    if column.becomes == "date":
-        return [replace(column, order=order) for order in DATES if order != column.order]
-    if column.becomes == "boolean":
-        return [replace(column, words=words) for words in (*TRUTH, ("0", "1"))]
-    return []
+        for unit in dict.fromkeys((column.unit, "")):
+            for decimal in NOTATIONS:
+                yield replace(column, decimal=decimal, unit=unit)
+    elif column.becomes == "date":
+        for order in DATES:
+            yield replace(column, order=order)
+    elif column.becomes == "boolean":
+        for words in (*TRUTH, ("0", "1")):
+            yield replace(column, words=words)
 
 
 def level_positions(column: Column, texts: Sequence[str]) -> np.ndarray:
@@ -337,7 +339,7 @@ def level_positions(column: Column, texts: Sequence[str]) -> np.ndarray:
     >>> level_positions(city, ["Ulm", "Rome"]).tolist()
     [1, 2, 2]
     """
-    position = {level: i for i, level in enumerate(column.levels)}
+    position = dict(zip(column.levels, range(len(column.levels)), strict=True))
     unknown = position.get(OTHER, -1) if column.other else -1
     missing = position.get(GAP, unknown) if column.missing else unknown
     positions = []
@@ -359,8 +361,11 @@ def column_names(column: Column) -> list[str]:
         return [f"{name} = {level}" for level in column.levels]
     names = [name]
     if column.becomes == "date":
-        names += [f"{name}: {what}" for what in ("year sin", "year cos", "week sin", "week cos")]
-    return [*names, f"{name} is missing"] if column.indicator else names
+        names += [f"{name}: year sin", f"{name}: year cos"]
+        names += [f"{name}: week sin", f"{name}: week cos"]
+    if column.indicator:
+        names.append(f"{name} is missing")
+    return names
 
 
 def column_features(column: Column, values: np.ndarray) -> np.ndarray:
@@ -421,15 +426,18 @@ def outside(columns: Sequence[Column], table: Mapping[str, Sequence[str]]) -> li
 
 def naming(preprocessing: Mapping[str, object], table: Mapping[str, Sequence[str]]) -> list[str]:
     """The columns of a table that say which row it is: clients and ids."""
-    ids = [column.name for column in read_columns(preprocessing) if column.is_id]
-    return [name for name in (*client_columns(preprocessing, table), *ids) if name in table]
+    names = client_columns(preprocessing, table)
+    for column in read_columns(preprocessing):
+        if column.is_id and column.name in table:
+            names.append(column.name)
+    return names
 
 
 def client_columns(preprocessing: Mapping[str, object], table: Mapping[str, object]) -> list[str]:
     """The columns that name a row's client together; empty where one is not there."""
     client = str(preprocessing.get("client") or "")
-    names = [client] if client in table else [name.strip() for name in client.split(",")]
-    return names if client and all(name in table for name in names) else []
+    names = [client] if client in table else list(map(str.strip, client.split(",")))
+    return names if client and set(names) <= set(table) else []
 
 
 def owners(
@@ -439,8 +447,10 @@ def owners(
     names = client_columns(preprocessing, table)
     if not names:
         return None
-    columns = [[plain_code(text.strip()) for text in table[name]] for name in names]
-    return ["/".join(parts) for parts in zip(*columns, strict=True)]
+    rows = []
+    for texts in zip(*map(table.__getitem__, names), strict=True):
+        rows.append("/".join(plain_code(text.strip()) for text in texts))
+    return rows
 
 
 # CSV files
@@ -461,8 +471,7 @@ def separator_of(lines: Sequence[str]) -> str:
         if counts and min(counts) == max(counts) > columns:
             best, columns = separator, counts[0]
     if columns == 1:  # lines of different lengths: trust the first
-        names = {s: len(next(csv.reader(lines, delimiter=s), [])) for s in SEPARATORS}
-        best = max(SEPARATORS, key=lambda s: names[s])
+        best = max(SEPARATORS, key=lambda each: len(next(csv.reader(lines, delimiter=each), [])))
     return best
 
 

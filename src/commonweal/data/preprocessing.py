@@ -8,6 +8,7 @@ public file are used as they are, and say nothing about the clients.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -56,13 +57,13 @@ class Preprocessing:
     @property
     def features(self) -> list[str]:
         """The names of the features, in order."""
-        return [name for column in self.columns for name in plain_table.column_names(column)]
+        return list(chain.from_iterable(map(plain_table.column_names, self.columns)))
 
     def values(self) -> dict[str, object]:
         """The preprocessing as plain values, for JSON."""
-        values = asdict(self) | {"columns": [_used_fields(column) for column in self.columns]}
+        values = {"format": FORMAT, **asdict(self), "columns": list(map(_fields, self.columns))}
         del values["notes"]
-        return {"format": FORMAT, **values}
+        return values
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "Preprocessing":
@@ -72,8 +73,10 @@ class Preprocessing:
                 f"the preprocessing was written by a newer version (format {values['format']}): "
                 "update commonweal"
             )
-        fields = {k: value for k, value in values.items() if k not in ("format", "digest")}
-        fields["columns"] = tuple(_with_id(column) for column in read_columns(values))
+        fields = dict(values)
+        for name in ("format", "digest"):
+            fields.pop(name, None)
+        fields["columns"] = tuple(map(_with_id, read_columns(values)))
         fields["class_names"] = tuple(values["class_names"])
         return cls(**fields)
 
@@ -95,13 +98,14 @@ class Preprocessing:
     def unknown(self, table: Mapping[str, Sequence[str]]) -> list[str]:
         """Notes on missing values, other notations, and strings that no training row had."""
         notes = []
-        missing: dict[str, int] = {}
+        gaps = []
         for column in self.used:
             texts = table.get(column.name, ())
             words = (*plain_table.MISSING, *column.missing_as)
-            missing[column.name] = sum(text.strip() in words for text in texts)
+            missing = sum(text.strip() in words for text in texts)
+            if missing:
+                gaps.append(f"{column.name} {missing}")
             notes += _doubts(column, texts)
-        gaps = [f"{name} {count}" for name, count in missing.items() if count]
         if gaps:
             more = f" and {len(gaps) - SHOWN} more columns" if len(gaps) > SHOWN else ""
             notes.append(
@@ -131,7 +135,7 @@ def _with_id(column: Column) -> Column:
     return replace(column, is_id=True) if column.why.endswith(ID) else column
 
 
-def _used_fields(column: Column) -> dict[str, object]:
+def _fields(column: Column) -> dict[str, object]:
     everything = asdict(column)
     return {name: everything[name] for name in ("name", "becomes", *FIELDS[column.becomes])}
 
@@ -197,7 +201,7 @@ def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> C
         clients: Its training values, client by client.
         scale: Whether numbers get mean 0 and standard deviation 1.
     """
-    whole = sum((Summary.of(values) for values in clients), Summary(0, 0, 0.0, 0.0))
+    whole = sum(map(Summary.of, clients), Summary(0, 0, 0.0, 0.0))
     median = _median(clients, whole.count) if whole.count else 0.0
     fitted = fit_sums(column, whole, median, scale)
     if len(clients) > 1 or fitted.becomes not in ("number", "date"):
@@ -228,11 +232,10 @@ def _median(clients: Sequence[np.ndarray], count: int) -> float:
     Of several clients by bisection: each step asks them only how many of their values are at most
     some number.
     """
-    known = [values[~np.isnan(values)] for values in clients]
     half = (count + 1) // 2
-    if len(known) == 1:
-        return float(np.partition(known[0], half - 1)[half - 1])
-    ordered = [np.sort(values) for values in known]
+    if len(clients) == 1:
+        return float(np.partition(clients[0], half - 1)[half - 1])  # NaN comes last
+    ordered = [np.sort(values[~np.isnan(values)]) for values in clients]
 
     def at_most(number: float) -> int:
         return sum(int(np.searchsorted(values, number, side="right")) for values in ordered)
@@ -268,11 +271,12 @@ def fit_text(column: Column, counts: np.ndarray, texts: Sequence[str], most: int
         most: How many levels to keep, the most frequent ones; the others become level "other".
     """
     *known, gaps = counts.tolist()
-    present = [(count, text) for count, text in zip(known, texts, strict=True) if count]
+    times = dict(zip(texts, known, strict=True))
+    present = [text for text in texts if times[text]]
     if len(present) + (gaps > 0) < 2:
         return Column(column.name, "nothing", why="it is constant")
-    by_frequency = sorted(present, key=lambda pair: (-pair[0], pair[1]))
-    levels = sorted(text for _, text in by_frequency[:most])
+    by_frequency = sorted(present, key=lambda text: (-times[text], text))
+    levels = sorted(by_frequency[:most])
     rare = len(present) > most
     for name, needed in ((OTHER, rare), (GAP, gaps > 0)):
         if needed and name not in levels:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 
 from commonweal.base.errors import DataError
@@ -31,6 +32,7 @@ __all__ = [
     "locate_one",
     "read_bytes",
     "read_members",
+    "read_npz",
     "read_pairs",
     "read_text",
 ]
@@ -157,6 +159,27 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 def read_pairs(path: Path) -> dict[str, str]:
     """The pairs of words in a file, a line each."""
     return dict(line.split() for line in read_text(path).splitlines() if line)
+
+
+def read_npz(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of an npz file. Raises DataError unless these are among them."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+            check_memory(f"{str(path)!r}, unpacked,", unpacked, DataError)
+        with np.load(path) as opened:
+            arrays = {name: opened[name] for name in opened.files}
+    except (*READ_ERRORS, ValueError) as error:
+        raise DataError(
+            f"{str(path)!r} is not an npz file of plain arrays, or is cut short: {error}"
+        ) from None
+    missing = [name for name in needed if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{str(path)!r} holds {sorted(arrays)}: it needs {' and '.join(missing)} too"
+        )
+    return arrays
 
 
 def list_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:

@@ -120,7 +120,7 @@ def leaf_federation(
     rows, owner, names = _with_training_rows(arrays, part == "train")
     left_out = len(arrays["names"]) - len(names)
     if left_out:
-        task["notes"] = [f"{left_out} users without training rows are left out"]
+        task["notes"] = (f"{left_out} users without training rows are left out",)
     return natural_federation(
         arrays["x"][rows],
         arrays["y"][rows],

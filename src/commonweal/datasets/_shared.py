@@ -47,9 +47,8 @@ class TaskOptions(TypedDict, total=False):
     outputs: int | None
     loss: str | None
     score: str | None
-    groups: Sequence[str] | None
-    notes: Sequence[str]
-    class_names: Sequence[str]
+    notes: tuple[str, ...]
+    class_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +164,7 @@ def take_features(x: np.ndarray | Tensor | Fit, split: Split) -> Features:
     """The features of a split's rows, from an array or from what fits them."""
     if callable(x):
         return x(split)
-    features = as_features(x)
-    return Features(features[split.train.rows], features[split.test.rows])
+    return Features.of(as_features(x), split)
 
 
 def _rows_of(chosen: list[int], owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:

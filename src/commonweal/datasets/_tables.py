@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,9 +95,9 @@ def names_in(names: Names) -> tuple[str, ...]:
 
 # What a column holds
 
-NUMBERS = tuple(Column("", "number", decimal=decimal) for decimal in plain_table.NOTATIONS)
-TRUTHS = (Column("", "boolean", words=words) for words in plain_table.TRUTH)
-DATES = (Column("", "date", order=order) for order in plain_table.DATES)
+NUMBERS = tuple(plain_table.notations(Column("", "number")))
+TRUTHS = plain_table.notations(Column("", "boolean"))
+DATES = plain_table.notations(Column("", "date"))
 CANDIDATES = (*NUMBERS, *TRUTHS, *DATES)  # in order of preference; text is always possible
 
 
@@ -130,10 +130,10 @@ def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
     import pyarrow
 
     coded = values.cast(pyarrow.string()).dictionary_encode()
-    texts = [text.strip() for text in coded.dictionary.to_pylist()]
+    texts = list(map(str.strip, coded.dictionary.to_pylist()))
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    gaps = [i for i, text in enumerate(texts) if plain_table.is_missing(text)]
-    if gaps:
+    gaps = np.flatnonzero(list(map(plain_table.is_missing, texts)))
+    if len(gaps):
         codes = np.where(np.isin(codes, gaps), -1, codes)
     return texts, codes
 
@@ -307,7 +307,7 @@ def survey(batches: Batches) -> Survey:
     rows = 0
     scans: dict[str, _Scan] = {}
     for batch in batches():
-        scans = scans or {name: _Scan(name) for name in batch}
+        scans = scans or dict(zip(batch, map(_Scan, batch), strict=True))
         if set(batch) != set(scans):
             raise DataError(f"files with different columns: {sorted(batch)} and {sorted(scans)}")
         rows += len(next(iter(batch.values())))
@@ -331,7 +331,7 @@ class Facts:
     event: str | None
     client: tuple[str, ...]  # the columns that name clients together
     happened: str = ""  # the value of `event` that means that there was one; empty: not given
-    profiles: tuple[Profile, ...] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()  # the columns that are stored as numbers
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as codes of these strings
 
@@ -355,7 +355,8 @@ class Facts:
             happened=happened,
             client=() if client is None else columns_in(client, table),
         )
-        table.check("label", (label,))
+        order, split = roles.order, roles.split
+        table.check("label", [label])
         if facts.event is not None and facts.event not in table.profiles:
             some = list(table.profiles)[:10]
             raise DataError(f"label names the events {facts.event!r}, which is no column: {some}")
@@ -364,8 +365,8 @@ class Facts:
         table.check("keep", roles.keep)
         table.check("categories", roles.categories)
         table.check("missing", [entry.rpartition("=")[0] for entry in roles.missing])
-        for key, name in (("order", roles.order), ("split", roles.split)):
-            table.check(key, (name,) if name else ())
+        table.check("order", [order] if order else [])
+        table.check("split", [split] if split else [])
         used = [*facts.no_features, *roles.categories]
         twice = sorted(name for name, times in Counter(used).items() if times > 1)
         if twice:
@@ -395,14 +396,14 @@ def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
     """Write the columns' numbers and codes, and `facts`, what they are."""
     facts = Facts.of(table, roles)
     table = _with_missing(table, roles.missing)
-    ignored = dict.fromkeys(roles.drop, "dropped")
-    for name, profile in table.profiles.items():
-        if profile.is_id and name not in (*roles.keep, *roles.categories, *roles.drop):
-            ignored[name] = ID
-    ignored = {name: why for name, why in ignored.items() if name not in facts.no_features}
+    ignored: dict[str, str] = {}  # column -> why
     coded: list[str] = []
     plain: list[str] = []
     for name, profile in table.profiles.items():
+        if name not in facts.no_features and name in roles.drop:
+            ignored[name] = "dropped"
+        elif profile.is_id and name not in (*facts.no_features, *roles.keep, *roles.categories):
+            ignored[name] = ID
         if name in ignored and name != roles.order:
             continue
         is_coded = profile.column.becomes == "text" or name in (*facts.client, *roles.categories)
@@ -421,7 +422,7 @@ def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
                 values[rows] = _codes(known[name], batch[name], is_number)
         start = rows.stop
     texts = {}
-    profiles = []
+    profiles = {}
     for name, values in zip(coded, codes, strict=True):
         if len(known[name]) > MANY and name not in facts.client:
             ignored[name] = f"it has more than {MANY:,} different strings"
@@ -430,8 +431,8 @@ def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
         column = Column(name, "text") if name in texts else profile.column
         if name in ignored:
             column = Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
-        profiles.append(replace(profile, column=column))
-    filled = replace(facts, profiles=tuple(profiles), numbers=tuple(plain), texts=texts)
+        profiles[name] = replace(profile, column=column)
+    filled = replace(facts, profiles=profiles, numbers=tuple(plain), texts=texts)
     write(new, facts=_array(_FACTS.dump_json(filled)))
 
 
@@ -535,15 +536,19 @@ class Table:
     def read(cls, arrays: Arrays) -> "Table":
         facts = _FACTS.validate_json(arrays["facts"].tobytes())
         numbers = zip(facts.numbers, np.asarray(arrays["numbers"]), strict=True)
-        coded = zip(facts.texts.items(), np.asarray(arrays["codes"]), strict=True)
-        texts = {name: (np.array(texts, dtype=str), codes) for (name, texts), codes in coded}
+        texts = {}
+        for name, codes in zip(facts.texts, np.asarray(arrays["codes"]), strict=True):
+            texts[name] = np.array(facts.texts[name], dtype=str), codes
         return cls(facts, dict(numbers), texts)
 
     def revised(self, roles: Roles) -> "Table":
         """The table with further columns left out, with numbers as codes or as missing values."""
         texts = dict(self.stored_texts)
         numbers = dict(self.stored_numbers)
-        columns = {name: Column(name, "nothing", "dropped") for name in roles.drop}
+        profiles = dict(self.profiles)
+        for name in roles.drop:
+            column = Column(name, "nothing", "dropped")
+            profiles[name] = replace(profiles[name], column=column)
         for entry in roles.missing:
             name, _, value = entry.rpartition("=")
             numbers[name] = np.where(numbers[name] == float(value), np.nan, numbers[name])
@@ -553,15 +558,12 @@ class Table:
             known = different[~np.isnan(different)]
             names = np.array([f"{value:.0f}" for value in known.tolist()], dtype=str)
             texts[name] = names, np.where(np.isnan(values), -1, codes)
-            columns[name] = Column(name, "text")
-        profiles = []
-        for profile in self.facts.profiles:
-            profiles.append(replace(profile, column=columns.get(profile.name, profile.column)))
-        return Table(replace(self.facts, profiles=tuple(profiles)), numbers, texts)
+            profiles[name] = replace(profiles[name], column=Column(name, "text"))
+        return Table(replace(self.facts, profiles=profiles), numbers, texts)
 
-    @cached_property
-    def profiles(self) -> dict[str, Profile]:
-        return {profile.name: profile for profile in self.facts.profiles}
+    @property
+    def profiles(self) -> Mapping[str, Profile]:
+        return self.facts.profiles
 
     @property
     def label(self) -> str:
@@ -607,8 +609,8 @@ class Table:
 
     def clients(self) -> Coded | None:
         """The clients' names and each row's position among them; None: no column names them."""
-        columns = [self.texts(name) for name in self.facts.client]
-        return reduce(_both, columns) if columns else None
+        names = self.facts.client
+        return reduce(_both, map(self.texts, names)) if names else None
 
     def complete(self) -> np.ndarray:
         """The numbers of the rows that have a value in every required column, features apart."""

@@ -4,17 +4,16 @@
 .jpg).
 """
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from commonweal.base.errors import DataError
-from commonweal.base.memory import check_memory
 from commonweal.data.federation import Federation
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._files import read_npz
 from commonweal.datasets._fit import Options
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import natural_federation
@@ -94,32 +93,17 @@ def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int)
     y = []
     owner: list[str] = []
     for file in files:
-        try:
-            _check_archive(file)
-            with np.load(file) as opened:
-                x.append(opened["x"])
-                y.append(opened["y"])
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"{str(file)!r} is not an npz file with arrays x and y: {error}"
-            ) from None
-        samples = np.shape(x[-1])[:1]
-        labels = np.shape(y[-1])[:1]
-        if samples != labels or not samples:
+        arrays = read_npz(file, ("x", "y"))
+        samples, labels = arrays["x"], arrays["y"]
+        if samples.shape[:1] != labels.shape[:1] or samples.ndim == 0:
             raise DataError(
                 f"{str(file)!r} needs as many labels y as samples x; got x of shape "
-                f"{np.shape(x[-1])} and y of shape {np.shape(y[-1])}"
+                f"{samples.shape} and y of shape {labels.shape}"
             )
-        owner += [file.parent.name] * len(y[-1])
+        x.append(samples)
+        y.append(labels)
+        owner += [file.parent.name] * len(labels)
     return natural_federation(np.concatenate(x), np.concatenate(y), owner, test, seed, clients)
-
-
-def _check_archive(path: Path) -> None:
-    """Raise DataError for an npz file whose unpacked arrays do not fit into memory."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        check_memory(f"{str(path)!r}, unpacked,", unpacked, DataError)
 
 
 def _from_images(root: Path, size: int, clients: int | None, test: float, seed: int) -> Federation:
@@ -138,8 +122,8 @@ def _from_images(root: Path, size: int, clients: int | None, test: float, seed: 
         seed,
         clients,
         outputs=len(classes),
-        notes=["classes: " + ", ".join(classes.tolist())],
-        class_names=classes.tolist(),
+        notes=("classes: " + ", ".join(classes),),
+        class_names=tuple(classes.tolist()),
     )
 
 

@@ -4,15 +4,13 @@ Yang et al. 2023 (MedMNIST v2), CC BY 4.0; the npz files in `medmnist`, or each 
 own name.
 """
 
-import zipfile
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from commonweal.base.errors import DataError
 from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import find, locate
+from commonweal.datasets._files import find, locate, read_npz
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
 __all__ = ["medmnist"]
@@ -59,14 +57,10 @@ ENTRIES = {"medmnist": medmnist}
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Images (N, C, H, W), labels (N, 1) and the number of test rows, which are the last."""
-    try:
-        with np.load(path) as file:
-            x = np.concatenate([file[f"{part}_images"] for part in PARTS])
-            y = np.concatenate([file[f"{part}_labels"] for part in PARTS])
-            test_rows = len(file["test_labels"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{str(path)!r} is not MedMNIST's npz file, or is cut short: {error}"
-        ) from None
+    images = [f"{part}_images" for part in PARTS]
+    labels = [f"{part}_labels" for part in PARTS]
+    arrays = read_npz(path, images + labels)
+    x = np.concatenate([arrays[name] for name in images])
+    y = np.concatenate([arrays[name] for name in labels])
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return x, y, test_rows
+    return x, y, len(arrays["test_labels"])

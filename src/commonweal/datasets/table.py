@@ -6,7 +6,6 @@ ids and constants are left out. The preprocessing is saved with the run. An npz 
 """
 
 import re
-import zipfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,10 @@ from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.split import number_clients, some
 from commonweal.datasets._bounds import check_bounds
-from commonweal.datasets._cache import Arrays
+from commonweal.datasets._files import read_npz
 from commonweal.datasets._fit import Options, fit
 from commonweal.datasets._held_out import Test, divide_rows
-from commonweal.datasets._shared import Pool, natural_federation, standardized
+from commonweal.datasets._shared import Pool, TaskOptions, natural_federation, standardized
 from commonweal.datasets._shared import Test as Share
 from commonweal.datasets._table_files import read_batches, separator_in
 from commonweal.datasets._tables import (
@@ -149,21 +148,16 @@ def load_table(
     rows = parts.rows
     labels = read_times(table, rows) if table.facts.event else read_labels(table, task, rows)
     features = partial(fit, table, options, rows, labels.class_names)
-    notes = (*labels.notes, *parts.notes)
+    learned: TaskOptions = {
+        "outputs": len(labels.class_names) or None,
+        "loss": labels.loss,
+        "score": labels.score,
+        "notes": (*labels.notes, *parts.notes),
+        "class_names": labels.class_names,
+    }
     if parts.owner is not None:
         return natural_federation(
-            features,
-            labels.y,
-            parts.owner,
-            parts.test,
-            seed,
-            clients,
-            parts.names,
-            outputs=labels.outputs,
-            loss=labels.loss,
-            score=labels.score,
-            notes=notes,
-            class_names=labels.class_names,
+            features, labels.y, parts.owner, parts.test, seed, clients, parts.names, **learned
         )
     if clients is not None:
         raise ConfigError(_no_clients(clients))
@@ -177,19 +171,7 @@ def load_table(
         raise ConfigError(
             "a split by order or column needs classes, or a column of clients: name it (client)"
         )
-    return Pool(
-        features,
-        labels.y,
-        official,
-        share,
-        seed,
-        partition=None,
-        outputs=labels.outputs,
-        loss=labels.loss,
-        score=labels.score,
-        notes=notes,
-        class_names=labels.class_names,
-    )
+    return Pool(features, labels.y, official, share, seed, partition=None, **learned)
 
 
 def _no_clients(clients: int) -> str:
@@ -210,10 +192,6 @@ class Labels(NamedTuple):
     notes: tuple[str, ...] = ()
     loss: str | None = None  # None: as the labels suggest
     score: str | None = None
-
-    @property
-    def outputs(self) -> int | None:
-        return len(self.class_names) or None
 
 
 def read_labels(table: Table, task: Task, rows: np.ndarray) -> Labels:
@@ -325,7 +303,7 @@ def _from_npz(
     file: Path, client: str | None, scale: bool, clients: int | None, test: float, seed: int
 ) -> Federation | Pool:
     needed = ["x", "y"] if client is None else ["x", "y", client]
-    arrays = _load_npz(file, needed)
+    arrays = read_npz(file, needed)
     x, y = arrays["x"], arrays["y"]
     if x.size == 0 or x.ndim == 0:
         raise DataError(f"{str(file)!r} has x of shape {x.shape}: there is nothing to learn from")
@@ -339,17 +317,3 @@ def _from_npz(
         return Pool(features, y, official, test, seed, partition=None)
     names, owner = number_clients(owners)
     return natural_federation(features, y, owner, test, seed, clients, names)
-
-
-def _load_npz(file: Path, needed: list[str]) -> Arrays:
-    try:
-        with np.load(file) as opened:
-            arrays = {name: opened[name] for name in opened.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{str(file)!r} is not an npz file of plain arrays: {error}") from None
-    missing = [name for name in needed if name not in arrays]
-    if missing:
-        raise DataError(
-            f"{str(file)!r} holds {sorted(arrays)}: it needs {' and '.join(missing)} too"
-        )
-    return arrays

@@ -377,7 +377,7 @@ class _Truth:
             codes = [plain_table.plain_code(text.strip()) for text in texts]
             self._note_strange(texts, [code in number for code in codes])
             return torch.tensor([number.get(code, math.nan) for code in codes])
-        notations = (column, *plain_table.other_notations(column))
+        notations = (column, *plain_table.notations(column))
         notation = max(notations, key=lambda each: _fitting(each, texts))
         known = [plain_table.fits(notation, [text]) for text in texts]
         self._note_strange(texts, known)

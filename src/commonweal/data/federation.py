@@ -14,7 +14,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from commonweal.base import randomness
 from commonweal.base.arguments import expect, expect_callable, expect_int, expect_names
 from commonweal.base.errors import DataError
 from commonweal.data.arrays import as_array, as_features, as_labels, mapped, named_classes
@@ -40,7 +39,15 @@ from commonweal.data.rows import (
     with_labels,
 )
 from commonweal.data.samples import Inputs, Transform, joined, not_finite, subset
-from commonweal.data.split import Part, Split, check_names, held_out_rows, some, split_rows
+from commonweal.data.split import (
+    Part,
+    Split,
+    check_names,
+    draw_names,
+    held_out_rows,
+    some,
+    split_rows,
+)
 
 __all__ = ["Features", "Federation", "HeldOut", "Rows"]
 
@@ -210,11 +217,9 @@ class Federation:
                 f"holdout_clients = {share}: of {self.clients} clients, {count} would be held out "
                 "and none would train; give a smaller share"
             )
-        keys = np.array([randomness.key(name) for name in self.names], dtype=np.uint64)
-        draws = randomness.uniforms(seed ^ HOLD_OUT, keys, np.zeros(self.clients))
-        is_held_out = torch.zeros(self.clients, dtype=torch.bool)
-        is_held_out[np.argsort(draws, kind="stable")[:count]] = True
-        held_out, training = is_held_out.nonzero()[:, 0], (~is_held_out).nonzero()[:, 0]
+        drawn = draw_names(self.names, count, seed ^ HOLD_OUT, position=0)
+        held_out = torch.from_numpy(drawn)
+        training = torch.from_numpy(np.setdiff1d(np.arange(self.clients), drawn))
         groups = self.groups
         return replace(
             self,
@@ -518,12 +523,7 @@ class Federation:
             split: The numbers of each client's training and test rows.
             features: The features of these rows.
             labels: The labels of all rows, by row number.
-            outputs: As in `from_arrays`, like all that follow.
-            loss: The loss, by name.
-            score: The score, by name.
-            groups: Each client's group.
-            notes: What a user should know about the data.
-            class_names: The names of classes 0, 1, ...
+            outputs: As in `from_arrays`, like loss, score, groups, notes and class_names.
         """
         if outputs is not None:
             expect_int("outputs", outputs, least=1)

@@ -202,7 +202,12 @@ def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> C
         scale: Whether numbers get mean 0 and standard deviation 1.
     """
     whole = sum(map(Summary.of, clients), Summary(0, 0, 0.0, 0.0))
-    median = _median(clients, whole.count) if whole.count else 0.0
+    median = 0.0
+    if whole.count:
+        # Clients would find it by bisection: each step asks for the number of values below some
+        # number, and for no value.
+        middle = (whole.count - 1) // 2
+        median = float(np.partition(np.concatenate(clients), middle)[middle])  # NaN comes last
     fitted = fit_sums(column, whole, median, scale)
     if len(clients) > 1 or fitted.becomes not in ("number", "date"):
         return fitted  # the range of several clients would show values of theirs
@@ -224,41 +229,6 @@ def fit_sums(column: Column, whole: Summary, median: float, scale: bool) -> Colu
         median=median,
         indicator=whole.gaps > 0,
     )
-
-
-def _median(clients: Sequence[np.ndarray], count: int) -> float:
-    """The smallest value that at least half of the known values do not exceed.
-
-    Of several clients by bisection: each step asks them only how many of their values are at most
-    some number.
-    """
-    half = (count + 1) // 2
-    if len(clients) == 1:
-        return float(np.partition(clients[0], half - 1)[half - 1])  # NaN comes last
-    ordered = [np.sort(values[~np.isnan(values)]) for values in clients]
-
-    def at_most(number: float) -> int:
-        return sum(int(np.searchsorted(values, number, side="right")) for values in ordered)
-
-    low, high = _rank(-np.inf), _rank(np.inf)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if at_most(_float(middle)) >= half:
-            high = middle
-        else:
-            low = middle
-    return _float(high)
-
-
-def _rank(number: float) -> int:
-    """The position of a number among all float64 numbers."""
-    bits = int(np.float64(number).view(np.int64))
-    return bits if bits >= 0 else -(bits & 0x7FFFFFFFFFFFFFFF)
-
-
-def _float(rank: int) -> float:
-    """Invert `_rank`."""
-    return float(np.int64(abs(rank)).view(np.float64)) * (1 if rank >= 0 else -1)
 
 
 def fit_text(column: Column, counts: np.ndarray, texts: Sequence[str], most: int) -> Column:

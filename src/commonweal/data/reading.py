@@ -112,10 +112,10 @@ class _Reader:
     def _samples(self, numbers: np.ndarray) -> list[object]:
         parts = np.searchsorted(self.starts, numbers, side="right") - 1
         places = numbers - self.starts[parts]
-        return [
-            _sample(self._open(part), index, self.parts[part].client)
-            for part, index in zip(parts.tolist(), places.tolist(), strict=True)
-        ]
+        samples = []
+        for part, index in zip(parts.tolist(), places.tolist(), strict=True):
+            samples.append(_sample(self._open(part), index, self.parts[part].client))
+        return samples
 
 
 def read_parts(
@@ -177,8 +177,8 @@ def read_parts(
 def _check_alike(y: Tensor, first: Sequence[Tensor], client: str) -> None:
     """Raise DataError where labels differ in shape from the first ones, or are no classes."""
     for other in first:
-        kinds = (other.is_floating_point(), y.is_floating_point())
-        if kinds[0] != kinds[1] or other.shape[1:] != y.shape[1:]:
+        is_alike = other.is_floating_point() == y.is_floating_point()
+        if not is_alike or other.shape[1:] != y.shape[1:]:
             raise DataError(
                 f"client {client!r} has labels of {y.dtype} and shape {tuple(y.shape[1:])}, others "
                 f"have {other.dtype} and {tuple(other.shape[1:])}: make them alike"
@@ -246,11 +246,9 @@ def split_batch(
             "transform that makes tensors of one shape"
         ) from None
     inputs, y = _divided(batch, samples, label)
-    for name, value in (
-        *((f"input {i + 1}", v) for i, v in enumerate(leaves(inputs))),
-        ("label", y),
-    ):
+    for number, value in enumerate((y, *leaves(inputs))):
         if value.shape[:1] != (len(samples),):
+            name = f"input {number}" if number else "label"
             raise DataError(
                 f"{name} of a batch has shape {tuple(value.shape)} for {len(samples)} samples: let "
                 "collate_fn return one for each sample"
@@ -260,7 +258,7 @@ def split_batch(
 
 def _divided(batch: object, samples: list[object], label: str | None) -> Batch:
     if isinstance(batch, Mapping):
-        named = {str(key): value for key, value in batch.items()}
+        named = dict(zip(map(str, batch), batch.values(), strict=True))
         keys = [name for name in LABELS if name in named] if label is None else [label]
         if len(keys) != 1 or keys[0] not in named:
             raise DataError(f"a sample has {sorted(named)}: name its label, as in label='label'")
@@ -313,9 +311,10 @@ def _resembling(inputs: Tensor | Stacked, like: Tensor | Stacked) -> Tensor | St
 
 def _described(inputs: Tensor | Stacked) -> str:
     names = inputs.names if isinstance(inputs, Stacked) else None
-    shapes = [str(tuple(value.shape[1:])) for value in leaves(inputs)]
-    if names is not None:
-        shapes = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True)]
+    shapes = []
+    for number, value in enumerate(leaves(inputs)):
+        name = f"{names[number]} " if names else ""
+        shapes.append(f"{name}{tuple(value.shape[1:])}")
     return ", ".join(shapes)
 
 
@@ -351,8 +350,8 @@ class _RowsOfTable:
 def of_table(table: Table, client: str, inputs: Sequence[str], label: str) -> dict[str, MapDataset]:
     """The rows of a table as one dataset per client."""
     expect_names("inputs", inputs)
-    columns = [("client", client), ("label", label), *(("inputs", name) for name in inputs)]
-    for argument, name in columns:
+    arguments = ("client", "label", *["inputs"] * len(inputs))
+    for argument, name in zip(arguments, (client, label, *inputs), strict=True):
         expect(argument, name, str, "the name of a column")
         try:
             table[name]

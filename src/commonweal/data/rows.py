@@ -98,11 +98,13 @@ def of_clients(rows: Rows, ids: Tensor) -> Rows:
 
 def joined_rows(first: Rows, second: Rows, ids: Tensor) -> Rows:
     """The rows of some clients from two parts, client after client."""
-    pieces = [part.client(k) for k in ids.tolist() for part in (first, second)]
-    sizes = torch.tensor([len(piece.y) for piece in pieces]).view(-1, 2).sum(1)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    inputs = joined([piece.inputs for piece in pieces])
-    return Rows(inputs, torch.cat([piece.y for piece in pieces]), offsets)
+    inputs, labels = [], []
+    for client in ids.tolist():
+        for part in (first.client(client), second.client(client)):
+            inputs.append(part.inputs)
+            labels.append(part.y)
+    offsets = first.offsets_of(ids) + second.offsets_of(ids)
+    return Rows(joined(inputs), torch.cat(labels), offsets)
 
 
 def with_labels(rows: Rows, loss: str) -> Rows:

@@ -1,7 +1,7 @@
 """Which rows a client trains on and which it is tested on, as row numbers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ from commonweal.base import randomness
 from commonweal.base.arguments import expect_int, expect_names
 from commonweal.base.errors import DataError
 
-__all__ = ["Part", "Split", "check_names", "held_out_rows"]
-__all__ += ["number_clients", "quota", "some", "split_rows"]
+__all__ = ["Part", "Split", "check_names", "draw_names", "held_out_rows"]
+__all__ += ["number_clients", "quota", "repeated", "some", "split_rows"]
 
 
 class Part(NamedTuple):
@@ -114,9 +114,9 @@ def _check_positions(client: np.ndarray, names: Sequence[str]) -> None:
 
 def check_names(names: Sequence[str]) -> None:
     """Raise DataError unless every client has a name of its own, in valid Unicode."""
-    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
-    if repeated:
-        raise DataError(f"two clients are called {some(repeated)}: give every client its own name")
+    twice = repeated(names)
+    if twice:
+        raise DataError(f"two clients are called {some(twice)}: give every client its own name")
     for name in names:
         if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
             raise DataError(
@@ -124,9 +124,28 @@ def check_names(names: Sequence[str]) -> None:
             )
 
 
+def repeated(names: Iterable[str]) -> list[str]:
+    """The names that occur more than once."""
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def draw_names(names: Sequence[str], count: int, seed: int, position: int) -> np.ndarray:
+    """The positions of `count` of the names, in order.
+
+    Whether one is drawn depends on (seed, name) and the others' draws only: more names include
+    the fewer.
+    """
+    draws = randomness.uniforms(seed, _keys(names), np.full(len(names), position))
+    return np.sort(np.argsort(draws, kind="stable")[:count])
+
+
+def _keys(names: Sequence[str]) -> np.ndarray:
+    return np.array(list(map(randomness.key, names)), dtype=np.uint64)
+
+
 def some(names: Sequence[str], most: int = 5) -> str:
     """The first names, and how many more there are."""
-    shown = ", ".join(repr(name) for name in names[:most])
+    shown = ", ".join(map(repr, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
@@ -179,7 +198,7 @@ def held_out_rows(
 
     The phase is uniform in [0, 1), one number per client, so that every row has the same chance.
     """
-    keys = np.array([randomness.key(name) for name in names], dtype=np.uint64)
+    keys = _keys(names)
     sizes = np.bincount(owner, minlength=len(names))
     starts = sizes.cumsum() - sizes
     order = np.lexsort((_draws(owner, keys, sizes, seed), _strata(y), owner))

@@ -36,8 +36,12 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
 
 def match_images(path: Path, describe: Callable[[str], T | None]) -> dict[str, T]:
     """The images of a folder or archive, with what `describe` says of a name (None: not used)."""
-    described = {name: describe(name) for name in list_members(path, SUFFIXES)}
-    return {name: value for name, value in described.items() if value is not None}
+    described = {}
+    for name in list_members(path, SUFFIXES):
+        value = describe(name)
+        if value is not None:
+            described[name] = value
+    return described
 
 
 def fill_images(

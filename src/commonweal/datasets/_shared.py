@@ -9,12 +9,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.arrays import as_features, as_labels
 from commonweal.data.federation import Features, Federation
 from commonweal.data.preprocessing import Preprocessing
-from commonweal.data.split import Split, number_clients, split_rows
+from commonweal.data.split import Split, draw_names, number_clients, split_rows
 from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets._images import resize
@@ -176,15 +175,10 @@ def _rows_of(chosen: list[int], owner: np.ndarray, clients: int) -> tuple[np.nda
 
 
 def choose_clients(names: Sequence[str], clients: int, seed: int) -> list[int]:
-    """The positions of `clients` of the names, in order.
-
-    Whether a client is chosen depends on (seed, name) and the others' draws only: more clients
-    include the fewer, and a change of the rows changes nothing.
-    """
+    """The positions of `clients` of the names, in order."""
     check_bounds("dataset clients", clients, least=1, most=len(names))
-    keys = np.array([randomness.key(name) for name in names], dtype=np.uint64)
-    draws = randomness.uniforms(seed, keys, np.full(len(names), -2))  # -1 is of the test split
-    return sorted(np.argsort(draws, kind="stable")[:clients].tolist())
+    positions: list[int] = draw_names(names, clients, seed, position=-2).tolist()
+    return positions  # position -1 is of the test split
 
 
 def standardize(x: np.ndarray, is_train: np.ndarray) -> np.ndarray:

@@ -6,13 +6,13 @@ import gzip
 import io
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commonweal.base.errors import DataError, EncodingError
 from commonweal.data import plain_table
+from commonweal.data.split import repeated
 
 if TYPE_CHECKING:
     import pyarrow
@@ -124,7 +124,7 @@ def guess_encoding(path: Path) -> str:
 
 def _signs(text: str) -> int:
     """How many characters beyond ASCII that are no letters stand next to a letter."""
-    beyond = (sign for sign in re.findall(r"[A-Za-z]([^\x00-\x7f])", text))
+    beyond = re.findall(r"[A-Za-z]([^\x00-\x7f])", text)
     return sum(not sign.isalpha() for sign in beyond)
 
 
@@ -215,7 +215,7 @@ def _header(path: Path, line: Sequence[str]) -> list[str]:
             "names: delete the lines above them"
         )
     names = plain_table.header_names(line)
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    twice = repeated(names)
     if twice or not names:
         problem = f"two columns are called {twice[0]!r}" if twice else "it is empty"
         raise DataError(

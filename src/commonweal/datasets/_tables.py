@@ -20,6 +20,7 @@ from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import ID
+from commonweal.data.split import repeated
 from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._table_files import Batches
 
@@ -367,8 +368,7 @@ class Facts:
         table.check("missing", [entry.rpartition("=")[0] for entry in roles.missing])
         table.check("order", [order] if order else [])
         table.check("split", [split] if split else [])
-        used = [*facts.no_features, *roles.categories]
-        twice = sorted(name for name, times in Counter(used).items() if times > 1)
+        twice = repeated([*facts.no_features, *roles.categories])
         if twice:
             raise DataError(
                 f"column {twice[0]!r} is named twice among label, client, split and categories: "

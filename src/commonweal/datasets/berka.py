@@ -7,7 +7,6 @@ region. North Bohemia, with one default in 61 loans, is left out, as in AAggFF (
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -81,97 +80,72 @@ def _split(y: np.ndarray, owner: np.ndarray, test: float, seed: int) -> np.ndarr
 def _read_loans(dir: str | None, leaky: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """For every loan 13 numbers and 2 indicators of the account's frequency, label and region."""
     paths = locate("berka", "berka", TABLES, dir)
-    account, district, loans, order = (_read_table(path) for path in paths)
+    account, district, loans, order = map(_read_table, paths)
     accounts = {record["account_id"]: record for record in account}
     districts = {record["A1"]: record for record in district}
-    orders = _order_amounts(order)
+    amounts = defaultdict(list)
+    for record in order:
+        amounts[record["account_id"]].append(float(record["amount"]))
     dates = {loan["account_id"]: loan["date"] for loan in loans}
     transactions = summarize_transactions(dir, dates, leaky)
-    frequencies = sorted({record["frequency"] for record in account})[1:]
-    rows = []
-    regions = []
+    _, *frequencies = sorted({record["frequency"] for record in account})
+    rows, regions, defaulted = [], [], []
     for loan in loans:
         account_id = loan["account_id"]
         owner = accounts[account_id]
         home = districts[owner["district_id"]]
         regions.append(home["A3"])
-        rows.append(
-            [
-                *_loan_features(loan, owner),
-                *_district_features(home, leaky),
-                float(np.mean(orders.get(account_id, [0.0]))),
-                *transactions[account_id],
-                *(float(owner["frequency"] == level) for level in frequencies),
-            ]
-        )
-    defaulted = np.array([loan["status"] in "BD" for loan in loans])
-    return np.array(rows), defaulted.astype(np.int64), regions
-
-
-def _order_amounts(orders: list[Record]) -> dict[str, list[float]]:
-    amounts = defaultdict(list)
-    for order in orders:
-        amounts[order["account_id"]].append(float(order["amount"]))
-    return amounts
-
-
-def _loan_features(loan: Record, account: Record) -> list[float]:
-    age = _day(loan["date"]) - _day(account["date"])
-    figures = [float(loan[name]) for name in ("amount", "duration", "payments")]
-    return [*figures, float(age.days)]
+        defaulted.append(int(loan["status"] in "BD"))
+        age = _day(loan["date"]) - _day(owner["date"])
+        row = [float(loan["amount"]), float(loan["duration"]), float(loan["payments"]), age.days]
+        row += _district_features(home, leaky)
+        row += [float(np.mean(amounts.get(account_id, [0.0]))), *transactions[account_id]]
+        row += [owner["frequency"] == level for level in frequencies]
+        rows.append(row)
+    return np.array(rows, dtype=float), np.array(defaulted), regions
 
 
 def _district_features(district: Record, leaky: bool) -> list[float]:
-    """Inhabitants, salary, entrepreneurs, unemployment and crime."""
-    unemployment = ["A13"] if leaky else ["A12", "A13"]
-    crime = ["A16"] if leaky else ["A15", "A16"]
-    figures = [["A4"], ["A11"], ["A14"], unemployment, crime]
-    return [_mean(district, names) for names in figures]
-
-
-def _mean(district: Record, names: list[str]) -> float:
-    """The mean of a district's figures. One district lacks the earlier year's ("?")."""
-    texts = [district[name] for name in names]
-    return float(np.mean([float(text) for text in texts if text != "?"]))
+    """Inhabitants, salary, entrepreneurs, unemployment and crime, of one or two years."""
+    figures = []
+    for names in (["A4"], ["A11"], ["A14"], ["A12", "A13"], ["A15", "A16"]):
+        if leaky:
+            names = names[-1:]
+        known = [float(district[name]) for name in names if district[name] != "?"]  # one lacks it
+        figures.append(float(np.mean(known)))
+    return figures
 
 
 def summarize_transactions(
     dir: str | None, loans: dict[str, str], leaky: bool
 ) -> dict[str, Summary]:
-    """A summary of each account's transactions, withdrawals included."""
+    """A summary of each account's transactions, withdrawals included.
 
-    def counts(move: Record) -> bool:
-        return leaky or move["date"] <= loans[move["account_id"]]
-
-    path = find("berka", "trans.asc", dir)
-    if path is not None:
-        return _summarize(_read_table(path), counts, loans)
-    number = "all_trans_num" if leaky else "pre_trans_num"
-    amount = "all_trans_amount_mean" if leaky else "pre_signed_amount_mean"
-    # The table has no balance over the whole history: that before the loan replaces it.
-    columns = (number, amount, "pre_balance_mean")
-    records = _read_table(locate("berka", "berka", ["loan_trans_aggregates.csv"], dir)[0], ",")
-    return {record["account_id"]: _summary(record, columns) for record in records}
-
-
-def _summary(record: Record, columns: tuple[str, str, str]) -> Summary:
-    number, amount, balance = (float(record[name]) for name in columns)
-    return number, amount, balance
-
-
-def _summarize(
-    moves: list[Record], counts: Callable[[Record], bool], loans: dict[str, str]
-) -> dict[str, Summary]:
-    totals = {account: np.zeros(3) for account in loans}
-    for move in moves:
-        account = move["account_id"]
-        if account in loans and counts(move):
-            totals[account] += (1, float(move["amount"]), float(move["balance"]))
+    Args:
+        dir: The files' folder.
+        loans: The date of each account's loan.
+        leaky: Whether transactions after it count, too.
+    """
     summaries: dict[str, Summary] = {}
-    for account, total in totals.items():
-        number, *sums = total.tolist()
-        amount, balance = (each / max(number, 1) for each in sums)
-        summaries[account] = (number, amount, balance)
+    path = find("berka", "trans.asc", dir)
+    if path is None:
+        number = "all_trans_num" if leaky else "pre_trans_num"
+        amount = "all_trans_amount_mean" if leaky else "pre_signed_amount_mean"
+        path = locate("berka", "berka", ["loan_trans_aggregates.csv"], dir)[0]
+        for record in _read_table(path, ","):
+            # There is no balance over the whole history: that before the loan replaces it.
+            balance = float(record["pre_balance_mean"])
+            summary = float(record[number]), float(record[amount]), balance
+            summaries[record["account_id"]] = summary
+        return summaries
+    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    for move in _read_table(path):
+        account = move["account_id"]
+        if account in loans and (leaky or move["date"] <= loans[account]):
+            totals[account] += (1, float(move["amount"]), float(move["balance"]))
+    for account in loans:
+        moves, amounts, balances = totals[account].tolist()
+        summaries[account] = moves, amounts / max(moves, 1), balances / max(moves, 1)
     return summaries
 
 

@@ -104,18 +104,21 @@ def _read_binary(
 
     def parse(new: New) -> None:
         contents = _unpack(paths[0], names) if packed else map(read_bytes, paths)
-        parts = [_records(data, labels, name) for data, name in zip(contents, names, strict=True)]
-        x = np.concatenate([pixels for pixels, _ in parts])
-        y = np.concatenate([label for _, label in parts])
-        write(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(parts[-1][1]))
+        images, classes = [], []
+        for data, name in zip(contents, names, strict=True):
+            pixels, label = _records(data, labels, name)
+            images.append(pixels)
+            classes.append(label)
+        y = np.concatenate(classes)
+        official = np.arange(len(y)) >= len(y) - len(classes[-1])
+        write(new, x=np.concatenate(images), y=y, official=official)
 
     return cached(dataset, paths, parse, str(sample))
 
 
 def _unpack(path: Path, names: Sequence[str]) -> list[bytes]:
     """The contents of files by their names in an archive."""
-    suffixes = tuple(PurePosixPath(name).suffix for name in names)
-    contents = {PurePosixPath(name).name: data for name, data in read_members(path, suffixes)}
+    contents = {PurePosixPath(name).name: data for name, data in read_members(path, tuple(names))}
     missing = [name for name in names if name not in contents]
     if missing:
         raise DataError(

@@ -52,18 +52,17 @@ def mqp(
     """
     path = locate("mqp", "mqp", ["mqp.csv"], dir)[0]
     rows = _read(path)
-    first = [row[1] for row in rows]
-    second = [row[2] for row in rows]
+    authors, first, second, same = zip(*rows, strict=True)
     if features == "hashed":
         x = _hash(first, second, width)
     elif features == "sentences":
         x = _encoded(first, second, path, _encoder(encoder, dir), length)
     else:
         x = _tokenize(first, second, tokenizer, length)
-    doctors, owner = np.unique([int(row[0]) for row in rows], return_inverse=True)
+    doctors, owner = np.unique(list(map(int, authors)), return_inverse=True)
     return natural_federation(
         x,
-        np.array([int(row[3]) for row in rows]),
+        np.array(list(map(int, same))),
         owner,
         test,
         seed,

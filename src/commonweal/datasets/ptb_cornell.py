@@ -50,7 +50,9 @@ def ptb_cornell(
         known = vocabulary(_training_words(texts), words)
         rows = RowCollector()
         for (name, part), sentences in texts.items():
-            stream = [code for words in sentences for code in (*encode(words, known), END)]
+            stream: list[int] = []
+            for sentence in sentences:
+                stream += [*encode(sentence, known), END]
             rows.add(name, *_windows(np.array(stream), length), part)
         rows.write(new)
 

@@ -43,9 +43,10 @@ def reddit(
         known = vocabulary(_training_words(paths), words) | SPECIAL
         rows = RowCollector()
         for user in leaf_users(paths):
-            pairs = list(_sequences(user))
-            x = _encode([inputs for inputs, _ in pairs], known)
-            y = _encode([targets for _, targets in pairs], known)
+            codes = []
+            for inputs, targets in _sequences(user):
+                codes.append([encode(inputs, known), encode(targets, known)])
+            x, y = np.array(codes, dtype=np.int64).reshape(-1, 2, LENGTH).swapaxes(0, 1)
             y = np.where(y < len(SPECIAL), -1, y)
             rows.add(user.name, x.astype(np.int32), y, user.part)
         rows.write(new)
@@ -71,8 +72,3 @@ def _sequences(user: User) -> Iterator[tuple[list[str], list[str]]]:
     for comment, target in zip(user.x, user.y, strict=True):
         targets = target["target_tokens"] if isinstance(target, dict) else target
         yield from zip(comment, targets, strict=True)
-
-
-def _encode(sequences: list[list[str]], known: dict[str, int]) -> np.ndarray:
-    codes = [encode(words, known) for words in sequences]
-    return np.array(codes, dtype=np.int64).reshape(-1, LENGTH)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from commonweal.base.arguments import expect, expect_names
 from commonweal.base.errors import CommonwealWarning, DataError
@@ -327,23 +327,19 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _RowsOfTable:
-    """Some rows of a table, as samples."""
+class _Samples(Dataset[object]):
+    """The rows of a table, as samples."""
 
     table: Table
-    numbers: np.ndarray
-    inputs: tuple[str, ...]
+    inputs: Sequence[str]
     label: str
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
     def __getitem__(self, index: int) -> object:
-        row = self.table[int(self.numbers[index])]
+        row = self.table[index]
         assert isinstance(row, dict)
         values = {name: torch.as_tensor(row[name]) for name in self.inputs}
         if len(values) == 1:
-            return next(iter(values.values())), row[self.label]
+            return values[self.inputs[0]], row[self.label]
         return values, row[self.label]
 
 
@@ -365,8 +361,8 @@ def of_table(table: Table, client: str, inputs: Sequence[str], label: str) -> di
     owner = np.asarray(table[client]).astype(str)
     if owner.shape != (len(table),):
         raise DataError(f"client = {client!r} has shape {owner.shape}: name a column of clients")
+    samples = _Samples(table, inputs, label)
     datasets: dict[str, MapDataset] = {}
     for name in np.unique(owner).tolist():
-        rows = np.flatnonzero(owner == name)
-        datasets[name] = _RowsOfTable(table, rows, tuple(inputs), label)
+        datasets[name] = Subset(samples, np.flatnonzero(owner == name).tolist())
     return datasets

@@ -38,19 +38,17 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     notes = []
     if len(rows) < table.rows:
         notes.append(f"{table.rows - len(rows)} rows without a label or client are left out")
-    if table.facts.roles.split:
-        tested, others = _tested(table, rows, fold)
-        split = table.facts.roles.split
+    split = table.facts.roles.split
+    tested, others = _tested(table, rows, fold) if split else ([], [])
+    if split:
         notes.append(f"tested: rows with {split} = {some(tested)}; trained on: {some(others)}")
     coded = table.clients()
     if coded is None:
         owner = np.zeros(len(rows), np.int64)
-        return Parts(rows, [], None, _test_rows(table, rows, owner, test, fold), tuple(notes))
+        return Parts(rows, [], None, _test_rows(table, rows, owner, test, tested), tuple(notes))
     names, owner = coded[0], coded[1][rows]
-    mask = _test_rows(table, rows, owner, test, fold)
-    is_train = np.ones(len(rows), dtype=bool)
-    if isinstance(mask, np.ndarray):
-        is_train = ~mask
+    mask = _test_rows(table, rows, owner, test, tested)
+    is_train = ~mask if isinstance(mask, np.ndarray) else np.ones(len(rows), dtype=bool)
     sizes = np.bincount(owner, minlength=len(names))
     trained = np.bincount(owner[is_train], minlength=len(names))
     enough = (sizes >= least) & (trained > 0)
@@ -71,7 +69,7 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
 
 
 def _test_rows(
-    table: Table, rows: np.ndarray, owner: np.ndarray, test: Test, fold: str
+    table: Table, rows: np.ndarray, owner: np.ndarray, test: Test, tested: list[str]
 ) -> float | np.ndarray:
     """The share of test rows that are drawn at random, or a mask (n,)."""
     order, split = table.facts.roles.order, table.facts.roles.split
@@ -79,7 +77,7 @@ def _test_rows(
         given = f"split = {split!r}, order = {order!r}, test = {test!r}"
         raise ConfigError(f"{given}: give split or the others, as both say which rows are tested")
     if split:
-        mask: np.ndarray = np.isin(table.strings(split, rows), _tested(table, rows, fold)[0])
+        mask: np.ndarray = np.isin(table.strings(split, rows), tested)
         return mask
     share = LAST if isinstance(test, str) else test
     if not order and not isinstance(test, str):

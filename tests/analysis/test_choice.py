@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from commonweal.base.errors import CommonwealError
 from commonweal.training.choice import choose
@@ -91,19 +92,95 @@ def test_five_samples_that_differ_must_all_be_won() -> None:
     assert choose([{"global": [1] * 5, "tuned": [1] * 5}], "proved") == ["alone"]
 
 
-def test_safe_needs_more_than_one_standard_error() -> None:
-    # mean 1, standard deviation 2: one standard error is 1 for n = 4.
-    assert choose([{"global": [3.0, -1.0, 3.0, -1.0]}]) == ["alone"]  # error 1.15
-    assert choose([{"global": [3.0, -1.0] * 4}]) == ["global"]  # error 0.76
-    assert choose([{"global": [0.0, 0.0, 0.0]}]) == ["alone"]
-    assert choose([{"global": [5.0]}]) == ["alone"]
-    assert choose([{"global": []}, {}], "likely") == ["alone", "alone"]
+def lower_limit(values: list[float], level: float) -> float:
+    """The lower end of Student's interval, by scipy, with one more sample without a difference."""
+    more = [*values, 0.0]
+    interval = stats.ttest_1samp(more, 0.0).confidence_interval(2 * level - 1)
+    return float(interval.low)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95])
+@pytest.mark.parametrize("n", [2, 3, 5, 20])
+def test_safe_takes_the_largest_lower_limit_above_zero(n: int, level: float) -> None:
+    rng = np.random.default_rng(n)
+    rows = [{f"m{k}": list(rng.normal(0.5, 0.2 + k, n)) for k in range(3)} for _ in range(100)]
+    expected = []
+    for row in rows:
+        limits = {name: lower_limit(values, level) for name, values in row.items()}
+        best = max(limits, key=limits.__getitem__)
+        expected.append(best if limits[best] > 0 else "alone")
+    assert choose(rows, "safe", level=level) == expected
+    assert len(set(expected)) > 1 or n == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], "alone"),
+        ([5.0], "alone"),
+        ([0.0] * 50, "alone"),
+        ([1.0, 1.0], "alone"),  # two samples of no spread are no certainty
+        ([1.0, 1.0, 1.0], "global"),
+        ([0.5, 0.3, 0.4, 0.35], "global"),
+        ([3.0, -1.0] * 4, "alone"),  # mean 1, standard error 0.76
+        ([3.0, -1.0] * 40, "global"),
+        ([-1.0] * 50, "alone"),
+    ],
+)
+def test_safe_with_few_or_equal_samples(values: list[float], expected: str) -> None:
+    assert choose([{"global": values}]) == [expected]
+
+
+def residuals(kind: str, n: int) -> np.ndarray:
+    """Differences of losses with mean 0 and standard deviation 1."""
+    rng = np.random.default_rng(n)
+    shape = (CLIENTS, n)
+    if kind == "normal":
+        return rng.normal(size=shape)
+    if kind == "heavy tails":
+        return rng.standard_t(3, shape) / np.sqrt(3)
+    losses = rng.exponential(size=(2, *shape))  # of two models on the same samples
+    return (losses[0] - losses[1]) / np.sqrt(2)
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "losses"])
+@pytest.mark.parametrize(
+    ("gain", "n", "least", "most"),
+    [
+        (0.0, 2, 0.0, 0.05),  # `gain` in standard deviations of a sample; shares that leave
+        (0.0, 4, 0.0, 0.05),
+        (0.0, 30, 0.0, 0.05),
+        (-0.2, 4, 0.0, 0.025),
+        (-0.2, 30, 0.0, 0.005),
+        (0.5, 30, 0.67, 1.0),
+        (0.3, 100, 0.67, 1.0),
+        (1.0, 10, 0.67, 1.0),
+    ],
+)
+def test_safe_rarely_harms_and_keeps_two_thirds_of_a_clear_gain(
+    kind: str, gain: float, n: int, least: float, most: float
+) -> None:
+    slack = 3 * np.sqrt(0.05 * 0.95 / CLIENTS)
+    left = share_leaving(residuals(kind, n) + gain, "safe")
+    assert least <= left <= most + slack
+
+
+def test_safe_of_four_useless_candidates() -> None:
+    """Candidates are not counted: each has an error probability of 5 %."""
+    rng = np.random.default_rng(8)
+    rows = [{f"m{k}": rng.normal(size=20) for k in range(4)} for _ in range(2000)]
+    left = np.mean([name != "alone" for name in choose(rows)])
+    assert left <= 4 * 0.05
+    harmful = [{name: values - 0.3 for name, values in row.items()} for row in rows]
+    assert np.mean([name != "alone" for name in choose(harmful)]) <= 0.01
 
 
 def test_the_best_of_the_allowed_candidates_is_taken() -> None:
     noisy = [9.0, -7.0, 8.0, -6.0]
     client = {"noisy": noisy, "good": [0.5, 0.6, 0.4, 0.5], "less": [0.2, 0.2, 0.2, 0.3]}
     assert choose([client]) == ["good"]
+    steady = client | {"bold": [2.0, 0.1, 1.9, 0.1]}  # a larger mean, and more doubt
+    assert choose([steady]) == ["good"]
     assert choose([client], "likely") == ["noisy"]
 
 

@@ -148,8 +148,8 @@ def test_a_client_takes_what_it_took_in_most_seeds(safe: Choice, runs: Path) -> 
         model = safe.model_of(client)
         votes = safe.votes(client)
         assert votes[model.candidate] == max(votes.values())
-        run = model.folder.parent if model.candidate == "alone" else model.folder
-        seed = int(run.name.removeprefix("seed-"))
+        assert model.folder.name == "refit"
+        seed = int(model.folder.parent.name.removeprefix("seed-"))
         assert (client, seed, model.candidate) in [line[:3] for line in safe.clients]
         if votes["alone"] == max(votes.values()):
             assert model.candidate == "alone"
@@ -157,48 +157,49 @@ def test_a_client_takes_what_it_took_in_most_seeds(safe: Choice, runs: Path) -> 
         safe.model_of("9")
 
 
-def personal_scores(folder: Path) -> dict[str, float]:
-    table = Record.read(folder).clients()
-    assert table.evaluation.personal is not None
-    return dict(zip(table.names, table.evaluation.personal.score.tolist(), strict=True))
-
-
-def test_who_keeps_local_training_uses_local_models_of_all_samples(
-    runs: Path, safe: Choice, tmp_path: Path
+@pytest.mark.parametrize("method", ["alone", "fedavg", "fine-tune", "blend"])
+def test_clients_use_models_of_all_samples(
+    method: str, runs: Path, safe: Choice, tmp_path: Path
 ) -> None:
-    """Against runs of `alone` without validation samples, made apart."""
+    """Against runs without validation samples, made apart; blend has them and takes them back."""
     plain = cw.choose(runs, trust=True, refit=False)
     assert (plain.refit, safe.refit) == (False, True)
     assert (plain.clients, plain.taken) == (safe.clients, safe.taken)
+    changes = ["client.rejoin=true"] if method == "blend" else ["validation=0"]
     for k, seed in enumerate(safe.seeds):
-        with_validation = runs / "alone" / f"seed-{seed}"
-        changes = ["validation=0"]
-        apart = cw.Experiment(**change(values(with_validation / "experiment.toml"), changes))
+        first = plain.candidates[method].runs[seed].folder
+        apart = cw.Experiment(**change(values(first / "experiment.toml"), changes))
         for _ in cw.run(apart, out=tmp_path / str(seed)):
             pass
-        whole, before = personal_scores(tmp_path / str(seed)), personal_scores(with_validation)
+        whole, before = used_scores(tmp_path / str(seed)), used_scores(first)
         assert whole != before
-        for choice, local in ((safe, whole), (plain, before)):
-            assert dict(zip(choice.names, choice.results["alone"].scores[k], strict=True)) == local
-            for client in choice.names:
-                (line,) = [own for own in choice.clients if own[:2] == (client, seed)]
-                if line.taken == "alone":
-                    column = choice.by_how["safe"].clients.index(client)
-                    assert choice.by_how["safe"].scores[k, column] == local[client]
-                    assert choice.worth.changes[k, column] == 0
-        job, _ = reopen(with_validation, trust=True)
-        again, _ = reopen(safe.candidates["alone"].runs[seed].folder, trust=True)
+        for choice, expected in ((safe, whole), (plain, before)):
+            scores = choice.results[method].scores[k]
+            assert dict(zip(choice.names, scores, strict=True)) == expected
+            chosen = choice.by_how["safe"]
+            for line in choice.clients:
+                if (line.seed, line.taken) == (seed, method):
+                    column = chosen.clients.index(line.client)
+                    assert chosen.scores[k, column] == expected[line.client]
+                    assert method != "alone" or choice.worth.changes[k, column] == 0
+        job, _ = reopen(first, trust=True)
+        again, _ = reopen(safe.candidates[method].runs[seed].folder, trust=True)
         assert job.local is not None and again.local is not None
         test, same = job.local.federation.test, again.local.federation.test
         for a, b in ((test.x, same.x), (test.y, same.y), (test.offsets, same.offsets)):
             assert torch.equal(a, b)
-        assert again.local.federation.validation is None
-    assert {line.taken for line in safe.clients} > {"alone"}
+        assert (again.local.federation.validation is None) == (method != "blend")
 
 
-def test_local_training_on_all_samples_is_not_repeated(tmp_path: Path) -> None:
+def used_scores(folder: Path) -> dict[str, float]:
+    """Every client's score by what it uses."""
+    table = Record.read(folder).clients()
+    evaluation = table.evaluation.personal or table.evaluation
+    return dict(zip(table.names, evaluation.score.tolist(), strict=True))
+
+
+def test_training_on_all_samples_is_not_repeated(tmp_path: Path) -> None:
     folder = write_runs(tmp_path, ["rounds=2"], (), 1)
-    refits = folder / "alone/seed-0/refit"
 
     def stop(plan: Sequence[Cell]) -> dict[Path, str]:
         next(iter(run_cells(plan)))
@@ -213,23 +214,27 @@ def test_local_training_on_all_samples_is_not_repeated(tmp_path: Path) -> None:
         return {}
 
     first = cw.choose(folder, trust=True, train=count)
-    assert [step.round and step.round.number for step in steps] == [2]  # round 1 was saved
-    written = {path: path.stat().st_mtime_ns for path in refits.rglob("*")}
+    assert [step.cell.label for step in steps] == ["alone, all samples", *["fedavg, all samples"] * 2]
+    assert [step.round and step.round.number for step in steps] == [2, 1, 2]  # round 1 was saved
+    written = {path: path.stat().st_mtime_ns for path in folder.rglob("refit/*")}
+    assert written
+    steps.clear()
     second = cw.choose(folder, trust=True, train=count)
-    assert [step.round for step in steps[1:]] == [None]
-    assert {path: path.stat().st_mtime_ns for path in refits.rglob("*")} == written
+    assert [step.round for step in steps] == [None, None]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("refit/*")} == written
     assert list(second.candidates) == list(first.candidates) == ["alone", "fedavg"]
     with pytest.raises(RunError, match=r"lost its data.*--no-refit"):
         cw.choose(folder, trust=True, train=lambda plan: {plan[0].folder: "lost its data"})
 
 
-def test_local_training_on_other_samples_is_an_error(tmp_path: Path) -> None:
+def test_training_on_other_samples_is_an_error(tmp_path: Path) -> None:
     folder = write_runs(tmp_path, ["rounds=1"], (), 1)
 
     def train_on_fewer(plan: Sequence[Cell]) -> dict[Path, str]:
-        (cell,) = plan
-        for _ in cw.run(cell.experiment.model_copy(update={"validation": 0.1}), out=cell.folder):
-            pass
+        for cell in plan:
+            fewer = cell.experiment.model_copy(update={"validation": 0.1})
+            for _ in cw.run(fewer, out=cell.folder):
+                pass
         return {}
 
     with pytest.raises(RunError, match="the data changed since the runs"):

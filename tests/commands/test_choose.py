@@ -68,7 +68,7 @@ def test_it_prints_who_takes_what_and_why(command: Command, folder: Path) -> Non
     assert "commonweal predict runs TABLE --choice" in printed
 
 
-def test_local_models_are_those_of_all_samples_unless_no_refit(
+def test_models_are_those_of_all_samples_unless_no_refit(
     command: Command, folder: Path
 ) -> None:
     """`proved` has too little evidence here: everybody keeps local training."""

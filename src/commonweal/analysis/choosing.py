@@ -1,7 +1,7 @@
 """`commonweal.choose`: each client's best model among finished runs, by its validation samples.
 
 Test samples have no part in choosing. Their scores, which the runs recorded, only show what the
-choice is worth. Local models are trained again after the choice, on all samples.
+choice is worth. After the choice all models are trained again, on all samples.
 """
 
 import math
@@ -87,7 +87,7 @@ class Choice:
     level: float
     score: str
     candidates: dict[str, Candidate]  # local training first, with the runs on all samples if refit
-    refit: bool  # whether local models were trained again, on all samples
+    refit: bool  # whether the models were trained again, on all samples
     seeds: tuple[int, ...]
     clients: list[ClientChoice]  # by seed and client
     results: dict[str, Result]  # on test samples, by candidate
@@ -182,19 +182,19 @@ def choose(
 
     Args:
         folder: A folder with runs below it, or several.
-        how: How much evidence a client needs before it leaves local training: "safe" (the mean
-            loss is lower by more than one standard error), "likely" (it is lower) or "proved".
+        how: How much evidence a client needs before it leaves local training: "safe" (the
+            expected loss is lower, with the confidence `level` by Student's t), "likely" (the mean
+            loss is lower) or "proved".
         margin: How much worse than local training a "proved" candidate may be in expectation.
-        level: The confidence level of "proved".
+        level: The confidence level of "safe" and "proved".
         trust: Import the programs that the runs name.
         pool: Processes that evaluate the runs. None: this one.
-        refit: After choosing, train the local models once more, on validation samples, too, for
-            the clients that keep them and as what others are compared with. What is finished is
-            not repeated.
+        refit: After choosing, train all methods once more, on validation samples, too: clients use
+            these models, and their scores are of these. What is finished is not repeated.
         train: Runs what is not finished of these, and returns why some have no result.
 
     Raises:
-        RunError: The runs cannot be compared, or local training on all samples has no result.
+        RunError: The runs cannot be compared, or training on all samples has no result.
     """
     expect("how", how, str, f"one of {', '.join(HOWS)}")
     expect("margin", margin, int | float, "a number")
@@ -246,11 +246,12 @@ def choose(
     elif how == "proved" and not local.right_or_wrong:
         notes.append(f"{score} has no value per sample: losses are the evidence instead")
     if refit:
-        alone = candidates[ALONE]
+        runs_of = {n: {seed: own.runs[seed] for seed in seeds} for n, own in candidates.items()}
         with trusting(trust):
-            again = train_again({seed: alone.runs[seed] for seed in seeds}, train, notes)
+            again = train_again(runs_of, train, notes)
         refit = again is not None
-        candidates[ALONE] = alone._replace(runs=again or alone.runs)
+        for name, runs_again in (again or {}).items():
+            candidates[name] = candidates[name]._replace(runs=runs_again)
     results = _results(candidates, seeds)
     return Choice(
         how=how,

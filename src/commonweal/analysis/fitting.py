@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commonweal.analysis.compare import ALONE, Cell, Data, Step, run_cells, run_folder
-from commonweal.analysis.refitting import LABEL, needs_validation, refit_cell
+from commonweal.analysis.refitting import ALL, needs_validation, refit_cell
 from commonweal.config.experiment import Experiment, change
 
 __all__ = ["FEWEST", "Work", "fit_plan", "run_plan"]
@@ -20,7 +20,7 @@ METHODS = {  # each as changes of an experiment of FedAvg
     "fine-tune": ["client=fine-tune"],
     "blend": ["client=blend", "client.rejoin=false"],
 }
-COSTS = {ALONE: 1.5, LABEL: 1.5, "blend": 2.5}  # relative to FedAvg
+COSTS = {ALONE: 1.5, "blend": 2.5}  # relative to FedAvg
 
 
 class Work(NamedTuple):
@@ -40,7 +40,7 @@ def fit_plan(base: Mapping[str, object], seeds: int, folder: Path) -> list[list[
             experiment = Experiment(**change(base, changes) | {"seed": seed})
             own.append(Cell(label, experiment, run_folder(folder, label, seed)))
         if not needs_validation(own[0].experiment):
-            own.append(refit_cell(own[0].experiment, own[0].folder))
+            own += [refit_cell(*vars(cell).values()) for cell in own]
         plan.append(own)
     return plan
 
@@ -77,7 +77,7 @@ def run_plan(
 
 
 def _cost(cell: Cell) -> float:
-    return COSTS.get(cell.label, 1.0) * cell.experiment.rounds
+    return COSTS.get(cell.label.removesuffix(ALL), 1.0) * cell.experiment.rounds
 
 
 def _seeds_within(ends: Sequence[float], minutes: float | None, elapsed: float, done: float) -> int:

@@ -1,22 +1,24 @@
-"""Local training once more after choosing, on all samples of a client.
+"""The methods of a choice once more, on all samples of every client.
 
-A choice needs validation samples that no model has seen. Once it is made, a client that keeps its
-local models can train them on these samples, too, without the federation.
+A choice needs validation samples that no model has seen. Once it is made, the models that clients
+use are trained again, on these samples, too. The choice compared models of equal samples, and so do
+the scores on test samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from commonweal.analysis.compare import ALONE, Cell, run_cells
+from commonweal.analysis.compare import Cell, run_cells
 from commonweal.base.errors import RunError
+from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.record.record import Record
 
-__all__ = ["LABEL", "Train", "needs_validation", "refit", "refit_cell", "train"]
+__all__ = ["ALL", "Train", "needs_validation", "refit", "refit_cell", "train"]
 
-LABEL = f"{ALONE}, all samples"
-FOLDER = "refit"  # below the run of local training: what is below a run belongs to it
+ALL = ", all samples"  # follows the name of the method in the label of its run
+FOLDER = "refit"  # below the run of the method: what is below a run belongs to it
 
 Train: TypeAlias = Callable[[Sequence[Cell]], Mapping[Path, str]]
 
@@ -33,55 +35,74 @@ def needs_validation(experiment: Experiment) -> str:
     return "" if experiment.patience is None else "patience"
 
 
-def refit_cell(experiment: Experiment, folder: Path) -> Cell:
-    """The run of local training on all samples.
+def refit_cell(label: str, experiment: Experiment, folder: Path) -> Cell:
+    """The run of a method on all samples.
+
+    Validation samples become training samples. Only `blend` needs them to learn its weights, before
+    they return to training.
 
     Args:
-        experiment: Of local training with validation samples.
+        label: The name of the method.
+        experiment: Of its run, with validation samples.
         folder: Of its run.
     """
-    whole = Experiment(**experiment.model_dump() | {"validation": 0.0})
-    return Cell(LABEL, whole, folder / FOLDER)
+    changes: dict[str, object] = {"validation": 0.0}
+    if "rejoin" in catalog.complete("clients", experiment.client):
+        changes = {"client": {**experiment.client, "rejoin": True}}
+    whole = Experiment(**experiment.model_dump() | changes)
+    return Cell(label + ALL, whole, folder / FOLDER)
 
 
-def refit(runs: Mapping[int, Record], train: Train, notes: list[str]) -> dict[int, Record] | None:
-    """Train the local models of some runs on all samples, where that is not done yet.
+def refit(
+    methods: Mapping[str, Mapping[int, Record]], train: Train, notes: list[str]
+) -> dict[str, dict[int, Record]] | None:
+    """Train methods on all samples, where that is not done yet.
 
     Args:
-        runs: The runs of local training by seed.
+        methods: The runs of each by seed.
         train: Runs what is not finished.
         notes: Gets a line where the runs cannot do without validation samples.
 
     Returns:
-        The runs on all samples by seed; None where they cannot do without validation samples.
+        The runs on all samples; None where they cannot do without validation samples.
     """
-    plan = {}
-    for seed, record in runs.items():
-        experiment = read(record.folder / "experiment.toml")
-        setting = needs_validation(experiment)
-        if setting:
-            notes.append(
-                f"{setting} needs validation samples: clients that keep local training are not "
-                "trained on all samples"
-            )
-            return None
-        plan[seed] = refit_cell(experiment, record.folder)
-    for folder, failure in train(list(plan.values())).items():
+    plan: dict[str, dict[int, Cell]] = {}
+    for name, runs in methods.items():
+        plan[name] = {}
+        for seed, record in runs.items():
+            experiment = read(record.folder / "experiment.toml")
+            setting = needs_validation(experiment)
+            if setting:
+                notes.append(
+                    f"{setting} needs validation samples: the models are not trained again on all "
+                    "samples"
+                )
+                return None
+            plan[name][seed] = refit_cell(name, experiment, record.folder)
+    cells = [cell for runs in plan.values() for cell in runs.values()]
+    for folder, failure in train(cells).items():
         raise RunError(
-            f"{str(folder)!r}: local training on all samples has no result ({failure}): choose "
-            "without it, by --no-refit or refit=False"
+            f"{str(folder)!r}: training on all samples has no result ({failure}): choose without "
+            "it, by --no-refit or refit=False"
         )
-    return {seed: _checked(Record.read(cell.folder), runs[seed]) for seed, cell in plan.items()}
+    again: dict[str, dict[int, Record]] = {}
+    for name, runs in methods.items():
+        again[name] = {}
+        for seed, record in runs.items():
+            again[name][seed] = _checked(plan[name][seed], record)
+    return again
 
 
-def _checked(whole: Record, part: Record) -> Record:
-    """The run on all samples; RunError unless only validation samples were added to training."""
-    counts = part.facts.train_rows, part.facts.validation_rows, part.facts.test_rows
-    expected = (counts[0] or 0) + (counts[1] or 0), counts[2]
-    if (whole.facts.train_rows, whole.facts.test_rows) != expected:
+def _checked(cell: Cell, first: Record) -> Record:
+    """The run on all samples; RunError unless it has the samples of the first run."""
+    record = Record.read(cell.folder)
+    training, test = first.facts.train_rows or 0, first.facts.test_rows
+    if cell.experiment.validation == 0:
+        training += first.facts.validation_rows or 0
+    if (record.facts.train_rows, record.facts.test_rows) != (training, test):
         raise RunError(
-            f"{str(whole.folder)!r} has {whole.facts.train_rows} training and "
-            f"{whole.facts.test_rows} test samples, not {expected[0]} and {expected[1]}: the data "
-            "changed since the runs; run the comparison again, or use --no-refit"
+            f"{str(cell.folder)!r} has {record.facts.train_rows} training and "
+            f"{record.facts.test_rows} test samples, not {training} and {test}: the data changed "
+            "since the runs; run the comparison again, or use --no-refit"
         )
-    return whole
+    return record

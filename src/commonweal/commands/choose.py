@@ -23,21 +23,20 @@ def choose(
     how: Annotated[
         str,
         typer.Option(
-            help="The evidence that a client needs to leave local training: safe (its mean loss "
-            "is lower by more than one standard error), likely (it is lower), or proved.",
+            help="The evidence that a client needs to leave local training: safe (the expected "
+            "loss is lower by a t-test), likely (the mean loss is lower), or proved.",
             autocompletion=names_of(lambda: HOWS),
         ),
     ] = "safe",
     margin: Annotated[
         float, typer.Option(help="Proved: how much worse a model may be in expectation.", min=0)
     ] = 0.0,
-    level: Annotated[float, typer.Option(help="Proved: the confidence level.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Safe and proved: the confidence level.")] = 0.95,
     refit: Annotated[
         bool,
         typer.Option(
             "--refit/--no-refit",
-            help="Then train the local models once more, on validation samples, too, for the "
-            "clients that keep them.",
+            help="Then train all methods once more, on validation samples, too.",
         ),
     ] = True,
     trust: Trust = False,

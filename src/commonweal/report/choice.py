@@ -18,7 +18,7 @@ __all__ = ["choice_table", "client_table", "evidence", "method_name", "paragraph
 
 MANY = 20  # with this many clients, the worst 10 % are shown instead of the worst client
 NAMES = {ALONE: "local training", "fedavg": "FedAvg"}
-REFIT = " Local models were then trained again on all samples of a client, validation included."
+REFIT = " All models were then trained again on all samples, validation included."
 
 WORDS = {  # the methods of `fit`, for those who have not heard of them
     ALONE: "local training",
@@ -235,9 +235,9 @@ def _certainty(choice: Choice) -> str:
     agreed = [max(choice.votes(client).values()) for client in choice.names]
     share = 100 * sum(agreed) / (len(agreed) * len(choice.seeds))
     return (
-        f"A client leaves local training only if the loss on its {samples} validation samples "
-        f"falls by more than one standard error.{REFIT if choice.refit else ''} Everything was "
-        f"repeated for {_seeds(choice)}, "
+        f"A client leaves local training only if its {samples} validation samples show a lower "
+        f"loss with a confidence of {100 * choice.level:g} %.{REFIT if choice.refit else ''} "
+        f"Everything was repeated for {_seeds(choice)}, "
         f"with other splits of the samples: {share:.0f} % of the decisions agree with the model "
         "taken."
     )

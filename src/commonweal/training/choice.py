@@ -5,9 +5,11 @@ and others. It compares them on validation samples that none of them was trained
 differ in how much evidence they ask for:
 
 - `likely` takes the candidate with the largest mean improvement over local training.
-- `safe` asks that the mean improvement exceeds one standard error.
+- `safe` takes the candidate whose improvement has the largest lower confidence limit, if that is
+  above 0. It trusts Student's t, one candidate at a time.
 - `proved` asks for a proof: at the confidence level, the expected improvement is above minus the
-  margin. The proof holds for each client separately, over the draw of its validation samples.
+  margin. The proof holds for each client separately, over the draw of its validation samples, for
+  all candidates together and however improvements are distributed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
 from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
@@ -46,7 +48,8 @@ def choose(
             the local model wrong, both agree, or the reverse. Above 0 is better.
         how: How much evidence a client needs before it leaves local training.
         margin: How much worse than local training a "proved" candidate may be in expectation.
-        level: The confidence level of "proved", for each client, over all its candidates together.
+        level: The confidence level of "safe", for each candidate, and of "proved", for each client
+            over all its candidates together.
         bound: The largest possible loss of a sample, for "proved" with losses: improvements below
             -bound are impossible. By default the largest absolute improvement of any client: the
             proof then assumes that no larger loss exists, so give it where there are few clients.
@@ -79,19 +82,19 @@ def choose(
     by_sign = bound <= 1 and bool(np.isin(every, (-1.0, 0.0, 1.0)).all())
     chosen = []
     for candidates in clients:
-        means = {}
+        merits = {}
         for name, values in candidates.items():
-            if how == "likely":
-                enough = len(values) > 0 and values.mean() > 0
-            elif how == "safe":
-                enough = _exceeds_one_error(values)
-            else:
+            merit = float(values.mean()) if len(values) else 0.0
+            if how == "safe":
+                merit = _lower_limit(values, level)
+            if how == "proved":
                 alpha = (1 - level) / len(candidates)  # Bonferroni, over the candidates
-                enough = _is_proved(values, margin, alpha, bound, by_sign)
-            if enough:
-                means[name] = float(values.mean())
-        # The largest mean; of equal ones the first by name.
-        chosen.append(min(means, key=lambda name: (-means[name], name), default=ALONE))
+                if not _is_proved(values, margin, alpha, bound, by_sign):
+                    continue
+            if merit > 0:
+                merits[name] = merit
+        # The largest; of equal ones the first by name.
+        chosen.append(min(merits, key=lambda name: (-merits[name], name), default=ALONE))
     return chosen
 
 
@@ -130,12 +133,17 @@ def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, NDAr
     return checked
 
 
-def _exceeds_one_error(values: NDArray[np.float64]) -> bool:
-    """Whether the mean is above one standard error, which needs two samples."""
+def _lower_limit(values: NDArray[np.float64], level: float) -> float:
+    """The lower limit of the expected improvement by Student's t, which needs two samples.
+
+    One more sample without any difference is added: without it, two or three equal improvements
+    would have no spread, and no doubt would be left.
+    """
     if len(values) < 2:
-        return False
-    error = values.std(ddof=1) / np.sqrt(len(values))
-    return bool(values.mean() > error)
+        return 0.0
+    smoothed = np.append(values, 0.0)
+    error = smoothed.std(ddof=1) / np.sqrt(len(smoothed))
+    return float(smoothed.mean() - special.stdtrit(len(values), level) * error)
 
 
 def _is_proved(

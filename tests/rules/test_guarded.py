@@ -265,6 +265,65 @@ def test_a_client_whose_losses_follow_its_updates_may_point_against_the_others()
     assert decision.weights[0] > 1.3 / 8
 
 
+@pytest.mark.parametrize("malicious", [[0], [0, 3, 6, 9]])
+def test_an_update_that_cancels_all_others_does_not_stop_the_training(malicious: list[int]) -> None:
+    """AdaFed alone stands still, as no direction serves the malicious clients as well."""
+    ends = []
+    for rule in (AdaFed(), Guarded(AdaFed())):
+        state = rule.init(20)
+        optima = normals(15, 20, 40)
+        w = 2 * torch.ones(40, dtype=torch.float64)
+        honest = [k for k in range(20) if k not in malicious]
+        for t in range(40):
+            gaps = w - optima
+            U = 0.05 * gaps
+            losses = gaps.square().sum(1) / 40
+            if t > 5:
+                U[malicious] = -3 * U[honest].mean(0)
+                losses[malicious] = 2 * losses.median()
+            decision = rule(reports(losses, updates=U), state)
+            w = w - decision.weights @ U
+            state = decision.state
+        ends.append(float((w - optima[honest].mean(0)).norm()))
+    assert ends[1] < ends[0] / 2
+    assert sorted(decision.dropped) == malicious
+
+
+def test_a_client_that_balances_the_others_is_recognised() -> None:
+    """Neither its loss nor its promise changes on average; how they change together shows it."""
+    rule = Guarded(AFL(lr=1.0))
+    state = rule.init(12)
+    optima = normals(16, 12, 40)
+    w = 2 * torch.ones(40, dtype=torch.float64)
+    dropped = []
+    for t in range(60):
+        U = 0.05 * (w - optima + 2 * normals(100 + t, 12, 40))
+        U[[2, 5]] *= -1
+        losses = (w - optima).square().sum(1) / 40
+        decision = rule(reports(losses, updates=U), state)
+        w = w - decision.weights @ U
+        state = decision.state
+        dropped.append(sorted(decision.dropped))
+    assert dropped[20:].count([2, 5]) > 30
+
+
+def test_a_constant_loss_does_not_hide_the_others() -> None:
+    """A client whose loss never changes has no correlation, and must not undo the comparison."""
+    rule = Guarded(TERM())
+    state = rule.init(10)
+    optima = normals(17, 10, 40)
+    w = 2 * torch.ones(40, dtype=torch.float64)
+    for _ in range(25):
+        U = 0.05 * (w - optima)
+        losses = (w - optima).square().sum(1) / 40
+        U[1] *= -1
+        losses[0] = 2.0
+        decision = rule(reports(losses, updates=U), state)
+        w = w - decision.weights @ U
+        state = decision.state
+    assert sorted(decision.dropped) == [0, 1]
+
+
 def test_clients_that_share_no_direction_are_not_called_malicious() -> None:
     for seed in range(20):
         told = reports([1.0] * 12, updates=normals(seed, 12, 50))
@@ -367,7 +426,7 @@ def test_any_quarter_moves_the_model_by_a_quarter_and_the_budget(
 ) -> None:
     U = normals(seed, 8, 30) + 1
     U /= U.norm(dim=1, keepdim=True)
-    weights = weigh(Guarded(inside), reports(losses, updates=U))
+    weights = weigh(Guarded(inside, budget=0.3), reports(losses, updates=U))
     assert weights.isfinite().all()
     moved = weights.clamp(min=0).sort(descending=True).values / weights.sum()
     assert moved[0] <= 1 / 8 + 0.3 + 0.01

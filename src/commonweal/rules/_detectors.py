@@ -184,20 +184,21 @@ class Response(Detector):
     """Losses that do not change as the client's own updates promise.
 
     Along a direction D the loss of a client that sends u falls by <u, D>, times a number that is
-    about the same for all who train alike. Who is badly served and gets more weight promises more,
-    and its loss falls by more. Who invents a loss or an update does not know how they go together.
-    Until there is evidence, nobody may point against the others.
+    about the same for all who train alike: the slope of its falls over its promises, from round to
+    round. Who invents losses or updates does not know how they go together, and who pushes the
+    model against the others has a slope below 0 even where both sides hold each other. Rounds in
+    which the model hardly moves hardly count, so that standing still is no way out. Until there is
+    evidence, nobody may point against the others.
     """
 
-    reason = "its losses do not follow its updates"
-    tables = ("promised", "promised_after", "fallen", "rounds", "agreement")
+    reason = "its losses do not follow its updates: by {:.2g} times what is usual"
+    tables = ("products", "promised", "shared", "fallen", "rounds", "agreement")
     fading = 0.9
     enough = 2.5  # rounds of evidence, after fading
     negligible = 1e-6  # of the loss: a model that stands still is no evidence
-    lowest, highest = 0.3, 2.5  # of the promised change is plausible, in units of the typical one
-    tolerance = 1.0  # beyond that: typical changes,
-    spread = 3.0  # and standard deviations of the others; twice as many unless
-    most = 0.7  # of the losses change in the direction that was promised
+    explained = 0.5  # the least median correlation of falls and promises, for a comparison
+    lowest, highest = 0.25, 2.5  # times the median slope is plausible, within the limits
+    errors = (2.0, 1.0)  # of so many standard errors below and above the estimates
     recent = 0.2  # the part of this round in the mean cosine with the others' mean update
     opposed = -0.3  # the least such cosine without evidence
 
@@ -208,15 +209,19 @@ class Response(Detector):
         sums = {name: lookup(state[name], ids) for name in self.tables}
         if known.any():
             before = seen.last.losses[place]
-            fall = before - losses
+            unit = median(seen.norms).square()
+            first = seen.last.promises[place] / unit
+            second = seen.shorter * (seen.sketches @ seen.last.direction) / unit
+            promise = (first + second) / 2
+            fall = (before - losses) / median(losses)
             # A leap says more about the loss than about the update.
             known &= (losses < LEAST * before) & (before < LEAST * losses)
-            known &= median(fall.abs()) > self.negligible * median(losses)
+            known &= median(fall.abs()) > self.negligible
             news = {
-                "promised": seen.last.promises[place],
-                # The direction has a part of the client's own noise; its next update has not.
-                "promised_after": seen.shorter * (seen.sketches @ seen.last.direction),
-                "fallen": fall,
+                "products": promise * fall,
+                "promised": promise.square(),
+                "shared": first * second,
+                "fallen": fall.square(),
                 "rounds": torch.ones_like(losses),
             }
             for name, new in news.items():
@@ -224,26 +229,34 @@ class Response(Detector):
         cosines = agreement(seen)
         mean = sums["agreement"]
         sums["agreement"] = torch.where(mean == 0, cosines, mean + self.recent * (cosines - mean))
-        shown = sums["rounds"] >= self.enough
+        shown = (sums["rounds"] >= self.enough) & (sums["shared"] > 0)
         implausible = ~shown & (sums["agreement"] < self.opposed)
         if len(ids) < FEW:
             implausible = torch.zeros_like(implausible)
+        slopes = torch.ones_like(losses)
         if int(shown.sum()) >= FEW:
-            implausible |= shown & self._missed(sums, shown)
+            least, slopes = self._slopes(sums, shown)
+            implausible |= (slopes < self.lowest) | (least > self.highest)
         following = {name: put(state[name], ids, value) for name, value in sums.items()}
-        return Verdict(implausible, losses, following)
+        return Verdict(implausible, slopes, following)
 
-    def _missed(self, sums: Tensors, shown: Tensor) -> Tensor:
-        """Whose losses (S,) are far from what their updates promise, given those with evidence."""
-        names = ("promised", "promised_after", "fallen")
-        promised, after, fallen = (sums[name] / median(sums[name][shown].abs()) for name in names)
-        promises = torch.stack([promised, after])
-        bounds = torch.cat([self.lowest * promises, self.highest * promises])
-        distance = (fallen - bounds.amax(0)).maximum(bounds.amin(0) - fallen)
-        follow = (promised * fallen > 0)[shown].double().mean()
-        spread = self.spread if follow >= self.most else 2 * self.spread
-        usual = float(deviation((fallen - promises.mean(0))[shown]))
-        return distance > max(self.tolerance, spread * usual)
+    def _slopes(self, sums: Tensors, shown: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest slopes (S,) that the evidence allows, 1 being the median.
+
+        Promises have the noise of a client's batches, which flattens the slope; what the promise
+        before a step and the one after it share has not. The true slope is between both estimates.
+        All are 1 without evidence, and where most losses do not follow the updates.
+        """
+        flat = sums["products"] / sums["promised"]
+        unexplained = (sums["fallen"] - flat * sums["products"]).clamp(min=0)
+        error = (unexplained / sums["promised"] / (sums["rounds"] - 1)).sqrt()
+        correlation = sums["products"] / (sums["promised"] * sums["fallen"]).sqrt()
+        if median(correlation[shown].nan_to_num(0)) < self.explained:  # 0: a loss that stays
+            return torch.ones_like(flat), torch.ones_like(flat)
+        steeper = sums["promised"] / sums["shared"]
+        least = (flat - self.errors[0] * error) / median(flat[shown])
+        largest = steeper * (flat + self.errors[1] * error) / median((steeper * flat)[shown])
+        return torch.where(shown, least, 1.0), torch.where(shown, largest, 1.0)
 
 
 def agreement(seen: Round) -> Tensor:

@@ -6,9 +6,10 @@ before: `_detectors` has the tests. Medians are reliable as long as most reporte
 strongest test is what a client does with its weight: an honest client's loss follows its update.
 Whatever looks like an honest client that is badly served is believed, so that weights are kept near
 fair shares in every round as well: whatever the rule asks for, one client moves the model by `most`
-fair shares, and a quarter of the clients by a quarter and the budget. Clients that send the same
-update share less than one fair share. docs/reliability.md shows what it withstands and what it
-cannot.
+fair shares, and a quarter of the clients by a quarter and the budget. Clients whose losses hardly
+follow their updates get less of what exceeds a fair share, and clients that send the same update
+share less than one. No client may stop the others: where the rule's direction is nearly 0, the
+weights are fair shares. docs/reliability.md shows what it withstands and what it cannot.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +32,9 @@ GROWTH = 10.0  # a client's size is at most this many times the one that it firs
 ABSURD = 50.0  # a size so many times the largest plausible one is false, not that of a large client
 RECOVERY = 0.2  # by how much a plausible report reduces the suspicion, which an implausible one
 SUSPICION = 5.0  # raises by 1, up to this
+FOLLOWS = 0.5  # a loss that follows the updates by this part of what is usual is beyond doubt
 LONG = 0.75  # the quantile of norms that a fair share may move
+STALLED = 0.1  # a direction so much shorter than the mean update stops the training
 COPIES = 1.9  # so many clients with the same update, itself included, are named
 
 
@@ -44,6 +47,7 @@ class _Findings(NamedTuple):
     shrink: Tensor  # (S,) the factor that limits an update to the largest plausible norm
     long: dict[int, str]  # updates that are used, but shortened
     suspicion: Tensor  # (S,) after this round: 1 or more excludes
+    credit: Tensor  # (S,) the part of what exceeds a fair share that a client may have
     states: State  # of the detectors
 
 
@@ -62,7 +66,8 @@ class Guarded(Combinator):
         action: "drop" an implausible report, or "cap" its loss and the norm of its update at the
             largest plausible ones; reports of which nothing can be used are dropped in any case.
         most: how many fair shares (1 / S, or its part of the samples if that is more) a client
-            moves the model by in a round, with 5 or more reporters.
+            moves the model by in a round, with 5 or more reporters; less, down to one, if its loss
+            follows its updates by less than half of what is usual.
         budget: how much clients above their fair shares move the model by beyond these, together;
             1 leaves weights as the rule gives them.
     """
@@ -70,7 +75,7 @@ class Guarded(Combinator):
     limit: float = 20.0
     action: Literal["drop", "cap"] = "drop"
     most: float = 5.0
-    budget: float = 0.3
+    budget: float = 0.4
 
     kind: ClassVar[Kind] = Kind(
         "combinator", "the rule's own, of plausible losses", "the rule's own"
@@ -116,7 +121,7 @@ class Guarded(Combinator):
         findings = self._findings(seen, false, state)
         decision = self._decide(checked, findings, self.inner(state))
         smaller = {i: why for i, why in shrunk.items() if i not in decision.dropped}
-        weights = self._limited(decision, checked, seen.copies**-2)
+        weights = self._limited(decision, checked, seen.copies**-2, findings.credit)
         following = {
             "rule": decision.state,
             "sizes": _first_sizes(reports.ids, sizes, state["sizes"]),
@@ -161,6 +166,7 @@ class Guarded(Combinator):
         useless: set[int] = set()
         states: State = {}
         plausible_loss = torch.ones(len(ids), dtype=torch.bool)
+        credit = torch.ones(len(ids), dtype=torch.float64)
         for name, detector in DETECTORS.items():
             verdict = detector(seen, state.get(name, {}))
             states[name] = verdict.state
@@ -169,6 +175,8 @@ class Guarded(Combinator):
                 useless |= set(ids[verdict.implausible].tolist())
             if name == "loss":
                 plausible_loss = ~verdict.implausible
+            if name == "response":
+                credit = (verdict.values / FOLLOWS).clamp(0, 1)
         long = excess(norms, self.limit) > 1
         text = "its update is {:.3g} times the cohort's median"
         implausible = torch.tensor([client in reasons for client in ids.tolist()])
@@ -186,6 +194,7 @@ class Guarded(Combinator):
             _shrink(norms, ~long),
             _why(ids, long, text, norms / median(norms)),
             suspicion,
+            credit,
             states,
         )
 
@@ -212,35 +221,49 @@ class Guarded(Combinator):
             capped=capped | decision.capped,
         )
 
-    def _limited(self, decision: Decision, reports: Reports, trust: Tensor) -> Tensor:
+    def _limited(
+        self, decision: Decision, reports: Reports, trust: Tensor, credit: Tensor
+    ) -> Tensor:
         """Keep the weights near fair shares.
 
         What a client moves is its weight times the length of its update in units of the quantile
         LONG, if it is above that. A fair share is 1 / S or the client's part of the samples, times
-        its trust (S,). Clients above theirs move at most `most` times as much each, and at most
-        `budget` more together, which those below theirs move less.
+        its trust (S,). Clients above theirs move at most `most` times as much each, of which they
+        get the part `credit` (S,), and at most `budget` more together, which those below theirs
+        move less.
         """
         weights = decision.weights.double()
         used = torch.tensor([i not in decision.dropped for i in reports.ids.tolist()])
         size = int(used.sum())
         if len(used) < FEW or self.budget == 1 or not weights.any():
             return decision.weights
+        even = used / size
         lengths = _relative_lengths(reports.norms)
+        length = _length(weights, reports)
+        if length < STALLED * _length(even / lengths, reports):
+            weights = even / lengths  # one update can cancel all others, and stop the training
         moved = weights * lengths / (weights.abs() * lengths).sum()
         sizes = torch.where(used, reports.sizes.double(), 0.0)
         part = sizes / sizes.sum()
-        even = used / size
         upper = trust * part.maximum(even)
         lower = trust * part.minimum(even)
-        above = _within((moved - upper).clamp(min=0), self.budget)
-        above = above.minimum((self.most - 1) * trust * upper)
+        allowed = (self.most - 1) * trust * credit * upper
+        above = _within((moved - upper).clamp(min=0).minimum(allowed), self.budget)
         below = (lower - moved).clamp(min=0)
         limited = moved.clamp(lower, upper) + above - _within(below, float(above.sum()))
         if torch.allclose(limited, moved, rtol=0, atol=1e-6):  # updates that are a little alike
-            return decision.weights
-        total = min(1.0, float(weights.abs().sum()))
+            return weights.to(decision.weights.dtype)
         limited = limited / lengths
-        return (total * limited / limited.sum()).to(decision.weights.dtype)
+        limited = limited / limited.sum()
+        # As long as the rule's direction, but at most an average.
+        total = max(float(weights.abs().sum()), length / (_length(limited, reports) or 1.0))
+        return (min(1.0, total) * limited).to(decision.weights.dtype)
+
+
+def _length(weights: Tensor, reports: Reports) -> float:
+    """Of the direction."""
+    updates = required(reports.updates, "updates")
+    return float((weights.to(updates.dtype) @ updates).norm())
 
 
 def _within(values: Tensor, budget: float) -> Tensor:

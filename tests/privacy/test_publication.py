@@ -85,7 +85,8 @@ def test_reports_pages_and_json_leave_clients_out(tmp_path: Path) -> None:
     assert_public(json.dumps(page.facts))
     described = runs.scan(tmp_path)
     assert [each.id for each in described] == ["run"]  # the private part is not listed
-    assert described[0].mean is None and described[0].worst is None
+    (run,) = described
+    assert isinstance(run, runs.Run) and run.mean is None and run.worst is None
     with pytest.raises(RunError, match="private") as error:
         Comparison.in_folders([out])
     assert_public(str(error.value))

@@ -515,7 +515,7 @@ def test_one_broken_folder_never_empties_the_page(
     monkeypatch.setattr(Outline, "open", fail)
     found = runs.scan(tmp_path)
     assert [run.state == "broken" for run in found] == [False, True, False]
-    assert "NoneType" in found[1].problem
+    assert isinstance(found[1], runs.Broken) and "NoneType" in found[1].problem
     assert len(runs.federations(found)[0].methods[0].ids) == 2
 
 
@@ -682,6 +682,7 @@ def test_figures_are_of_the_models_that_clients_use(tmp_path: Path) -> None:
     last = json.loads((folder / "rounds.jsonl").read_bytes().splitlines()[-1])
     assert last["personal"]["mean"] != last["metrics"]["mean"]
     (run,) = runs.select(runs.scan(tmp_path), "ditto")
+    assert isinstance(run, runs.Run)
     assert (run.mean, run.worst) == (last["personal"]["mean"], last["personal"]["worst_10"])
     (federation,) = runs.federations([run])
     assert [method.label for method in federation.methods] == ["ditto"]

@@ -20,7 +20,7 @@ def cells(record: Record) -> tuple[str, str, str]:
     last = record.evaluated[-1]
     score = record.facts.score
     metrics = last.personal or last.metrics
-    mean, worst = (show_score(metrics[key], score, digits=1) for key in ("mean", "worst"))
+    mean, worst = show_score(metrics["mean"], score, 1), show_score(metrics["worst"], score, 1)
     return shown(score), f"mean {mean}", f"worst {worst}"
 
 

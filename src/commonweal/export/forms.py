@@ -3,7 +3,9 @@
 import inspect
 import logging
 import warnings
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Literal
 
 import torch
@@ -23,90 +25,9 @@ __all__ = ["FORMS", "Form", "export"]
 Form = Literal["torch", "onnx", "card"]
 FORMS: tuple[Form, ...] = ("torch", "onnx", "card")
 
-PREDICT = '''"""Predict the rows of a CSV file: python predict.py new.csv > predictions.csv
-
-Needs Python, numpy and {needs}, and the files next to this one. Written by Commonweal {version}.
-Where clients have personal models (clients.json), each row is predicted by its client's.
-"""
-
-import csv
-import json
-import re
-import sys
-from pathlib import Path
-
-import numpy as np
-{imports}
-from prepare import naming, outside, owners, prepare, read_columns, read_csv
-
-FOLDER = Path(__file__).parent
-FORMULA = re.compile({formula!r})
-NUMBER = re.compile({number!r})
-
-
-{quoted}
-
-def read_json(name):
-    path = FOLDER / name
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {{}}
-
-
-def load(name):
-    """What takes features (n, d), float32, and gives probabilities of classes, or values."""
-{load}
-
-
-def predict(table):
-    """Probabilities of classes (n, classes), or values (n, 1), of a table of texts by column."""
-    preprocessing = read_json("preparation.json")
-    x = prepare(read_columns(preprocessing), table)
-    personal = read_json("clients.json")
-    names = owners(preprocessing, table) if personal else None
-    files = np.array([personal.get(name, "{model}") for name in names or [""] * len(x)])
-    parts = {{name: load(name)(x[files == name]) for name in np.unique(files).tolist()}}
-    answers = np.empty((len(x), next(iter(parts.values())).shape[1]), np.float32)
-    for name, part in parts.items():
-        answers[files == name] = part
-    if personal:
-        known = int((files != "{model}").sum())
-        print(known, "rows by personal models,", len(x) - known, "by the global", file=sys.stderr)
-    return answers
-
-
-def main():
-    preprocessing = read_json("preparation.json")
-    table = read_csv(sys.argv[1], preprocessing["encoding"])
-    answers = predict(table)
-    names = preprocessing["class_names"]
-    columns = {{name: table[name] for name in naming(preprocessing, table)}}
-    label = "predicted " + preprocessing["label"]
-    if names:
-        classes = answers.argmax(1)
-        if preprocessing.get("threshold") is not None:
-            classes = (answers[:, 1] >= preprocessing["threshold"]).astype(int)
-        columns[label] = [names[i] for i in classes.tolist()]
-        for i, name in enumerate(names):
-            shares = answers[:, i].tolist()
-            columns["probability of " + name] = [f"{{share:.6f}}" for share in shares]
-    else:
-        columns[label] = [f"{{value:.6g}}" for value in answers[:, 0].tolist()]
-    known = read_columns(preprocessing)
-    if any(column.low is not None for column in known):
-        columns["{outside}"] = [", ".join(each) for each in outside(known, table)]
-    writer = csv.writer(sys.stdout, lineterminator="\\n")
-    for row in (list(columns), *zip(*columns.values())):
-        writer.writerow(map(quoted, row))
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit("predict.py: " + str(error))
-'''
-
+PREDICT = Template(
+    files("commonweal.export").joinpath("predict.py.template").read_text(encoding="utf-8")
+)
 LOADERS = {
     "torch": (
         "torch",
@@ -159,24 +80,20 @@ def export(
     write(model, record, folder / MODELS[form])
     (folder / "clients.json").unlink(missing_ok=True)
     if client is None and models.personal and record.preprocessing() is not None:
-        _check_clients(models)
-        files = {}
+        count = len(models.clients)
+        if count > MOST_CLIENTS:
+            raise ConfigError(
+                f"{count} clients have personal models, too many to write each: name one with "
+                "--client"
+            )
+        (folder / "clients").mkdir(exist_ok=True)
+        names = {}
         for number, name in enumerate(models.clients):
-            files[name] = f"clients/{number:04d}{Path(MODELS[form]).suffix}"
-            (folder / "clients").mkdir(exist_ok=True)
-            write(models.of(name), record, folder / files[name])
-        write_file(folder / "clients.json", to_json(files))
+            names[name] = f"clients/{number:04d}{Path(MODELS[form]).suffix}"
+            write(models.of(name), record, folder / names[name])
+        write_file(folder / "clients.json", to_json(names))
     _write_script(record, form, folder)
     return folder
-
-
-def _check_clients(models: Models) -> None:
-    """Raise ConfigError where a run has too many personal models to write each."""
-    count = len(models.clients)
-    if count > MOST_CLIENTS:
-        raise ConfigError(
-            f"{count} clients have personal models, too many to write each: name one with --client"
-        )
 
 
 def _example(record: Record) -> torch.Tensor:
@@ -223,15 +140,15 @@ def _write_script(record: Record, form: str, folder: Path) -> None:
     if preprocessing is None:
         return
     needs, imports, load = LOADERS[form]
-    script = PREDICT.format(
+    script = PREDICT.substitute(
         needs=needs,
         version=commonweal.__version__,
         imports=imports,
         load=load,
         model=MODELS[form],
         outside=OUTSIDE,
-        formula=text.FORMULA.pattern,
-        number=text.NUMBER.pattern,
+        formula=repr(text.FORMULA.pattern),
+        number=repr(text.NUMBER.pattern),
         quoted=inspect.getsource(text.quoted).replace(": str) -> str", ")"),
     )
     write_file(folder / "preparation.json", to_json(preprocessing.values()))

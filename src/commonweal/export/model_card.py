@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-import torch
-
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import Table
@@ -15,8 +13,7 @@ from commonweal.export.badge import badge, sentence
 from commonweal.export.prediction import class_names
 from commonweal.record.final import read_final
 from commonweal.record.record import Record
-from commonweal.report.formats import show_client
-from commonweal.training.scores import find
+from commonweal.report.formats import pipes, show_client, worst_first
 
 __all__ = ["card", "write_card"]
 
@@ -55,22 +52,23 @@ def card(record: Record, picture: str = "card.svg") -> str:
 
 
 def _about(record: Record, picture: str = "") -> list[str]:
-    e = record.experiment
+    experiment = record.experiment
     facts = record.facts
     noise = ""
     if facts.privacy is not None and not facts.privacy.simulated:
         noise = " but the cohorts and the noise, which cannot be repeated"
     torch_version = f", torch {facts.torch}" if facts.torch else ""
-    return [
-        f"# Model card: {_name(record.folder.resolve().name)}",
-        "",
-        *([f"![{_name(sentence(record))}]({quote(picture)})", ""] if picture else []),
-        f"A model ({_part(e, 'model')}) of {facts.parameters} parameters, trained by federated "
-        f"learning over {facts.clients} clients in {len(record.rounds)} rounds: the server's "
-        f"rule is `{record.title}`, the clients' method {_part(e, 'client')}, the seed "
-        f"{e.get('seed', 0)}. Commonweal {facts.commonweal}{torch_version}. "
-        f"`experiment.toml` says everything that determines it{noise}.",
-    ]
+    lines = [f"# Model card: {_name(record.folder.resolve().name)}", ""]
+    if picture:
+        lines += [f"![{_name(sentence(record))}]({quote(picture)})", ""]
+    lines.append(
+        f"A model ({_part(experiment, 'model')}) of {facts.parameters} parameters, trained by "
+        f"federated learning over {facts.clients} clients in {len(record.rounds)} rounds: the "
+        f"server's rule is `{record.title}`, the clients' method {_part(experiment, 'client')}, "
+        f"the seed {experiment.get('seed', 0)}. Commonweal {facts.commonweal}{torch_version}. "
+        f"`experiment.toml` says everything that determines it{noise}."
+    )
+    return lines
 
 
 def _part(experiment: Table, key: str) -> str:
@@ -88,13 +86,9 @@ def _data(record: Record) -> list[str]:
     facts = record.facts
     counts = ""
     if not record.is_public_part:
-        counts = f", {_count(facts.train_rows)} training samples and {_count(facts.test_rows)} "
-        counts += "test samples"
-    lines = [
-        "## Data",
-        "",
-        f"- Dataset: {_part(record.experiment, 'dataset')}{counts}.",
-    ]
+        train, test = _count(facts.train_rows), _count(facts.test_rows)
+        counts = f", {train} training samples and {test} test samples"
+    lines = ["## Data", "", f"- Dataset: {_part(record.experiment, 'dataset')}{counts}."]
     preprocessing = record.preprocessing()
     if preprocessing is not None:
         used = [column for column in preprocessing.columns if column.becomes != "nothing"]
@@ -118,35 +112,32 @@ def _served(record: Record) -> list[str]:
     evaluation = table.evaluation
     personal = evaluation.personal
     final = read_final(record.folder)
-    shared, own = final.bounds.get(score), final.personal.get(score)
+    shared = final.bounds.get(score)
     titles = ["client", "test samples", score if personal is None else f"{score}, global model"]
     if personal is not None:
         titles.append("personal model")
     partners = None if personal is None else personal.partners
     if partners is not None:
         titles.append("weight of partners")
+    certainty = ", with 95 % confidence intervals" if shared else ""
     lines = [
         "## How well each client is served",
         "",
         f"`{score}` on each client's test samples, after round {record.evaluated[-1].number}"
-        + (", with 95 % confidence intervals." if shared else "."),
+        f"{certainty}.",
         "",
-        f"| {' | '.join(titles)} |",
+        pipes(titles),
         "|---|" + "--:|" * (len(titles) - 1),
     ]
-    sign = -1 if find(score).lower_is_better else 1
-    for k in (sign * evaluation.score).nan_to_num(nan=torch.inf).argsort().tolist():
-        samples = int(evaluation.sizes[k])
-        cells = [
-            _name(table.names[k]),
-            str(samples),
-            show_client(float(evaluation.score[k]), score, shared, k),
-        ]
+    values = evaluation.score.tolist()
+    for k in worst_first(values, score):
+        cells = [_name(table.names[k]), str(int(evaluation.sizes[k]))]
+        cells.append(show_client(values[k], score, shared, k))
         if personal is not None:
-            cells.append(show_client(float(personal.score[k]), score, own, k))
+            cells.append(show_client(float(personal.score[k]), score, final.personal.get(score), k))
         if partners is not None:
             cells.append(f"{float(partners[k]):.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(pipes(cells))
     unscored = record.facts.unscored or ()
     if unscored:
         lines += ["", f"Without a score: {', '.join(map(_name, unscored))}."]

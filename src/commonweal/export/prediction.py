@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from commonweal.datasets._table_files import guess_encoding, read_batches
 from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
+from commonweal.report.formats import counted
 from commonweal.training.modules import InUnits
 from commonweal.training.scores import find
 from commonweal.training.uses import mixed_module, one_model
@@ -131,8 +132,7 @@ class Models:
 
 def class_names(record: Record, outputs: int) -> list[str]:
     """The classes' names: the labels' own words, or their numbers."""
-    known = record.facts.class_names or ()
-    return [str(name) for name in known] or [str(number) for number in range(outputs)]
+    return list(map(str, record.facts.class_names or range(outputs)))
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,14 @@ def predict_table(
         if models.at_nodes:
             predictions.remarks.append(f"predicted by the global model: {AT_NODES}")
         return predictions
-    known: dict[str | None, _Trained] = {}
+
+    @cache
+    def trained_for(client: str | None) -> _Trained:
+        return _Trained(record, preprocessing, models.of(client))
 
     def choose(owner: str | None) -> tuple[_Trained, str | None]:
         named = owner if owner in models.clients else None
-        if named not in known:
-            known[named] = _Trained(record, preprocessing, models.of(named))
-        return known[named], named
+        return trained_for(named), named
 
     return _predict(path, preprocessing, choose, "personal")
 
@@ -202,20 +203,18 @@ def predict_chosen(
     preprocessing = _preprocessing(first)
     if preprocessing.client is None:
         raise ConfigError("the table has no column of clients: say whose model, with --client NAME")
-    known: dict[str, _Trained] = {}
 
+    @cache
     def choose(owner: str | None) -> tuple[_Trained, str | None]:
         if owner is None:
             raise DataError(
                 f"{str(path)!r} has no column {preprocessing.client!r}: add it, or use --client "
                 "NAME"
             )
-        if owner not in known:
-            chosen = chosen_model(folder, owner)
-            record = Record.read(chosen.folder)
-            model = Models(record, trust).of(own_client(chosen))
-            known[owner] = _Trained(record, _preprocessing(record), model)
-        return known[owner], owner
+        chosen = chosen_model(folder, owner)
+        record = Record.read(chosen.folder)
+        model = Models(record, trust).of(own_client(chosen))
+        return _Trained(record, _preprocessing(record), model), owner
 
     return _predict(path, preprocessing, choose, "chosen")
 
@@ -249,12 +248,14 @@ def _predict(
         for owner in dict.fromkeys(by_row):
             trained, named = choose(owner)
             index = [i for i, name in enumerate(by_row) if name == owner]
-            part = trained.predict({name: _at(texts, index) for name, texts in table.items()})
+            own = {name: [texts[i] for i in index] for name, texts in table.items()}
+            part = trained.predict(own)
             header = part.header
             remarks |= dict.fromkeys(part.remarks)
             used[named] += len(index)
-            strange |= {owner} if owner is not None and named is None else set()
-            truth.add(trained, part, {n: _at(t, index) for n, t in table.items()})
+            if owner is not None and named is None:
+                strange.add(owner)
+            truth.add(trained, part, own)
             for i, row in zip(index, part.rows, strict=True):
                 ordered[i] = row
         rows += ordered
@@ -272,28 +273,22 @@ def _predict(
     return Predictions(header, rows, [*notes, *truth.lines()])
 
 
-def _at(texts: Sequence[str], index: Sequence[int]) -> list[str]:
-    return [texts[i] for i in index]
-
-
 def _whose(
     used: Mapping[str | None, int], kind: str, column: str | None, strange: Sequence[str]
 ) -> str:
     """Which rows were predicted by which models."""
-    own = sum(count for name, count in used.items() if name is not None)
-    clients = sum(name is not None for name in used)
+    by_global = used.get(None, 0)
+    own = sum(used.values()) - by_global
+    clients = len(used.keys() - {None})
     whose = f"models of their {clients} clients" if clients > 1 else "model of 1 client"
-    text = f"{_rows(own)} by the {kind} {whose} ({column})"
+    text = f"{counted(own, 'row')} by the {kind} {whose} ({column})"
     if not own:
         text = f"no row names a client of this run ({column})"
-    if not used.get(None):
+    if not by_global:
         return text
     why = f", as {some(strange)} took no part in training" if strange else ""
-    return f"{text}; {_rows(used[None])} by the global model{why}; --client NAME takes another"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
+    rest = f"{counted(by_global, 'row')} by the global model{why}"
+    return f"{text}; {rest}; --client NAME takes another"
 
 
 def own_client(chosen: ChosenModel) -> str | None:
@@ -378,11 +373,13 @@ class _Truth:
             self._note_strange(texts, [code in number for code in codes])
             return torch.tensor([number.get(code, math.nan) for code in codes])
         notations = (column, *plain_table.notations(column))
-        notation = max(notations, key=lambda each: _fitting(each, texts))
+        notation = max(notations, key=lambda notation: _fitting(notation, texts))
         known = [plain_table.fits(notation, [text]) for text in texts]
         self._note_strange(texts, known)
         parse = plain_table.parser(notation)
-        values = [parse(t) if k else math.nan for t, k in zip(texts, known, strict=True)]
+        values = []
+        for text, is_known in zip(texts, known, strict=True):
+            values.append(parse(text) if is_known else math.nan)
         return torch.tensor(values, dtype=torch.float64)
 
     def _note_strange(self, texts: Sequence[str], known: Sequence[bool]) -> None:
@@ -395,10 +392,8 @@ class _Truth:
         y = torch.cat(self.labels) if self.labels else torch.empty(0)
         lines = []
         if self.strange:
-            count, strange = self.strange.total(), some(sorted(self.strange))
-            lines.append(
-                f"{_rows(count)} with labels unknown to the model are not scored: {strange}"
-            )
+            rows, strange = counted(self.strange.total(), "row"), some(sorted(self.strange))
+            lines.append(f"{rows} with labels unknown to the model are not scored: {strange}")
         if len(y) == 0 or ":" in self.score:
             return lines
         labels = y.long() if self.preprocessing.class_names else y
@@ -456,8 +451,7 @@ def _columns(
     classes = answers.argmax(1)
     if preprocessing.threshold is not None and answers.shape[1] == 2:
         classes = (answers[:, 1] >= preprocessing.threshold).long()
-    chosen = [names[i] for i in classes.tolist()]
-    columns = {f"predicted {preprocessing.label}": chosen}
+    columns = {f"predicted {preprocessing.label}": [names[i] for i in classes.tolist()]}
     for i, name in enumerate(names):
         columns[f"probability of {name}"] = [f"{value:.6f}" for value in answers[:, i].tolist()]
     return columns

@@ -10,8 +10,18 @@ from rich.table import Table
 from commonweal.analysis.choosing import HOWS, Choice, ClientChoice
 from commonweal.analysis.compare import Result
 from commonweal.analysis.gains import gains
-from commonweal.report.formats import decimals_of, markup, plain_table, points, scale, unit
-from commonweal.report.run_table import add_column
+from commonweal.report.clients import mean_of
+from commonweal.report.formats import (
+    add_columns,
+    counted,
+    decimals_of,
+    in_points,
+    markup,
+    plain_table,
+    points,
+    scale,
+    unit,
+)
 from commonweal.training.choice import ALONE
 
 __all__ = ["choice_table", "client_table", "evidence", "method_name", "paragraph", "sentence"]
@@ -37,39 +47,41 @@ def method_name(candidate: str) -> str:
 def choice_table(choice: Choice) -> Table:
     """Every candidate and every way to choose: mean, worst, and who is worse off."""
     clients = len(choice.names)
-    samples = [line.samples for line in choice.clients]
-    title = f"{choice.score}{' in %' if unit(choice.score) else ''} on test samples"
+    per_cent = " in %" if unit(choice.score) else ""
     table = plain_table(
-        f"{title}: {clients} clients, {_seeds(choice)}, {_range(samples)} validation samples each"
+        f"{choice.score}{per_cent} on test samples: {clients} clients, {_seeds(choice)}, "
+        f"{_samples(choice)} validation samples each"
     )
-    worst = "worst_10" if clients >= MANY else "worst"
-    titles = ("", "mean", "worst 10 %" if clients >= MANY else "worst", "gain", "worse off")
-    for name in titles:
-        add_column(table, name, right=name != "")
-    add_column(table, "taken by (clients)")
+    add_columns(table, "")
+    worst = "worst 10 %" if clients >= MANY else "worst"
+    add_columns(table, "mean", worst, "gain", "worse off", right=True)
+    add_columns(table, "taken by (clients)")
     for name, result in choice.results.items():
-        table.add_row(markup(method_name(name)), *_figures(choice, result, worst), "")
+        table.add_row(markup(method_name(name)), *_figures(choice, result), "")
     for how in HOWS:
         result = choice.by_how[how]
         taken = _taken(choice.taken[how], len(choice.seeds))
-        table.add_row(result.label, *_figures(choice, result, worst), markup(taken))
+        table.add_row(result.label, *_figures(choice, result), markup(taken))
     return table
 
 
 def _seeds(choice: Choice) -> str:
-    return f"{len(choice.seeds)} seed{'s' if len(choice.seeds) > 1 else ''}"
+    return counted(len(choice.seeds), "seed")
 
 
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
+def _samples(choice: Choice) -> str:
+    """How many validation samples clients have: "4 to 10"."""
+    counts = [line.samples for line in choice.clients]
+    low, high = min(counts), max(counts)
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _figures(choice: Choice, result: Result, worst: str) -> list[str]:
-    factor = scale(choice.score)
+def _figures(choice: Choice, result: Result) -> list[str]:
+    worst = "worst_10" if len(choice.names) >= MANY else "worst"
     digits = decimals_of(choice.score, result.scores)
-    means = [np.mean([seed[key] for seed in result.metrics]) for key in ("mean", worst)]
-    cells = [f"{factor * mean:.{digits}f}" for mean in means]
+    cells = []
+    for metric in ("mean", worst):
+        cells.append(f"{scale(choice.score) * mean_of(result, metric):.{digits}f}")
     local = choice.results[ALONE]
     if result is local:
         return [*cells, "", ""]
@@ -96,20 +108,18 @@ def client_table(choice: Choice, most: int = 50) -> Table:
         choice: The choice.
         most: How many clients are shown; choice.json has all.
     """
-    several = len(choice.seeds) > 1
     table = plain_table(None)
-    for title in ("client", "takes", "on validation samples"):
-        add_column(table, title)
-    add_column(table, "gain", right=True)
+    add_columns(table, "client", "takes", "on validation samples")
+    add_columns(table, "gain", right=True)
     gain_of = {gain.client: points(gain.gain, choice.score) for gain in choice.worth.clients}
     for client in choice.names[:most]:
-        model = choice.model_of(client)
-        takes = method_name(model.candidate)
-        if several:
-            takes += f" ({choice.votes(client)[model.candidate]} of {len(choice.seeds)} seeds)"
-        lines = [line for line in choice.clients if line.client == client]
-        reason = evidence([line for line in lines if line.taken == model.candidate])
-        table.add_row(markup(client), markup(takes), markup(reason), gain_of.get(client, "-"))
+        taken = choice.model_of(client).candidate
+        takes = method_name(taken)
+        if len(choice.seeds) > 1:
+            takes += f" ({choice.votes(client)[taken]} of {len(choice.seeds)} seeds)"
+        lines = [line for line in choice.clients if (line.client, line.taken) == (client, taken)]
+        reason = markup(evidence(lines))
+        table.add_row(markup(client), markup(takes), reason, gain_of.get(client, "-"))
     return table
 
 
@@ -135,23 +145,19 @@ def evidence(lines: Sequence[ClientChoice]) -> str:
 def sentence(choice: Choice) -> str:
     """Who leaves local training, what that gives, and who is worse off, on test samples."""
     gained = choice.worth
-    taken = {client: choice.model_of(client).candidate for client in choice.names}
-    leaving = {client for client, name in taken.items() if name != ALONE}
-    points_of = " points" if unit(choice.score) else ""
+    clients = len(choice.names)
+    staying = len(_takers(choice).get(ALONE, ()))
     most = "" if len(choice.seeds) == 1 else " in most seeds"
     text = (
-        f"With a {choice.how} choice {len(leaving)} of {len(taken)} clients leave local training"
-        f"{most} and {len(taken) - len(leaving)} keep it."
+        f"With a {choice.how} choice {clients - staying} of {clients} clients leave local training"
+        f"{most} and {staying} keep it."
     )
     if choice.refit:
         text += REFIT
-    mean = gained.mean
     interval = ""
-    if not math.isnan(mean.low):
-        low, high = points(mean.low, choice.score), points(mean.high, choice.score)
-        interval = f" (95 % confidence interval {low} to {high})"
-    gain = points(mean.difference, choice.score)
-    text += f" On test samples the mean gain over all clients is {gain}{points_of}{interval}"
+    if not math.isnan(gained.mean.low):
+        interval = f" ({_interval(choice)})"
+    text += f" On test samples the mean gain over all clients is {_mean_gain(choice)}{interval}"
     losers = gained.losers
     if not losers:
         return f"{text}; nobody is worse off than with local training."
@@ -163,6 +169,24 @@ def sentence(choice: Choice) -> str:
     )
 
 
+def _takers(choice: Choice) -> dict[str, list[str]]:
+    """The clients by the model that they take."""
+    takers: dict[str, list[str]] = {}
+    for client in choice.names:
+        takers.setdefault(choice.model_of(client).candidate, []).append(client)
+    return takers
+
+
+def _mean_gain(choice: Choice) -> str:
+    return in_points(points(choice.worth.mean.difference, choice.score), choice.score)
+
+
+def _interval(choice: Choice) -> str:
+    mean = choice.worth.mean
+    low, high = points(mean.low, choice.score), points(mean.high, choice.score)
+    return f"95 % confidence interval {low} to {high}"
+
+
 # The paragraph of `fit`
 
 
@@ -172,16 +196,14 @@ def paragraph(choice: Choice) -> str:
 
 
 def _verdict(choice: Choice) -> str:
-    taken = [choice.model_of(client).candidate for client in choice.names]
-    if set(taken) == {ALONE}:
+    if set(_takers(choice)) == {ALONE}:
         return (
             "Joining does not help here: on its own validation samples no client finds a model "
             "that is clearly better than its local one."
         )
+    gain = _mean_gain(choice)
+    interval = f"{_interval(choice)} over {_seeds(choice)}"
     mean = choice.worth.mean
-    gain = f"{points(mean.difference, choice.score)}{' points' if unit(choice.score) else ''}"
-    low, high = points(mean.low, choice.score), points(mean.high, choice.score)
-    interval = f"95 % confidence interval {low} to {high} over {_seeds(choice)}"
     if not mean.significant:
         return (
             f"Whether joining helps is open: the mean gain in {choice.score} over local training "
@@ -195,9 +217,7 @@ def _verdict(choice: Choice) -> str:
 
 
 def _methods(choice: Choice) -> str:
-    takers: dict[str, list[str]] = {}
-    for client in choice.names:
-        takers.setdefault(choice.model_of(client).candidate, []).append(client)
+    takers = _takers(choice)
     parts = []
     for name in sorted(takers, key=lambda name: (name == ALONE, -len(takers[name]))):
         verb = "keep" if name == ALONE else "take"
@@ -231,13 +251,11 @@ def _gainers(choice: Choice) -> str:
 
 def _certainty(choice: Choice) -> str:
     """What a client's decision rests on, and how often seeds agree on it."""
-    samples = _range([line.samples for line in choice.clients])
     agreed = [max(choice.votes(client).values()) for client in choice.names]
     share = 100 * sum(agreed) / (len(agreed) * len(choice.seeds))
     return (
-        f"A client leaves local training only if its {samples} validation samples show a lower "
-        f"loss with a confidence of {100 * choice.level:g} %.{REFIT if choice.refit else ''} "
-        f"Everything was repeated for {_seeds(choice)}, "
-        f"with other splits of the samples: {share:.0f} % of the decisions agree with the model "
-        "taken."
+        f"A client leaves local training only if its {_samples(choice)} validation samples show a "
+        f"lower loss with a confidence of {100 * choice.level:g} %.{REFIT if choice.refit else ''} "
+        f"Everything was repeated for {_seeds(choice)}, with other splits of the samples: "
+        f"{share:.0f} % of the decisions agree with the model taken."
     )

@@ -3,16 +3,21 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from commonweal.analysis.compare import ALONE, OWN, POOLED, Result
 from commonweal.analysis.gains import ClientGain, Gains, gains
 from commonweal.base.text import shown
 from commonweal.record.record import Record
-from commonweal.report.formats import decimals_of, points, scale, show_score, unit
-from commonweal.training import scores
+from commonweal.report.formats import decimals_of, points, scale, show_score, sign_of, unit
 
 __all__ = ["NAMES", "ClientLine", "ClientLines", "best_method", "client_lines", "gain_cell"]
-__all__ += ["partner_weights", "samples_of", "text", "used_results"]
+__all__ += ["local_of", "mean_of", "partner_weights", "samples_of", "text", "used_results"]
+
+Array: TypeAlias = NDArray[np.float64]
 
 NAMES = {ALONE: "local training", POOLED: "pooled data"}  # of labels, for people
 
@@ -43,6 +48,12 @@ class ClientLines:
     compared: str  # the method whose gains are shown; empty: none
     lines: list[ClientLine]
 
+    def scores_by_label(self) -> dict[str, Array]:
+        """The scores of all clients by method, those of local training last."""
+        names = [*self.labels, NAMES[ALONE]] if self.has_local else self.labels
+        table = np.array([(*line.scores, line.local) for line in self.lines])
+        return dict(zip(names, table.T, strict=False))
+
     def bar(self, line: ClientLine) -> tuple[float, float]:
         """Where the bar of a client's gain begins and ends."""
         start = line.local if self.has_local else line.scores[0]
@@ -61,7 +72,8 @@ class ClientLines:
             cells = [line.client, line.samples]
             if self.has_local:
                 cells.append(show_score(line.local, self.score))
-            cells += [show_score(value, self.score) for value in line.scores]
+            for value in line.scores:
+                cells.append(show_score(value, self.score))
             if self.compared:
                 cells.append("-" if line.gain is None else gain_cell(line.gain, self.score))
             rows.append(tuple(cells))
@@ -78,21 +90,32 @@ def gain_cell(gain: ClientGain, score: str) -> str:
 
 def used_results(results: Sequence[Result]) -> list[Result]:
     """One result per method: that of personal models, where clients use those."""
-    personal = {result.label.removesuffix(OWN) for result in results if result.label.endswith(OWN)}
-    used = [result for result in results if result.label not in personal]
-    return [replace(r, label=r.label.removesuffix(OWN), personal=False) for r in used]
+    used = {}
+    for result in results:  # personal models stand after the global one
+        label = result.label.removesuffix(OWN)
+        used[label] = replace(result, label=label, personal=False)
+    return list(used.values())
 
 
-def samples_of(records: Mapping[str, Sequence[Record]]) -> dict[str, int]:
-    """The test samples of every client, in the first run."""
-    table = next(iter(records.values()))[0].clients()
-    sizes = table.evaluation.sizes.int().tolist()
-    return dict(zip(table.names, sizes, strict=True))
+def samples_of(record: Record) -> dict[str, int]:
+    """The test samples of every client of a run."""
+    table = record.clients()
+    return dict(zip(table.names, table.evaluation.sizes.int().tolist(), strict=True))
 
 
-def best_method(found: Sequence[Gains]) -> Gains:
+def local_of(baselines: Sequence[Result]) -> Result | None:
+    """Local training among the baselines, where it was run."""
+    return next((result for result in baselines if result.label == ALONE), None)
+
+
+def mean_of(result: Result, metric: str) -> float:
+    """A metric's mean over seeds."""
+    return float(np.mean([by_metric[metric] for by_metric in result.metrics]))
+
+
+def best_method(compared: Sequence[Gains]) -> Gains:
     """The method with the most clients better off less those worse off; then by the mean gain."""
-    return max(found, key=lambda g: (len(g.better) - len(g.worse), g.mean.difference))
+    return max(compared, key=lambda g: (len(g.better) - len(g.worse), g.mean.difference))
 
 
 def client_lines(
@@ -112,7 +135,7 @@ def client_lines(
         score: The name of the score.
         samples: Test samples by client, if known.
     """
-    local = next((result for result in baselines if result.label == ALONE), None)
+    local = local_of(baselines)
     means = [_means(result) for result in results]
     first = means[0] if local is None else _means(local)
     compared: Gains | None = None
@@ -121,8 +144,10 @@ def client_lines(
     elif len(results) > 1:
         compared = gains(results[0], results[-1])
     gain_of = {} if compared is None else {gain.client: gain for gain in compared.clients}
-    sign = -1 if scores.find(score).lower_is_better else 1
-    names = dict.fromkeys(name for values in (first, *means) for name in values)
+    names = dict.fromkeys(first)
+    for values in means:
+        names |= dict.fromkeys(values)
+    sign = sign_of(score)
     lines = []
     for name in sorted(names, key=lambda name: -sign * first.get(name, -sign * math.inf)):
         size = str((samples or {}).get(name, ""))
@@ -134,7 +159,7 @@ def client_lines(
         score=score,
         labels=tuple(result.label for result in results),
         has_local=local is not None,
-        base=base if local is None else "local training",
+        base=base if local is None else NAMES[ALONE],
         compared="" if compared is None else compared.label,
         lines=lines,
     )
@@ -154,8 +179,9 @@ def text(plot: ClientLines, width: int = 79) -> list[str]:
     labels = [shown(line.client[:NAME])[:NAME] for line in plot.lines]
     names = max(map(len, labels), default=0)
     columns = max(20, width - names - 2)
-    values = [v for line in plot.lines for v in (line.local, *line.scores) if math.isfinite(v)]
-    low, high = min(values), max(values)
+    values = np.array(list(plot.scores_by_label().values()))
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(finite.max())
     step = (high - low) / (columns - 1) or 1.0
     rows = []
     for name, line in zip(labels, plot.lines, strict=True):
@@ -169,15 +195,20 @@ def text(plot: ClientLines, width: int = 79) -> list[str]:
                 cells[round((value - low) / step)] = mark
         rows.append(f"{name:>{names}}  {''.join(cells)}".rstrip())
     digits = decimals_of(plot.score, high)
-    ends = [f"{scale(plot.score) * end:.{digits}f}{unit(plot.score)}" for end in (low, high)]
-    axis = f"{ends[0]}{ends[1]:>{columns - len(ends[0])}}"
-    legend = [f"{DOTS[i % len(DOTS)]} {shown(label)}" for i, label in enumerate(plot.labels)]
-    if plot.has_local:
-        legend.insert(0, f"{RING} local training")
-    bar = []
-    if plot.compared:
-        bar = [f"━ gain of {shown(plot.compared)} over {plot.base} (┄ not significant)"]
-    return ["  ".join(legend), *bar, *rows, " " * (names + 2) + axis]
+    left = f"{scale(plot.score) * low:.{digits}f}{unit(plot.score)}"
+    right = f"{scale(plot.score) * high:.{digits}f}{unit(plot.score)}"
+    axis = f"{' ' * (names + 2)}{left}{right:>{columns - len(left)}}"
+    return [*_legend(plot), *rows, axis]
+
+
+def _legend(plot: ClientLines) -> list[str]:
+    marks = [f"{RING} {NAMES[ALONE]}"] if plot.has_local else []
+    for i, label in enumerate(plot.labels):
+        marks.append(f"{DOTS[i % len(DOTS)]} {shown(label)}")
+    if not plot.compared:
+        return ["  ".join(marks)]
+    bar = f"━ gain of {shown(plot.compared)} over {plot.base} (┄ not significant)"
+    return ["  ".join(marks), bar]
 
 
 def partner_weights(record: Record) -> dict[str, float]:

@@ -50,7 +50,7 @@ from commonweal.jobs.rounds import run
 from commonweal.metrics import Paired
 from commonweal.record.record import Record
 from commonweal.report import Format, figures, html
-from commonweal.report.clients import ClientLines, client_lines, samples_of, used_results
+from commonweal.report.clients import NAMES, ClientLines, client_lines, samples_of, used_results
 from commonweal.report.comparison import Summary, chosen_columns, render, summarize
 from commonweal.report.formats import NARROW
 from commonweal.report.overview import overview
@@ -98,30 +98,29 @@ class Comparison:
         """
         if not records:
             raise RunError("; ".join(failures) or "there are no runs to compare")
-        common = set.intersection(*(set(map(seed_of, runs)) for runs in records.values()))
+        seeds = [set(map(seed_of, runs)) for runs in records.values()]
+        common = set.intersection(*seeds)
         if not common:
             raise RunError("these runs have no seed in common: choose runs of equal seeds")
-        scores = {record.facts.score for runs in records.values() for record in runs}
+        paired = {}
+        scores = set()
+        for label, runs in records.items():
+            paired[label] = [record for record in runs if seed_of(record) in common]
+            scores |= {record.facts.score for record in runs}
         if len(scores) > 1:
             raise RunError(
                 f"these runs have different scores ({', '.join(sorted(scores))}): name the folders "
                 "of one federation"
             )
-        paired = {
-            label: [record for record in runs if seed_of(record) in common]
-            for label, runs in records.items()
-        }
         gathered = gather(paired)
         if not set.intersection(*(set(result.clients) for result in gathered)):
             raise RunError("these runs have no client in common: compare runs on the same data")
-        rules = [result for result in gathered if result.label not in (ALONE, POOLED)]
-        baselines = [result for result in gathered if result.label in (ALONE, POOLED)]
+        rules = [result for result in gathered if result.label not in NAMES]
+        baselines = [result for result in gathered if result.label in NAMES]
+        notes = unequal_promises({k: runs for k, runs in paired.items() if k not in NAMES})
         if not rules:
             rules, baselines = baselines, []
-        (score,) = scores
-        methods = {label: runs for label, runs in paired.items() if label not in (ALONE, POOLED)}
-        notes = unequal_promises(methods)
-        return cls(score, rules, baselines, [*failures, *notes], paired, varied)
+        return cls(scores.pop(), rules, baselines, [*failures, *notes], paired, varied)
 
     @classmethod
     def in_folders(cls, folders: Sequence[str | Path]) -> "Comparison":
@@ -140,16 +139,11 @@ class Comparison:
         for record in records:
             if record.is_public_part:
                 left_out.append(f"{record.folder} is left out: {record.where_scores_are}.")
-                continue
-            if not record.evaluated:
+            elif not record.evaluated:
                 left_out.append(f"{record.folder} is left out: no round has been evaluated yet.")
-                continue
-            evaluated.append(record)
-            notes = [*promised(record), *fallback_notes(record)]
-            left_out += [f"{record.folder}: {note}." for note in notes]
-            if not record.finished:
-                total = record.experiment.get("rounds")
-                left_out.append(f"{record.folder}: {len(record.rounds)} of {total} rounds so far.")
+            else:
+                evaluated.append(record)
+                left_out += _about_run(record)
         if not evaluated:
             raise RunError(" ".join(left_out) or "there are no runs to compare")
         labelled = by_label(evaluated)
@@ -163,12 +157,6 @@ class Comparison:
         return replace(comparison, failures=[*left_out, *comparison.failures])
 
     @classmethod
-    def run(cls, plan: Sequence[Cell]) -> "Comparison":
-        """Run what is not finished of a plan, and compare it."""
-        failures = {step.cell.folder: step.failure for step in run_cells(plan) if step.failure}
-        return cls.of_plan(plan, failures)
-
-    @classmethod
     def of_plan(cls, plan: Sequence[Cell], failures: Mapping[Path, str]) -> "Comparison":
         """Compare the runs of a plan. A label is left out where one of its runs failed."""
         return cls.of(finished_runs(plan, failures), failed_lines(plan, failures))
@@ -177,6 +165,11 @@ class Comparison:
         labels = ", ".join(result.label for result in self.results)
         varied = f"; {self.varied}" if self.varied else ""
         return f"<Comparison of {labels}: {self.results[0].seeds} seeds, {self.score}{varied}>"
+
+    @property
+    def first(self) -> Record:
+        """The first run of the first method."""
+        return next(iter(self.records.values()))[0]
 
     @property
     def worth(self) -> list[Gains]:
@@ -196,7 +189,7 @@ class Comparison:
     @property
     def client_lines(self) -> ClientLines:
         """Every client's scores, next to local training."""
-        return client_lines(self.used, self.baselines, self.score, samples_of(self.records))
+        return client_lines(self.used, self.baselines, self.score, samples_of(self.first))
 
     def with_curves(self, names: Collection[str]) -> "Comparison":
         """Add the metrics of whole runs among these (`CURVES`), which take reading all rounds."""
@@ -205,16 +198,14 @@ class Comparison:
             return self
 
         def extended(result: Result) -> Result:
-            records = self.records[result.label.removesuffix(OWN)]
-            pairs = zip(result.metrics, by_seed(records), strict=True)
-            more = [m | {name: CURVES[name](r.rounds) for name in drawn} for m, r in pairs]
-            return replace(result, metrics=more)
+            records = by_seed(self.records[result.label.removesuffix(OWN)])
+            metrics = []
+            for known, record in zip(result.metrics, records, strict=True):
+                metrics.append(known | {name: CURVES[name](record.rounds) for name in drawn})
+            return replace(result, metrics=metrics)
 
-        return replace(
-            self,
-            results=[extended(result) for result in self.results],
-            baselines=[extended(result) for result in self.baselines],
-        )
+        results = list(map(extended, self.results))
+        return replace(self, results=results, baselines=list(map(extended, self.baselines)))
 
     def frame(self) -> Any:
         """A line per method, seed and client: method, seed, client, score.
@@ -225,20 +216,20 @@ class Comparison:
         seeds = sorted(map(seed_of, next(iter(self.records.values()))))
         for result in (*self.results, *self.baselines):
             for seed, scores in zip(seeds, result.scores.tolist(), strict=True):
-                for client, score in zip(result.clients, scores, strict=True):
-                    line = (result.label, seed, client, score)
-                    for column, value in zip(columns.values(), line, strict=True):
-                        column.append(value)
+                columns["method"] += [result.label] * len(scores)
+                columns["seed"] += [seed] * len(scores)
+                columns["client"] += result.clients
+                columns["score"] += scores
         return frame(columns)
 
     @property
     def differences(self) -> dict[str, dict[str, Paired]]:
         """Differences from the first method by method and metric, corrected for multiple tests."""
         summary = self._summary()
-        table: dict[str, dict[str, Paired]] = {label: {} for label in summary.labels[1:]}
-        for metric, differences in summary.differences.items():
-            for label, difference in zip(summary.labels[1:], differences, strict=True):
-                table[label][metric] = difference
+        table = {}
+        for row, label in enumerate(summary.labels[1:]):
+            by_metric = summary.differences.items()
+            table[label] = {metric: differences[row] for metric, differences in by_metric}
         return table
 
     def table(
@@ -307,7 +298,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         """What a notebook shows: the answer, and the table of methods."""
         seen = overview(self)
-        sentence = html.tag("p", html.tag("strong", seen.sentence))
+        sentence = html.tag("p", html.strong(seen.sentence))
         return sentence + html.columns(seen.about, seen.table.labels, seen.table.columns)
 
 
@@ -366,7 +357,16 @@ def compare(
         plan = cells(base, _texts(rules), numbers, [], folder)
         if baselines:
             plan += baseline_cells(base, numbers, folder)
-        return Comparison.run(plan)
+        failures = {step.cell.folder: step.failure for step in run_cells(plan) if step.failure}
+        return Comparison.of_plan(plan, failures)
+
+
+def _about_run(record: Record) -> list[str]:
+    """What a reader of a comparison should know of one of its runs."""
+    notes = [*promised(record), *fallback_notes(record)]
+    if not record.finished:
+        notes.append(f"{len(record.rounds)} of {record.experiment.get('rounds')} rounds so far")
+    return [f"{record.folder}: {note}." for note in notes]
 
 
 def _texts(rules: Rules) -> list[str]:
@@ -513,18 +513,19 @@ def _compare_own(
             except (ConfigError, DataError, DivergedError) as error:
                 failed.setdefault(label, {})[seed] = str(error)
     lines = lines_of(failed, dict.fromkeys(kinds, len(seeds)))
-    complete = {k: r for k, r in records.items() if keeps(failed.get(k, {}), len(seeds))}
-    if not any(label in complete for label in labels):
+    for label, seeds_failed in failed.items():
+        if not keeps(seeds_failed, len(seeds)):
+            records.pop(label, None)
+    if not records.keys() & set(labels):
         raise RunError("; ".join(lines))
-    return Comparison.of(complete, lines, own.varied)
+    return Comparison.of(records, lines, own.varied)
 
 
 def _baseline_parts(parts: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """The parts of runs alone and pooled, with the same learning rate and batches."""
     given = parts.get("client", "sgd")
-    table = (
-        catalog.describe(given) if isinstance(given, Client) else catalog.complete("clients", given)
-    )
+    is_object = isinstance(given, Client)
+    table = catalog.describe(given) if is_object else catalog.complete("clients", given)
     known = catalog.find("clients", "sgd").parameters
     common = {key: value for key, value in table.items() if key in known}
     replaced = ("rule", "client", "channels", "sampler")

@@ -22,16 +22,18 @@ from commonweal.report.formats import (
     METRICS,
     Column,
     Grid,
+    add_columns,
+    counted,
     decimals_of,
+    in_points,
     interval,
     markup,
     plain_table,
     points,
     scale,
+    sign_of,
     unit,
 )
-from commonweal.report.run_table import add_column
-from commonweal.training import scores
 
 __all__ = [
     "PAPERS",
@@ -82,9 +84,19 @@ class Summary:
     gains: list[Gains]  # over local training, one per label; empty where that was not run
 
     @property
-    def sign(self) -> float:
+    def sign(self) -> int:
         """What turns a difference of scores into a gain: -1 for errors."""
-        return -1.0 if scores.find(self.score).lower_is_better else 1.0
+        return sign_of(self.score)
+
+    @property
+    def tail(self) -> str:
+        """The metric of the clients that are served worst."""
+        return "worst_10" if "worst_10" in self.values else "worst"
+
+    @property
+    def best(self) -> Gains | None:
+        """The method that serves clients best, where local training was run."""
+        return best_method(self.gains) if self.gains else None
 
 
 def chosen_columns(text: str) -> list[str]:
@@ -94,7 +106,8 @@ def chosen_columns(text: str) -> list[str]:
     ['mean', 'weighted_mean', 'worst_10', 'best_10', 'variance']
     """
     columns: list[str] = []
-    for name in (part.strip() for part in text.split(",")):
+    for part in text.split(","):
+        name = part.strip()
         if name not in METRICS and name not in PAPERS:
             known = (*METRICS, *PAPERS)
             raise ConfigError(f"there is no column {name!r}: {did_you_mean(name, known)}")
@@ -123,22 +136,22 @@ def summarize(
         keys = ["mean", *by_samples, f"worst{tail}", f"best{tail}", "std", "gini", f"gap{tail}"]
     else:
         keys = list(dict.fromkeys(k + tail if k in ("worst", "best") else k for k in columns))
-    means = [key for key in keys if key in ("mean", "weighted_mean")]
-    worsts = [key for key in keys if key.startswith("worst")]
-    tested = [means[0] if means else "mean", worsts[0] if worsts else f"worst{tail}"]
-    values = {key: _over_seeds(results, key) for key in dict.fromkeys([*keys, *tested])}
-    baseline = next((r for r in results if r.label == "fedavg"), None)
+    mean = next((key for key in keys if key in ("mean", "weighted_mean")), "mean")
+    worst = next((key for key in keys if key.startswith("worst")), f"worst{tail}")
+    tested = (mean, worst)
+    values = {key: _over_seeds(results, key) for key in (*keys, *tested)}
+    baseline = next((result for result in results if result.label == "fedavg"), None)
     return Summary(
         score=score,
         seeds=first.seeds,
         clients=len(first.clients),
-        labels=tuple(r.label for r in results),
+        labels=tuple(result.label for result in results),
         values={key: values[key] for key in keys},
         compared={key: values[key] for key in tested},
         differences={key: metrics.holm([*values[key][1:]], values[key][0]) for key in tested},
         baseline=None if baseline is None else baseline.label,
         against={} if baseline is None else _against(baseline, results),
-        personal=any(r.personal for r in results),
+        personal=any(result.personal for result in results),
         gains=gains_over_local(results, baselines),
     )
 
@@ -147,7 +160,10 @@ def _over_seeds(results: Sequence[Result], key: str) -> Array:
     """A metric of results (labels, seeds)."""
     if key == "variance":
         return _over_seeds(results, "std") ** 2
-    return np.array([[m[key] for m in r.metrics] for r in results])
+    rows = []
+    for result in results:
+        rows.append([by_metric[key] for by_metric in result.metrics])
+    return np.array(rows)
 
 
 def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
@@ -178,11 +194,11 @@ def lines(summary: Summary) -> list[dict[str, object]]:
             deviation = float(values[row].std()) if summary.seeds > 1 else None
             line |= {key: float(values[row].mean()), f"{key}_std": deviation}
         for key, differences in summary.differences.items():
-            names = [f"{key}_{part}" for part in Paired._fields]
-            cells = [None] * len(names) if row == 0 else list(differences[row - 1])
-            line |= dict(zip(names, cells, strict=True))
-        changes = summary.against.get(label) or [None] * len(Against._fields)
-        line |= dict(zip(Against._fields, changes, strict=True))
+            cells = differences[row - 1]._asdict() if row else dict.fromkeys(Paired._fields)
+            for part, cell in cells.items():
+                line[f"{key}_{part}"] = cell
+        change = summary.against.get(label)
+        line |= change._asdict() if change else dict.fromkeys(Against._fields)
         if label in over_local:
             gained = over_local[label]
             mean = gained.mean
@@ -297,13 +313,10 @@ def _change_columns(summary: Summary, decimals: int | None) -> list[Column]:
             suffering.cells.append("")
             thriving.cells.append("")
             continue
-        for column, share, gain in (
-            (suffering, change.suffering_improved, change.suffering_change),
-            (thriving, change.thriving_degraded, change.thriving_change),
-        ):
-            digits = decimals_of(summary.score, gain, decimals)
-            shown = f"{summary.sign * scale(summary.score) * gain:+.{digits}f}"
-            column.cells.append(f"{100 * share:.0f} % ({shown})")
+        gain = points(summary.sign * change.suffering_change, summary.score, decimals)
+        suffering.cells.append(f"{100 * change.suffering_improved:.0f} % ({gain})")
+        gain = points(summary.sign * change.thriving_change, summary.score, decimals)
+        thriving.cells.append(f"{100 * change.thriving_degraded:.0f} % ({gain})")
     return [suffering, thriving]
 
 
@@ -352,23 +365,21 @@ def _notes(summary: Summary) -> list[str]:
 
 def _seed_notes(summary: Summary) -> list[str]:
     """How many seeds would show that the largest difference is significant."""
-    key = list(summary.differences)[-1]  # the worst
-    differences = summary.differences[key]
-    open_ones = [k for k, p in enumerate(differences) if not p.significant]
+    key, differences = list(summary.differences.items())[-1]  # of the worst clients
+    values = summary.compared[key]
+    open_ones = [k for k, paired in enumerate(differences) if not paired.significant]
     if not open_ones:
         return []
     if summary.seeds < 2:
         return ["one seed shows no significant difference: run at least three"]
     largest = max(open_ones, key=lambda k: abs(differences[k].difference))
-    values = summary.compared[key]
     confidence = 1 - 0.05 / len(open_ones)  # what Holm's procedure asks of the first of them
     needed = metrics.seeds_needed(values[largest + 1], values[0], confidence)
     if needed is None or not summary.seeds < needed <= MOST_SEEDS:
         return []
     difference = points(abs(differences[largest].difference), summary.score)[1:]
-    points_of = " points" if unit(summary.score) else ""
     return [
-        f"with {summary.seeds} seeds {difference}{points_of} are not significant "
+        f"with {summary.seeds} seeds {in_points(difference, summary.score)} are not significant "
         f"({summary.labels[largest + 1]}, {METRICS[key].title}); about {needed} seeds would do"
     ]
 
@@ -377,14 +388,13 @@ def client_table(results: Sequence[Result], score: str) -> Table:
     """Every client's score under each result, with its 95 % interval over seeds."""
     first = results[0]
     per_cent = " in %" if unit(score) else ""
-    seeds = f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
-    title = f"{score} of every client{per_cent}: mean over {seeds}"
+    title = f"{score} of every client{per_cent}: mean over {counted(first.seeds, 'seed')}"
     if first.seeds >= FEWEST_SEEDS:
         title += ", ± 95 % interval"
     table = plain_table(title)
-    add_column(table, "client")
+    add_columns(table, "client")
     for result in results:
-        add_column(table, NAMES.get(result.label, result.label), right=True)
+        add_columns(table, NAMES.get(result.label, result.label), right=True)
     for name in first.clients:
         cells = [_client_cell(result, name, score) for result in results]
         table.add_row(markup(name), *cells)
@@ -418,9 +428,9 @@ def answer(summary: Summary) -> str:
     Returns:
         The sentence; empty where local training was not run.
     """
-    if not summary.gains:
+    best = summary.best
+    if best is None:
         return ""
-    best = best_method(summary.gains)
     clients = len(best.clients)
     better, worse = len(best.better), len(best.worse)
     falls = best.mean.significant and best.mean.difference < 0

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.analysis.compare import gather
+from commonweal.analysis.compare import ALONE, gather
 from commonweal.analysis.interpolation import POINTS, Curve, Landscape
 from commonweal.analysis.regret import Regret, of_run
 from commonweal.base.errors import ConfigError, RunError
@@ -25,12 +26,13 @@ from commonweal.base.files import write_file
 from commonweal.base.text import shortened, shown
 from commonweal.data.federation import Federation
 from commonweal.record.record import Record
-from commonweal.report.clients import ClientLines, client_lines
+from commonweal.report.clients import NAMES, ClientLines, client_lines
 from commonweal.report.formats import scale, score_label, show_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 __all__ = [
     "Band",
@@ -66,12 +68,16 @@ LINES = ("-", "--", "-.", ":")
 GAIN = "#0072B2"
 LOSS = "#D55E00"
 GREY = "#5b6472"
-LOCAL = "local training"
+LOCAL = NAMES[ALONE]
 
 
 def marker_of(i: int) -> str:
     """The marker of the i-th method; every seven methods it meets another colour."""
     return MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]
+
+
+def colour_of(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
 
 
 class Picture(NamedTuple):
@@ -179,8 +185,13 @@ def _axes(height: float, width: float = WIDTH) -> "Iterator[tuple[Figure, Axes]]
 
 
 def _legend(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
+    """Write a legend above the axes."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", frameon=False, ncols=columns)
+
+
+def _heat_map(axes: "Axes", table: Array, cmap: str) -> "AxesImage":
+    return axes.imshow(table, cmap, aspect="auto", interpolation="nearest", origin="lower")
 
 
 # Clients
@@ -217,27 +228,24 @@ def clients(plot: ClientLines) -> Picture:
 
 def _client_figure(plot: ClientLines) -> "Figure":
     factor = scale(plot.score)
+    scores = plot.scores_by_label()
     y = np.arange(len(plot.lines))[::-1]
     with _axes(1.2 + 0.24 * len(plot.lines)) as (figure, axes):
         for line, place in zip(plot.lines, y, strict=True):
             if line.gain is not None:
                 colour = GAIN if line.gain.gain >= 0 else LOSS
-                ends = [factor * value for value in plot.bar(line)]
+                start, end = plot.bar(line)
                 alpha = 0.9 if line.gain.significant else 0.3
-                axes.plot(ends, [place, place], color=colour, alpha=alpha, linewidth=3, zorder=1)
+                ends = (factor * start, factor * end)
+                axes.plot(ends, (place, place), color=colour, alpha=alpha, linewidth=3, zorder=1)
         for i, label in enumerate(plot.labels):
-            values = [factor * line.scores[i] for line in plot.lines]
-            axes.plot(
-                values,
-                y,
-                marker_of(i),
-                color=COLOURS[i % len(COLOURS)],
-                markersize=6,
-                label=shown(label),
-                zorder=4 if label == plot.compared else 3,
-            )
+            colour = colour_of(i)
+            above = 4 if label == plot.compared else 3
+            values = factor * scores[label]
+            name = shown(label)
+            axes.plot(values, y, marker_of(i), color=colour, ms=6, label=name, zorder=above)
         if plot.has_local:
-            values = [factor * line.local for line in plot.lines]
+            values = factor * scores[LOCAL]
             axes.plot(values, y, "o", mfc="white", mec="black", ms=7, zorder=2, label=LOCAL)
         names = [f"{shortened(line.client, TICK)}  {line.samples}".rstrip() for line in plot.lines]
         axes.set_yticks(y, names, fontsize=9)
@@ -255,19 +263,15 @@ def _client_figure(plot: ClientLines) -> "Figure":
 
 
 def _distributions(plot: ClientLines) -> "Figure":
-    values = {label: [line.scores[i] for line in plot.lines] for i, label in enumerate(plot.labels)}
-    if plot.has_local:
-        values[LOCAL] = [line.local for line in plot.lines]
     with _axes(3.6) as (figure, axes):
-        for i, (label, scores) in enumerate(values.items()):
-            known = np.sort(scale(plot.score) * np.array(scores)[~np.isnan(scores)])
+        for i, (label, scores) in enumerate(plot.scores_by_label().items()):
+            known = np.sort(scale(plot.score) * scores[~np.isnan(scores)])
             share = 100 * np.arange(1, len(known) + 1) / len(known)
             thin = _evenly(len(known), 400)
-            colour = GREY if label == LOCAL else COLOURS[i % len(COLOURS)]
+            colour = GREY if label == LOCAL else colour_of(i)
             style = LINES[i % len(LINES)]
-            axes.step(
-                known[thin], share[thin], style, where="post", color=colour, label=shown(label)
-            )
+            name = shown(label)
+            axes.step(known[thin], share[thin], style, where="post", color=colour, label=name)
         axes.set_xlabel(score_label(plot.score))
         axes.set_ylabel("clients with at most this score (%)")
         _legend(figure, axes)
@@ -297,7 +301,9 @@ SHOWN = {"mean": "mean over clients", "worst_10": "worst 10 % of clients"}
 def rounds(runs: Mapping[str, Sequence[Record]]) -> Picture:
     """Draw scores over rounds by label: mean and worst 10 %, with the range over seeds."""
     score = str(next(iter(runs.values()))[0].facts.score)
-    curves = {label: {key: band(records, key) for key in SHOWN} for label, records in runs.items()}
+    curves = {}
+    for label, records in runs.items():
+        curves[label] = {key: band(records, key) for key in SHOWN}
     with _styled():
         from matplotlib.figure import Figure
 
@@ -328,24 +334,26 @@ def rounds(runs: Mapping[str, Sequence[Record]]) -> Picture:
 
 def band(records: Sequence[Record], key: str) -> Band:
     """A metric of the models that clients use, by the rounds that all seeds evaluated."""
-    tables = [{r.number: r.personal or r.metrics for r in record.evaluated} for record in records]
-    numbers = sorted(set.intersection(*(set(table) for table in tables)))
+    tables = []
+    for record in records:
+        by_round = {}
+        for done in record.evaluated:
+            by_round[done.number] = (done.personal or done.metrics).get(key, math.nan)
+        tables.append(by_round)
+    numbers = sorted(set.intersection(*map(set, tables)))
     if not numbers:
         raise RunError(f"{str(records[0].folder)!r} has no evaluated round yet")
-    values = np.array([[table[n].get(key, math.nan) for n in numbers] for table in tables])
+    values = np.array([[by_round[number] for number in numbers] for by_round in tables])
     return Band(numbers, values.mean(0), values.min(0), values.max(0))
 
 
 def _draw_band(axes: "Axes", curve: Band, i: int, label: str, factor: float) -> None:
-    colour = COLOURS[i % len(COLOURS)]
+    colour = colour_of(i)
     style = LINES[i % len(LINES)]
     marker = marker_of(i) if len(curve.round) < 20 else ""
-    axes.fill_between(
-        curve.round, factor * curve.low, factor * curve.high, color=colour, alpha=0.15, linewidth=0
-    )
-    axes.plot(
-        curve.round, factor * curve.mean, style, color=colour, marker=marker, ms=4, label=label
-    )
+    low, mean, high = factor * curve.low, factor * curve.mean, factor * curve.high
+    axes.fill_between(curve.round, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(curve.round, mean, style, color=colour, marker=marker, ms=4, label=label)
 
 
 # Weights
@@ -369,7 +377,7 @@ class Weights(NamedTuple):
 
 def relative_weights(record: Record) -> Weights:
     """The weights of a run, averaged to a size that can be shown."""
-    names = list(dict.fromkeys(name for done in record.rounds for name in done.weights))
+    names = list(dict.fromkeys(chain(*(done.weights for done in record.rounds))))
     if not names:
         raise RunError(f"{str(record.folder)!r}: no round of this run has weights")
     columns = np.array_split(np.arange(len(record.rounds)), min(MOST_COLUMNS, len(record.rounds)))
@@ -383,19 +391,16 @@ def relative_weights(record: Record) -> Weights:
             total[rows, j] += len(weights) * np.array(list(weights.values()))
             count[rows, j] += 1
     order = np.argsort(total.sum(1) / count.sum(1), kind="stable")
+    groups = np.array_split(order, min(MOST_NAMES, len(names)))
+    labels = []
+    table = np.full((len(groups), len(columns)), np.nan)
+    for row, group in zip(table, groups, strict=True):
+        known = count[group].sum(0)
+        np.divide(total[group].sum(0), known, out=row, where=known > 0)
+        first, last = names[group[0]], names[group[-1]]
+        labels.append(first if len(group) == 1 else f"{first} … {last}")
     ends = [record.rounds[int(column[-1])].number for column in columns]
-    if len(names) <= MOST_NAMES:
-        return Weights([names[k] for k in order], ends, _ratio(total, count)[order], False)
-    groups = np.array_split(order, MOST_NAMES)
-    sums = np.stack([total[group].sum(0) for group in groups])
-    counts = np.stack([count[group].sum(0) for group in groups])
-    labels = [f"{names[group[0]]} … {names[group[-1]]}" for group in groups]
-    return Weights(labels, ends, _ratio(sums, counts), True)
-
-
-def _ratio(total: Array, count: Array) -> Array:
-    mean: Array = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
+    return Weights(labels, ends, table, grouped=len(names) > MOST_NAMES)
 
 
 def weights(record: Record, label: str | None = None) -> Picture:
@@ -421,9 +426,7 @@ def weights(record: Record, label: str | None = None) -> Picture:
 
 def _draw_weights(relative: Weights) -> "Figure":
     with _axes(1.2 + 0.19 * len(relative.names)) as (figure, axes):
-        image = axes.imshow(
-            relative.table, aspect="auto", cmap="cividis", interpolation="nearest", origin="lower"
-        )
+        image = _heat_map(axes, relative.table, "cividis")
         figure.colorbar(image, ax=axes, label="weight relative to equal (1)", location="top")
         names = [shortened(name, TICK) for name in relative.names]
         axes.set_yticks(range(len(names)), names, fontsize=8)
@@ -448,7 +451,10 @@ class Setting(NamedTuple):
 def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False) -> Picture:
     """Draw mean against worst 10 % of all settings of all rules, and those that no other beats."""
     sign = -1 if lower_is_better else 1
-    unbeaten = [s for s in settings if not any(_beats(sign, other, s) for other in settings)]
+    unbeaten = []
+    for setting in settings:
+        if not any(_beats(sign, other, setting) for other in settings):
+            unbeaten.append(setting)
     unbeaten.sort(key=lambda setting: setting.mean)
     names = ", ".join(dict.fromkeys(setting.name for setting in unbeaten))
     description = (
@@ -468,17 +474,19 @@ def _beats(sign: int, one: Setting, other: Setting) -> bool:
     return min(gains) >= 0 and max(gains) > 0
 
 
+def _points(settings: Sequence[Setting], score: str) -> Array:
+    """Mean and worst 10 % as shown (2, settings)."""
+    values: Array = scale(score) * np.array([setting[2:] for setting in settings]).T
+    return values
+
+
 def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score: str) -> "Figure":
-    factor = scale(score)
     rules = list(dict.fromkeys(setting.rule for setting in settings))
     with _axes(3.6 + 0.1 * len(rules)) as (figure, axes):
         for i, rule in enumerate(rules):
-            points = [(factor * s.mean, factor * s.worst) for s in settings if s.rule == rule]
-            mean, worst = zip(*points, strict=True)
-            colour = COLOURS[i % len(COLOURS)]
-            axes.plot(mean, worst, marker_of(i), color=colour, label=shown(rule))
-        joined = [(factor * s.mean, factor * s.worst) for s in unbeaten]
-        axes.plot(*zip(*joined, strict=True), color=GREY, linewidth=1, zorder=0)
+            own = [setting for setting in settings if setting.rule == rule]
+            axes.plot(*_points(own, score), marker_of(i), color=colour_of(i), label=shown(rule))
+        axes.plot(*_points(unbeaten, score), color=GREY, linewidth=1, zorder=0)
         axes.set_xlabel(f"mean {score_label(score)} on validation samples")
         axes.set_ylabel("worst 10 % of clients")
         axes.grid(alpha=0.3)
@@ -503,11 +511,10 @@ def regret_curve(curve: Regret, label: str) -> Picture:
         f"What the decisions of {label} cost beyond the best fixed mixture of clients in "
         f"hindsight: {curve.regret[-1]:.3f} after round {curve.rounds[-1]}{bound}."
     )
-    bounds = curve.bound or [math.nan] * len(curve.rounds)
-    rows = [
-        (str(number), f"{value:.3f}", "-" if math.isnan(limit) else f"{limit:.3f}")
-        for number, value, limit in zip(curve.rounds, curve.regret, bounds, strict=True)
-    ]
+    rows = []
+    for k, number in enumerate(curve.rounds):
+        limit = "-" if curve.bound is None else f"{curve.bound[k]:.3f}"
+        rows.append((str(number), f"{curve.regret[k]:.3f}", limit))
     title = f"Regret: {label}"
     with _axes(3.0) as (figure, axes):
         axes.plot(curve.rounds, curve.regret, marker=".", color=COLOURS[0], label="regret")
@@ -599,18 +606,12 @@ def federation(data: Federation, title: str) -> "Figure":
 def _draw_classes(
     figure: "Figure", axes: "Axes", counts: Array, class_names: Sequence[str]
 ) -> None:
-    image = axes.imshow(
-        np.log1p(counts).T,
-        aspect="auto",
-        cmap="Blues",
-        interpolation="nearest",
-        origin="lower",
-    )
+    image = _heat_map(axes, np.log1p(counts).T, "Blues")
     powers = 10 ** np.arange(int(np.log10(max(counts.max(), 1))) + 1)
     steps = np.outer(powers, (1, 2, 5)).ravel()
     steps = steps[steps <= max(counts.max(), 1)]
     bar = figure.colorbar(image, ax=axes, ticks=np.log1p(steps), label="samples")
-    bar.ax.set_yticklabels([str(step) for step in steps])
+    bar.ax.set_yticklabels(list(map(str, steps)))
     axes.set_ylabel("class")
     ticks = _evenly(counts.shape[1], 20)
     names = [shortened(class_names[k], TICK) if class_names else str(k) for k in ticks]

@@ -24,22 +24,30 @@ __all__ = [
     "Column",
     "Grid",
     "Metric",
+    "add_columns",
     "cell_rows",
+    "cells_of",
+    "counted",
     "csv_text",
     "decimals_of",
     "header",
+    "in_points",
     "interval",
     "latex",
     "markdown",
     "markup",
+    "pipes",
+    "plain_table",
     "points",
     "scale",
     "score_label",
     "score_name",
     "show_client",
     "show_score",
+    "sign_of",
     "terminal",
     "unit",
+    "worst_first",
 ]
 
 Array: TypeAlias = NDArray[np.float64]
@@ -124,9 +132,8 @@ def show_client(value: float, score: str, bounds: Bounds | None, k: int) -> str:
     low, high = bounds.low[k], bounds.high[k]
     if low is None or high is None:
         return text
-    if scores.find(score).in_per_cent:
-        return f"{text} [{100 * low:.0f}, {100 * high:.0f}]"
-    return f"{text} [{low:.3g}, {high:.3g}]"
+    form = ".0f" if unit(score) else ".3g"
+    return f"{text} [{scale(score) * low:{form}}, {scale(score) * high:{form}}]"
 
 
 def show_score(value: float, score: str, digits: int = 2) -> str:
@@ -150,16 +157,39 @@ def show_score(value: float, score: str, digits: int = 2) -> str:
     return f"{scale(score) * value:.{digits}f}{unit(score)}"
 
 
-def points(change: float, score: str) -> str:
+def points(change: float, score: str, digits: int | None = None) -> str:
     """A difference of scores with its sign, in points of per cent or in the score's unit."""
-    return f"{scale(score) * change:+z.{decimals_of(score, change)}f}"
+    return f"{scale(score) * change:+z.{decimals_of(score, change, digits)}f}"
+
+
+def in_points(change: str, score: str) -> str:
+    """A difference in a sentence, followed by "points" where it is one of per cent."""
+    return f"{change} points" if unit(score) else change
 
 
 def interval(gain: Paired, score: str, digits: int | None = None) -> str:
     """A gain with its interval: "+1.2 [+0.3, +2.1]", or "+0.1 (n.s.)" if it is not significant."""
     digits = decimals_of(score, gain.difference, digits)
-    shown, low, high = (f"{scale(score) * value:+z.{digits}f}" for value in gain[:3])
-    return f"{shown} [{low}, {high}]" if gain.significant else f"{shown} (n.s.)"
+    text = points(gain.difference, score, digits)
+    if not gain.significant:
+        return f"{text} (n.s.)"
+    return f"{text} [{points(gain.low, score, digits)}, {points(gain.high, score, digits)}]"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: "1 seed", "2 seeds"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def sign_of(score: str) -> int:
+    """What turns a difference of scores into a gain: -1 for errors."""
+    return -1 if scores.find(score).lower_is_better else 1
+
+
+def worst_first(values: Sequence[float], score: str) -> list[int]:
+    """The positions of clients by their scores; those without one stand at the end."""
+    sign = sign_of(score)
+    return sorted(range(len(values)), key=lambda k: (math.isnan(values[k]), sign * values[k]))
 
 
 # Tables
@@ -192,14 +222,25 @@ class Grid:
         return [*self.figures, *self.differences]
 
 
+Write: TypeAlias = Callable[[str], str]  # a text in some format
+
+
+def cells_of(column: Column, bold: Write, cell: Write = str) -> list[str]:
+    """The cells of a column in some format; the best one is bold."""
+    texts = list(map(cell, column.cells))
+    if column.best is not None:
+        texts[column.best] = bold(texts[column.best])
+    return texts
+
+
 def cell_rows(
-    labels: Iterable[str], columns: Sequence[Column], bold: Callable[[str], str]
+    labels: Iterable[str], columns: Sequence[Column], bold: Write, cell: Write = str
 ) -> list[list[str]]:
-    """The cells line by line, after the label. The best cell of a column is bold."""
+    """The cells line by line, after the label."""
     rows = [[label] for label in labels]
     for column in columns:
-        for k, cell in enumerate(column.cells):
-            rows[k].append(bold(cell) if k == column.best else cell)
+        for row, text in zip(rows, cells_of(column, bold, cell), strict=True):
+            row.append(text)
     return rows
 
 
@@ -227,56 +268,65 @@ def markdown(grid: Grid) -> str:
 
 
 def _markdown_table(grid: Grid, columns: Sequence[Column]) -> str:
-    titles = [shown(title, "markdown") for title in header(columns)]
-    ruler = ["---", *["--:"] * len(columns)]
-    labels = [shown(label, "markdown") for label in grid.labels]
-    rows = cell_rows(labels, columns, "**{}**".format)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, ruler, *rows))
+    lines = [pipes(map(_markdown, header(columns))), pipes(["---", *["--:"] * len(columns)])]
+    for row in cell_rows(map(_markdown, grid.labels), columns, "**{}**".format):
+        lines.append(pipes(row))
+    return "\n".join(lines)
 
 
-LATEX = str.maketrans({"%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
-PLUS_MINUS = r"$\pm$"
+def _markdown(text: str) -> str:
+    return shown(text, "markdown")
+
+
+def pipes(cells: Iterable[str]) -> str:
+    """A line of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 
 
 def latex(grid: Grid) -> str:
     """A grid as LaTeX tables for the package booktabs, each with a caption and a label."""
-    parts = {"scores": (grid.title, grid.figures)}
+    tables = [_latex_table(grid, "scores", grid.title, grid.figures)]
     if grid.differences:
-        parts["differences"] = (f"Differences: {grid.title}", grid.differences)
+        title = f"Differences: {grid.title}"
+        tables.append(_latex_table(grid, "differences", title, grid.differences))
     if grid.against_local:
-        parts["local"] = (f"Compared with local training: {grid.title}", grid.against_local)
-    tables = [_latex_table(grid, label, *part) for label, part in parts.items()]
+        title = f"Compared with local training: {grid.title}"
+        tables.append(_latex_table(grid, "local", title, grid.against_local))
     notes = [f"% {shown(note)}" for note in grid.notes]
     return "\n".join([r"% \usepackage{booktabs}", *tables, *notes, ""])
 
 
 def _latex_table(grid: Grid, label: str, caption: str, columns: Sequence[Column]) -> str:
-    rows = [[shown(title, "latex") for title in header(columns)]]
-    for name, *cells in cell_rows(grid.labels, columns, r"\textbf{{{}}}".format):
-        rows.append([shown(name, "latex"), *map(_latex_cell, cells)])
-    titles, *lines = [" & ".join(row) + r" \\" for row in rows]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{shown(caption, 'latex').replace('±', PLUS_MINUS)}}}",
-            rf"\label{{tab:{label}}}",
-            r"\centering",
-            r"\begin{tabular}{l" + "r" * len(columns) + "}",
-            r"\toprule",
-            titles,
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{_latex(caption)}}}",
+        rf"\label{{tab:{label}}}",
+        r"\centering",
+        r"\begin{tabular}{l" + "r" * len(columns) + "}",
+        r"\toprule",
+        _latex_line(map(_latex, header(columns))),
+        r"\midrule",
+    ]
+    labels = map(_latex, grid.labels)
+    for row in cell_rows(labels, columns, r"\textbf{{{}}}".format, _latex_number):
+        lines.append(_latex_line(row))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
 
-def _latex_cell(cell: str) -> str:
-    """A cell with special characters escaped, and minus signs instead of hyphens."""
-    return MINUS.sub("$-$", cell.translate(LATEX))
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex(text: str) -> str:
+    return shown(text, "latex")
+
+
+def _latex_number(cell: str) -> str:
+    """A cell with minus signs instead of hyphens."""
+    return MINUS.sub("$-$", _latex(cell))
 
 
 def markup(text: str) -> str:
@@ -305,18 +355,18 @@ def _narrow_tables(
         columns: All of them.
         first: The first line to show.
     """
-    label = min(LABEL, max(len(label) for label in grid.labels))
-    parts: list[list[Column]] = [[]]
-    left = NARROW - label - 2
+    label = min(LABEL, max(map(len, grid.labels)))
+    parts: list[list[Column]] = []
+    left = 0
     for column in columns:
-        if parts[-1] and _width(column) > left:
+        if not parts or _width(column) > left:
             parts.append([])
             left = NARROW - label - 2
         parts[-1].append(column)
         left -= _width(column)
-    tables = []
-    for k, part in enumerate(parts):
-        table = plain_table(title if k == 0 else None)
+    tables: list[Table] = []
+    for part in parts:
+        table = plain_table(None if tables else title)
         table.add_column("method", overflow="fold", width=max(label, len("method")))
         for column in part:
             width = _width(column) - 2
@@ -334,6 +384,12 @@ def plain_table(title: str | None) -> Table:
     )
 
 
+def add_columns(table: Table, *titles: str, right: bool = False) -> None:
+    """Add columns that are never cropped: text is folded, numbers stay whole."""
+    for title in titles:
+        table.add_column(markup(title), justify="right" if right else "left", overflow="fold")
+
+
 def _width(column: Column) -> int:
     """The columns of a terminal that a column takes, with two for the gap."""
-    return 2 + max(len(text) for text in (*column.cells, *column.title.split()))
+    return 2 + max(map(len, (*column.cells, *column.title.split())))

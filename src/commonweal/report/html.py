@@ -7,10 +7,11 @@ from commonweal.base.text import shortened, shown
 from commonweal.report.figures import Picture, draw
 from commonweal.report.formats import Column, cell_rows, header
 
-__all__ = ["Html", "columns", "figure", "join", "minus", "strong", "table", "tag"]
+__all__ = ["Html", "columns", "figure", "figures", "join", "minus", "strong", "table", "tag"]
 
 VOID = ("meta",)  # elements without content
 NAME = 200  # characters of a client's or a method's name
+MOST_ROWS = 200  # of a picture's numbers, from both ends
 
 
 class Html(str):
@@ -34,9 +35,9 @@ def tag(name: str, /, *children: str, **attributes: str) -> Html:
     >>> tag("th", "a < b", scope="col")
     '<th scope="col">a &lt; b</th>'
     """
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items()
-    )
+    given = ""
+    for key, value in attributes.items():
+        given += f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
     if name in VOID:
         return Html(f"<{name}{given}>")
     return Html(f"<{name}{given}>{join(children)}</{name}>")
@@ -56,12 +57,7 @@ def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 def columns(caption: str, labels: Iterable[str], columns: Sequence[Column]) -> Html:
     """A table of methods in which the significantly best cells are bold."""
-    return table(caption, header(columns), cell_rows(labels, shown_columns(columns), strong))
-
-
-def shown_columns(columns: Iterable[Column]) -> list[Column]:
-    """Columns whose negative numbers have a minus sign instead of a hyphen."""
-    return [column._replace(cells=[minus(cell) for cell in column.cells]) for column in columns]
+    return table(caption, header(columns), cell_rows(labels, columns, strong, minus))
 
 
 def strong(text: str) -> Html:
@@ -73,15 +69,22 @@ def minus(text: str) -> str:
     return re.sub(r"(^|[\s\[(])-(?=\d)", "\\1\N{MINUS SIGN}", text)
 
 
-def figure(picture: Picture, name: str, most_rows: int) -> Html:
+def figures(pictures: Iterable[Picture], name: str) -> list[Html]:
+    """Pictures, numbered by their names."""
+    return [figure(picture, f"{name}-{i}") for i, picture in enumerate(pictures)]
+
+
+def figure(picture: Picture, name: str) -> Html:
     """A picture as SVG with title and description, and its numbers to unfold.
 
-    name: unique on the page; most_rows: of the numbers that are shown, from both ends
+    Args:
+        picture: The picture.
+        name: Unique on the page.
     """
     rows = list(picture.rows)
     caption = picture.title
-    if len(rows) > most_rows:
-        half = most_rows // 2
+    if len(rows) > MOST_ROWS:
+        half = MOST_ROWS // 2
         caption += f" (the first and last {half} of {len(rows)} lines)"
         rows = [*rows[:half], *rows[-half:]]
     numbers = tag("details", tag("summary", "The numbers"), table(caption, picture.header, rows))
@@ -95,16 +98,12 @@ def _svg(picture: Picture, name: str) -> Html:
     start = re.search(r"<svg\b[^>]*>", drawn)
     assert start is not None, "matplotlib wrote no SVG"
     box = re.search(r'viewBox="[^"]*"', start[0])
-    labels = join(
-        [
-            tag("title", shown(picture.title), id=f"{name}-title"),
-            tag("desc", shown(picture.description), id=f"{name}-desc"),
-        ]
-    )
+    title = tag("title", shown(picture.title), id=f"{name}-title")
+    description = tag("desc", shown(picture.description), id=f"{name}-desc")
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'{box[0] if box else ""} role="img" aria-labelledby="{name}-title {name}-desc">'
     )
     # Groups are called figure_1, patch_2, ...: ids must be unique on a page.
     body = re.sub(r'<g id="[^"]*"', "<g", drawn[start.end() :])
-    return Html(opening + labels + body)
+    return Html(opening + title + description + body)

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commonweal.analysis.compare import ALONE, Result
-from commonweal.analysis.gains import ClientGain
+from commonweal.analysis.compare import Result
+from commonweal.analysis.gains import Gains
 from commonweal.analysis.labels import data_name
 from commonweal.metrics import Paired
-from commonweal.report.clients import NAMES, best_method, samples_of
+from commonweal.report.clients import NAMES, local_of, mean_of, samples_of
 from commonweal.report.comparison import Summary, answer, layout, worth_sentences
 from commonweal.report.formats import (
     Column,
     Grid,
+    counted,
     decimals_of,
+    in_points,
     interval,
     points,
     scale,
@@ -36,6 +38,8 @@ __all__ = ["Card", "Named", "Overview", "Table", "overview"]
 MOST_NAMED = 5  # clients in a list of gains or losses
 MOST_OTHERS = 4  # methods in the note of a card
 FEW_SEEDS = 5  # below which more are suggested
+TAILS = {"worst_10": ("Worst 10 % of clients", "worst 10 %")}  # title of a card and of a column
+TAILS["worst"] = ("Worst client of each seed", "worst client")
 
 
 @dataclass(frozen=True)
@@ -85,17 +89,15 @@ def overview(comparison: "Comparison") -> Overview:
     """Summarise a comparison by the models that clients use."""
     summary = comparison.summary
     grid = layout(summary)
-    columns = [*grid.figures, *grid.differences, *grid.against_local]
-    first = next(iter(comparison.records.values()))[0]
     return Overview(
-        name=data_name(first),
+        name=data_name(comparison.first),
         sentence=answer(summary) or _first_sentence(summary),
         about=_about(summary),
         cards=_cards(summary, comparison),
         advice=_advice(summary, any(result.personal for result in comparison.results)),
         named=_named(summary),
         table=_main_table(summary, grid, comparison.baselines),
-        more=Table(list(grid.labels), columns),
+        more=Table(list(grid.labels), [*grid.columns, *grid.against_local]),
         sentences=worth_sentences(summary),
         notes=grid.notes,
     )
@@ -108,12 +110,12 @@ def _first_sentence(summary: Summary) -> str:
         value = show_score(float(summary.values["mean"].mean()), summary.score, 1)
         return f"{first}: {value} on average over {summary.clients} clients."
     *_, differences = summary.differences.values()  # of the worst clients
-    gains = [summary.sign * paired.difference for paired in differences]
-    best = int(np.argmax(gains))
-    if differences[best].significant and gains[best] > 0:
-        gain = f"{points(gains[best], summary.score)}{' points' if unit(summary.score) else ''}"
-        name = others[best]
-        return f"{name} serves the worst clients significantly better than {first}: {gain}."
+    best = max(differences, key=lambda paired: summary.sign * paired.difference)
+    gain = summary.sign * best.difference
+    if best.significant and gain > 0:
+        text = in_points(points(gain, summary.score), summary.score)
+        name = others[differences.index(best)]
+        return f"{name} serves the worst clients significantly better than {first}: {text}."
     seeds = "one seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
     return f"No method is significantly better than {first} for the worst clients with {seeds}."
 
@@ -136,28 +138,26 @@ def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
     score = summary.score
     cards = []
     label = summary.labels[0]
-    if summary.gains:
-        best = best_method(summary.gains)
-        label = best.label
-        gained = {g.label: points(g.mean.difference, score) for g in summary.gains}
-        title = "Mean gain over local training"
+    if summary.best is not None:
+        label = summary.best.label
+        gained = {gains.label: points(gains.mean.difference, score) for gains in summary.gains}
         note = f"with {label}{_others(gained, label)}"
-        cards.append(Card(title, gained[label], _half_width(best.mean, score), note))
-    worst = "worst_10" if "worst_10" in summary.values else "worst"
-    values = dict(zip(summary.labels, summary.values[worst].mean(1).tolist(), strict=True))
-    for baseline in comparison.baselines:
-        if baseline.label == ALONE:
-            values["local"] = _mean(baseline, worst)
-    shown = {name: show_score(value, score, 1) for name, value in values.items()}
-    title = "Worst 10 % of clients" if worst == "worst_10" else "Worst client of each seed"
+        half = _half_width(summary.best.mean, score)
+        cards.append(Card("Mean gain over local training", gained[label], half, note))
+    shown = {}
+    for name, by_seed in zip(summary.labels, summary.values[summary.tail], strict=True):
+        shown[name] = show_score(float(by_seed.mean()), score, 1)
+    local = local_of(comparison.baselines)
+    if local is not None:
+        shown["local"] = show_score(mean_of(local, summary.tail), score, 1)
+    title, _ = TAILS[summary.tail]
     cards.append(Card(title, shown[label], "", f"with {label}{_others(shown, label)}"))
     result = comparison.used[summary.labels.index(label)]
     means = result.scores.mean(0)
-    k = int(means.argmax() if result.lower_is_better else means.argmin())
-    samples = samples_of(comparison.records).get(result.clients[k], 0)
-    note = f"with {label}; {samples} test sample{'' if samples == 1 else 's'}"
+    k = int((summary.sign * means).argmin())
+    samples = counted(samples_of(comparison.first).get(result.clients[k], 0), "test sample")
     name = f"{result.clients[k]} {show_score(float(means[k]), score, 1)}"
-    cards.append(Card("Served worst", name, "", note))
+    cards.append(Card("Served worst", name, "", f"with {label}; {samples}"))
     return cards
 
 
@@ -170,13 +170,7 @@ def _others(values: Mapping[str, str], label: str) -> str:
 
 def _half_width(mean: Paired, score: str) -> str:
     half = (mean.high - mean.low) / 2
-    if math.isnan(half):
-        return ""
-    return f"±{points(half, score)[1:]}{' points' if unit(score) else ''}"
-
-
-def _mean(result: Result, metric: str) -> float:
-    return float(np.mean([seed[metric] for seed in result.metrics]))
+    return "" if math.isnan(half) else f"±{in_points(points(half, score)[1:], score)}"
 
 
 def _advice(summary: Summary, has_personal: bool) -> list[str]:
@@ -186,9 +180,9 @@ def _advice(summary: Summary, has_personal: bool) -> list[str]:
         summary: The numbers.
         has_personal: Whether personal methods were tried.
     """
-    if not summary.gains:
+    best = summary.best
+    if best is None:
         return []
-    best = best_method(summary.gains)
     advice = []
     if len(best.better) > len(best.worse):
         advice.append(f"Take {best.label}.")
@@ -208,10 +202,10 @@ def _advice(summary: Summary, has_personal: bool) -> list[str]:
 
 def _named(summary: Summary) -> list[Named]:
     """Who gains most with the best method, and whom it and the first one leave behind."""
-    if not summary.gains:
+    best = summary.best
+    if best is None:
         return []
-    best = best_method(summary.gains)
-    lists: dict[str, list[ClientGain]] = {f"Gain most with {best.label}": best.better}
+    lists = {f"Gain most with {best.label}": best.better}
     for gained in (best, summary.gains[0]):
         lists[f"Left behind by {gained.label}"] = gained.worse
     named = []
@@ -225,26 +219,35 @@ def _named(summary: Summary) -> list[Named]:
 
 def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Table:
     """One row per method: worst 10 %, mean, gains, who is better off, and seeds."""
-    factor = scale(summary.score)
-    per_cent = " (%)" if factor == 100 else ""
-    tail = "worst_10" if "worst_10" in summary.values else "worst"
-    worst = "worst 10 %" if tail == "worst_10" else "worst client"
     figures = dict(zip(summary.values, grid.figures, strict=True))
     gains = dict(zip(summary.differences, grid.differences, strict=False))
+    per_cent = " (%)" if unit(summary.score) else ""
     empty = [""] * len(baselines)
     columns = []
-    for key, title in ((tail, worst), ("mean", "mean")):
-        means = [*summary.values[key].mean(1), *(_mean(baseline, key) for baseline in baselines)]
+    for key, title in ((summary.tail, TAILS[summary.tail][1]), ("mean", "mean")):
+        means = [*summary.values[key].mean(1)]
+        for baseline in baselines:
+            means.append(mean_of(baseline, key))
         digits = decimals_of(summary.score, np.array(means))
-        cells = [f"{factor * mean:.{digits}f}" for mean in means]
+        cells = [f"{scale(summary.score) * mean:.{digits}f}" for mean in means]
         columns.append(Column(title + per_cent, cells, figures[key].best))
         if key in gains and not (key == "mean" and summary.gains):
             columns.append(gains[key]._replace(cells=[*gains[key].cells, *empty]))
     if summary.gains:
-        over_local = [interval(gained.mean, summary.score) for gained in summary.gains]
-        columns.append(Column("mean gain over local", [*over_local, *empty]))
-        cells = [f"{len(g.better)} · {g.unclear} · {len(g.worse)}" for g in summary.gains]
-        columns.append(Column("clients better · n.s. · worse than local", [*cells, *empty]))
-    labels = [*summary.labels, *(NAMES.get(each.label, each.label) for each in baselines)]
+        over_local = Column("mean gain over local", [])
+        counts = Column("clients better · n.s. · worse than local", [])
+        for gained in summary.gains:
+            over_local.cells.append(interval(gained.mean, summary.score))
+            counts.cells.append(_counts(gained))
+        over_local.cells.extend(empty)
+        counts.cells.extend(empty)
+        columns += [over_local, counts]
+    labels = [*summary.labels]
+    for baseline in baselines:
+        labels.append(NAMES.get(baseline.label, baseline.label))
     columns.append(Column("seeds", [str(summary.seeds)] * len(labels)))
     return Table(labels, columns)
+
+
+def _counts(gained: Gains) -> str:
+    return f"{len(gained.better)} · {gained.unclear} · {len(gained.worse)}"

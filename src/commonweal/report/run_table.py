@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Group
 from rich.table import Table
@@ -16,13 +16,20 @@ from commonweal.base.text import shortened
 from commonweal.record.final import Bounds, Final, read_final
 from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord
-from commonweal.report.formats import METRICS, markup, show_client, show_score
-from commonweal.training import scores
+from commonweal.report.formats import (
+    METRICS,
+    add_columns,
+    counted,
+    markup,
+    show_client,
+    show_score,
+    sign_of,
+    worst_first,
+)
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.intervals import FEW
 
 __all__ = [
-    "add_column",
     "choices",
     "promised",
     "result",
@@ -65,10 +72,9 @@ def run_summary(record: Record) -> dict[str, object]:
         }
     table = record.clients()
     columns = {name: values.tolist() for name, values in table.columns().items() if name != "rows"}
-    clients = [
-        {"client": name, **{key: values[k] for key, values in columns.items()}}
-        for k, name in enumerate(table.names)
-    ]
+    clients = []
+    for name, *values in zip(table.names, *columns.values(), strict=True):
+        clients.append({"client": name, **dict(zip(columns, values, strict=True))})
     return summary | {"clients": clients}
 
 
@@ -97,7 +103,8 @@ def unequal_promises(records: Mapping[str, Sequence[Record]]) -> list[str]:
     """A note where methods promise different privacy, by label."""
     promises = {}
     for label, runs in records.items():
-        for promise in (record.facts.privacy for record in runs):
+        for record in runs:
+            promise = record.facts.privacy
             text = "none"
             if promise is not None:
                 text = f"epsilon = {promise.epsilon:.3g}, delta = {promise.delta:g}"
@@ -115,31 +122,36 @@ def result(record: Record) -> Group:
     evaluation = clients.evaluation
     models = _models(last, evaluation, read_final(record.folder))
     table = Table(title=_title(record, last))
-    add_column(table, "over clients")
+    add_columns(table, "over clients")
     for model in models:
-        add_column(table, model.title, right=True)
-    if last.mixture:
-        add_column(table, "mixture", right=True)
-    if last.rates:
-        add_column(table, "rate of descent", right=True)
-    personal = evaluation.personal
-    partners = None if personal is None else personal.partners
-    if partners is not None:
-        add_column(table, "weight of partners", right=True)
-    for key in (key for key in last.metrics if key in METRICS):
-        cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
-        table.add_row(METRICS[key].title, *cells)
+        add_columns(table, model.title, right=True)
+    more = _client_columns(last, clients)
+    add_columns(table, *more, right=True)
+    for key in last.metrics:
+        if key in METRICS:
+            cells = [_show_metric(m.metrics.get(key, math.nan), m.score, key) for m in models]
+            table.add_row(METRICS[key].title, *cells)
     table.add_section()
     for k in _ends(models[0]):
         cells = [show_client(model.clients[k], model.score, model.bounds, k) for model in models]
-        if last.mixture:
-            cells.append(f"{last.mixture.get(clients.names[k], math.nan):.3f}")
-        if last.rates:
-            cells.append(f"{last.rates.get(clients.names[k], math.nan):.2g}")
-        if partners is not None:
-            cells.append(f"{float(partners[k]):.2f}")
+        for column in more.values():
+            cells.append(column[k])
         table.add_row(markup(shortened(clients.names[k])), *cells)
-    return Group(table, *[markup(note) for note in _notes(record, clients, models[0])])
+    return Group(table, *map(markup, _notes(record, clients, models[0])))
+
+
+def _client_columns(last: RoundRecord, clients: ClientTable) -> dict[str, list[str]]:
+    """What is known of clients beside their scores, by the title of a column."""
+    columns = {}
+    if last.mixture:
+        columns["mixture"] = [f"{last.mixture.get(name, math.nan):.3f}" for name in clients.names]
+    if last.rates:
+        rates = [f"{last.rates.get(name, math.nan):.2g}" for name in clients.names]
+        columns["rate of descent"] = rates
+    personal = clients.evaluation.personal
+    if personal is not None and personal.partners is not None:
+        columns["weight of partners"] = [f"{part:.2f}" for part in personal.partners.tolist()]
+    return columns
 
 
 def _title(record: Record, last: RoundRecord) -> str:
@@ -151,20 +163,19 @@ def _models(last: RoundRecord, evaluation: Evaluation, final: Final) -> list[_Mo
     """The columns: the global model, personal models, and further scores of the global model."""
     main, *further = evaluation.scores
     personal = evaluation.personal
+
+    def model(title: str, score: str, metrics: dict[str, float], own: Evaluation) -> _Model:
+        known = final.bounds if own is evaluation else final.personal
+        values = own.scores[score].tolist()
+        bounds = _bounds(known, score, values, evaluation.sizes)
+        return _Model(title, score, metrics, values, bounds)
+
     several = personal is not None or bool(further)
-    title = "global model" if several else "value"
-    scores = evaluation.score.tolist()
-    sizes = evaluation.sizes
-    bounds = _bounds(final.bounds, main, scores, sizes)
-    models = [_Model(title, main, last.metrics, scores, bounds)]
+    models = [model("global model" if several else "value", main, last.metrics, evaluation)]
     if personal is not None:
-        scores = personal.score.tolist()
-        bounds = _bounds(final.personal, main, scores, sizes)
-        models.append(_Model("personal model", main, last.personal, scores, bounds))
+        models.append(model("personal model", main, last.personal, personal))
     for name in further:
-        values = evaluation.scores[name].tolist()
-        bounds = _bounds(final.bounds, name, values, sizes)
-        models.append(_Model(name, name, last.more.get(name, {}), values, bounds))
+        models.append(model(name, name, last.more.get(name, {}), evaluation))
     return models
 
 
@@ -180,20 +191,23 @@ def _bounds(
     """The intervals of the clients' scores; those of an accuracy follow from the sizes."""
     if score in known or score != "accuracy":
         return known.get(score)
-    pairs = zip(values, sizes.tolist(), strict=True)
-    both = [(None, None) if math.isnan(v) else metrics.wilson(v, n) for v, n in pairs]
-    low, high = zip(*both, strict=True) if both else ((), ())
-    return Bounds(low=low, high=high, support=tuple(sizes.tolist()), unit="rows")
+    low, high = [], []
+    for value, size in zip(values, sizes.tolist(), strict=True):
+        ends = (None, None) if math.isnan(value) else metrics.wilson(value, size)
+        low.append(ends[0])
+        high.append(ends[1])
+    return Bounds(low=tuple(low), high=tuple(high), support=tuple(sizes.tolist()), unit="rows")
 
 
 def _ends(model: _Model) -> list[int]:
     """The positions of the clients to show, the worst first: all, or the two ends."""
-    scored = [k for k, value in enumerate(model.clients) if not math.isnan(value)]
-    sign = -1 if scores.find(model.score).lower_is_better else 1
-    ranked = sorted(scored, key=lambda k: sign * model.clients[k])
-    if len(ranked) <= ALL:
-        return ranked
-    return [*ranked[:SHOWN], *ranked[-SHOWN:]]
+    ranked = worst_first(model.clients, model.score)[: _scored(model)]
+    return ranked if len(ranked) <= ALL else [*ranked[:SHOWN], *ranked[-SHOWN:]]
+
+
+def _scored(model: _Model) -> int:
+    """How many clients have a score."""
+    return len(model.clients) - sum(map(math.isnan, model.clients))
 
 
 def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
@@ -211,26 +225,23 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
             "R^2 is far below 0, worse than a constant: training is unstable; lower client.lr, or "
             "set client.clip=1"
         )
-    if scores.find(model.score).lower_is_better:
+    if sign_of(model.score) < 0:
         notes.append(f"{model.score}: lower is better, so the worst is the highest")
     majority = record.facts.majority
     if majority is not None and model.score == "accuracy":
         notes.append(f"always predicting the most frequent class: {100 * majority:.1f} % right")
-    shown = _ends(model)
-    if len(shown) < sum(not math.isnan(value) for value in model.clients):
+    if _scored(model) > ALL:
         table = record.folder / "clients.csv"
         where = f"; all clients: {table}" if table.exists() else ""
         notes.append(f"the {SHOWN} lowest and the {SHOWN} highest are shown{where}")
+    notes += fallback_notes(record)
     unscored = record.facts.unscored
     if unscored is None:
-        sizes = clients.evaluation.sizes.tolist()
-        pairs = zip(clients.names, sizes, strict=True)
-        unscored = tuple(name for name, size in pairs if size == 0)
-    notes += fallback_notes(record)
+        empty = (clients.evaluation.sizes == 0).nonzero().flatten()
+        unscored = tuple(clients.names[k] for k in empty.tolist())
     if unscored:
-        some = ", ".join(shortened(name) for name in unscored[:SHOWN]) + (
-            " ..." if len(unscored) > SHOWN else ""
-        )
+        some = ", ".join(map(shortened, unscored[:SHOWN]))
+        some += " ..." if len(unscored) > SHOWN else ""
         notes.append(f"without a score (not evaluated, no samples, or undefined for them): {some}")
     if record.evaluated[-1].mixture:
         notes.append("mixture: the clients' weights that the rule learnt, a mean over all rounds")
@@ -294,13 +305,11 @@ def _final_notes(final: Final, names: Sequence[str], model: _Model) -> list[str]
 
 def _random_partition(record: Record) -> list[str]:
     """Whether the clients of a table are no sites, but a partition."""
-    dataset, partition = (record.experiment.get(key) for key in ("dataset", "partition"))
-    if not isinstance(dataset, dict) or not isinstance(partition, dict):
-        return []
-    if dataset.get("name") != "table":
+    partition = record.experiment.get("partition")
+    if record.part("dataset") != "table" or not isinstance(partition, dict):
         return []
     return [
-        f"the clients are no sites: the rows of the table were divided at random "
+        "the clients are no sites: the rows of the table were divided at random "
         f"(partition {partition['name']})"
     ]
 
@@ -331,7 +340,7 @@ def _chosen_notes(record: Record, score: str) -> list[str]:
 def unseen_sentence(evaluation: Evaluation, score: str) -> str:
     """What clients get that took no part in training, and what new clients will get at least."""
     values = evaluation.score[evaluation.scored]
-    lower = scores.find(score).lower_is_better
+    lower = sign_of(score) < 0
     mean = show_score(float(values.mean()), score)
     share, floor = metrics.dkw_floor(values, lower_is_better=lower)
     bound = "at most" if lower else "at least"
@@ -346,15 +355,14 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
     if score not in ("accuracy", "top-5", "balanced-accuracy", "f1"):
         return ""
     sizes = clients.evaluation.sizes
-    small = [k for k in (sizes > 0).nonzero().flatten().tolist() if sizes[k] < FEW_SAMPLES]
-    if not small:
+    small = (sizes > 0) & (sizes < FEW_SAMPLES)
+    if not small.any():
         return ""
-    least = min(small, key=lambda k: int(sizes[k]))
+    least = int(sizes.where(small, math.inf).argmin())
     samples = int(sizes[least])
-    words = "test sample" if samples == 1 else "test samples"
     return (
-        f"few test samples: {len(small)} clients have fewer than {FEW_SAMPLES}; "
-        f"{shortened(clients.names[least])} has {samples} {words}: one sample is "
+        f"few test samples: {int(small.sum())} clients have fewer than {FEW_SAMPLES}; "
+        f"{shortened(clients.names[least])} has {counted(samples, 'test sample')}: one sample is "
         f"{100 / samples:.0f} points"
     )
 
@@ -362,10 +370,9 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
 def choices(curve: Curve, score: str) -> Table:
     """What clients get by each choice of a model between the global and the personal one."""
     table = Table(title=f"{score} over {len(curve.names)} clients")
-    add_column(table, "mixing coefficient m, global (0) to personal model (1)")
-    add_column(table, "mean", right=True)
-    add_column(table, "worst", right=True)
-    lower = scores.find(score).lower_is_better
+    add_columns(table, "mixing coefficient m, global (0) to personal model (1)")
+    add_columns(table, "mean", "worst", right=True)
+    lower = sign_of(score) < 0
     for label, values in curve.chosen().items():
         mean = show_score(float(values.mean()), score)
         worst = show_score(metrics.worst(values, lower_is_better=lower), score)
@@ -378,9 +385,3 @@ def choices(curve: Curve, score: str) -> Table:
         f"mean {float(barriers.mean()):.3g}, highest {float(barriers.max()):.3g}"
     )
     return table
-
-
-def add_column(table: Table, title: str, right: bool = False) -> None:
-    """Add a column that is never cropped: text is folded, numbers stay whole."""
-    justify: Literal["left", "right"] = "right" if right else "left"
-    table.add_column(markup(title), justify=justify, overflow="fold")

@@ -7,10 +7,10 @@ that the same command continues with the rounds that are new.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.files import write_file
@@ -24,8 +24,6 @@ __all__ = ["export", "moment", "name_of"]
 MEMORY = "trackers.json"
 BATCH = 100  # rounds that are written at once
 FACTS = ("commonweal", "torch", "python", "clients", "parameters")
-
-Stopped: TypeAlias = Callable[[], bool]
 
 
 def name_of(folder: Path) -> str:
@@ -44,7 +42,6 @@ def export(
     project: str,
     folder: Path | None = None,
     follow: bool = False,
-    stopped: Stopped = lambda: False,
 ) -> tuple[int, str]:
     """Write the rounds that a tracker does not have yet.
 
@@ -54,7 +51,6 @@ def export(
         project: The project or experiment at the tracker.
         folder: Where the tracker writes; None for its default.
         follow: Go on with new rounds until the run is finished.
-        stopped: Checked while following; where it is true, the export ends.
 
     Returns:
         How many rounds were written, and where a person finds them.
@@ -71,13 +67,12 @@ def export(
         toml = (record.folder / "experiment.toml").read_text(encoding="utf-8")
         identity = tracker.open(known, _settings(record), toml)
         first = last = before.round if before is not None and identity == known else 0
-        rounds = record.follow(stopped=stopped) if follow else iter(record.rounds)
+        rounds = record.follow() if follow else record.rounds
+        new = filter(lambda stored: stored.number > first, rounds)
         try:
-            for some in _batches(
-                record, (stored for stored in rounds if stored.number > first), follow
-            ):
-                tracker.log(some)
-                last = some[-1].round
+            for moments in _batches(record, new, 1 if follow else BATCH):
+                tracker.log(moments)
+                last = moments[-1].round
         finally:
             if last > first:
                 _remember(record.folder, key, _Written(identity, last))
@@ -122,11 +117,10 @@ class _Written(NamedTuple):
 def _memory(folder: Path) -> dict[str, _Written]:
     """What was written to trackers before; a file that cannot be read counts as nothing."""
     try:
-        entries = json.loads((folder / MEMORY).read_text(encoding="utf-8"))
-        return {
-            str(key): _Written(str(entry["id"]), int(entry["round"]))
-            for key, entry in entries.items()
-        }
+        written = {}
+        for key, entry in json.loads((folder / MEMORY).read_text(encoding="utf-8")).items():
+            written[str(key)] = _Written(str(entry["id"]), int(entry["round"]))
+        return written
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
@@ -146,65 +140,69 @@ def _settings(record: Record) -> dict[str, Plain]:
 # Rounds
 
 
-def _batches(record: Record, rounds: Iterator[StoredRound], follow: bool) -> Iterator[list[Moment]]:
-    """The rounds in portions; while a run is followed, each at once."""
+def _batches(record: Record, rounds: Iterator[StoredRound], size: int) -> Iterator[list[Moment]]:
+    """The rounds in portions of at most this size."""
     seconds: dict[int, dict[str, float]] = {}
-    size = 1 if follow else BATCH
-    while some := list(islice(rounds, size)):
-        if some[-1].number not in seconds:
+    while batch := list(islice(rounds, size)):
+        if batch[-1].number not in seconds:
             seconds = {int(line.pop("round")): line for line in record.timings()}
-        yield [moment(stored, seconds.get(stored.number, {})) for stored in some]
+        yield [moment(stored, seconds.get(stored.number, {})) for stored in batch]
 
 
 def moment(stored: StoredRound, seconds: Mapping[str, float]) -> Moment:
     """A round as a tracker takes it: summaries, and per-client values as distributions."""
-    losses = [loss for loss in stored.losses if math.isfinite(loss)]
-    weights = [weight * len(stored.weights) for weight in stored.weights.values()]
-    numbers = {
-        "cohort/clients": float(len(stored.clients)),
-        "cohort/replies_used": float(len(stored.weights)),
-        "cohort/replies_dropped": float(len(stored.dropped)),
-        "cohort/replies_capped": float(len(stored.capped)),
-        **_grouped("bytes", stored.bytes),
-        **_grouped("seconds", seconds),
-        **_grouped("test", stored.metrics),
-        **_grouped("personal", stored.personal),
-        **_grouped("validation", stored.validation),
-        **_grouped("unseen", stored.unseen),
+    cohort: dict[str, float] = {
+        "clients": len(stored.clients),
+        "replies_used": len(stored.weights),
+        "replies_dropped": len(stored.dropped),
+        "replies_capped": len(stored.capped),
     }
-    for name, values in stored.more.items():
-        numbers |= _grouped(f"test_{name}", values)
+    groups: dict[str, Mapping[str, float]] = {
+        "cohort": cohort,
+        "bytes": stored.bytes,
+        "seconds": seconds,
+        "test": stored.metrics,
+        "personal": stored.personal,
+        "validation": stored.validation,
+        "unseen": stored.unseen,
+    }
+    for name, metrics in stored.more.items():
+        groups[f"test_{name}"] = metrics
+    clients = {}
+    losses = _finite(stored.losses)
     if losses:
-        numbers |= {"cohort/loss_mean": sum(losses) / len(losses), "cohort/loss_max": max(losses)}
+        cohort |= {"loss_mean": sum(losses) / len(losses), "loss_max": max(losses)}
+        clients["cohort/losses"] = losses
+    weights = [weight * len(stored.weights) for weight in stored.weights.values()]
     if weights:
-        numbers["cohort/weight_max"] = max(weights)
-    clients = {"cohort/losses": losses, "cohort/relative_weights": weights}
-    if stored.metrics:
-        table = stored.table("test")
-        scores = [] if table is None else table[1]["score"].tolist()
-        clients["test/scores"] = [score for score in scores if math.isfinite(score)]
-    return Moment(
-        stored.number,
-        {name: value for name, value in numbers.items() if math.isfinite(value)},
-        {name: values for name, values in clients.items() if values},
-    )
+        cohort["weight_max"] = max(weights)
+        clients["cohort/relative_weights"] = weights
+    table = stored.table("test") if stored.metrics else None
+    scores = [] if table is None else _finite(table[1]["score"].tolist())
+    if scores:
+        clients["test/scores"] = scores
+    numbers = {}
+    for group, values in groups.items():
+        for name, value in values.items():
+            if math.isfinite(value):
+                numbers[f"{group}/{name}"] = float(value)
+    return Moment(stored.number, numbers, clients)
 
 
-def _grouped(group: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f"{group}/{name}": float(value) for name, value in values.items()}
+def _finite(values: Iterable[float]) -> list[float]:
+    return list(filter(math.isfinite, values))
 
 
 def _columns(record: Record, number: int) -> dict[str, list[object]]:
-    """Every client's last values by column, the worst off first."""
+    """Every client's last values by column."""
     table = record.clients(number)
     evaluation = table.evaluation
-    columns: dict[str, list[object]] = {
-        "client": list(table.names),
-        "samples": evaluation.sizes.int().tolist(),
-        **{name: values.tolist() for name, values in evaluation.scores.items()},
-        "loss": evaluation.losses.tolist(),
-    }
+    columns: dict[str, list[object]] = {"client": list(table.names)}
+    columns["samples"] = evaluation.sizes.int().tolist()
+    for name, values in evaluation.scores.items():
+        columns[name] = values.tolist()
+    columns["loss"] = evaluation.losses.tolist()
     if evaluation.personal is not None:
-        personal = evaluation.personal.scores.items()
-        columns |= {f"{name} of the personal model": values.tolist() for name, values in personal}
+        for name, values in evaluation.personal.scores.items():
+            columns[f"{name} of the personal model"] = values.tolist()
     return columns

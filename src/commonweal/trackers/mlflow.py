@@ -12,7 +12,7 @@ from pathlib import Path
 
 from commonweal.base.plain import Table
 from commonweal.base.text import quoted
-from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
+from commonweal.trackers.tracker import Destination, Moment, Tracker, library
 
 __all__ = ["MLflow"]
 
@@ -56,17 +56,19 @@ class MLflow(Tracker):
             return False
 
     def _create(self, settings: Table, toml: str) -> str:
-        existing = self.client.get_experiment_by_name(self.destination.project)
-        if existing is None:
-            place = None
-            if self.folder is not None:
-                place = (self.folder.absolute() / "mlartifacts").as_uri()
-            experiment = self.client.create_experiment(self.destination.project, place)
-        else:
+        project = self.destination.project
+        existing = self.client.get_experiment_by_name(project)
+        if existing is not None:
             experiment = existing.experiment_id
+        else:
+            artifacts = None
+            if self.folder is not None:
+                artifacts = (self.folder.absolute() / "mlartifacts").as_uri()
+            experiment = self.client.create_experiment(project, artifacts)
         run: str = self.client.create_run(experiment, run_name=self.destination.name).info.run_id
-        entities = self.library.entities
-        given = [entities.Param(k, str(v)[:LENGTH]) for k, v in plain(settings).items()]
+        given = []
+        for key, value in settings.items():
+            given.append(self.library.entities.Param(key, str(value)[:LENGTH]))
         for start in range(0, len(given), MOST_PARAMETERS):
             self.client.log_batch(run, params=given[start : start + MOST_PARAMETERS])
         self.client.log_text(run, toml, "experiment.toml")
@@ -74,12 +76,10 @@ class MLflow(Tracker):
 
     def log(self, moments: Sequence[Moment]) -> None:
         now = int(1000 * time.time())
-        metric = self.library.entities.Metric
-        entries = [
-            metric(name, value, now, moment.round)
-            for moment in moments
-            for name, value in moment.numbers.items()
-        ]
+        entries = []
+        for moment in moments:
+            for name, value in moment.numbers.items():
+                entries.append(self.library.entities.Metric(name, value, now, moment.round))
         with _quiet():
             for start in range(0, len(entries), MOST_METRICS):
                 self.client.log_batch(self.id, metrics=entries[start : start + MOST_METRICS])

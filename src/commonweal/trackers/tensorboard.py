@@ -8,6 +8,7 @@ import numpy as np
 
 from commonweal.base.plain import Table
 from commonweal.base.text import shown
+from commonweal.report.formats import pipes
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
 
 if TYPE_CHECKING:
@@ -43,36 +44,34 @@ class TensorBoard(Tracker):
         return f"tensorboard --logdir {self.folder}"
 
     def open(self, known: str | None, settings: Table, toml: str) -> str:
-        continued = known is not None and any(self.folder.glob(EVENTS))
-        if not continued:
-            for path in self.folder.glob(EVENTS):  # of rounds that are no longer in the record
-                path.unlink()
         self.settings = settings
-        if not continued:
-            self.writer.add_text("experiment", f"```\n{toml}\n```")
-        return str(known) if continued else uuid4().hex
+        if known is not None and any(self.folder.glob(EVENTS)):
+            return known
+        for path in self.folder.glob(EVENTS):  # of rounds that are no longer in the record
+            path.unlink()
+        self.writer.add_text("experiment", f"```\n{toml}\n```")
+        return uuid4().hex
 
     def log(self, moments: Sequence[Moment]) -> None:
         for moment in moments:
             for name, value in moment.numbers.items():
                 self.writer.add_scalar(name, value, moment.round)
+                if name.startswith("test/"):
+                    self.last[name] = value
             for name, values in moment.clients.items():
                 self.writer.add_histogram(name, np.array(values), moment.round)
-            self.last |= {k: v for k, v in moment.numbers.items() if k.startswith("test/")}
         self.writer.flush()
 
     def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
-        rows = [
-            [shown(str(cell), "markdown") for cell in row]
-            for row in zip(*columns.values(), strict=True)
-        ]
-        half = MOST_LINES // 2
-        ends = rows if len(rows) <= MOST_LINES else [*rows[:half], *rows[-half:]]
-        lines = [list(columns), ["---"] * len(columns), *ends]
-        text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        if len(ends) < len(rows):
-            text = f"The first and last {half} of {len(rows)} clients.\n\n{text}"
-        self.writer.add_text("clients", text, round)
+        rows = []
+        for row in zip(*columns.values(), strict=True):
+            rows.append(pipes(shown(str(cell), "markdown") for cell in row))
+        head = [pipes(columns), pipes(["---"] * len(columns))]
+        if len(rows) > MOST_LINES:
+            half = MOST_LINES // 2
+            head = [f"The first and last {half} of {len(rows)} clients.", "", *head]
+            rows = [*rows[:half], *rows[-half:]]
+        self.writer.add_text("clients", "\n".join([*head, *rows]), round)
 
     def close(self, finished: bool) -> None:
         if finished and self.last:  # a line of the HParams page

@@ -91,4 +91,7 @@ def library(name: str, extra: str) -> ModuleType:
 
 def plain(settings: Table) -> dict[str, Plain]:
     """Settings as numbers and strings: trackers take no lists."""
-    return {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
+    values: dict[str, Plain] = {}
+    for key, value in settings.items():
+        values[key] = value if isinstance(value, int | float | str) else str(value)
+    return values

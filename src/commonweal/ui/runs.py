@@ -3,10 +3,10 @@
 import math
 import os
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -22,11 +22,12 @@ from commonweal.analysis.labels import (
 from commonweal.base.errors import RunError
 from commonweal.base.text import shown
 from commonweal.record.record import Outline, find_runs
-from commonweal.report.formats import decimals_of, interval, scale, score_name
+from commonweal.report.formats import decimals_of, interval, scale, score_name, sign_of, unit
 
-__all__ = ["Federation", "Method", "Run", "broken", "check_links", "describe", "federations"]
+__all__ = ["Broken", "Federation", "Method", "Run", "check_links", "describe", "federations"]
 __all__ += ["scan", "select"]
 
+STATES = ("running", "stopped", "finished")  # a method has the first state of its runs
 RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
 FILES = ("experiment.toml", "run.json", "rounds.jsonl", "model.safetensors")
 
@@ -36,82 +37,95 @@ class Run:
     """A run by its small files and the end of its rounds."""
 
     id: str  # the path below the folder that is shown
-    state: str  # finished, running, stopped, broken
-    round: int = 0
-    rounds: int = 0
-    changed: float = 0.0  # when, in seconds since 1970
-    mean: float | None = None
-    worst: float | None = None  # the mean over the worst 10 % of clients
-    problem: str = ""  # of a broken one
-    federation: str = ""  # the same for runs on the same data
-    method: str = ""  # the same for runs that differ in nothing but their seeds
-    outline: Outline | None = None
+    outline: Outline
+    finished: bool
+    round: int
+    changed: float  # when, in seconds since 1970
+    mean: float | None
+    worst: float | None  # the mean over the worst 10 % of clients
+    federation: str  # the same for runs on the same data
+    method: str  # the same for runs that differ in nothing but their seeds
+
+    @property
+    def state(self) -> str:
+        """Finished, running or stopped."""
+        if self.finished:
+            return "finished"
+        return "running" if time.time() - self.changed < RECENT else "stopped"
 
     @property
     def words(self) -> str:
         """What a filter is matched with."""
-        if self.outline is None:
-            return f"{self.id} broken".lower()
-        experiment = self.outline
-        named = f"{experiment.title} {experiment.part('client')} {experiment.part('dataset')}"
-        return f"{self.id} {named} seed={seed_of(experiment)} {self.state}".lower()
+        outline = self.outline
+        named = f"{outline.title} {outline.part('client')} {outline.part('dataset')}"
+        return f"{self.id} {named} seed={seed_of(outline)} {self.state}".lower()
 
 
-Stamp = tuple[tuple[int, int] | None, ...]  # size and time of change of each of FILES
-_known: dict[Path, tuple[Stamp, Run]] = {}
+@dataclass(frozen=True)
+class Broken:
+    """A folder that cannot be read as a run."""
+
+    id: str
+    problem: str
+    state: str = "broken"
+
+    @property
+    def words(self) -> str:
+        """What a filter is matched with."""
+        return f"{self.id} broken".lower()
 
 
-def scan(root: Path) -> list[Run]:
+Stamp = tuple[tuple[int, int], ...]  # size and time of change of each of FILES
+_known: dict[Path, tuple[Stamp, Run | Broken]] = {}
+
+
+def scan(root: Path) -> list[Run | Broken]:
     """All runs below a folder. Files are read again only where they have changed."""
     return [describe(root, folder) for folder in find_runs(root)]
 
 
-def describe(root: Path, folder: Path) -> Run:
+def describe(root: Path, folder: Path) -> Run | Broken:
     """One run. Whatever is wrong with its folder becomes the reason why it is broken."""
     stamp = tuple(_stamp(folder / name) for name in FILES)
     known = _known.get(folder)
-    if known is None or known[0] != stamp:
-        run = _read(folder, folder.relative_to(root).as_posix())
-        _known[folder] = (stamp, run)
-        return run
-    run = known[1]
-    if run.state == "running" and time.time() - run.changed >= RECENT:
-        return replace(run, state="stopped")
+    if known is not None and known[0] == stamp:
+        return known[1]
+    name = folder.relative_to(root).as_posix()
+    run: Run | Broken
+    try:
+        run = _read(folder, name, max(changed for _, changed in stamp) / 1e9)
+        _federation("", [run])  # what cannot be listed fails here, not with the others
+    except Exception as error:  # a folder may hold anything; it must not hide the others
+        run = Broken(shown(name), str(error) or type(error).__name__)
+    _known[folder] = (stamp, run)
     return run
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
     except OSError:
-        return None
+        return -1, 0
     return status.st_size, status.st_mtime_ns
 
 
-def _read(folder: Path, name: str) -> Run:
-    try:
-        if any("\ud800" <= c <= "\udfff" for c in name):  # no address can name such a run
-            raise RunError(f"the folder's name '{shown(name)}' is not UTF-8: rename it")
-        check_links(folder)
-        outline = Outline.open(folder)
-        last = outline.last()
-        changed = max(_changed(folder / file) for file in FILES)
-        run = Run(
-            id=name,
-            state=_state(outline, changed),
-            round=last.number,
-            rounds=outline.total,
-            changed=changed,
-            mean=_finite(last.metrics.get("mean")),
-            worst=_finite(last.metrics.get("worst_10", last.metrics.get("worst"))),
-            federation=federation_of(outline),
-            method=identity(outline),
-            outline=outline,
-        )
-        _federation("", [(run, outline)])  # what cannot be listed fails here, not with the others
-        return run
-    except Exception as error:  # a folder may hold anything; it must not hide the others
-        return Run(shown(name), "broken", problem=str(error) or type(error).__name__)
+def _read(folder: Path, name: str, changed: float) -> Run:
+    if any("\ud800" <= c <= "\udfff" for c in name):  # no address can name such a run
+        raise RunError(f"the folder's name '{shown(name)}' is not UTF-8: rename it")
+    check_links(folder)
+    outline = Outline.open(folder)
+    last = outline.last()
+    return Run(
+        id=name,
+        outline=outline,
+        finished=outline.has_model,
+        round=last.number,
+        changed=changed,
+        mean=_finite(last.metrics.get("mean")),
+        worst=_finite(last.metrics.get("worst_10", last.metrics.get("worst"))),
+        federation=federation_of(outline),
+        method=identity(outline),
+    )
 
 
 def check_links(folder: Path) -> None:
@@ -122,32 +136,14 @@ def check_links(folder: Path) -> None:
         raise RunError(f"{links[0]!r} is a link, which this page does not follow: copy the file")
 
 
-def _state(outline: Outline, changed: float) -> str:
-    if outline.has_model:
-        return "finished"
-    return "running" if time.time() - changed < RECENT else "stopped"
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def select(runs: Sequence[Run], words: str) -> list[Run]:
+def select(runs: Iterable[Run | Broken], words: str) -> list[Run | Broken]:
     """The runs that match all words: a folder's name, a rule, a dataset, seed=0, a state."""
     parts = words.lower().split()
     return [run for run in runs if all(word in run.words for word in parts)]
-
-
-def broken(runs: Sequence[Run]) -> list[Run]:
-    """The runs that cannot be read."""
-    return [run for run in runs if run.outline is None]
 
 
 # Federations
@@ -186,63 +182,59 @@ class Federation:
     methods: list[Method]
 
 
-def federations(runs: Sequence[Run]) -> list[Federation]:
+def federations(runs: Iterable[Run | Broken]) -> list[Federation]:
     """The federations of some runs, the one with the latest run first."""
-    groups: dict[str, list[tuple[Run, Outline]]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        if run.outline is not None:
-            groups.setdefault(run.federation, []).append((run, run.outline))
+        if isinstance(run, Run):
+            groups.setdefault(run.federation, []).append(run)
     listed = [_federation(key, group) for key, group in groups.items()]
     return sorted(listed, key=lambda federation: -federation.changed)
 
 
-Pairs: TypeAlias = Sequence[tuple[Run, Outline]]  # runs of one method or federation
-
-
-def _federation(key: str, group: Pairs) -> Federation:
-    first = group[0][1]
-    methods: dict[str, list[tuple[Run, Outline]]] = {}
-    for pair in group:
-        methods.setdefault(pair[0].method, []).append(pair)
-    titles = labels(pairs[0][1] for pairs in methods.values())
+def _federation(key: str, group: Sequence[Run]) -> Federation:
+    methods: dict[str, list[Run]] = {}
+    for run in group:
+        methods.setdefault(run.method, []).append(run)
+    titles = labels(runs[0].outline for runs in methods.values())
     named = dict(zip(titles, methods.values(), strict=True))
     fedavg = named.get("fedavg", [])
-    score = first.facts.score
-    sign = -1 if first.lower_is_better else 1
     compared = _compared(named.values())
-    lines = [_method(label, pairs, compared, fedavg) for label, pairs in named.items()]
+    lines = [_method(label, runs, compared, fedavg) for label, runs in named.items()]
+    first = group[0].outline
+    score = first.facts.score
     # The best first; local and pooled training at the end, as do methods without a score.
-    lines.sort(key=lambda m: (m.baseline, m.worst is None, -sign * (m.worst or 0.0)))
-    sizes = (first.facts.train_rows, first.facts.test_rows)
+    lines.sort(key=lambda m: (m.baseline, m.worst is None, -sign_of(score) * (m.worst or 0.0)))
+    train, test = first.facts.train_rows, first.facts.test_rows
     return Federation(
         key=key,
         name=data_name(first),
         clients=first.facts.clients,
-        samples=None if None in sizes else sum(size or 0 for size in sizes),
+        samples=None if train is None or test is None else train + test,
         score=score_name(score),
-        digits=decimals_of(score, np.array([m.mean for m in lines if m.mean is not None])),
-        unit="%" if scale(score) == 100 else "",
+        digits=decimals_of(score, np.array([line.mean for line in lines], float)),
+        unit=unit(score).strip(),
         lower_is_better=first.lower_is_better,
-        changed=max(run.changed for run, _ in group),
-        running=any(run.state == "running" for run, _ in group),
+        changed=max(run.changed for run in group),
+        running=any(run.state == "running" for run in group),
         methods=lines,
     )
 
 
-def _compared(methods: Collection[Pairs]) -> set[str]:
+def _compared(methods: Iterable[Sequence[Run]]) -> set[str]:
     """The ids of finished runs that make the largest comparison of methods by equal seeds.
 
     A method that was tried with one seed does not reduce the comparison of others to that seed.
     """
     by_seed = []
-    for pairs in methods:
+    for runs in methods:
         ids: dict[int, str] = {}
-        for run, outline in pairs:
-            if run.state == "finished":
-                ids.setdefault(seed_of(outline), run.id)
+        for run in runs:
+            if run.finished:
+                ids.setdefault(seed_of(run.outline), run.id)
         by_seed.append(ids)
     largest: set[str] = set()
-    for seeds in dict.fromkeys(frozenset(ids) for ids in by_seed):
+    for seeds in dict.fromkeys(map(frozenset, by_seed)):
         chosen = set()
         for ids in by_seed:
             if ids.keys() >= seeds:
@@ -252,52 +244,51 @@ def _compared(methods: Collection[Pairs]) -> set[str]:
     return largest
 
 
-def _method(label: str, pairs: Pairs, compared: Collection[str], fedavg: Pairs) -> Method:
-    runs = [run for run, _ in pairs]
-    score = pairs[0][1].facts.score
-    states = [run.state for run in runs]
-    state = next((s for s in ("running", "stopped") if s in states), "finished")
-    missing = state != "finished"
-    progress = f"{sum(r.round for r in runs)} of {sum(r.rounds for r in runs)} rounds"
+def _method(label: str, runs: Sequence[Run], compared: set[str], fedavg: Sequence[Run]) -> Method:
+    outline = runs[0].outline
+    state = min((run.state for run in runs), key=STATES.index)
+    progress = ""
+    if state != "finished":
+        total = sum(run.outline.total for run in runs)
+        progress = f"{sum(run.round for run in runs)} of {total} rounds"
     return Method(
         label=label,
         ids=[run.id for run in runs],
         compared=[run.id for run in runs if run.id in compared],
-        baseline=baseline_of(pairs[0][1]) is not None,
+        baseline=baseline_of(outline) is not None,
         state=state,
-        progress=progress if missing else "",
-        worst=_mean([run.worst for run in runs], score),
-        mean=_mean([run.mean for run in runs], score),
-        worst_gain=_gain("worst", pairs, fedavg),
-        mean_gain=_gain("mean", pairs, fedavg),
+        progress=progress,
+        worst=_mean(_scores(runs, "worst"), outline),
+        mean=_mean(_scores(runs, "mean"), outline),
+        worst_gain=_gain("worst", runs, fedavg),
+        mean_gain=_gain("mean", runs, fedavg),
     )
 
 
-def _mean(values: Sequence[float | None], score: str) -> float | None:
-    known = [value for value in values if value is not None]
-    return scale(score) * sum(known) / len(known) if known else None
+Scores: TypeAlias = list[tuple[int, float]]  # of runs, with their seeds
 
 
-def _gain(key: str, pairs: Pairs, fedavg: Pairs) -> str:
-    """The gain over FedAvg in a metric, paired by seed: "+1.2 [+0.3, +2.1]", or "(n.s.)"."""
-    if pairs is fedavg:
-        return ""
-    before = _by_seed(key, fedavg)
-    after = _by_seed(key, pairs)
-    seeds = sorted(before.keys() & after.keys())
-    if not seeds:
-        return ""
-    change = np.array([after[seed] - before[seed] for seed in seeds])
-    outline = pairs[0][1]
-    if outline.lower_is_better:
-        change = -change
-    return interval(metrics.paired(change, np.zeros_like(change)), outline.facts.score)
-
-
-def _by_seed(key: str, pairs: Pairs) -> dict[int, float]:
-    values = {}
-    for run, outline in pairs:
-        value = run.worst if key == "worst" else run.mean
+def _scores(runs: Sequence[Run], metric: Literal["worst", "mean"]) -> Scores:
+    scores = []
+    for run in runs:
+        value = run.worst if metric == "worst" else run.mean
         if value is not None:
-            values[seed_of(outline)] = value
-    return values
+            scores.append((seed_of(run.outline), value))
+    return scores
+
+
+def _mean(scores: Scores, outline: Outline) -> float | None:
+    if not scores:
+        return None
+    return scale(outline.facts.score) * sum(value for _, value in scores) / len(scores)
+
+
+def _gain(metric: Literal["worst", "mean"], runs: Sequence[Run], fedavg: Sequence[Run]) -> str:
+    """The gain over FedAvg in a metric, paired by seed: "+1.2 [+0.3, +2.1]", or "(n.s.)"."""
+    before, after = dict(_scores(fedavg, metric)), dict(_scores(runs, metric))
+    seeds = sorted(before.keys() & after.keys())
+    if runs is fedavg or not seeds:
+        return ""
+    score = runs[0].outline.facts.score
+    change = sign_of(score) * np.array([after[seed] - before[seed] for seed in seeds])
+    return interval(metrics.paired(change, np.zeros_like(change)), score)

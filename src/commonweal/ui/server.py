@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -49,30 +50,22 @@ Writer = Callable[[Path, Request], tuple[bytes, str]]  # contents and media type
 def application(root: Path) -> Starlette:
     """The page of the runs below a folder."""
     root = root.resolve()
-    answers: dict[str, Answer] = {
-        "home": _home,
-        "sentence": _sentence,
-        "compare": _compare,
-        "client": _client,
-        "run": _run,
-    }
-    files: dict[str, Writer] = {
-        "figure": _draw,
-        "table": _write_table,
-        "report": _write_report,
-    }
+    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
     return Starlette(
         routes=[
             Route("/", _index),
+            Route("/api/home", partial(_answer, root, _home)),
+            Route("/api/sentence", partial(_answer, root, _sentence)),
+            Route("/api/compare", partial(_answer, root, _compare)),
+            Route("/api/client", partial(_answer, root, _client)),
+            Route("/api/run", partial(_answer, root, _run)),
             Route("/api/follow", partial(_follow, root)),
-            *(Route(f"/api/{k}", partial(_answer, root, each)) for k, each in answers.items()),
-            *(Route(f"/api/{k}", partial(_file, root, each)) for k, each in files.items()),
+            Route("/api/figure", partial(_file, root, _draw)),
+            Route("/api/table", partial(_file, root, _write_table)),
+            Route("/api/report", partial(_file, root, _write_report)),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[
-            Middleware(_Headers),
-            Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
-        ],
+        middleware=[Middleware(_Headers), trusted],
     )
 
 
@@ -95,23 +88,23 @@ async def _index(request: Request) -> Response:
     return FileResponse(STATIC / "index.html")
 
 
+def _problem(error: Exception) -> dict[str, object]:
+    """A folder may hold anything: the page says what is wrong."""
+    if isinstance(error, CommonwealError):
+        return {"problem": str(error)}
+    return {"problem": f"this cannot be read ({type(error).__name__}: {error})"}
+
+
+def _json(value: dict[str, object], status: int = 200) -> Response:
+    data = to_json(value, indent=None)
+    return Response(data, status_code=status, media_type="application/json")
+
+
 async def _answer(root: Path, answer: Answer, request: Request) -> Response:
     try:
-        value = await run_in_threadpool(answer, root, request)
-    except Exception as error:  # a folder may hold anything: the page says what is wrong
-        return _problem(error)
-    return Response(to_json(value, indent=None), media_type="application/json")
-
-
-def _problem(error: Exception) -> Response:
-    data = to_json({"problem": _reason(error)})
-    return Response(data, status_code=404, media_type="application/json")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, CommonwealError):
-        return str(error)
-    return f"this cannot be read ({type(error).__name__}: {error})"
+        return _json(await run_in_threadpool(answer, root, request))
+    except Exception as error:
+        return _json(_problem(error), 404)
 
 
 def _folder(root: Path, name: str) -> Path:
@@ -127,34 +120,31 @@ def _folder(root: Path, name: str) -> Path:
     return folder
 
 
-def _asked(root: Path, request: Request) -> Path:
+def _requested(root: Path, request: Request) -> Path:
     return _folder(root, request.query_params.get("id", ""))
-
-
-def _records(root: Path, names: Sequence[str]) -> dict[str, Record]:
-    """Runs by id."""
-    if len(names) > MOST_COMPARED:
-        raise RunError(f"{len(names)} runs were chosen: compare at most {MOST_COMPARED} at once")
-    return {name: Record.read(_folder(root, name)) for name in names}
 
 
 def _of_federation(root: Path, key: str) -> tuple[list[str], list[str]]:
     """The ids of a federation's runs that are compared, and a note on those that are not."""
-    for federation in runs.federations(runs.scan(root)):
-        if federation.key != key:
-            continue
-        every = [name for method in federation.methods for name in method.ids]
-        compared = [name for method in federation.methods for name in method.compared]
-        if not compared or len(compared) == len(every):
-            return every, []
-        partly = [m.label for m in federation.methods if len(m.compared) < len(m.ids)]
-        note = (
-            f"Not compared: {len(every) - len(compared)} of {len(every)} runs, unfinished or of "
-            f"seeds that other methods lack ({', '.join(partly)}). To compare others, choose them "
-            "on the first page."
-        )
-        return compared, [note]
-    raise RunError("there is no such federation here: it may have been moved")
+    by_key = {federation.key: federation for federation in runs.federations(runs.scan(root))}
+    if key not in by_key:
+        raise RunError("there is no such federation here: it may have been moved")
+    every: list[str] = []
+    compared: list[str] = []
+    partly = []
+    for method in by_key[key].methods:
+        every += method.ids
+        compared += method.compared
+        if len(method.compared) < len(method.ids):
+            partly.append(method.label)
+    if not compared or not partly:
+        return every, []
+    note = (
+        f"Not compared: {len(every) - len(compared)} of {len(every)} runs, unfinished or of seeds "
+        f"that other methods lack ({', '.join(partly)}). To compare others, choose them on the "
+        "first page."
+    )
+    return compared, [note]
 
 
 def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[str]]]:
@@ -163,7 +153,9 @@ def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[
     notes: list[str] = []
     if not chosen:
         chosen, notes = _of_federation(root, request.query_params.get("federation", ""))
-    records = _records(root, chosen)
+    if len(chosen) > MOST_COMPARED:
+        raise RunError(f"{len(chosen)} runs were chosen: compare at most {MOST_COMPARED} at once")
+    records = {name: Record.read(_folder(root, name)) for name in chosen}
     comparison = Comparison.of_records(records.values())
     comparison = replace(comparison, failures=[*notes, *comparison.failures])
     names = {id(record): name for name, record in records.items()}
@@ -179,10 +171,11 @@ def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[
 def _home(root: Path, request: Request) -> dict[str, object]:
     everything = runs.scan(root)
     selected = runs.select(everything, request.query_params.get("words", ""))
+    broken = [run for run in selected if isinstance(run, runs.Broken)]
     return {
         "folder": shown(str(root)),
-        "federations": [asdict(federation) for federation in runs.federations(selected)],
-        "broken": [{"id": run.id, "problem": run.problem} for run in runs.broken(selected)],
+        "federations": list(map(asdict, runs.federations(selected))),
+        "broken": [{"id": run.id, "problem": run.problem} for run in broken],
         "matching": len(selected),
         "all": len(everything),
         "running": any(run.state == "running" for run in selected),
@@ -210,9 +203,9 @@ def _client(root: Path, request: Request) -> dict[str, object]:
 
 
 def _run(root: Path, request: Request) -> dict[str, object]:
-    folder = _asked(root, request)
+    folder = _requested(root, request)
     described = runs.describe(root, folder)
-    if described.problem:
+    if isinstance(described, runs.Broken):
         raise RunError(described.problem)
     record = Record.sample(folder, views.MOST_POINTS)
     view = views.run_view(record, described.state)
@@ -227,9 +220,9 @@ def _run(root: Path, request: Request) -> dict[str, object]:
 def _rule(record: Record) -> dict[str, object]:
     """What the rule does, in words."""
     name = record.part("rule")
-    if not name or ":" in name or name not in catalog.entries("rules"):
+    entry = catalog.entries("rules").get(name)
+    if entry is None:
         return {"name": name, "about": "", "details": ""}
-    entry = catalog.entries("rules")[name]
     return {"name": name, "about": entry.about, "details": inspect.cleandoc(entry.details)}
 
 
@@ -246,19 +239,15 @@ def _draw(root: Path, request: Request) -> tuple[bytes, str]:
     what = request.query_params.get("what", "")
     if form not in FORMS:
         raise RunError(f"there is no format {form!r}: take {', '.join(FORMS)}")
-    if what in DRAWINGS:
-        record = Record.read(_asked(root, request))
-        picture = DRAWINGS[what](record, record.title)
+    if what in ("weights", "regret"):
+        record = Record.read(_requested(root, request))
+        figure = record.plot.weights() if what == "weights" else record.plot.regret()
     elif what in ("clients", "rounds"):
         comparison, _ = _compared(root, request)
-        drawn = comparison.client_picture if what == "clients" else comparison.round_picture
-        picture = drawn()
+        figure = comparison.plot(what)
     else:
         raise RunError(f"there is no figure {what!r}")
-    return figures.draw(picture.figure, form), FORMS[form]
-
-
-DRAWINGS: dict[str, figures.Drawing] = {"weights": figures.weights, "regret": figures.regret}
+    return figures.draw(figure, form), FORMS[form]
 
 
 def _write_table(root: Path, request: Request) -> tuple[bytes, str]:
@@ -282,20 +271,20 @@ async def _file(root: Path, write: Writer, request: Request) -> Response:
     try:
         data, kind = await run_in_threadpool(write, root, request)
     except Exception as error:
-        return _problem(error)
+        return _json(_problem(error), 404)
     name = request.query_params.get("file", "")
     headers = {}
     if name:
-        safe = "".join(c if (c.isalnum() and c.isascii()) or c in "-_." else "-" for c in name)
+        safe = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
         headers["content-disposition"] = f'attachment; filename="{safe}"'
     return Response(data, media_type=kind, headers=headers)
 
 
 async def _follow(root: Path, request: Request) -> Response:
     try:
-        folder = _asked(root, request)
+        folder = _requested(root, request)
     except Exception as error:
-        return _problem(error)
+        return _json(_problem(error), 404)
     return StreamingResponse(_events(folder), media_type="text/event-stream")
 
 
@@ -311,12 +300,13 @@ async def _events(folder: Path) -> AsyncIterator[str]:
         try:
             rounds, offset = await run_in_threadpool(progress_after, folder, offset)
         except Exception as error:
-            yield _event("problem", {"problem": _reason(error)})
+            yield _event("problem", _problem(error))
             return
         if rounds:
-            evaluated = [
-                {"round": done.number, "metrics": done.metrics} for done in rounds if done.metrics
-            ]
+            evaluated = []
+            for done in rounds:
+                if done.metrics:
+                    evaluated.append({"round": done.number, "metrics": done.metrics})
             shown = evaluated[-views.MOST_POINTS :]
             yield _event("rounds", {"round": rounds[-1].number, "evaluated": shown})
         if finished:

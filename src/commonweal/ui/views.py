@@ -3,24 +3,31 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.compare import ALONE
+from commonweal.analysis.compare import ALONE, Result
 from commonweal.analysis.curves import improved_by_round
-from commonweal.analysis.gains import ClientGain, gains
+from commonweal.analysis.gains import gains
 from commonweal.analysis.labels import data_name, method_of
 from commonweal.base.errors import RunError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
-from commonweal.record.rounds import StoredRound, spaced
-from commonweal.report.clients import NAMES, ClientLines, gain_cell, partner_weights, samples_of
+from commonweal.record.rounds import spaced
+from commonweal.report.clients import (
+    NAMES,
+    ClientLines,
+    gain_cell,
+    local_of,
+    partner_weights,
+    samples_of,
+)
 from commonweal.report.compare import Comparison
 from commonweal.report.document import experiment_text
 from commonweal.report.figures import band
-from commonweal.report.formats import scale, score_name, show_score
+from commonweal.report.formats import scale, score_name, show_score, unit, worst_first
 from commonweal.report.overview import Overview, overview
 from commonweal.report.run_table import promised
 
@@ -76,16 +83,12 @@ def compare(comparison: Comparison, ids: Mapping[str, list[str]]) -> ComparisonV
         score=score_name(comparison.score),
         plot=comparison.client_lines,
         factor=factor,
-        unit=_unit(factor),
+        unit=unit(comparison.score).strip(),
         metrics=METRICS,
         curves=curves,
         settings=_differing(comparison.records),
         runs={label: ids.get(label, []) for label in comparison.records},
     )
-
-
-def _unit(factor: float) -> str:
-    return "%" if factor == 100 else ""
 
 
 def _shown(value: float, factor: float) -> float | None:
@@ -104,15 +107,14 @@ def _curve(records: Sequence[Record], metric: str, factor: float) -> Curve:
 
 def _differing(runs: Mapping[str, Sequence[Record]]) -> dict[str, list[str]]:
     """The settings in which methods differ, as they would be typed."""
-    tables = {label: flat(records[0].experiment) for label, records in runs.items()}
-    first = next(iter(tables.values()))
-    common = set(map(repr, first.items()))
-    for table in tables.values():
-        common &= set(map(repr, table.items()))
+    settings = {}
+    for label, records in runs.items():
+        pairs = flat(records[0].experiment).items()
+        settings[label] = [f"{key} = {value!r}" for key, value in pairs]
+    common = set.intersection(*map(set, settings.values()))
     differing = {}
-    for label, table in tables.items():
-        pairs = [pair for pair in table.items() if repr(pair) not in common]
-        differing[label] = [f"{key} = {value!r}" for key, value in pairs]
+    for label, own in settings.items():
+        differing[label] = [setting for setting in own if setting not in common]
     return differing
 
 
@@ -160,7 +162,7 @@ def run_view(record: Record, state: str) -> RunView:
         label=method_of(record),
         dataset=data_name(record),
         score=score_name(record.facts.score),
-        unit=_unit(factor),
+        unit=unit(record.facts.score).strip(),
         private=promised(record),
         total=record.total,
         round=last,
@@ -179,17 +181,18 @@ def run_view(record: Record, state: str) -> RunView:
 
 def _descent(record: Record) -> dict[str, tuple[list[int], list[float | None]]]:
     """How a rule that chooses a direction descends: |d_t| and rho_t in %, by round."""
-    lengths = {r.number: r.length for r in record.rounds if r.length is not None}
-    if not lengths:
+    if all(done.length is None for done in record.rounds):
         return {}
-    thin = [record.rounds[k] for k in spaced(len(record.rounds), MOST_POINTS // 2)]
-    near = {k.number for k in thin} | {k.number + 1 for k in thin}  # rho takes two rounds in a row
-    improved = improved_by_round([r for r in record.rounds if r.number in near])
-    shown = [r.number for r in thin]
-    risen = [100 * improved[n] if n in improved else None for n in shown]
+    drawn = [record.rounds[k] for k in spaced(len(record.rounds), MOST_POINTS // 2)]
+    numbers = [done.number for done in drawn]
+    near = {*numbers, *(number + 1 for number in numbers)}  # rho takes two rounds in a row
+    improved = improved_by_round([done for done in record.rounds if done.number in near])
+    risen: list[float | None] = []
+    for number in numbers:
+        risen.append(100 * improved[number] if number in improved else None)
     return {
-        "length of the direction": (shown, [lengths.get(number) for number in shown]),
-        "losses that do not rise (%)": (shown, risen),
+        "length of the direction": (numbers, [done.length for done in drawn]),
+        "losses that do not rise (%)": (numbers, risen),
     }
 
 
@@ -198,12 +201,10 @@ def _clients(record: Record) -> list[tuple[str, str, str]]:
         return []
     table = record.clients()
     used = table.evaluation.personal or table.evaluation
-    sign = -1 if record.lower_is_better else 1
     values = used.score.tolist()
-    order = sorted(range(len(values)), key=lambda k: (math.isnan(values[k]), sign * values[k]))
     sizes = table.evaluation.sizes.int().tolist()
     rows = []
-    for k in order:
+    for k in worst_first(values, record.facts.score):
         score = show_score(values[k], record.facts.score, 1)
         rows.append((table.names[k], score, str(sizes[k])))
     return rows
@@ -275,28 +276,22 @@ def client_view(comparison: Comparison, name: str) -> ClientView:
         raise RunError(f"no client of these runs is called {name!r}")
     score = comparison.score
     factor = scale(score)
-    alone = next((b for b in comparison.baselines if b.label == ALONE), None)
+    local = local_of(comparison.baselines)
     methods = []
     for result in (*comparison.used, *comparison.baselines):
-        if name not in result.clients:
-            continue
-        record = comparison.records[result.label][0]
-        mean = float(result.scores[:, result.clients.index(name)].mean())
-        gain = None
-        if alone is not None and result is not alone:
-            gain = next((g for g in gains(alone, result).clients if g.client == name), None)
-        methods.append(_client_method(result.label, record, name, mean, gain, factor))
-    samples = samples_of(comparison.records)
+        if name in result.clients:
+            record = comparison.records[result.label][0]
+            methods.append(_client_method(result, local, record, name))
+    samples = samples_of(comparison.first)
     place = names.index(name)
     plot = comparison.client_lines
-    first = next(iter(comparison.records.values()))[0]
     return ClientView(
         name=name,
-        dataset=data_name(first),
+        dataset=data_name(comparison.first),
         names=names,
-        sentence=_client_sentence(name, methods, alone is not None, comparison.summary.seeds),
+        sentence=_client_sentence(name, methods, local is not None, comparison.summary.seeds),
         score=score_name(score),
-        unit=_unit(factor),
+        unit=unit(score).strip(),
         factor=factor,
         plot=replace(plot, lines=[line for line in plot.lines if line.client == name]),
         samples=str(samples.get(name, "")),
@@ -307,41 +302,36 @@ def client_view(comparison: Comparison, name: str) -> ClientView:
     )
 
 
-def _client_method(
-    label: str, record: Record, name: str, mean: float, gain: ClientGain | None, factor: float
-) -> ClientMethod:
+def _client_method(result: Result, local: Result | None, record: Record, name: str) -> ClientMethod:
     """A client under one method; rounds are those of the first seed."""
     score = record.facts.score
+    factor = scale(score)
+    mean = float(result.scores[:, result.clients.index(name)].mean())
+    gain = None
+    if local is not None and result is not local:
+        gain = next((g for g in gains(local, result).clients if g.client == name), None)
     values = record.history(name)
     used = values.get("test.personal_score", values.get("test.score", []))
     evaluated = [k for k, value in enumerate(used) if not math.isnan(value)]
     shown = [evaluated[k] for k in spaced(len(evaluated), MOST_POINTS)]
-    part = [k for k, done in enumerate(record.rounds) if _took_part(done, name, values, k)]
-    relative = [_relative(record.rounds[k], values["weight"][k], values["loss"][k]) for k in part]
-    weights = [weight for weight, _ in relative if weight is not None]
-    if label == ALONE:  # nothing is weighted
-        part = []
-    thin = spaced(len(part), MOST_POINTS)
-    events = []
-    for k in part:
-        done = record.rounds[k]
-        if name in done.dropped:
-            events.append(f"round {done.number}: reply not used: {done.dropped[name]}")
-        if name in done.capped:
-            events.append(f"round {done.number}: reply reduced: {done.capped[name]}")
+    is_weighted = result.label != ALONE
+    parts = _parts(record, name, values) if is_weighted else []
+    weights = [part.weight for part in parts if part.weight is not None]
+    thin = [parts[k] for k in spaced(len(parts), MOST_POINTS)]
+    events = _events(record, name) if is_weighted else []
     return ClientMethod(
-        label=NAMES.get(label, label),
+        label=NAMES.get(result.label, result.label),
         score=show_score(mean, score, 1),
         value=_shown(mean, factor),
         gain="" if gain is None else gain_cell(gain, score),
         better=gain is not None and gain.gain >= 0,
         significant=gain is not None and gain.significant,
-        weight=f"{np.mean(weights):.2f}" if weights and part else "",
+        weight=f"{np.mean(weights):.2f}" if weights else "",
         rounds=[record.rounds[k].number for k in shown],
         scores=[_shown(used[k], factor) for k in shown],
-        weights_at=[record.rounds[part[k]].number for k in thin],
-        weights=[relative[k][0] for k in thin],
-        losses=[relative[k][1] for k in thin],
+        weights_at=[part.round for part in thin],
+        weights=[part.weight for part in thin],
+        losses=[part.loss for part in thin],
         events=events[-MOST_POINTS:],
     )
 
@@ -354,10 +344,10 @@ def _client_sentence(
         return f"{name}: " + ", ".join(f"{m.score} with {m.label}" for m in joined) + "."
     if seeds < 2:
         return f"Whether {name} is better off than with local training is open: run more seeds."
-    better = [m.label for m in joined if m.significant and m.better]
-    worse = [m.label for m in joined if m.significant and not m.better]
+    clear = [method for method in joined if method.significant]
     parts = []
-    for labels, verdict in ((better, "better"), (worse, "worse")):
+    for verdict in ("better", "worse"):
+        labels = [method.label for method in clear if method.better == (verdict == "better")]
         if labels:
             every = len(labels) == len(joined) > 1
             parts.append(f"{verdict} off with {'every method' if every else ', '.join(labels)}")
@@ -366,15 +356,35 @@ def _client_sentence(
     return f"{name} is significantly {' and '.join(parts)} than with local training."
 
 
-def _took_part(done: StoredRound, name: str, values: dict[str, list[float]], k: int) -> bool:
-    reported = not (math.isnan(values["weight"][k]) and math.isnan(values["loss"][k]))
-    return reported or name in done.dropped
+class _Part(NamedTuple):
+    """A client's part in a round: its weight and loss relative to the mean of the cohort."""
+
+    round: int
+    weight: float | None
+    loss: float | None
 
 
-def _relative(done: StoredRound, weight: float, loss: float) -> tuple[float | None, float | None]:
-    """The weight relative to an equal one, and the loss relative to the cohort's mean."""
-    columns = done.columns()
-    losses = columns["loss"]
-    finite = losses[np.isfinite(losses)]
-    mean = float(finite.mean()) if len(finite) else 0.0
-    return _shown(weight * len(columns["weight"]), 1.0), _shown(loss / mean, 1.0) if mean else None
+def _parts(record: Record, name: str, values: Mapping[str, Sequence[float]]) -> list[_Part]:
+    """The rounds in which a client took part."""
+    parts = []
+    for done, weight, loss in zip(record.rounds, values["weight"], values["loss"], strict=True):
+        if math.isnan(weight) and math.isnan(loss) and name not in done.dropped:
+            continue
+        columns = done.columns()
+        losses = columns["loss"]
+        finite = losses[np.isfinite(losses)]
+        mean = float(finite.mean()) if len(finite) else 0.0
+        relative = _shown(loss / mean, 1.0) if mean else None
+        parts.append(_Part(done.number, _shown(weight * len(columns["weight"]), 1.0), relative))
+    return parts
+
+
+def _events(record: Record, name: str) -> list[str]:
+    """The rounds in which a client's reply was not used, or reduced, with the reason."""
+    events = []
+    for done in record.rounds:
+        if name in done.dropped:
+            events.append(f"round {done.number}: reply not used: {done.dropped[name]}")
+        if name in done.capped:
+            events.append(f"round {done.number}: reply reduced: {done.capped[name]}")
+    return events

@@ -374,8 +374,8 @@ def _seed_notes(summary: Summary) -> list[str]:
         return ["one seed shows no significant difference: run at least three"]
     largest = max(open_ones, key=lambda k: abs(differences[k].difference))
     confidence = 1 - 0.05 / len(open_ones)  # what Holm's procedure asks of the first of them
-    needed = metrics.seeds_needed(values[largest + 1], values[0], confidence)
-    if needed is None or not summary.seeds < needed <= MOST_SEEDS:
+    needed = metrics.seeds_needed(values[largest + 1], values[0], confidence, MOST_SEEDS)
+    if needed is None or needed <= summary.seeds:
         return []
     difference = points(abs(differences[largest].difference), summary.score)[1:]
     return [
@@ -459,8 +459,8 @@ def answer(summary: Summary) -> str:
             "training is significant"
         )
         by_seed = best.changes.mean(1)
-        needed = metrics.seeds_needed(by_seed, np.zeros_like(by_seed))
-        if needed is not None and summary.seeds < needed <= MOST_SEEDS:
+        needed = metrics.seeds_needed(by_seed, np.zeros_like(by_seed), most=MOST_SEEDS)
+        if needed is not None and summary.seeds < needed:
             reason += f"; about {needed} seeds would show the mean gain"
     return f"Whether joining pays is open: {reason}."
 

@@ -23,16 +23,11 @@ class Head:
     """The last layers of a model, where a phase trains no others.
 
     What the layers below give for a sample is computed once.
-
-    Attributes:
-        body: The layers below.
-        task: The last layers, with the loss.
-        features: What the body gives for each sample.
     """
 
-    body: Task
-    task: Task
-    features: Features
+    body: Task  # the layers below
+    task: Task  # the last layers, with the loss
+    features: Features  # what the body gives for each sample
 
     @classmethod
     def of(
@@ -51,9 +46,11 @@ class Head:
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """What the bodies (S, p) give for samples (S, B, ...)."""
+        outputs = []
         with torch.no_grad():
-            outputs = [self.body.raw_outputs(own, x[k]) for k, own in enumerate(w)]
-            return torch.stack(outputs)
+            for body, samples in zip(w, x, strict=True):
+                outputs.append(self.body.raw_outputs(body, samples))
+        return torch.stack(outputs)
 
 
 @lru_cache(maxsize=16)
@@ -86,26 +83,20 @@ def _divided(task: Task, mask: Tensor) -> tuple[Task, Task] | None:
 
 @dataclass(frozen=True, eq=False)
 class AutogradTrainer(Trainer):
-    """Evaluates an objective by torch, for all clients of a group at once or for one.
-
-    Attributes:
-        task: The model and its loss.
-        vectorize: How functions of one client are run for a group.
-        head: The layers that move, where the others' outputs are computed once.
-    """
+    """Evaluates an objective by torch, for all clients of a group at once or for one."""
 
     task: Task
     vectorize: Vectorize
-    head: Head | None = None
+    head: Head | None = None  # the layers that move, where the others' outputs are computed once
 
     def on(self, vectors: Tensors, memory: Memory, start: int) -> "AutogradSteps":
         if self.head is None:
             return AutogradSteps(self, vectors, memory)
-        w = vectors["w"]
         n = self.head.task.size
-        remembered = {key: value[:, -n:] for key, value in memory["w"].items()}
+        body, last = vectors["w"][:, :-n], vectors["w"][:, -n:]
+        last_memory = {name: value[:, -n:] for name, value in memory["w"].items()}
         trainer = replace(self, task=self.head.task, mask=None)
-        return HeadSteps(trainer, {"w": w[:, -n:]}, {"w": remembered}, self.head, w[:, :-n], start)
+        return HeadSteps(trainer, {"w": last}, {"w": last_memory}, self.head, body, start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,27 +112,33 @@ class AutogradSteps(Steps):
         return self.trainer.objective.trained
 
     def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor:
-        trainer = self.trainer
-        learned = trainer.objective.learned if first else ()
-        names = (*self._trained, *learned)
-        leaves = {name: self.vectors[name].detach().requires_grad_() for name in names}
-        value = trainer.vectorize(self._value, (0, 0, 0, 0))
+        learned = self.trainer.objective.learned if first else ()
+        leaves = {}
+        for name in (*self._trained, *learned):
+            leaves[name] = self.vectors[name].detach().requires_grad_()
+        value = self.trainer.vectorize(self._value, (0, 0, 0, 0))
         total, statistics, means = value(self.vectors | leaves | {"noise": noise}, *batch)
         # Clients' losses are separate: one backward of the sum suffices.
-        grads = torch.autograd.grad(total.sum(), list(leaves.values()), allow_unused=True)
+        grads = torch.autograd.grad(total.sum(), tuple(leaves.values()), allow_unused=True)
         with torch.no_grad():
-            for name, grad in zip(names, grads, strict=True):
+            for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
                 if grad is None:
-                    grad = total.new_zeros(()).expand_as(leaves[name])
-                if name in learned:
-                    self.vectors[name].sub_(trainer.optimizer.lr * grad).clamp_(0, 1)
-                else:
-                    memory = self.memory[name]
-                    trainer.optimizer.step(self.vectors[name], grad, memory, trainer.mask)
+                    grad = total.new_zeros(()).expand_as(leaf)
+                self._move(name, grad, name in learned)
+            n = self.trainer.task.num_trainable
             for name, values in statistics.items():
                 if values.shape[-1]:
-                    self.vectors[name][:, trainer.task.num_trainable :] = values
+                    self.vectors[name][:, n:] = values
         return means.detach()
+
+    def _move(self, name: str, grad: Tensor, is_coefficient: bool) -> None:
+        """Take a step of a vector, or of a mixing coefficient within [0, 1]."""
+        optimizer = self.trainer.optimizer
+        vector = self.vectors[name]
+        if is_coefficient:
+            vector.sub_(optimizer.lr * grad).clamp_(0, 1)
+        else:
+            optimizer.step(vector, grad, self.memory[name], self.trainer.mask)
 
     def _value(self, vectors: Tensors, x: Inputs, y: Tensor, weight: Tensor) -> Value:
         batch = Batch(x, y, weight)

@@ -81,11 +81,12 @@ def _fit(method: State, channels: State, protocol: State) -> bool:
     """Whether the parts hold tensors, and those of channels are by position."""
     if not all(k.isascii() and k.isdecimal() for k in channels):
         return False
-    tables = (method, protocol, *channels.values())
-    return all(
-        isinstance(table, dict) and all(isinstance(value, Tensor) for value in table.values())
-        for table in tables
-    )
+    for table in (method, protocol, *channels.values()):
+        if not isinstance(table, dict):
+            return False
+        if not all(isinstance(value, Tensor) for value in table.values()):
+            return False
+    return True
 
 
 NO_STATE = ClientState()  # of a client that keeps nothing
@@ -94,6 +95,8 @@ NO_STATE = ClientState()  # of a client that keeps nothing
 def stack_states(states: Sequence[ClientState]) -> ClientState:
     """Stack the states of several clients: a leading client axis (S, ...)."""
     method = stack([state.method for state in states])
-    channels = {k: stack([state.channels[k] for state in states]) for k in states[0].channels}
+    channels = {}
+    for k in states[0].channels:
+        channels[k] = stack([state.channels[k] for state in states])
     protocol = stack([state.protocol for state in states])
     return ClientState(method, channels, protocol)

@@ -9,6 +9,7 @@ dense stacks is decided by their modules and their loss alone; which objectives 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -84,13 +85,11 @@ class DenseStack:
     def gradients(
         self, layers: Sequence[Affine], batch: Batch, reduction: Reduction, lowest: int = 0
     ) -> Gradients:
-        """The gradients of the losses at some models, down to a layer.
+        """The gradients of the losses at some models, down to the layer `lowest`.
 
         Args:
             layers: The layers of the models, of one model for all clients, or the upper ones.
             batch: The inputs of the first of them, labels and weights.
-            reduction: How the samples' losses become one.
-            lowest: The lowest layer whose gradient is needed.
         """
         inputs, predictions = forward(layers, batch.x)
         grad = self.output_gradients(predictions, batch, reduction)
@@ -118,20 +117,21 @@ class DenseStack:
         factors = reduction.sample_weights(lambda: self.sample_losses(outputs, y), batch.weight)
         if self.task.class_weight is not None:
             factors = factors * self.task.weight_of(y)
-        if self.task.loss == "cross-entropy":
-            grad = outputs.softmax(-1)
-            grad.scatter_add_(-1, y[..., None], grad.new_full((), -1.0).expand(*y.shape, 1))
-        elif self.task.loss == "binary":
-            grad = outputs.sigmoid() - y[..., None]
-        elif self.task.loss == "poisson":
-            grad = outputs.exp() - y[..., None]
-        else:
-            grad = _by_error(self.task.loss, outputs - y[..., None])
+        grad = _loss_gradients(self.task.loss, outputs, y[..., None])
         return grad.mul_(factors[..., None])
 
 
-def _by_error(loss: str, error: Tensor) -> Tensor:
-    """The derivatives of the losses of errors."""
+def _loss_gradients(loss: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """The derivatives of the samples' losses by outputs (S, B, outputs), for labels (S, B, 1)."""
+    if loss == "cross-entropy":
+        grad = outputs.softmax(-1)
+        minus_one = grad.new_full((), -1.0).expand(y.shape)
+        return grad.scatter_add_(-1, y, minus_one)
+    if loss == "binary":
+        return outputs.sigmoid() - y
+    if loss == "poisson":
+        return outputs.exp() - y
+    error = outputs - y
     if loss == "huber":
         return error.clamp(-1, 1)
     return error.sign() if loss == "absolute" else 2 * error
@@ -161,20 +161,12 @@ def _active_layers(stack: DenseStack, mask: Tensor) -> tuple[bool, ...] | None:
 
 @dataclass(frozen=True, eq=False)
 class DenseTrainer(Trainer):
-    """Evaluates an objective in closed form.
-
-    Attributes:
-        stack: The model.
-        active: Whether each layer moves.
-        frozen: How many of the lowest layers no phase has moved so far: what they give for a sample
-            is computed once.
-        features: What these layers give.
-    """
+    """Evaluates an objective in closed form."""
 
     stack: DenseStack
-    active: tuple[bool, ...]
-    frozen: int
-    features: Features
+    active: tuple[bool, ...]  # whether each layer moves
+    frozen: int  # how many of the lowest layers no phase has moved so far
+    features: Features  # what the frozen layers give for a sample, computed once
 
     @classmethod
     def of(
@@ -217,19 +209,22 @@ class DenseTrainer(Trainer):
     def first_is_shared(self) -> bool:
         """Whether the first step from the received model is lr times the samples' gradient."""
         objective, optimizer = self.objective, self.optimizer
-        if objective.at != (At("w"),) or objective.steps != 1 or objective.after is not None:
+        if objective.at != (At("w"),) or not all(self.active):
+            return False
+        if objective.steps != 1 or objective.after is not None:
             return False
         for term in objective.proximal:
             if term.linear is not None or term.anchor not in (None, "received"):
                 return False
-        is_gradient = optimizer.is_plain and not optimizer.momentum and not optimizer.weight_decay
-        return is_gradient and all(self.active)
+        return optimizer.is_plain and not optimizer.momentum and not optimizer.weight_decay
 
     @torch.no_grad()
     def first_updates(
         self, received: Tensor, batch: Batch, place: Tensor | None, losses: bool
     ) -> tuple[Tensor, Tensor | None]:
-        update = received.new_empty(len(batch.y), len(received)) if place is None else place
+        update = place
+        if update is None:
+            update = received.new_empty(len(batch.y), len(received))
         batch = batch._replace(inputs=self.stack.inputs(batch.x))
         # The weights are the same for all clients: each layer is one product for the group.
         model = self.stack.views(received)
@@ -237,7 +232,9 @@ class DenseTrainer(Trainer):
         layers = self.stack.views(update)
         for layer, inputs, grad in zip(layers, grads.inputs, grads.outputs, strict=True):
             _add(layer, inputs, grad, beta=0.0, alpha=self.optimizer.lr)
-        return update, self.stack.mean_losses(grads.predictions, batch) if losses else None
+        if not losses:
+            return update, None
+        return update, self.stack.mean_losses(grads.predictions, batch)
 
     @cached_property
     def terms(self) -> dict[str, Proximal]:
@@ -268,8 +265,9 @@ def _supports(objective: Objective, optimizer: Optimizer) -> bool:
     if not objective.pairs:
         return True
     pair, *others = objective.pairs
-    alone = len(objective.at) == 1 and pair.first_trains and optimizer.is_plain
-    return not others and (alone or not pair.angle)
+    is_only_point = len(objective.at) == 1 and pair.first_trains
+    supports_angle = is_only_point and optimizer.is_plain
+    return not others and (supports_angle or not pair.angle)
 
 
 class DenseSteps(Steps):
@@ -357,7 +355,8 @@ class DenseSteps(Steps):
         m = self._coefficients(pair, noise)  # (layers, S, 1, 1)
         layers = stack.views(mixed)
         for k, layer in enumerate(layers):
-            for a, b, point in zip(first[k].tensors, second[k].tensors, layer.tensors, strict=True):
+            ends = zip(first[k].tensors, second[k].tensors, strict=True)
+            for (a, b), point in zip(ends, layer.tensors, strict=True):
                 torch.lerp(a, b, m[k], out=point)
         reduction = self.trainer.objective.reduction
         inputs, outputs, predictions = stack.gradients(layers, batch, reduction)
@@ -462,11 +461,12 @@ class DenseSteps(Steps):
 def _layers(task: Task) -> tuple[Layer, ...] | None:
     """The layers of a stack of Flatten, Linear and ReLU that ends in Linear; None: another one."""
     parts = _parts(task.module, "")
-    begin = dict(zip(task.names, _begins(task.sizes), strict=True))
+    begin = dict(zip(task.names, accumulate(task.sizes, initial=0), strict=False))
     layers: list[Layer] = []
-    for number, (name, part) in enumerate(parts):
-        if type(part) is nn.Flatten and number == 0 and (part.start_dim, part.end_dim) == (1, -1):
-            continue
+    first = parts[0][1]
+    if type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1):
+        parts = parts[1:]
+    for name, part in parts:
         if type(part) is nn.ReLU and layers and not layers[-1].relu:
             layers[-1] = layers[-1]._replace(relu=True)
         elif type(part) is nn.Linear and f"{name}weight" in begin:
@@ -487,12 +487,10 @@ def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
         return [(name, nn.Identity())]  # a hook may change what the layer computes
     if type(module) is not nn.Sequential:
         return [(name, module)]
-    children = [_parts(child, f"{name}{key}.") for key, child in module.named_children()]
-    return [part for parts in children for part in parts]
-
-
-def _begins(sizes: list[int]) -> list[int]:
-    return [sum(sizes[:k]) for k in range(len(sizes))]
+    parts = []
+    for key, child in module.named_children():
+        parts += _parts(child, f"{name}{key}.")
+    return parts
 
 
 def _affine(w: Tensor, layer: Layer) -> Affine:

@@ -59,14 +59,17 @@ def interval(
     if name == "r2" and variance is not None:
         low, high = 1 - high / variance, 1 - low / variance
     undefined = values.isnan().numpy()
-    low, high = (np.where(undefined, np.nan, bound) for bound in (low, high))
+    low = np.where(undefined, np.nan, low)
+    high = np.where(undefined, np.nan, high)
     return Interval(low, high, support, unit)
 
 
 def _wilson(share: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     n = np.maximum(rows, 1e-12)
-    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * np.sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
+    scale = 1 + Z * Z / n
+    middle = (share + Z * Z / (2 * n)) / scale
+    variance = share * (1 - share) / n
+    half = Z / scale * np.sqrt(variance + (Z / (2 * n)) ** 2)
     return np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
 
 
@@ -128,7 +131,8 @@ def _auprc(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
     inside = np.clip(values, 0.5 / (positive + 1), 1 - 0.5 / (positive + 1))
     logit = np.log(inside / (1 - inside))
     half = Z / np.sqrt(positive * inside * (1 - inside))
-    low, high = (1 / (1 + np.exp(-bound)) for bound in (logit - half, logit + half))
+    low = 1 / (1 + np.exp(half - logit))
+    high = 1 / (1 + np.exp(-half - logit))
     return low, high, positive, "positives"
 
 
@@ -151,16 +155,22 @@ def _combined(
     return mean - below, mean + above
 
 
+def _counts(stats: Tensor, offsets: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    right, guessed, true = classes_by_client(stats, offsets)
+    return right.numpy(), guessed.numpy(), true.numpy()
+
+
 def _balanced_accuracy(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
-    right, _, true = (count.numpy() for count in classes_by_client(stats, offsets))
+    right, _, true = _counts(stats, offsets)
     recall = right / np.maximum(true, 1)
-    return *_combined(recall, true, true > 0, lambda p: p), _rarest(true), "positives"
+    bounds = _combined(recall, true, true > 0, lambda p: p)
+    return *bounds, _rarest(true), "positives"
 
 
 def _f1(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
-    right, guessed, true = (count.numpy() for count in classes_by_client(stats, offsets))
+    right, guessed, true = _counts(stats, offsets)
     if right.shape[1] == 2:
-        right, guessed, true = (count[:, 1:] for count in (right, guessed, true))
+        right, guessed, true = right[:, 1:], guessed[:, 1:], true[:, 1:]
     union = guessed + true - right
     jaccard = right / np.maximum(union, 1)
     bounds = _combined(jaccard, union, union > 0, lambda p: 2 * p / (1 + p))

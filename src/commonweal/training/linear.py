@@ -22,6 +22,7 @@ STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 MOST_FEATURES = 1024  # with more, a linear model is no cheap candidate
 TOLERANCE = 1e-3  # of the solver: a tenth of scikit-learn's precision, in half of its time
 EPSILON = float(np.finfo(np.float64).eps)
+Floats = NDArray[np.float64]
 ABSENT = -10.0  # the logit of a class that the client does not have
 
 
@@ -36,23 +37,24 @@ def has_linear(task: Task, rows: Rows) -> bool:
 
 
 def fit_linear(task: Task, rows: Rows, strength: float, near: Tensor | None = None) -> Tensor:
-    """Fit a linear model to the samples of one client.
+    """Fit a linear model to the samples of one client. The task's loss decides which.
 
     Args:
-        task: Its loss decides which model is fitted.
-        rows: The samples of the client.
         strength: scikit-learn's C.
         near: Another linear model from which the search starts.
     """
-    x = task.ready_tensor(rows.x).reshape(len(rows.y), -1).cpu().double().numpy()
+    features = task.ready_tensor(rows.x).reshape(len(rows.y), -1)
+    x = features.cpu().double().numpy()
     if task.loss == "squared":
         from sklearn.linear_model import Ridge  # slow to import, and classification needs none
 
-        ridge = Ridge(alpha=1 / strength).fit(x, task.scaled(rows.y).cpu().double().numpy())
+        values = task.scaled(rows.y).cpu().double().numpy()
+        ridge = Ridge(alpha=1 / strength).fit(x, values)
         matrix = np.append(ridge.coef_, ridge.intercept_)
     else:
         labels = rows.y.cpu().numpy().astype(np.int64)
-        start = np.zeros((_count_outputs(task, rows.x.shape[1:]), x.shape[1] + 1))
+        outputs = _count_outputs(task, rows.x.shape[1:])
+        start = np.zeros((outputs, x.shape[1] + 1))
         if near is not None:
             start += near.double().numpy().reshape(start.shape)
         matrix = _logistic(x, labels, start, strength)
@@ -66,9 +68,7 @@ def _count_outputs(task: Task, shape: torch.Size) -> int:
         return task.raw_outputs(task.initial.cpu(), torch.zeros(1, *shape)).shape[-1]
 
 
-def _logistic(
-    x: NDArray[np.float64], y: NDArray[np.int64], start: NDArray[np.float64], strength: float
-) -> NDArray[np.float64]:
+def _logistic(x: Floats, y: NDArray[np.int64], start: Floats, strength: float) -> Floats:
     """The matrix (k, f + 1) of a logistic regression. One output is the logit of class 1."""
     classes, labels = np.unique(y, return_inverse=True)
     single = len(start) == 1
@@ -79,16 +79,12 @@ def _logistic(
     if len(classes) == 1:
         matrix[classes, -1] = 0.0
     else:
-        matrix[classes] = _minimize_logistic(x, np.eye(len(classes))[:, labels], strength, begin)
+        targets = np.eye(len(classes))[:, labels]
+        matrix[classes] = _minimize_logistic(x, targets, strength, begin)
     return matrix[1:] - matrix[:1] if single else matrix
 
 
-def _minimize_logistic(
-    x: NDArray[np.float64],
-    targets: NDArray[np.float64],
-    strength: float,
-    start: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def _minimize_logistic(x: Floats, targets: Floats, strength: float, start: Floats) -> Floats:
     """The matrix (k, f + 1) that scikit-learn's LogisticRegression finds, in half of its time.
 
     For few samples most of its time goes into checks. The loss and the steps are the same.
@@ -107,7 +103,7 @@ def _minimize_logistic(
     padded = np.column_stack([x, np.ones(count)])
     decay = 1 / (strength * count)
 
-    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def loss(flat: Floats) -> tuple[float, Floats]:
         weights = flat.reshape(free, -1)
         logits = np.zeros((classes, count))  # in rows: short axes are slow to sum
         np.matmul(weights, padded.T, out=logits[-free:])
@@ -122,9 +118,11 @@ def _minimize_logistic(
         gradient[:, :-1] += decay * slopes
         return value + decay / 2 * np.square(slopes).sum(), gradient.ravel()
 
+    if free == 1:
+        start = start[1:] - start[:1]
     fitted = minimize(
         loss,
-        (start if free > 1 else start[1:] - start[:1]).ravel(),
+        start.ravel(),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 100, "maxls": 50, "gtol": TOLERANCE, "ftol": 64 * EPSILON},

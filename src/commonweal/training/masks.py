@@ -18,13 +18,15 @@ def layer_mask(task: Task, prefixes: tuple[str, ...], parameter: str) -> Tensor:
     parameter: the name under which the user gave the layers, for errors
     """
     layers = [name.rpartition(".")[0] for name in task.names]
+    chosen = torch.zeros(len(layers), dtype=torch.bool)
     for prefix in prefixes:
-        if not any(_inside(layer, (prefix,)) for layer in layers):
+        inside = torch.tensor([f"{layer}.".startswith(f"{prefix}.") for layer in layers])
+        if not inside.any():
             known = ", ".join(repr(layer) for layer in dict.fromkeys(layers))
             raise ConfigError(
                 f"{parameter} = {prefix!r} is not a layer of the model: its layers are {known}"
             )
-    chosen = torch.tensor([_inside(layer, prefixes) for layer in layers])
+        chosen |= inside
     mask = torch.repeat_interleave(chosen, torch.tensor(task.sizes))
     if mask.all() or not mask.any():
         part = "the whole" if mask.all() else "no part of the"
@@ -33,10 +35,6 @@ def layer_mask(task: Task, prefixes: tuple[str, ...], parameter: str) -> Tensor:
             "clients must keep some layers and share the others"
         )
     return mask
-
-
-def _inside(layer: str, prefixes: tuple[str, ...]) -> bool:
-    return any(f"{layer}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
 @lru_cache(maxsize=128)

@@ -22,22 +22,14 @@ class Optimizer(NamedTuple):
 
     Steps are elementwise but for the norm of a gradient, which is over the last axis: vectors may
     have a leading client axis.
-
-    Attributes:
-        kind: The optimizer.
-        lr: The learning rate.
-        momentum: Of SGD.
-        weight_decay: Decoupled for "adamw".
-        clip: The largest norm of a gradient, as of torch.nn.utils.clip_grad_norm_. None: any.
-        betas: Of Adam.
     """
 
     kind: Literal["sgd", "adam", "adamw"]
     lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0  # of SGD
+    weight_decay: float = 0.0  # decoupled for "adamw"
+    clip: float | None = None  # the largest norm of a gradient, as clip_grad_norm_ has it
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
 
     @property
     def is_plain(self) -> bool:
@@ -85,9 +77,10 @@ class Optimizer(NamedTuple):
     def _adam(self, v: Tensor, grad: Tensor, memory: Tensors) -> None:
         if self.kind == "adamw":
             v.mul_(1 - self.lr * self.weight_decay)
+        beta1, beta2 = self.betas
         t = memory["t"].add_(1)
-        mean = memory["m"].lerp_(grad, 1 - self.betas[0])
-        square = memory["v"].lerp_(grad.square(), 1 - self.betas[1])
-        step = self.lr * (mean / (1 - self.betas[0] ** t))
-        variance = square / (1 - self.betas[1] ** t)
+        mean = memory["m"].lerp_(grad, 1 - beta1)
+        square = memory["v"].lerp_(grad.square(), 1 - beta2)
+        step = self.lr * (mean / (1 - beta1**t))
+        variance = square / (1 - beta2**t)
         v.sub_(step / variance.sqrt().add(EPSILON))

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -87,10 +88,9 @@ class OwnLoss:
         except Warning:  # an operator that is slow under vmap warns, which is then an error
             raise
         except Exception as error:  # of a user's own code, too
-            reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             raise ConfigError(
                 f"the loss {self.name} cannot take outputs of shape {tuple(outputs.shape)} and "
-                f"labels of shape {tuple(y.shape)} ({y.dtype}): {reason}"
+                f"labels of shape {tuple(y.shape)} ({y.dtype}): {_reason(error)}"
             ) from error
         if not isinstance(values, Tensor) or not _is_per_sample(values, outputs, y):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -105,6 +105,11 @@ class OwnLoss:
                 "functions, without detach()"
             )
         return values if values.ndim == 1 else values.flatten(1).mean(1)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error of a user's function."""
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
 
 
 def _is_per_sample(values: Tensor, outputs: Tensor, y: Tensor) -> bool:
@@ -142,9 +147,9 @@ def identity(function: object) -> str:
     if isinstance(function, partial):
         words += [repr(function.args), repr(sorted(function.keywords.items()))]
     if isinstance(function, nn.Module):
-        numbers = {k: v for k, v in vars(function).items() if isinstance(v, int | float | str)}
+        plain = [(k, v) for k, v in vars(function).items() if isinstance(v, int | float | str)]
         tensors = {name: value.tolist() for name, value in function.state_dict().items()}
-        words += [repr(sorted(numbers.items())), repr(tensors)]
+        words += [repr(sorted(plain)), repr(tensors)]
     return " ".join(words)
 
 
@@ -179,27 +184,25 @@ class OwnScore:
 
     def score(self) -> Score:
         """The score as statistics of samples, which are its arguments, and their reduction."""
-        meaning = "your own score"
-        return Score(
-            self._stats,
-            self._reduce,
-            meaning,
-            lower_is_better=self.lower_is_better,
-            in_per_cent=False,
-        )
+        lower = self.lower_is_better
+        return Score(self._stats, self._reduce, "your own score", (), lower, in_per_cent=False)
 
     def _stats(self, outputs: Tensor, y: Tensor) -> Tensor:
         self._outputs, self._labels, self._type = outputs.shape[1:], y.shape[1:], y.dtype
         n = len(outputs)
-        return torch.cat([outputs.reshape(n, -1).double(), y.reshape(n, -1).double()], 1)
+        flat = outputs.reshape(n, -1)
+        return torch.cat([flat.double(), y.reshape(n, -1).double()], 1)
 
     def _reduce(self, stats: Tensor, offsets: Tensor) -> Tensor:
         width = self._outputs.numel()
         values = []
-        for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            outputs = stats[a:b, :width].reshape(b - a, *self._outputs).float()
-            y = stats[a:b, width:].reshape(b - a, *self._labels).to(self._type)
-            values.append(self._value(outputs, y) if b > a else torch.tensor(torch.nan).double())
+        for a, b in pairwise(offsets.tolist()):
+            if a == b:
+                values.append(torch.tensor(torch.nan).double())
+                continue
+            outputs = stats[a:b, :width].reshape(-1, *self._outputs).float()
+            y = stats[a:b, width:].reshape(-1, *self._labels).to(self._type)
+            values.append(self._value(outputs, y))
         return torch.stack(values)
 
     def _value(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -208,10 +211,9 @@ class OwnScore:
         try:
             value = torch.as_tensor(self.function(outputs, y)).double()
         except Exception as error:  # of a user's own code
-            reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             raise ConfigError(
                 f"the score {name} of outputs {tuple(outputs.shape)} and labels {tuple(y.shape)} "
-                f"is no number ({reason}): return one, or one per sample"
+                f"is no number ({_reason(error)}): return one, or one per sample"
             ) from error
         if value.numel() != 1 and value.shape != outputs.shape[:1]:
             raise ConfigError(

@@ -47,11 +47,15 @@ def mean_by_client(values: Tensor, offsets: Tensor) -> Tensor:
     return total / (sizes if values.ndim == 1 else sizes[:, None])
 
 
-def _correct(outputs: Tensor, y: Tensor) -> Tensor:
-    predicted = outputs.argmax(-1)
+def _classes(outputs: Tensor) -> Tensor:
+    """The predicted classes (N,). One output is the logit of class 1."""
     if outputs.shape[-1] == 1:
-        predicted = (outputs.squeeze(-1) > 0).long()
-    return (predicted == y).double()[:, None]
+        return (outputs.squeeze(-1) > 0).long()
+    return outputs.argmax(-1)
+
+
+def _correct(outputs: Tensor, y: Tensor) -> Tensor:
+    return (_classes(outputs) == y).double()[:, None]
 
 
 def _top5(outputs: Tensor, y: Tensor) -> Tensor:
@@ -128,18 +132,18 @@ def classes_by_client(stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, T
     sizes = offsets.diff()
     clients = len(sizes)
     classes = int(width.max()) if len(width) else 2
-    client = torch.repeat_interleave(torch.arange(clients), sizes) * classes
-    counts = []
-    for cells in ((client + y)[predicted == y], client + predicted, client + y):
-        counts.append(torch.bincount(cells, minlength=clients * classes).view(clients, classes))
-    right, guessed, true = (count.double() for count in counts)
-    return right, guessed, true
+    first_cell = torch.repeat_interleave(torch.arange(clients), sizes) * classes
+
+    def count(cells: Tensor) -> Tensor:
+        counts = torch.bincount(cells, minlength=clients * classes)
+        return counts.view(clients, classes).double()
+
+    true = first_cell + y
+    return count(true[predicted == y]), count(first_cell + predicted), count(true)
 
 
 def _predicted(outputs: Tensor, y: Tensor) -> Tensor:
-    predicted = outputs.argmax(-1)
-    if outputs.shape[-1] == 1:
-        predicted = (outputs.squeeze(-1) > 0).long()
+    predicted = _classes(outputs)
     classes = torch.full_like(predicted, max(2, outputs.shape[-1]))
     return torch.stack([predicted, y, classes], 1).double()
 
@@ -156,7 +160,7 @@ def _f1(stats: Tensor, offsets: Tensor) -> Tensor:
     """2 right / (predicted + true): of class 1 where there are two, else the mean over classes."""
     right, guessed, true = classes_by_client(stats, offsets)
     if right.shape[1] == 2:
-        right, guessed, true = (count[:, 1:] for count in (right, guessed, true))
+        right, guessed, true = right[:, 1:], guessed[:, 1:], true[:, 1:]
     total = guessed + true
     occurs = total > 0  # a class that is neither predicted nor true says nothing
     f1 = 2 * right / total.clamp(min=1)
@@ -172,8 +176,9 @@ def _auprc(stats: Tensor, offsets: Tensor) -> Tensor:
         margin, y = margin[order], y[order]
         # Rows with equal margins are taken together: the precision is that of the last of them.
         last = torch.searchsorted(-margin, -margin, right=True) - 1
-        precision = (y.cumsum(0) / torch.arange(1, b - a + 1))[last]
-        values.append((precision * y).sum() / y.sum() + 0 * margin.sum())  # NaN where a margin is
+        precision = y.cumsum(0) / torch.arange(1, b - a + 1)
+        mean = (precision[last] * y).sum() / y.sum()
+        values.append(mean + 0 * margin.sum())  # NaN where a margin is
     return torch.stack(values)
 
 
@@ -182,12 +187,17 @@ def survival_stats(outputs: Tensor, y: Tensor) -> Tensor:
     return torch.cat([outputs.double(), y.double()], 1)
 
 
+def _comparable(time: Tensor, event: Tensor) -> Tensor:
+    """Of which pairs (N, N) of rows the first one has its event before the other's time."""
+    return (time[:, None] < time[None, :]) & (event[:, None] > 0)
+
+
 def _concordance(stats: Tensor, offsets: Tensor) -> Tensor:
     """Harrell's C: of pairs of which one has its event first, the share ranked so, ties half."""
     values = []
     for a, b in pairwise(offsets.tolist()):
         risk, time, event = stats[a:b].unbind(1)
-        comparable = (time[:, None] < time[None, :]) & (event[:, None] > 0)
+        comparable = _comparable(time, event)
         higher = (risk[:, None] > risk[None, :]).double()
         tied = (risk[:, None] == risk[None, :]).double()
         right = ((higher + tied / 2) * comparable).sum()
@@ -199,8 +209,7 @@ def _without_pairs(y: Tensor, offsets: Tensor) -> list[int]:
     """The clients with rows of which none has its event before another's time."""
     clients = []
     for client, (a, b) in enumerate(pairwise(offsets.tolist())):
-        time, event = y[a:b, 0], y[a:b, 1]
-        if b > a and not ((time[:, None] < time[None, :]) & (event[:, None] > 0)).any():
+        if b > a and not _comparable(y[a:b, 0], y[a:b, 1]).any():
             clients.append(client)
     return clients
 
@@ -243,6 +252,9 @@ TOKENS = ("tokens", "cross-entropy")
 # The score of a task that names none, by its loss.
 DEFAULTS = dict.fromkeys(VALUES, "r2") | {"tokens": "token-accuracy", "cox": "concordance"}
 
+_VALUE = partial(Score, losses=VALUES, in_per_cent=False)
+_ERROR = partial(_VALUE, lower_is_better=True)
+
 SCORES = {
     "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSES),
     "top-5": Score(
@@ -269,42 +281,18 @@ SCORES = {
     "f1": Score(
         _predicted, _f1, "F1 of class 1, or the mean over classes where there are more", CLASSES
     ),
-    "r2": Score(
+    "r2": _VALUE(
         _errors,
         _r2_own,  # until the variance of all rows is known: see `find`
         "1 - squared error / variance, the variance being that of all clients' training rows",
-        VALUES,
-        in_per_cent=False,
     ),
-    "r2-own": Score(
-        _errors,
-        _r2_own,
-        "1 - squared error / variance of the client's own rows",
-        VALUES,
-        in_per_cent=False,
+    "r2-own": _VALUE(_errors, _r2_own, "1 - squared error / variance of the client's own rows"),
+    "mae": _ERROR(_absolute, _mean, "mean absolute error, in the target's units; lower is better"),
+    "rmse": _ERROR(
+        _errors, _rmse, "root of the mean squared error, in the target's units; lower is better"
     ),
-    "mae": Score(
-        _absolute,
-        _mean,
-        "mean absolute error, in the target's units; lower is better",
-        VALUES,
-        lower_is_better=True,
-        in_per_cent=False,
-    ),
-    "rmse": Score(
-        _errors,
-        _rmse,
-        "root of the mean squared error, in the target's units; lower is better",
-        VALUES,
-        lower_is_better=True,
-        in_per_cent=False,
-    ),
-    "neg-mae": Score(
-        _absolute,
-        lambda stats, offsets: -_mean(stats, offsets),
-        "minus the mean absolute error",
-        VALUES,
-        in_per_cent=False,
+    "neg-mae": _VALUE(
+        _absolute, lambda stats, offsets: -_mean(stats, offsets), "minus the mean absolute error"
     ),
     "concordance": Score(
         survival_stats,
@@ -322,13 +310,10 @@ SCORES = {
 }
 
 # Lower is better; not allowed as a run's main score.
+_GAP = partial(Score, calibration.row_stats, losses=CLASSES, lower_is_better=True)
 DIAGNOSTICS = {
-    "ece": Score(
-        calibration.row_stats, calibration.ece, "expected calibration error, 20 bins", CLASSES, True
-    ),
-    "mce": Score(
-        calibration.row_stats, calibration.mce, "maximum calibration error, 20 bins", CLASSES, True
-    ),
+    "ece": _GAP(calibration.ece, "expected calibration error, 20 bins"),
+    "mce": _GAP(calibration.mce, "maximum calibration error, 20 bins"),
 }
 
 
@@ -337,16 +322,10 @@ def _not_computed(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 # Of scores that an app's own clients compute and report, as in "higher:f1_macro".
-REPORTED = {
-    direction: Score(
-        _not_computed,
-        _not_computed,
-        "a score that clients report themselves",
-        lower_is_better=direction == "lower",
-        in_per_cent=False,
-    )
-    for direction in ("higher", "lower")
-}
+_HIGHER = Score(
+    _not_computed, _not_computed, "a score that clients report themselves", in_per_cent=False
+)
+REPORTED = {"higher": _HIGHER, "lower": _HIGHER._replace(lower_is_better=True)}
 
 
 def find(name: str, variance: float | None = None) -> Score:

@@ -1,4 +1,8 @@
-"""The interface of trainers: how the steps of an objective are taken for a group of clients."""
+"""The interface of trainers: how the steps of an objective are taken for a group of clients.
+
+`local.py` has a `Trainer` for every phase of a round. `on` gives it some neighbouring clients, and
+the `Steps` that it returns are called with one batch after another.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,38 +25,23 @@ EMPTY = torch.empty(0)
 Memory = dict[str, Tensors]  # what the optimizer remembers, by vector
 
 
-class Steps:
-    """The steps of neighbouring clients, which change their vectors in place."""
-
-    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Inputs:
-        """What the layers that move are given for the samples (S, B) with these numbers."""
-        return rows.inputs[index]
-
-    def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor | None:
-        """Take a gradient step on batches (S, B, ...).
-
-        Args:
-            batch: The clients' batches, with what `inputs` gave.
-            noise: Their random numbers (S, draws).
-            first: Whether it is the first step of the round.
-            losses: Whether the mean losses (S,) of the batches, before the step, are returned.
-        """
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, eq=False)
 class Trainer:
-    """Evaluates an objective for the coordinates of one phase of a round.
-
-    Attributes:
-        objective: What is minimised.
-        optimizer: How vectors move.
-        mask: The coordinates (d,) that move. None: all of them.
-    """
+    """Evaluates an objective for the coordinates of one phase of a round."""
 
     objective: Objective
     optimizer: Optimizer
-    mask: Tensor | None
+    mask: Tensor | None  # (d,) the coordinates that move; None: all of them
+
+    def on(self, vectors: Tensors, memory: Memory, start: int) -> "Steps":
+        """The steps of neighbouring clients.
+
+        Args:
+            vectors: The clients' vectors (S, ...) by name.
+            memory: What the optimizer remembers of each vector.
+            start: The position of the first client.
+        """
+        raise NotImplementedError
 
     @property
     def has_features(self) -> bool:
@@ -77,13 +66,22 @@ class Trainer:
         """
         raise NotImplementedError
 
-    def on(self, vectors: Tensors, memory: Memory, start: int) -> Steps:
-        """The steps of neighbouring clients.
+
+class Steps:
+    """The steps of neighbouring clients, which change their vectors in place."""
+
+    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Inputs:
+        """What the layers that move are given for the samples (S, B) with these numbers."""
+        return rows.inputs[index]
+
+    def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor | None:
+        """Take a gradient step on batches (S, B, ...).
 
         Args:
-            vectors: The clients' vectors (S, ...) by name.
-            memory: What the optimizer remembers of each vector.
-            start: The position of the first client.
+            batch: The clients' batches, with what `inputs` gave.
+            noise: Their random numbers (S, draws).
+            first: Whether it is the first step of the round.
+            losses: Whether the mean losses (S,) of the batches, before the step, are returned.
         """
         raise NotImplementedError
 

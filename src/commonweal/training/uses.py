@@ -12,8 +12,6 @@ from commonweal.training.task import Task
 __all__ = ["MixedModule", "Uses", "mix_outputs", "mixed_module", "one_model"]
 
 LOG_PROBABILITIES = ("cross-entropy", "tokens")  # losses of outputs that are logits of classes
-
-
 NO_LINEAR = torch.empty(0)
 
 
@@ -53,13 +51,14 @@ def mix_outputs(loss: str, outputs: Tensor, weights: Tensor) -> Tensor:
     >>> mix_outputs("cross-entropy", outputs, torch.tensor([0.5, 0.5])).softmax(-1)
     tensor([[0.7500, 0.2500]])
     """
-    weights = weights.reshape(*weights.shape, *(1,) * (outputs.ndim - weights.ndim))
+    for _ in range(outputs.ndim - weights.ndim):
+        weights = weights[..., None]
     if loss in LOG_PROBABILITIES:
         return (outputs.log_softmax(-1) + weights.log()).logsumexp(0)
     if loss == "binary":
-        positive = (nn.functional.logsigmoid(outputs) + weights.log()).logsumexp(0)
-        negative = (nn.functional.logsigmoid(-outputs) + weights.log()).logsumexp(0)
-        return positive - negative
+        positive = nn.functional.logsigmoid(outputs) + weights.log()
+        negative = nn.functional.logsigmoid(-outputs) + weights.log()
+        return positive.logsumexp(0) - negative.logsumexp(0)
     return (outputs * weights).sum(0)
 
 

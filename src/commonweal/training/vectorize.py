@@ -35,8 +35,9 @@ def single(f: Callable[..., T], dims: tuple[int | None, ...]) -> Callable[..., T
     """Run a function of one client for a group of one."""
 
     def call(*arguments: object) -> T:
-        pairs = zip(arguments, dims, strict=True)
-        squeezed = [_map_tensors(a, Tensor.squeeze) if dim == 0 else a for a, dim in pairs]
+        squeezed = []
+        for argument, dim in zip(arguments, dims, strict=True):
+            squeezed.append(_map_tensors(argument, Tensor.squeeze) if dim == 0 else argument)
         return _map_tensors(f(*squeezed), Tensor.unsqueeze)
 
     return call

@@ -34,17 +34,19 @@ from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
 
-__all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up", "with_label"]
+__all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up"]
 
 
 class GeneratorTask(Task):
     """A task that generates samples from `latent` uniform numbers each."""
 
     latent: int
+    population: Population
 
-    def __init__(self, module: nn.Module, latent: int) -> None:
+    def __init__(self, module: nn.Module, latent: int, population: Population) -> None:
         super().__init__(module, "cross-entropy")
         object.__setattr__(self, "latent", latent)
+        object.__setattr__(self, "population", population)
 
     def generator_loss(self, w: Tensor, batch: Batch, noise: Tensor) -> Tensor:
         """The batch's loss, from uniform numbers (B, latent)."""
@@ -53,6 +55,14 @@ class GeneratorTask(Task):
     def generate(self, w: Tensor, y: Tensor, noise: Tensor) -> Tensor:
         """Rows with these labels (N,), from uniform numbers (N, latent)."""
         raise NotImplementedError
+
+    def images(self, name: str, tensors: Tensors, numbers: Tensor, y: Tensor) -> Tensor:
+        """Images of these labels (N,), which a submodule makes from numbers (N, latent)."""
+        _, height, across = self.population.shape
+        # torch's one_hot has no batching rule.
+        one_hot = y[:, None] == torch.arange(self.population.outputs)
+        inputs = torch.cat([numbers, one_hot.float()], 1)
+        return self.call(name, tensors, inputs)[..., :height, :across]
 
     def call(self, name: str, tensors: Tensors, x: Tensor) -> Tensor:
         """Call one submodule on x, with the tensors of the whole module."""
@@ -237,9 +247,3 @@ def down(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
 def _quarter(side: int) -> int:
     """A side that was halved twice, rounded up."""
     return -(-side // 4)
-
-
-def with_label(numbers: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Append the one-hot labels to the numbers (N, p). torch's one_hot has no batching rule."""
-    one_hot = y[:, None] == torch.arange(classes)
-    return torch.cat([numbers, one_hot.float()], 1)

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from commonweal.base.tensors import Tensors
 from commonweal.synthetic._fit import scaled
-from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
+from commonweal.synthetic._generating import Generating, GeneratorTask, down, up
 from commonweal.training.losses import LOSSES
 from commonweal.training.task import Batch
 
@@ -31,16 +31,14 @@ class FedCGAN(Generating):
     """
 
     def build(self) -> GeneratorTask:
-        shape = self.population.shape
-        module = _GAN(shape, self.population.outputs, self.latent, self.width)
-        return _GANTask(module, latent=self.latent)
+        shape, classes = self.population.shape, self.population.outputs
+        module = _GAN(shape, classes, self.latent, self.width)
+        return _GANTask(module, self.latent, self.population)
 
 
 class _GAN(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
         super().__init__()
-        self.shape = shape
-        self.classes = classes
         self.generator = up(latent + classes, shape, width)
         self.discriminator = down(shape, 1 + classes, width)
 
@@ -53,8 +51,6 @@ class _GAN(nn.Module):
 class _GANTask(GeneratorTask):
     """Generator and discriminator in one vector; each has the gradient of its own loss."""
 
-    module: _GAN
-
     def generator_loss(self, w: Tensor, batch: Batch, noise: Tensor) -> Tensor:
         tensors = self.tensors(w)
         fixed = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -62,9 +58,8 @@ class _GANTask(GeneratorTask):
         real_outputs = self.call("discriminator", tensors, scaled(batch.x))
         fake_outputs = self.call("discriminator", tensors, fake.detach())
         source = softplus(-real_outputs[:, 0]) + softplus(fake_outputs[:, 0])
-        discriminator = (
-            source + _class_losses(real_outputs, batch.y) + _class_losses(fake_outputs, batch.y)
-        )
+        discriminator = source + _class_losses(real_outputs, batch.y)
+        discriminator = discriminator + _class_losses(fake_outputs, batch.y)
         seen = self.call("discriminator", fixed, fake)  # by a discriminator that stays as it is
         generator = softplus(-seen[:, 0]) + _class_losses(seen, batch.y)
         return ((discriminator + generator) * batch.weight).sum()
@@ -73,9 +68,7 @@ class _GANTask(GeneratorTask):
         return self._generate(self.tensors(w), y, noise)
 
     def _generate(self, tensors: Tensors, y: Tensor, noise: Tensor) -> Tensor:
-        _, height, across = self.module.shape
-        inputs = with_label(2 * noise - 1, y, self.module.classes)
-        return self.call("generator", tensors, inputs)[..., :height, :across]
+        return self.images("generator", tensors, 2 * noise - 1, y)
 
 
 def _class_losses(outputs: Tensor, y: Tensor) -> Tensor:

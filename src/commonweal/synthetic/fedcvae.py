@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs
 from commonweal.synthetic._fit import scaled
-from commonweal.synthetic._generating import Generating, GeneratorTask, down, up, with_label
+from commonweal.synthetic._generating import Generating, GeneratorTask, down, up
 from commonweal.training.task import Batch
 
 __all__ = ["FedCVAE"]
@@ -37,9 +37,9 @@ class FedCVAE(Generating):
     pixels: Literal["sum", "mean"] = "sum"
 
     def build(self) -> GeneratorTask:
-        shape = self.population.shape
-        module = _VAE(shape, self.population.outputs, self.latent, self.width, self.pixels)
-        return _VAETask(module, latent=self.latent)
+        shape, classes = self.population.shape, self.population.outputs
+        module = _VAE(shape, classes, self.latent, self.width, self.pixels)
+        return _VAETask(module, self.latent, self.population)
 
 
 class _VAE(nn.Module):
@@ -47,8 +47,6 @@ class _VAE(nn.Module):
         self, shape: tuple[int, ...], classes: int, latent: int, width: int, pixels: str
     ) -> None:
         super().__init__()
-        self.shape = shape
-        self.classes = classes
         self.pixels = pixels
         self.encoder = down(shape, 2 * latent, width)
         self.decoder = up(latent + classes, shape, width)
@@ -74,7 +72,7 @@ class _VAETask(GeneratorTask):
         return losses, {self.score: 1 - errors[:, None].double()}
 
     def generate(self, w: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-        return self._decode(self.tensors(w), _gaussian(noise), y)
+        return self.images("decoder", self.tensors(w), _gaussian(noise), y)
 
     def _row_losses(
         self, w: Tensor, x: Tensor, y: Tensor, epsilon: Tensor | None
@@ -85,18 +83,13 @@ class _VAETask(GeneratorTask):
         mean, raw_spread = self.call("encoder", tensors, x).chunk(2, -1)
         spread = softplus(raw_spread) + 1e-8
         code = mean if epsilon is None else mean + spread * epsilon
-        decoded = self._decode(tensors, code, y)
+        decoded = self.images("decoder", tensors, code, y)
         errors = (decoded - x).square().flatten(1)
         reconstruction = errors.sum(1) if self.module.pixels == "sum" else errors.mean(1)
         # KL(N(mean, spread^2) || N(0, I)) per row.
         squares = mean.square() + spread.square() - 1
         divergence = squares.sum(1) / 2 - spread.log().sum(1)
         return reconstruction + divergence, errors.mean(1)
-
-    def _decode(self, tensors: Tensors, code: Tensor, y: Tensor) -> Tensor:
-        _, height, across = self.module.shape
-        inputs = with_label(code, y, self.module.classes)
-        return self.call("decoder", tensors, inputs)[..., :height, :across]
 
 
 def _gaussian(noise: Tensor) -> Tensor:

@@ -159,9 +159,12 @@ class Objective(NamedTuple):
     @property
     def trained(self) -> tuple[str, ...]:
         """The vectors that take gradient steps."""
-        names = [name for point in self.at for name in point.trains]
+        names: list[str] = []
+        for point in self.at:
+            names += point.trains
         names += [term.vector for term in self.proximal]
-        names += self.custom.trains if self.custom is not None else ()
+        if self.custom is not None:
+            names += self.custom.trains
         return tuple(dict.fromkeys(names))
 
     @property
@@ -179,8 +182,10 @@ class Objective(NamedTuple):
         """The vectors that no step changes."""
         if self.after is not None:
             return frozenset({"received"})
-        names = {name for term in self.proximal for name in (term.anchor, term.linear)}
-        return frozenset({"received", *filter(None, names)}.difference(self.trained))
+        names = {"received"}
+        for term in self.proximal:
+            names.update(name for name in (term.anchor, term.linear) if name is not None)
+        return frozenset(names.difference(self.trained))
 
 
 class Phase(NamedTuple):

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from commonweal.base import randomness
+from commonweal.base.files import digest
 from commonweal.base.randomness import (
     COHORT,
     INIT_CLIENT,
@@ -148,6 +149,6 @@ def test_public_names() -> None:
 
 
 def test_a_digest_is_stable_and_depends_on_every_part() -> None:
-    assert randomness.digest(b"ab", b"c") == randomness.digest(b"abc")
-    assert randomness.digest(b"a") != randomness.digest(b"b")
-    assert len(randomness.digest()) == 16
+    assert digest(b"ab", b"c") == digest(b"abc")
+    assert digest(b"a") != digest(b"b")
+    assert (len(digest()), len(digest(size=8))) == (32, 16)

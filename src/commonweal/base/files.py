@@ -29,9 +29,9 @@ LOCK = "lock"  # a file in a folder that is being written, with the process's id
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems that have no locks
 
 
-def digest(*parts: bytes) -> str:
-    """A hash of bytes, as hexadecimal digits."""
-    total = hashlib.blake2b(digest_size=16)
+def digest(*parts: bytes, size: int = 16) -> str:
+    """A hash of bytes, as hexadecimal digits: two for each byte of its size."""
+    total = hashlib.blake2b(digest_size=size)
     for part in parts:
         total.update(part)
     return total.hexdigest()

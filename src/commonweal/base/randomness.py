@@ -12,7 +12,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 __all__ = ["BEGIN", "CLASSIFY", "COHORT", "DRAW", "INIT_CLIENT", "JUDGE", "LANGEVIN", "NOISE"]
 __all__ += ["PARTITION", "RELEASE", "SAMPLE", "SNAPSHOT", "SPLIT", "TRAIN"]
-__all__ += ["copied", "digest", "key", "purpose", "stream", "uniforms"]
+__all__ += ["copied", "key", "purpose", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
 SPLIT, COHORT, TRAIN, INIT_CLIENT = 0, 1, 2, 3
@@ -74,11 +74,3 @@ def _mix(z: np.ndarray) -> Any:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def digest(*parts: bytes) -> str:
-    """A short hash of some bytes, the same on every machine."""
-    hashed = blake2b(digest_size=8)
-    for part in parts:
-        hashed.update(part)
-    return hashed.hexdigest()

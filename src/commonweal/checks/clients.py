@@ -1,7 +1,7 @@
 """What every client method promises, as checks that run on any method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import safetensors.torch
@@ -10,7 +10,8 @@ from torch import nn
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
-from commonweal.base.tensors import Tensors, stack
+from commonweal.base.tensors import Tensors, flatten, stack
+from commonweal.checks.rules import find_problem, not_frozen, same_bits
 from commonweal.data.federation import Rows
 from commonweal.training.client import Client
 from commonweal.training.local import (
@@ -90,14 +91,6 @@ def check_client(client: Client) -> list[str]:
     return list(CLIENT_CHECKS)
 
 
-def find_problem(check: ClientCheck, bench: Bench) -> str | None:
-    """Run one check. An exception in the method is a problem, too."""
-    try:
-        return check(bench)
-    except Exception as error:
-        return f"it raises {type(error).__name__}: {error}"
-
-
 def _task() -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -105,12 +98,7 @@ def _task() -> Task:
 
 
 def _frozen(bench: Bench) -> str | None:
-    client = bench.client
-    if not is_dataclass(client):
-        return "it is not a dataclass: write @dataclass(frozen=True) above the class"
-    if replace(client) != client or hash(replace(client)) != hash(client):
-        return "two methods with equal fields are not equal: write @dataclass(frozen=True)"
-    return None
+    return not_frozen(bench.client)
 
 
 def _fits(bench: Bench) -> str | None:
@@ -135,7 +123,7 @@ def _state(bench: Bench) -> str | None:
         return (
             f"its state changes from {_shapes(before)} to {_shapes(after)}: keep names and shapes"
         )
-    if before and not _same(before, safetensors.torch.load(safetensors.torch.save(before))):
+    if before and not same_bits(before, safetensors.torch.load(safetensors.torch.save(before))):
         return "its state does not survive a file"
     return None
 
@@ -145,22 +133,18 @@ def _shapes(values: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def _inputs(bench: Bench) -> str | None:
-    given = bench.message | {f"state {name}": value for name, value in bench.states[0].items()}
+    given = flatten({"message": bench.message, "state": bench.states[0]})
     copies = {name: value.clone() for name, value in given.items()}
     bench.train_alone(0)
-    changed = [name for name, value in given.items() if not torch.equal(value, copies[name])]
+    changed = [name for name in given if not torch.equal(given[name], copies[name])]
     return f"it changes {changed}, which it was given" if changed else None
 
 
 def _pure(bench: Bench) -> str | None:
     first, second = bench.train_alone(0), bench.train_alone(0)
-    if not (_same(first[0], second[0]) and _same(first[1], second[1])):
+    if not (same_bits(first[0], second[0]) and same_bits(first[1], second[1])):
         return "the same message, state and random numbers give different replies"
     return None
-
-
-def _same(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def _together(bench: Bench) -> str | None:
@@ -177,7 +161,7 @@ def _together(bench: Bench) -> str | None:
 
 def _trains(bench: Bench) -> str | None:
     reply, state = bench.train_alone(0)
-    moved = bool(reply["update"].any()) or not _same(state, bench.states[0])
+    moved = bool(reply["update"].any()) or not same_bits(state, bench.states[0])
     return None if moved else "a round changes neither the model nor the client's state"
 
 

@@ -61,10 +61,10 @@ def check_rule(rule: Rule, clients: int = 6, seeds: int = 1) -> list[str]:
     return list(RULE_CHECKS)
 
 
-def find_problem(check: RuleCheck, rule: Rule, clients: int, seed: int) -> str | None:
-    """Run one check. An exception in the rule is a problem, too."""
+def find_problem(check: Callable[..., str | None], *given: object) -> str | None:
+    """Run one check. An exception in what it checks is a problem, too."""
     try:
-        return check(rule, clients, seed)
+        return check(*given)
     except Exception as error:
         return f"it raises {type(error).__name__}: {error}"
 
@@ -92,11 +92,6 @@ def after_rounds(rule: Rule, clients: int, seed: int) -> State:
 def both_states(rule: Rule, clients: int, seed: int) -> tuple[State, State]:
     """The state before the first round, and one after some rounds."""
     return start(rule, clients), after_rounds(rule, clients, seed)
-
-
-def first(problems: Iterable[str | None]) -> str | None:
-    """The first problem, if there is one."""
-    return next(filter(None, problems), None)
 
 
 def copy_reports(reports: Reports) -> Reports:
@@ -142,21 +137,26 @@ def not_weights(rule: Rule, decision: Decision, reports: Reports) -> str | None:
     return wrong_weights(decision, reports) or not_mixing(rule, decision.weights)
 
 
-def _frozen(rule: Rule, clients: int, seed: int) -> str | None:
-    if not is_dataclass(rule):
+def not_frozen(part: object) -> str | None:
+    """What keeps a rule or a client method from being a value."""
+    if not is_dataclass(part) or isinstance(part, type):
         return "it is not a dataclass: write @dataclass(frozen=True) above the class"
     name = "some_attribute"
     try:
-        setattr(rule, name, 1)
+        setattr(part, name, 1)
     except AttributeError:
         pass
     else:
-        delattr(rule, name)
+        delattr(part, name)
         return "its attributes can be set: write @dataclass(frozen=True) above the class"
-    again = replace(rule)
-    if again != rule or hash(again) != hash(rule):
-        return "two rules with equal fields are not equal"
+    again = replace(part)
+    if again != part or hash(again) != hash(part):
+        return "two of it with equal fields are not equal: write @dataclass(frozen=True)"
     return None
+
+
+def _frozen(rule: Rule, clients: int, seed: int) -> str | None:
+    return not_frozen(rule)
 
 
 def _pure(rule: Rule, clients: int, seed: int) -> str | None:
@@ -179,39 +179,29 @@ def _inputs(rule: Rule, clients: int, seed: int) -> str | None:
     following = rule(reports, state).state
     if not same_bits(flatten(state), before):
         return "it changes the state that it receives"
-    if not same_bits(_tensors(reports), _tensors(original)):
+    if not same_bits(reports.tensors, original.tensors):
         return "it changes the reports that it receives"
     following_before = copy_state(following)
-    for value in _tensors(reports).values():
+    for value in reports.tensors.values():
         value.zero_()
     if not same_bits(flatten(following), following_before):
         return "its new state shares memory with the reports: clone them"
     return None
 
 
-def _tensors(reports: Reports) -> Tensors:
-    values = {
-        "ids": reports.ids,
-        "sizes": reports.sizes,
-        "losses": reports.losses,
-        "scores": reports.scores,
-        "updates": reports.updates,
-        "losses_after": reports.losses_after,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _weights(rule: Rule, clients: int, seed: int) -> str | None:
-    played = play(rule, sample_rounds(seed, clients), start(rule, clients))
-    return first(wrong_weights(decision, reports) for reports, decision in played)
+    for reports, decision in play(rule, sample_rounds(seed, clients), start(rule, clients)):
+        problem = wrong_weights(decision, reports)
+        if problem:
+            return problem
+    return None
 
 
 def _state(rule: Rule, clients: int, seed: int) -> str | None:
-    states = both_states(rule, clients, seed)
-    problem = first(_not_tensors(state) for state in states)
+    initial, state = both_states(rule, clients, seed)
+    problem = _not_tensors(initial) or _not_tensors(state)
     if problem:
         return problem
-    state = states[1]
     loaded = _written_and_read(state)
     if not same_bits(flatten(loaded), flatten(state)):
         return "its state changes when it is written to a file and read back"
@@ -232,16 +222,14 @@ def _written_and_read(state: State) -> State:
 def _not_tensors(state: State) -> str | None:
     if type(state) is not dict:
         return f"its state is a {type(state).__name__}, not a dict"
-    return first(_not_tensor(name, value) for name, value in state.items())
-
-
-def _not_tensor(name: object, value: object) -> str | None:
-    if not isinstance(name, str) or "/" in name:
-        return f"its state has the name {name!r}: names are strings without '/'"
-    if isinstance(value, dict):
-        return _not_tensors(value)
-    if not isinstance(value, Tensor):
-        return f"its state has a {type(value).__name__} named {name!r}, not a tensor"
+    for name, value in state.items():
+        if not isinstance(name, str) or "/" in name:
+            return f"its state has the name {name!r}: names are strings without '/'"
+        problem = _not_tensors(value) if isinstance(value, dict) else None
+        if problem is None and not isinstance(value, dict | Tensor):
+            problem = f"its state has a {type(value).__name__} named {name!r}, not a tensor"
+        if problem:
+            return problem
     return None
 
 
@@ -322,8 +310,12 @@ def _infinite(state: State) -> str | None:
 
 
 def _mixing(rule: Rule, clients: int, seed: int) -> str | None:
-    played = play(rule, sample_rounds(seed, clients, count=8), start(rule, clients))
-    return first(not_mixing(rule, decision.weights) for _, decision in played)
+    rounds = sample_rounds(seed, clients, count=8)
+    for _, decision in play(rule, rounds, start(rule, clients)):
+        problem = not_mixing(rule, decision.weights)
+        if problem:
+            return problem
+    return None
 
 
 def _ids(rule: Rule, clients: int, seed: int) -> str | None:
@@ -470,7 +462,7 @@ def _combinator(rule: Rule, clients: int, seed: int) -> str | None:
 
 
 def response_rises(rule: Rule) -> bool | None:
-    """Whether the rule's response grows with the loss, if it has one."""
+    """Whether the rule's response grows with the loss. None: it has no response."""
     losses = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     response = rule.response(losses)
     if response is None:
@@ -512,8 +504,11 @@ def rising_loss(rule: Rule, reports: Reports, state: State, position: int) -> li
 
 def _reasons(rule: Rule, clients: int, seed: int) -> str | None:
     state = start(rule, clients)
-    extremes = extreme_reports(clients, seed).values()
-    return first(_wrong_reasons(rule(reports, state), reports) for reports in extremes)
+    for reports in extreme_reports(clients, seed).values():
+        problem = _wrong_reasons(rule(reports, state), reports)
+        if problem:
+            return problem
+    return None
 
 
 def _wrong_reasons(decision: Decision, reports: Reports) -> str | None:

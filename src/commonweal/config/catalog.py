@@ -173,9 +173,11 @@ class Entry:
     @cached_property
     def defaults(self) -> dict[str, object]:
         """The parameters that need not be given, as plain values."""
-        empty = inspect.Parameter.empty
-        given = {name: p.default for name, p in self.parameters.items() if p.default is not empty}
-        return {name: _plain(value) for name, value in given.items()}
+        defaults = {}
+        for name, parameter in self.parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                defaults[name] = _plain(parameter.default)
+        return defaults
 
     @cached_property
     def schema(self) -> type[pydantic.BaseModel]:
@@ -272,9 +274,11 @@ def _files(home: str) -> list[tuple[str, Path]]:
     path = Path(__file__).parents[1].joinpath(*home.split(".")[1:])
     if not path.is_dir():
         return [(home, path.with_suffix(".py"))]
-    others = {other for kind in KINDS.values() for other in kind.homes}
-    modules = {f"{home}.{file.stem}": file for file in sorted(path.glob("*.py"))}
-    return [(name, file) for name, file in modules.items() if name not in others]
+    others: set[str] = set()
+    for kind in KINDS.values():
+        others.update(kind.homes)
+    modules = [(f"{home}.{file.stem}", file) for file in sorted(path.glob("*.py"))]
+    return [module for module in modules if module[0] not in others]
 
 
 def _parse_file(kind: str, module: str, path: Path) -> list[Entry]:
@@ -440,8 +444,8 @@ def complete(kind: str, part: object) -> Part:
     entry = find(kind, table["name"])
     given = {key: _plain(value) for key, value in table.items() if key != "name"}
     for key, value in given.items():
-        if key not in entry.parameters:
-            known = entry.parameters
+        known = entry.parameters
+        if key not in known:
             hint = did_you_mean(key, known) if known else "it has no parameters"
             raise ConfigError(f"{label} {entry.name!r} has no parameter {key!r}: {hint}")
         problem = _excess(key, value)
@@ -472,14 +476,14 @@ def _excess(key: str, value: object, depth: int = 0) -> str:
     if not isinstance(value, str | int | float | Mapping | list | tuple | None):
         return f"{key} = {value!r:.60}: give what a TOML file can hold, such as a number or a name"
     if isinstance(value, Mapping | list | tuple):
-        inner = value.values() if isinstance(value, Mapping) else value
-        problems = [_excess(key, item, depth + 1) for item in inner]
-        return next(filter(None, problems), "")
-    if isinstance(value, int | float):
-        most = 2**64 if key == "seed" else 2**63
-        is_long = isinstance(value, int) and not -(2**63) <= value < most
-        if is_long or abs(value) > LARGEST:
-            return f"{key} is too large: numbers of an experiment have at most 63 bits"
+        for item in value.values() if isinstance(value, Mapping) else value:
+            problem = _excess(key, item, depth + 1)
+            if problem:
+                return problem
+    most = 2**64 if key == "seed" else 2**63
+    is_long = isinstance(value, int) and not -(2**63) <= value < most
+    if is_long or (isinstance(value, float) and abs(value) > LARGEST):
+        return f"{key} is too large: numbers of an experiment have at most 63 bits"
     return ""
 
 
@@ -500,8 +504,8 @@ def _plain(value: object) -> object:
 def describe(thing: object) -> Part:
     """The table that names a thing: its entry, or its class, with its fields."""
     part = Part(name=_entry_name(type(thing)))
-    if is_dataclass(thing):
-        part |= {field.name: _plain(vars(thing).get(field.name)) for field in fields(thing)}
+    for field in fields(thing) if is_dataclass(thing) else ():
+        part[field.name] = _plain(vars(thing).get(field.name))
     return part
 
 
@@ -518,7 +522,8 @@ def explain(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong, in a sentence."""
     first = error.errors()[0]
     location = first["loc"]
-    where = ".".join(str(p) for i, p in enumerate(location) if i == 0 or isinstance(p, int))
+    positions = [place for place in location[1:] if isinstance(place, int)]
+    where = ".".join(map(str, [*location[:1], *positions]))
     if first["type"] == "missing":
         return f"{where} is missing"
     if first["type"] == "literal_error" and isinstance(first["input"], str):
@@ -566,9 +571,10 @@ def build(kind: str, part: object, **supplied: object) -> object:
     for key, value in values.items():
         if isinstance(value, list) and _takes_tuple(entry.hints.get(key)):
             values[key] = tuple(value)
-    taken = inspect.signature(entry.factory).parameters
+    for key in supplied.keys() & inspect.signature(entry.factory).parameters.keys():
+        values[key] = supplied[key]
     try:
-        return entry.factory(**values, **{k: v for k, v in supplied.items() if k in taken})
+        return entry.factory(**values)
     except SystemExit as error:
         raise ConfigError(
             f"{KINDS[kind].label} {entry.name!r} calls sys.exit({error.code!r}): raise an error "

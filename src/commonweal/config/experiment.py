@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Part
 
 __all__ = ["Experiment", "RunSettings", "change", "named", "read", "renamed", "to_toml", "values"]
-__all__ += ["Named", "file_name"]
+__all__ += ["Named", "file_name", "part_name", "title_of"]
 
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
@@ -64,8 +64,9 @@ def renamed(values: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
         tree[_current(key, warn)] = value
     dataset = tree.get("dataset")
     if isinstance(dataset, Mapping) and "noise" in dataset:
-        inside = {_current(key, warn) if key == "noise" else key: dataset[key] for key in dataset}
-        tree["dataset"] = inside
+        own = dict(dataset)
+        own[_current("noise", warn)] = own.pop("noise")
+        tree["dataset"] = own
     return tree
 
 
@@ -162,11 +163,7 @@ class RunSettings(pydantic.BaseModel):
 
     def __init__(self, **values: object) -> None:
         values = renamed(values, warn=True)
-        fields = type(self).model_fields
-        for key in values:
-            if key not in fields:
-                hint = did_you_mean(key, fields)
-                raise ConfigError(f"an experiment has no key {key!r}: {hint}")
+        _check_keys(values, type(self).model_fields)
         old = values.get("engine")
         if isinstance(old, str) and old in MODES:
             raise ConfigError(
@@ -177,16 +174,12 @@ class RunSettings(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(catalog.explain(error)) from None
-        if self.threshold is not None and not self.validation:
-            raise ConfigError(
-                f"threshold = {self.threshold!r} needs validation rows, as nothing is chosen on "
-                "test rows: set validation = 0.2"
-            )
-        if self.patience is not None and not self.validation:
-            raise ConfigError(
-                f"patience = {self.patience} needs validation rows, as nothing is chosen on test "
-                "rows: set validation = 0.2"
-            )
+        for key, value in (("threshold", self.threshold), ("patience", self.patience)):
+            if value is not None and not self.validation:
+                raise ConfigError(
+                    f"{key} = {value!r} needs validation rows, as nothing is chosen on test rows: "
+                    "set validation = 0.2"
+                )
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -196,6 +189,13 @@ class RunSettings(pydantic.BaseModel):
         if isinstance(self.score, str):
             return tuple(name.strip() for name in self.score.split(","))
         return self.score
+
+
+def _check_keys(values: Iterable[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a key that no experiment has."""
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"an experiment has no key {key!r}: {did_you_mean(key, known)}")
 
 
 def _completed(kind: str) -> BeforeValidator:
@@ -243,19 +243,14 @@ class Experiment(RunSettings):
         """The same experiment with other values. A new seed is the dataset's too."""
         base = dict(self)
         if "seed" in values and self.dataset.get("seed") == self.seed:
-            base["dataset"] = {key: value for key, value in self.dataset.items() if key != "seed"}
+            base["dataset"] = dict(self.dataset)
+            del base["dataset"]["seed"]
         return Experiment(**(base | renamed(values, warn=True)))
 
     @property
     def title(self) -> str:
-        """The name, or else the rule, preceded by an algorithm other than averaging."""
-        if self.name is not None:
-            return file_name(self.name)
-        rule = _file_name(self.rule.name)
-        algorithm = _file_name(self.algorithm.name)
-        if algorithm == "averaging":
-            return rule
-        return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
+        """The name of the experiment as part of a file's name."""
+        return file_name(title_of(dict(self)))
 
     def toml(self) -> str:
         """The whole experiment, defaults included, as it can be read back."""
@@ -290,9 +285,21 @@ def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _file_name(name: str) -> str:
-    """A part's name that can be part of a file name: of `./file.py:Rule` the callable."""
-    return name.rpartition(":")[2]
+def part_name(part: object) -> str:
+    """The name of a part, given as text or as a table."""
+    return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part)
+
+
+def title_of(experiment: Mapping[str, object]) -> str:
+    """The name of an experiment, or else its rule, after an algorithm other than averaging."""
+    if experiment.get("name"):
+        return str(experiment["name"])
+    # Of `./file.py:Rule`, Rule.
+    rule = part_name(experiment.get("rule", "fedavg")).rpartition(":")[2]
+    algorithm = part_name(experiment.get("algorithm", "averaging")).rpartition(":")[2]
+    if algorithm == "averaging":
+        return rule
+    return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
 
 
 def parse(values: Mapping[str, object]) -> Tree:
@@ -306,17 +313,17 @@ def parse(values: Mapping[str, object]) -> Tree:
         if tree.get(key) is not None:
             tree[key] = _parts(tree[key]) if KINDS[kind].several else _table(tree[key])
     dataset = tree.get("dataset")
-    if not isinstance(dataset, Mapping):
+    if not isinstance(dataset, Mapping) or not dataset.keys() & set(LIFTED):
         return tree
+    own = dict(dataset)
     for key in LIFTED:
-        if dataset.get(key) is None:
+        value = own.pop(key, None)
+        if value is None:
             continue
         if tree.get(key) is not None:
             raise ConfigError(f"{key} is given twice, as {key} and as dataset.{key}: keep one")
-        tree[key] = _table(dataset[key]) if key in PARTS else dataset[key]
-    if any(key in dataset for key in LIFTED):
-        tree["dataset"] = {key: value for key, value in dataset.items() if key not in LIFTED}
-    return tree
+        tree[key] = _table(value) if key in PARTS else value
+    return tree | {"dataset": own}
 
 
 def _table(part: object) -> object:
@@ -335,14 +342,12 @@ def _parts(parts: object) -> object:
 
 def _check_names(tree: Tree) -> None:
     """Raise ConfigError for an unknown key or name, before anything slow is imported."""
-    known = [*RunSettings.model_fields, *PARTS]
-    for key, value in tree.items():
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise ConfigError(f"an experiment has no key {key!r}: {hint}")
-        name = value.get("name") if key in PARTS and isinstance(value, Mapping) else None
+    _check_keys(tree, [*RunSettings.model_fields, *PARTS])
+    for key, kind in PARTS.items():
+        part = tree.get(key)
+        name = part.get("name") if isinstance(part, Mapping) else None
         if isinstance(name, str) and ":" not in name:
-            catalog.find(PARTS[key], name)
+            catalog.find(kind, name)
 
 
 def _with_seed(tree: Tree) -> Tree:
@@ -394,12 +399,11 @@ def suffix(changes: Iterable[str]) -> str:
     >>> suffix(["rule=term", "client.lr=0.2", "rounds=50"]), suffix(["rule=term(t=2)"])
     ('-client.lr=0.2', '-rule=term_t=2_')
     """
-    words = []
+    name = ""
     for text in changes:
         key, _, value = text.partition("=")
         if key.strip() not in IN_NAME or "(" in value:
-            words.append(file_name(text))
-    name = "".join(f"-{word}" for word in words)
+            name += f"-{file_name(text)}"
     if len(name) <= LONGEST_SUFFIX:
         return name
     return f"{name[:LONGEST_SUFFIX]}-{digest(name.encode())[:8]}"

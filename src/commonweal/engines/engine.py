@@ -16,7 +16,23 @@ from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.uses import Uses
 
-__all__ = ["Engine", "LocalEngine"]
+__all__ = ["Engine", "LocalEngine", "sample_parts"]
+
+
+def sample_parts(algorithm: Algorithm, has_validation: bool) -> dict[str, str]:
+    """Which parts of the clients' samples a group of clients gets, by the names of `Group`.
+
+    Args:
+        algorithm: Its client method may hold out samples to decide by.
+        has_validation: Whether the run has validation samples.
+    """
+    holds_out = None if algorithm.client is None else algorithm.client.holds_out
+    if holds_out == "training":
+        parts = {"rows": "kept", "validation": "held", "everything": "train"}
+        return parts | ({"reserved": "validation"} if has_validation else {})
+    if holds_out == "validation" and has_validation:
+        return {"rows": "train", "validation": "validation", "everything": "everything"}
+    return {"rows": "train"}
 
 
 class Engine:

@@ -24,8 +24,9 @@ from torch import Tensor
 
 import commonweal
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
-from commonweal.base import errors, randomness
+from commonweal.base import errors
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RankError
+from commonweal.base.files import digest
 from commonweal.base.plain import Table
 from commonweal.base.tensors import State, Tensors, flatten, move, select, unflatten
 from commonweal.data.federation import Federation
@@ -150,8 +151,8 @@ class Ranks(Simulator):
         return {
             "host": socket.gethostname(),
             "samples": self.digest(),
-            "initial parameters": randomness.digest(algorithm.task.initial.numpy().tobytes()),
-            "settings": randomness.digest(text.encode()),
+            "initial parameters": digest(algorithm.task.initial.numpy().tobytes(), size=8),
+            "settings": digest(text.encode(), size=8),
             "commonweal": commonweal.__version__,
             "torch": torch.__version__,
         }
@@ -292,8 +293,11 @@ class Ranks(Simulator):
             raise failure
 
     def _states_of(self, clients: Tensor) -> Tensors:
-        known = [client for client in clients.tolist() if client in self.states]
-        return flatten({str(client): self.states[client].saved() for client in known})
+        states = {}
+        for client in clients.tolist():
+            if client in self.states:
+                states[str(client)] = self.states[client].saved()
+        return flatten(states)
 
     def _failure(self, rank: int, header: Table) -> CommonwealError:
         """The error that another rank met."""

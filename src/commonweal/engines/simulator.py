@@ -22,7 +22,7 @@ from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.data.samples import Inputs, sampled
 from commonweal.engines._workers import Answer, Workers, answer
-from commonweal.engines.engine import LocalEngine
+from commonweal.engines.engine import LocalEngine, sample_parts
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
 from commonweal.training import scores
@@ -167,15 +167,7 @@ class Simulator(LocalEngine):
 
     def _rows(self, algorithm: Algorithm) -> dict[str, Rows]:
         """The samples that clients train on, and those that a method holds out from them."""
-        client = algorithm.client
-        parts = {"rows": "train"}
-        validates = self.federation.validation is not None
-        if client is not None and client.holds_out == "validation" and validates:
-            parts |= {"validation": "validation", "everything": "everything"}
-        elif client is not None and client.holds_out == "training":
-            parts = {"rows": "kept", "validation": "held", "everything": "train"}
-            if validates:
-                parts["reserved"] = "validation"
+        parts = sample_parts(algorithm, self.federation.validation is not None)
         return {name: self._on_device(part) for name, part in parts.items()}
 
     def _inner(self) -> Federation:
@@ -242,13 +234,11 @@ class Simulator(LocalEngine):
             most = max(1, self.chunk // algorithm.client_task.size)
             sizes = self.population.sizes[clients]
             positions = torch.argsort(sizes, descending=True, stable=True)
-        elif mode == "chunked" and not self._holds_replies_only(algorithm):
+        elif mode == "chunked" and (
+            self.device.type != "cpu" or not self._is_stateless(algorithm)
+        ):  # others hold nothing but replies, which several groups would copy
             most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
         return (group.sort().values for group in torch.split(positions, most))
-
-    def _holds_replies_only(self, algorithm: Algorithm) -> bool:
-        """Whether a group holds nothing but its replies, which several groups would copy."""
-        return self.device.type == "cpu" and self._is_stateless(algorithm)
 
     # Evaluation
 
@@ -366,8 +356,7 @@ class Simulator(LocalEngine):
         words = [self.federation.loss, *self.federation.names]
         if self.federation.train.transform is not None:
             words.append(identity(self.federation.train.transform))
-        names = "\0".join(words)
-        digest = hashlib.blake2b(names.encode(), digest_size=8)
+        digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8)
         for part in (self.federation.train, self.federation.test):
             for tensor in (*sampled(part.inputs), part.y, part.offsets):
                 digest.update(tensor.contiguous().numpy().tobytes())

@@ -22,6 +22,7 @@ from commonweal.clients._local_model import hold_out
 from commonweal.data.federation import Federation, Rows
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.engines.engine import sample_parts
 from commonweal.flower.own_table import TableSchema, check_table, goal_of, merged
 from commonweal.flower.reports import parsed, to_settings
 from commonweal.record.client_states import StateFiles
@@ -238,18 +239,16 @@ class NodeClient:
             "kept": inner.train,
             "held": inner.validation,
         }
-        return {name: rows.client(self.number) for name, rows in parts.items() if rows is not None}
+        own = {}
+        for name, rows in parts.items():
+            if rows is not None:
+                own[name] = rows.client(self.number)
+        return own
 
     def _samples(self, algorithm: Algorithm) -> dict[str, Rows]:
         """The samples to train on, and those that a method holds out, as in the simulator."""
-        places = {"rows": "train"}
-        client = algorithm.client
-        if client is not None and client.holds_out == "validation":
-            places |= {"validation": "validation", "everything": "everything"}
-        elif client is not None and client.holds_out == "training":
-            places = {"rows": "kept", "validation": "held", "everything": "train"}
-            places["reserved"] = "validation"
-        return {place: self._parts[part] for place, part in places.items() if part in self._parts}
+        parts = sample_parts(algorithm, "validation" in self._parts)
+        return {name: self._parts[part] for name, part in parts.items()}
 
     # Requests
 

@@ -15,6 +15,7 @@ from commonweal.algorithms.algorithm import Algorithm, Request, Sample
 from commonweal.base import randomness
 from commonweal.base.arguments import expect
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, did_you_mean
+from commonweal.base.files import digest
 from commonweal.base.memory import check_memory
 from commonweal.base.tensors import State
 from commonweal.channels.channel import Channel
@@ -609,4 +610,4 @@ def _module_digest(task: Task) -> str:
     frozen = [p.detach() for p in task.module.parameters() if not p.requires_grad]
     values = [task.initial, *frozen]
     content = b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)
-    return randomness.digest("\0".join(words).encode(), content)
+    return digest("\0".join(words).encode(), content, size=8)

@@ -5,7 +5,7 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -22,7 +22,7 @@ from commonweal.base.files import read_plain
 from commonweal.base.frames import frame
 from commonweal.base.tensors import Tensors
 from commonweal.config import catalog
-from commonweal.config.experiment import renamed
+from commonweal.config.experiment import part_name, renamed, title_of
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.artifacts import MODEL, read_model, read_preprocessing, read_samples
 from commonweal.record.columns import Array
@@ -106,7 +106,7 @@ class Outline:
 
     def part(self, key: str, default: str = "") -> str:
         """The name of a part of the experiment, such as its `rule`."""
-        return _name(self.experiment.get(key, default))
+        return part_name(self.experiment.get(key, default))
 
     @property
     def is_public_part(self) -> bool:
@@ -146,21 +146,6 @@ def _small_files(folder: Path) -> tuple[dict[str, Any], RunFacts]:
 @lru_cache(maxsize=1 << 13)  # a list of runs reads the same files again and again
 def _parse(text: str) -> dict[str, Any]:
     return renamed(tomllib.loads(text))
-
-
-def _name(part: object) -> str:
-    return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part)
-
-
-def title_of(experiment: Mapping[str, object]) -> str:
-    """The name of an experiment, or else its rule, after an algorithm other than averaging."""
-    if experiment.get("name"):
-        return str(experiment["name"])
-    rule = _name(experiment.get("rule", "fedavg")).rpartition(":")[2]  # of file.py:Rule, Rule
-    algorithm = _name(experiment.get("algorithm", "averaging"))
-    if algorithm == "averaging":
-        return rule
-    return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
 
 
 @dataclass(frozen=True)
@@ -326,19 +311,22 @@ class Record(Outline):
         a round has no such column.
         """
         parts: list[dict[str, Array]] = []
+        names: dict[str, None] = {}  # of all columns, in the order in which they appear
         for stored in self.evaluated:
             table = self.table(stored, "test")
             if table is not None:
                 numbers = np.full(len(table.names), stored.number)
-                line = {"round": numbers, "client": np.array(table.names, object)}
-                values = {name: column.numpy() for name, column in table.columns().items()}
-                parts.append(line | values)
-        columns: dict[str, list[Array]] = {name: [] for part in parts for name in part}
-        for part in parts:
-            missing = np.full(len(part["round"]), np.nan)
-            for name, values_by_round in columns.items():
-                values_by_round.append(part.get(name, missing))
-        return frame({name: np.concatenate(values) for name, values in columns.items()})
+                part: dict[str, Array] = {"round": numbers}
+                part["client"] = np.array(table.names, object)
+                for name, column in table.columns().items():
+                    part[name] = column.numpy()
+                names |= dict.fromkeys(part)
+                parts.append(part)
+        columns = {}
+        for name in names:
+            values = [part.get(name, np.full(len(part["round"]), np.nan)) for part in parts]
+            columns[name] = np.concatenate(values)
+        return frame(columns)
 
     # Models
 
@@ -405,7 +393,7 @@ class Record(Outline):
     def raw_module(self, trust: bool = False) -> nn.Module:
         """The final model as the module that was trained."""
         part = self.experiment.get("model", {})
-        if _name(part) == "given":
+        if part_name(part) == "given":
             raise RunError(
                 f"{str(self.folder)!r} is a run of your own module: give it, record.module(own)"
             )
@@ -427,8 +415,10 @@ class Record(Outline):
 def final_tables(folder: Path) -> dict[str, bytes]:
     """The last evaluation of a run as CSV files, by name."""
     record = Record.sample(folder, 2)  # with the last one: a long run is not held in memory
-    tables = {}
-    if record.evaluated:
-        tables["clients.csv"] = record.table(record.evaluated[-1], "test")
-        tables["unseen.csv"] = record.table(record.evaluated[-1], "unseen")
-    return {name: table.csv() for name, table in tables.items() if table is not None}
+    files = {}
+    parts: dict[str, Part] = {"clients.csv": "test", "unseen.csv": "unseen"}
+    for name, part in parts.items():
+        table = record.table(record.evaluated[-1], part) if record.evaluated else None
+        if table is not None:
+            files[name] = table.csv()
+    return files

@@ -138,7 +138,7 @@ def test_a_larger_loss_never_lowers_a_clients_weight(case: Case) -> None:
     """Also for mixing rules without a response, of which the contract does not ask it."""
     rule = rule_of(case)
     if rule.mixing and response_rises(rule) is not False:
-        assert falling_weight(rule, 6, seed=0) is None
+        assert falling_weight(rule, 6, 0) is None
 
 
 def test_the_inverted_response_of_the_authors_lowers_weights() -> None:
@@ -395,7 +395,7 @@ def test_every_check_is_seen_to_fail() -> None:
 
 @pytest.mark.parametrize(("name", "rule", "words"), BROKEN)
 def test_a_broken_rule_fails_the_check(name: str, rule: Rule, words: str) -> None:
-    problem = find_problem(RULE_CHECKS[name], rule, 6, seed=0)
+    problem = find_problem(RULE_CHECKS[name], rule, 6, 0)
     assert problem is not None
     assert words in problem
     with pytest.raises(ConfigError, match=rf"rule {type(rule).__name__} fails the check '"):

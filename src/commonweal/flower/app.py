@@ -1,7 +1,8 @@
 """A Commonweal experiment as the ServerApp and the ClientApp of a Flower app."""
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -183,7 +184,7 @@ def _own_file(experiment: Experiment, config: Config) -> Opened:
         return NodeClient(federation, table.name, experiment.seed, _states(config))
 
     samples = table.training_rows(experiment.validation)
-    return Schema(table.name, samples, table=table.describe().text()), client
+    return Schema(table.name, samples, table=json.dumps(asdict(table.describe()))), client
 
 
 def _name(federation: Federation, config: Config) -> str:

@@ -73,23 +73,26 @@ class Schema:
 
 def agreed(clients: Sequence[Schema]) -> Preprocessing | None:
     """How clients with own files prepare them; None where they have none."""
-    with_table = [client for client in clients if client.table]
-    if not with_table:
-        return None
-    if len(with_table) < len(clients):
-        without = next(client.name for client in clients if not client.table)
+    tables = {}
+    without = ""
+    for client in clients:
+        if client.table:
+            tables[client.name] = parsed(TableSchema, client.table)
+        else:
+            without = client.name
+    if tables and without:
         raise DataError(
-            f"{with_table[0].name!r} has its own file, but {without!r} has none: give each node "
+            f"{next(iter(tables))!r} has its own file, but {without!r} has none: give each node "
             "data= in its --node-config, or none of them"
         )
-    return merged({client.name: TableSchema.read(client.table) for client in clients})
+    return merged(tables) if tables else None
 
 
 def fits(client: Schema, common: Preprocessing | None) -> Schema:
     """A client with what follows from a preprocessing. Raises DataError where it does not fit."""
     if common is None or not client.table:
         return client
-    check_table(common, TableSchema.read(client.table))
+    check_table(common, parsed(TableSchema, client.table))
     goal = goal_of(common)
     target = (common.target["mean"], common.target["deviation"]) if common.target else ()
     shape = (len(common.features),)

@@ -5,10 +5,9 @@ preprocessing, by which every client prepares its own rows.
 """
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -26,14 +25,13 @@ from commonweal.datasets._fit import make_features
 from commonweal.datasets._table_files import read_batches, separator_in
 from commonweal.datasets._tables import Names, Roles, Table, names_in
 from commonweal.datasets.table import CLASSES, Task, open_table, read_labels, table
-from commonweal.flower.reports import parsed
 
 __all__ = ["OwnTable", "TableOptions", "TableSchema", "check_table", "goal_of", "merged"]
 
 SENT = 1000  # categories of a column, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}
-REMEDIES = ("correct the file", "write dates as 2026-11-16")
 Sums = tuple[int, int, float, float]  # of numbers: count, gaps, total, total of squares
+NOTHING = Summary(0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class LabelSchema:
     name: str
     becomes: str
     words: tuple[str, str]
-    classes: tuple[str, ...] | None  # by name; None: too many for classes
+    classes: tuple[str, ...] | None  # by name; None: the labels are values
     sums: Sums | None = None
 
 
@@ -74,15 +72,6 @@ class TableSchema:
     task: str
     encoding: str
     separator: str
-
-    def text(self) -> str:
-        """As JSON, for messages."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> "TableSchema":
-        """Invert `text`. Raises DataError where it is not a schema."""
-        return parsed(cls, text)
 
 
 @dataclass(frozen=True)
@@ -214,15 +203,11 @@ class OwnTable:
 
     def _describe_label(self, rows: np.ndarray) -> LabelSchema:
         column = self.contents.column(self.contents.label)
-        schema = LabelSchema(column.name, column.becomes, column.words, None)
-        if column.becomes != "number":
-            return replace(schema, classes=tuple(self.labels[1]))
-        values = self.contents.numbers(column.name)
-        different = np.unique(values[self.rows])
-        whole = bool((different == np.round(different)).all())
-        few = whole and (len(different) <= CLASSES or self.options.task == "classes")
-        names = tuple(f"{value:.0f}" for value in different.tolist()) if few else None
-        return replace(schema, classes=names, sums=_sums(values[rows]))
+        sums = None
+        if column.becomes == "number":
+            sums = _sums(self.contents.numbers(column.name)[rows])
+        classes = self.labels[1] or None
+        return LabelSchema(column.name, column.becomes, column.words, classes, sums)
 
     def prepared(self, agreed: Preprocessing) -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
@@ -297,12 +282,9 @@ def merged(tables: Mapping[str, TableSchema]) -> Preprocessing:
     for name in first.columns:
         by_client = {client: tables[client].columns[name] for client in clients}
         columns.append(_fitted(name, by_client, first))
-    if not any(column.becomes != "nothing" for column in columns):
-        left_out = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
-        raise DataError(f"no column is left to learn from ({left_out})")
     labels = {client: tables[client].label for client in clients}
     classes = _class_names(labels, first.task)
-    return Preprocessing(
+    preprocessing = Preprocessing(
         columns=tuple(columns),
         label=first.label.name,
         class_names=classes,
@@ -311,6 +293,10 @@ def merged(tables: Mapping[str, TableSchema]) -> Preprocessing:
         statistics="federated",
         target={} if classes else _target(labels),
     )
+    if not preprocessing.used:
+        left_out = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
+        raise DataError(f"no column is left to learn from ({left_out})")
+    return preprocessing
 
 
 def check_columns(first: str, expected: TableSchema, name: str, given: TableSchema) -> None:
@@ -353,22 +339,25 @@ def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSche
     if not filled:
         return Column(name, "nothing", why="no training row has a value")
     _check_same(name, {client: schema.column.becomes for client, schema in filled.items()})
-    _check_same(name, {client: schema.column.order for client, schema in filled.items()}, 1)
+    orders = {client: schema.column.order for client, schema in filled.items()}
+    _check_same(name, orders, "write dates as 2026-11-16")
     first = next(iter(filled.values())).column
     column = Column(
         name, first.becomes, decimal=first.decimal, words=first.words, order=first.order
     )
+    total: Counter[str] = Counter()
+    whole = NOTHING
+    gaps = 0  # of clients that describe categories
+    for schema in by_client.values():
+        total.update(schema.categories)
+        gaps += schema.gaps
+        if schema.sums is not None:
+            whole += Summary(*schema.sums)
     if column.becomes == "text":
-        total: Counter[str] = Counter()
-        for schema in filled.values():
-            total.update(schema.categories)
-        gaps = sum(schema.gaps for schema in by_client.values())
         categories = sorted(total)
-        counts = np.array([*(total[category] for category in categories), gaps])
+        counts = np.array([*map(total.__getitem__, categories), gaps])
         return fit_text(column, counts, categories, options.levels)
-    whole = _sum_of([schema.sums for schema in filled.values()])
-    empty = sum(schema.gaps for schema in by_client.values() if schema.empty)
-    whole = replace(whole, gaps=whole.gaps + empty)
+    whole = replace(whole, gaps=whole.gaps + gaps)
     # The median would take further queries: the mean follows from the sums.
     middle = whole.mean
     if column.becomes == "boolean":
@@ -376,11 +365,7 @@ def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSche
     return fit_sums(column, whole, middle, options.scale)
 
 
-def _sum_of(sums: Sequence[Sums | None]) -> Summary:
-    return sum((Summary(*known) for known in sums if known), Summary(0, 0, 0.0, 0.0))
-
-
-def _check_same(name: str, by_client: Mapping[str, str], remedy: int = 0) -> None:
+def _check_same(name: str, by_client: Mapping[str, str], remedy: str = "correct the file") -> None:
     """Raise DataError where a column holds one thing at a client and another at the next."""
     clients: dict[str, str] = {}  # what it holds -> one of the clients
     for client, kind in by_client.items():
@@ -389,7 +374,7 @@ def _check_same(name: str, by_client: Mapping[str, str], remedy: int = 0) -> Non
         (one, here), (other, there) = list(clients.items())[:2]
         raise DataError(
             f"column {name!r} holds {KINDS.get(one, one)} at {here!r}, but "
-            f"{KINDS.get(other, other)} at {there!r}: {REMEDIES[remedy]}, or leave it out with drop"
+            f"{KINDS.get(other, other)} at {there!r}: {remedy}, or leave it out with drop"
         )
 
 
@@ -397,7 +382,11 @@ def _class_names(labels: Mapping[str, LabelSchema], task: str) -> tuple[str, ...
     """The names of all classes in the order of one table of all rows; empty: regression."""
     first = next(iter(labels.values()))
     _check_same(first.name, {client: label.becomes for client, label in labels.items()})
-    every = dict.fromkeys(name for label in labels.values() for name in label.classes or ())
+    every: set[str] = set()
+    few = True  # numbers are few enough to be classes at all clients
+    for label in labels.values():
+        every.update(label.classes or ())
+        few = few and label.classes is not None
     if first.becomes == "text":
         return tuple(sorted(every))
     if first.becomes == "boolean":
@@ -405,14 +394,15 @@ def _class_names(labels: Mapping[str, LabelSchema], task: str) -> tuple[str, ...
         if len(words) > 1:
             raise DataError(f"the label holds different words: {sorted(words)}: use the same")
         return tuple(word for word in first.words if word in every)
-    few = all(label.classes is not None for label in labels.values()) and (
-        len(every) <= CLASSES or task == "classes"
-    )
-    return tuple(sorted(every, key=int)) if few and task != "values" else ()
+    few = few and task != "values" and (len(every) <= CLASSES or task == "classes")
+    return tuple(sorted(every, key=int)) if few else ()
 
 
 def _target(labels: Mapping[str, LabelSchema]) -> dict[str, float]:
-    whole = _sum_of([label.sums for label in labels.values()])
+    whole = NOTHING
+    for label in labels.values():
+        if label.sums is not None:
+            whole += Summary(*label.sums)
     if whole.deviation <= 1e-12 * abs(whole.mean):
         return {}
     return {"mean": whole.mean, "deviation": whole.deviation}

@@ -83,6 +83,7 @@ INTERNAL = {
     "base/files.py": {"OSError"},  # as reading a file raises it; who reads says what the file is
     "base/memory.py": {"kind"},  # a parameter: a class of the tree
     "base/tensors.py": {"ValueError"},  # a damaged checkpoint, caught by `read_checkpoint`
+    "base/typed.py": {"ValueError"},  # as parsers raise it: readers say which file it is
     "cli.py": {"Exit"},
     "config/catalog.py": {"ImportError"},
     "data/plain_table.py": {"ValueError"},  # exports carry a copy: it cannot import the tree

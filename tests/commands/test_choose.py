@@ -68,9 +68,7 @@ def test_it_prints_who_takes_what_and_why(command: Command, folder: Path) -> Non
     assert "commonweal predict runs TABLE --choice" in printed
 
 
-def test_models_are_those_of_all_samples_unless_no_refit(
-    command: Command, folder: Path
-) -> None:
+def test_models_are_those_of_all_samples_unless_no_refit(command: Command, folder: Path) -> None:
     """`proved` has too little evidence here: everybody keeps local training."""
     try:
         for option, run in (("", "alone/seed-0/refit"), ("--no-refit", "alone/seed-0")):

@@ -89,8 +89,8 @@ class LocalEngine(Engine):
         """Yield (ids, models (S, M, d) with weights (S, M)) of clients that have taken part.
 
         Args:
-            algorithm: of the run
-            own: from a client's state to the models that it uses
-            part: of the data; clients without samples in it are left out
+            algorithm: The run's algorithm.
+            own: From a client's state to the models that it uses.
+            part: Of the data; clients without samples in it are left out.
         """
         raise NotImplementedError

@@ -350,7 +350,7 @@ class Ranks(Simulator):
         return flatten({"reply": replies.values, "state": self._lent.changed})
 
     def _evaluate_passes(self, task: Task, w: Tensor, part: str, mine: Tensor) -> Tensors:
-        """The losses and statistics of the samples of some forward passes."""
+        """The losses and statistics of this rank's forward passes."""
         rows = self._on_device(part)
         chosen = list(compress(passes(task, rows), mine.tolist()))
         losses, stats = evaluate_rows(task, w, rows, parts=chosen)

@@ -140,7 +140,8 @@ class Simulator(LocalEngine):
         groups = (self._group(algorithm, request, positions) for positions in parts)
         answers = self._answers(algorithm, request, groups, len(parts))
         for positions, (replies, states) in zip(parts, answers, strict=True):
-            self._keep(request.clients[positions], states, int(request.message["round"]))
+            for k, client in enumerate(request.clients[positions].tolist() if states else ()):
+                self.states.put(client, states.row(k), int(request.message["round"]))
             if len(parts) == 1:
                 return Replies(request.clients, replies)
             for name, value in replies.items():
@@ -199,11 +200,6 @@ class Simulator(LocalEngine):
         one_by_one = self.decision(algorithm)[0] == "loop"
         # Random numbers inside a module come from one generator for all threads.
         return one_by_one and not algorithm.client_task.draws_inside(self.federation.train.inputs)
-
-    def _keep(self, ids: Tensor, states: ClientState, round: int) -> None:
-        """Keep the states of clients after a round."""
-        for k, client in enumerate(ids.tolist() if states else []):
-            self.states.put(client, states.row(k), round)
 
     def _states(self, algorithm: Algorithm, ids: Tensor) -> ClientState:
         if self._is_stateless(algorithm) and len(self.states) == 0:
@@ -290,13 +286,8 @@ class Simulator(LocalEngine):
     def _model_groups(
         self, algorithm: Algorithm, part: str, clients: Iterable[int], times: int = 1
     ) -> tuple[Tensor, ...]:
-        """Those of the clients that have samples, in groups whose models fit into memory.
-
-        Args:
-            algorithm: of the run
-            part: of the data
-            clients: ids
-            times: groups so many times as large
+        """Those of the clients that have samples, in groups whose models fit into memory `times`
+        times.
         """
         sizes = self._part(part).sizes
         ids = torch.tensor([client for client in clients if sizes[client] > 0], dtype=torch.int64)

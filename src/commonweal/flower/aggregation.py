@@ -34,13 +34,7 @@ Named = str | Mapping[str, object]  # a part's name, or a table with its name an
 
 
 class Aggregation:
-    """The server's model, with the states of the rule and of the server optimizer.
-
-    Args:
-        layout: Of the model's arrays.
-        algorithm: Rule, server optimizer and channels; its clients are the app's own.
-        clients: How many clients are known at the start.
-    """
+    """The server's model, with the states of the rule and of the server optimizer."""
 
     def __init__(self, layout: Layout, algorithm: Averaging, clients: int) -> None:
         self.layout = layout
@@ -162,13 +156,7 @@ def dominance(outcome: Outcome, reports: Sequence[Report]) -> tuple[str, ...]:
 def overshoot(
     rule: Rule, before: Mapping[int, float], losses: Mapping[int, float]
 ) -> tuple[str, ...]:
-    """A warning where losses rise by much, though the rule promises that every loss falls.
-
-    Args:
-        rule: The rule.
-        before: The losses of the last round, by client.
-        losses: Those of this round.
-    """
+    """A warning where losses, by client, rise by much though the rule promises that all fall."""
     both = losses.keys() & before.keys()
     now = last = 0.0
     for client in both:

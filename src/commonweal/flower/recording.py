@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,67 +41,49 @@ class Trained:
     public: dict[str, float]  # released numbers of a private round
 
 
-@dataclass
 class Recorder:
     """Collects the rounds of a run, and writes them where it has a folder.
 
     Args:
-        store: The run's folder; None: nothing is written.
+        out: The run's folder, by default a free one; None: nothing is written.
+        resume: Continue the run in it, by default the last one.
         score: The name of the score.
         higher_is_better: Whether higher scores are better.
+        private: The values of clients are written apart, and every round is saved at once: a
+            round that is run again would be a second release.
     """
 
-    store: Store | None
-    score: str
-    higher_is_better: bool
-    private: bool = False
-    history: list[RoundRecord] = field(default_factory=list)
-    unsaved: tuple[int, State] | None = None  # what the next checkpoint will hold
-    saved_at: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def at(
-        cls,
+    def __init__(
+        self,
         out: str | Path | None,
         resume: bool,
         score: str,
         higher_is_better: bool,
         private: bool = False,
-    ) -> "Recorder":
-        """A recorder for a folder, by default a free one; None: nothing is written.
-
-        With `private` the values of clients are written apart, and every round is saved at once:
-        a round that is run again would be a second release.
-        """
-        store = None
+    ) -> None:
+        self.resume = resume
+        self.score = score
+        self.higher_is_better = higher_is_better
+        self.private = private
+        self.history: list[RoundRecord] = []
+        self.unsaved: tuple[int, State] | None = None  # what the next checkpoint will hold
+        self.saved_at = time.monotonic()
+        self.store: Store | None = None
         if out is not None:
             folder = _folder(Path(out), resume)
-            store = Store(private_folder(folder) if private else folder)
-        return cls(store, score, higher_is_better, private)
+            self.store = Store(private_folder(folder) if private else folder)
 
-    def open(
-        self, experiment: str, facts: RunFacts, resume: bool, plans_rounds: bool
-    ) -> tuple[int, State]:
-        """Start or continue a run, which may get more rounds.
-
-        Args:
-            experiment: The text of the experiment.
-            facts: About the run.
-            resume: Whether to continue what is there.
-            plans_rounds: Whether rounds depend on how many there are: then none can be added.
-
-        Returns:
-            The last saved round (0: none), and the state after it.
-        """
+    def open(self, experiment: str, facts: RunFacts, plans_rounds: bool) -> tuple[int, State]:
+        """Start or continue a run: the last saved round (0: none), and the state after it."""
         if self.store is None:
             return 0, {}
         folder = self.store.folder
-        if not resume and (folder / "rounds.jsonl").exists():
+        if not self.resume and (folder / "rounds.jsonl").exists():
             raise RunError(
                 f"{str(folder)!r} holds a run already: continue it with resume=True, or choose "
                 "another out"
             )
-        last, saved = self.store.open(experiment, facts, resume, plans_rounds)
+        last, saved = self.store.open(experiment, facts, self.resume, plans_rounds)
         if last:
             self.store.remove_model()
         return last, saved
@@ -120,8 +102,8 @@ class Recorder:
             trained: What the round did.
             evaluated: What nodes reported of the model after it; empty: it was not evaluated.
             directory: The clients' names.
-            state: The server's.
-            seconds: That the evaluation took.
+            state: Of the server, for the checkpoint.
+            seconds: The time of the evaluation.
         """
         names = []
         missing = []

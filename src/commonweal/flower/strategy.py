@@ -210,7 +210,7 @@ class FairStrategy(Strategy):
         """Start a new run, and forget an earlier one of this strategy."""
         self._reader.per_cent = False
         score, higher = self._reader.score, self._reader.higher_is_better
-        self._recorder = Recorder.at(self.out, self.resume, score, higher, self.private is not None)
+        self._recorder = Recorder(self.out, self.resume, score, higher, self.private is not None)
         self._clients = Directory(self.bind_names)
         self._logged: set[str] = set()
         self._grid: Grid | None = None
@@ -328,8 +328,8 @@ class FairStrategy(Strategy):
         self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
         self._aggregation.receive(arrays)
         self._arrays = arrays
-        facts, planned = self._facts(layout), algorithm.plans_rounds
-        last, saved = self._recorder.open(self._text(), facts, self.resume, planned)
+        facts = self._facts(layout)
+        last, saved = self._recorder.open(self._text(), facts, algorithm.plans_rounds)
         if last == 0:
             return arrays
         self._offset = last

@@ -184,13 +184,9 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             self._remove_unsaved()
 
     def expect(self, expected: ClientState) -> None:
-        """Check the restored states: those in files when they are read, but for the first.
+        """Check that states are like one of this experiment, or raise RunError.
 
-        Args:
-            expected: a state of the experiment
-
-        Raises:
-            RunError: They are not of this experiment.
+        Those in files, but for the first, are checked when they are read.
         """
         self._expected = expected
         clients = list(self)

@@ -136,12 +136,7 @@ class Decided(TypedDict):
 
 
 def decided(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> Decided:
-    """What a round's record says of its outcome.
-
-    Args:
-        outcome: What the round did, by client id.
-        names: The clients' names, by id.
-    """
+    """What a round's record says of its outcome, by the clients' names."""
     weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
     return {
         "weights": {names[client]: weight for client, weight in weights},
@@ -152,12 +147,7 @@ def decided(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> Decid
 
 
 def round_columns(record: RoundRecord, numbers: Mapping[str, int]) -> Columns:
-    """The values of a round's clients as arrays, by the names that the module lists.
-
-    Args:
-        record: the round
-        numbers: the number of each client's name
-    """
+    """The values of a round's clients as arrays, by the names that the module lists."""
     columns: Columns = {
         "client": numbered(record.clients, numbers),
         "loss": np.array(record.losses, dtype=np.float64),
@@ -196,14 +186,9 @@ class ClientTable:
 
     @classmethod
     def parse(cls, names: Sequence[str], columns: Columns, score: str) -> "ClientTable":
-        """Build the table from its columns.
+        """Invert `columns`, where the main score has no name of its own.
 
         Raises KeyError where one is missing, and ValueError where numbers of rows are none.
-
-        Args:
-            names: of the clients
-            columns: as `columns` gives them
-            score: the name of the main score
         """
         tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
         sizes = tensors.pop("rows")

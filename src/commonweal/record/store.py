@@ -73,11 +73,7 @@ WHOLE = (
 
 
 class Store:
-    """The folder of a run that is being written.
-
-    Args:
-        folder: The run's folder.
-    """
+    """The folder of a run that is being written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -235,14 +231,7 @@ class Store:
         test: ClientTable | None = None,
         unseen: ClientTable | None = None,
     ) -> None:
-        """Write a round, and its timings.
-
-        Args:
-            record: the round
-            seconds: by what they were spent on
-            test: the evaluation on test samples
-            unseen: the evaluation of clients that are held out
-        """
+        """Write a round, its evaluations, and the seconds by what they were spent on."""
         tables: dict[str, ClientTable] = {}
         if test is not None:
             tables["test"] = test

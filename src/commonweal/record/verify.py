@@ -89,13 +89,7 @@ def first_lines(path: Path, most: int) -> list[bytes]:
 
 
 def damaged_rounds(folder: Path, checkpoint: Checkpoint, lines: Sequence[bytes]) -> list[str]:
-    """What is wrong with the rounds up to a checkpoint, and with the values of their clients.
-
-    Args:
-        folder: of the run
-        checkpoint: that the rounds led to
-        lines: of rounds.jsonl
-    """
+    """What is wrong with the rounds up to a checkpoint, and with the values of their clients."""
     name = repr(str(folder / ROUNDS))
     last = checkpoint.last
     if len(lines) < last:

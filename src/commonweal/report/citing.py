@@ -43,8 +43,11 @@ def bibtex(records: Iterable[Outline]) -> tuple[str, list[str]]:
     entries = references()
     cited = [entry for entry, parts in entries.items() if parts & used.keys()]
     known = OWN.union(*entries.values())
-    methods = [part for part in used if part.startswith(("rules:", "clients:"))]
-    missing = [part.partition(":")[2] for part in methods if part not in known]
+    missing = []
+    for part in used:
+        kind, _, name = part.partition(":")
+        if kind in ("rules", "clients") and part not in known:
+            missing.append(name)
     return "\n\n".join([OURS, *cited]) + "\n", missing
 
 

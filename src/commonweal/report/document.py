@@ -245,8 +245,13 @@ def experiment_text(record: Record) -> str:
 def _changed(first: Record, other: Record) -> str:
     before = flat(first.experiment)
     after = flat(other.experiment)
-    lines = [f"{key} = {value!r}" for key, value in after.items() if before.get(key) != value]
-    lines += [f"without {key}" for key in before if key not in after]
+    lines = []
+    for key, value in after.items():
+        if before.get(key) != value:
+            lines.append(f"{key} = {value!r}")
+    for key in before:
+        if key not in after:
+            lines.append(f"without {key}")
     return "\n".join(lines)
 
 

@@ -214,7 +214,8 @@ def _seconds_left(record: Record, last: int) -> float | None:
     """From the time of the last rounds; None where it is not known."""
     recent = []
     for line in record.timings(last=True)[-20:]:
-        recent.append(sum(seconds for phase, seconds in line.items() if phase != "round"))
+        line.pop("round", None)
+        recent.append(sum(line.values()))
     return (record.total - last) * float(np.mean(recent)) if recent else None
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "read_columns",
     "read_csv",
     "separator_of",
+    "stripped",
     "unit_of",
 ]
 
@@ -89,12 +90,14 @@ MONTHS = (  # how their names begin: in English, German, French, Spanish, Italia
 )
 CENTURY = 69  # two digits of a year from here on are of the 20th century, as in POSIX
 TIME = re.compile(
-    r"([T ](?P<hour>\d\d?):(?P<minute>\d\d)(:(?P<second>\d\d(\.\d+)?))?\s*(?P<half>[AaPp][Mm])?)?"
-    r"\s*(Z|UTC|(?P<zone>[-+]\d\d)(:?\d\d)?)?"
+    r"([T ](?P<hour>[01]?\d|2[0-4]):(?P<minute>[0-5]\d)(:(?P<second>[0-6]\d(\.\d+)?))?"
+    r"\s*(?P<half>[AaPp][Mm])?)?\s*(Z|UTC|(?P<zone>[-+](0\d|1[0-4]))(:?(?P<shift>[0-5]\d))?)?"
 )
+INVISIBLE = "\ufeff\u200b\u2060"  # byte order marks of joined files, and spaces of no width
 COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([. \u00a0\u202f]\d{3})+)(,\d+)?([eE][-+]?\d+)?")
 GROUPED_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([,' \u00a0\u202f]\d{3})+)(\.\d+)?")
 GROUPED = ".,"  # decimal points, and thousands that are set apart
+LARGEST = 1e30  # a feature: a model of float32 gives no numbers far beyond it
 FAR = 0.5  # of the training rows' range, by which a value may lie outside
 UNIT = re.compile(  # of a number in the same cell: 70.5 kg, 95 %, $1,234
     r"(?P<currency>[$€£¥]|[A-Z]{3}(?= ))?[-+ ]*\d[\d.,' \u00a0\u202f]*"
@@ -139,8 +142,13 @@ class Column:
 # Strings to numbers
 
 
+def stripped(text: str) -> str:
+    """A string without spaces and invisible characters at its ends."""
+    return text.strip().strip(INVISIBLE).strip()
+
+
 def is_missing(text: str) -> bool:
-    return text.strip() in MISSING
+    return stripped(text) in MISSING
 
 
 def _number(text: str) -> float:
@@ -204,6 +212,7 @@ def _seconds(time: re.Match[str]) -> float:
     if time["half"]:
         hours = hours % 12 + 12 * (time["half"].lower() == "pm")
     hours -= int(time["zone"] or 0)
+    minutes -= int(f"{(time['zone'] or '+')[0]}{time['shift'] or 0}")
     return 3600 * hours + 60 * minutes + float(time["second"] or 0)
 
 
@@ -237,7 +246,7 @@ def parser(column: Column) -> Parse:
         parse = _days(column.order)
     else:
         raise ValueError(f"column {column.name!r} is {column.becomes}, which has no numbers")
-    return lambda text: math.nan if is_missing(text) else parse(text.strip())
+    return lambda text: math.nan if is_missing(text) else parse(stripped(text))
 
 
 def _with_unit(column: Column) -> Parse:
@@ -287,9 +296,21 @@ def _values(column: Column, texts: Sequence[str]) -> np.ndarray:
 
 def _parsed(column: Column, texts: Sequence[str]) -> Iterable[float]:
     """The numbers of strings, in the training rows' notation or, if all fit it, in another."""
-    notation = notation_of(column, texts)
-    if notation is not None:
-        return map(parser(notation), texts)
+    if fits(column, texts):
+        return map(parser(column), texts)
+    readings = []
+    for notation in notations(column):
+        if fits(notation, texts):
+            readings.append(list(map(parser(notation), texts)))
+    for values in readings:
+        for text, one, other in zip(texts, readings[0], values, strict=True):
+            if one != other and not is_missing(text):
+                raise ValueError(
+                    f"column {column.name!r}: {text!r} can be read in two ways: write it as in the "
+                    "training rows"
+                )
+    if readings:
+        return readings[0]
     wrong = next(text for text in texts if not fits(column, [text]))
     raise ValueError(
         f"column {column.name!r}: {wrong!r} is not a {column.becomes}, but the training rows hold "
@@ -343,7 +364,7 @@ def level_positions(column: Column, texts: Sequence[str]) -> np.ndarray:
     unknown = position.get(OTHER, -1) if column.other else -1
     missing = position.get(GAP, unknown) if column.missing else unknown
     positions = []
-    for text in map(str.strip, texts):
+    for text in map(stripped, texts):
         level = text if text in position else plain_code(text)
         positions.append(missing if is_missing(text) else position.get(level, unknown))
     return np.array([*positions, missing], dtype=np.int64)
@@ -404,7 +425,8 @@ def prepare(columns: Sequence[Column], table: Mapping[str, Sequence[str]]) -> np
             f"columns are {', '.join(map(repr, table))}"
         )
     parts = [column_features(column, _values(column, table[column.name])) for column in used]
-    return np.concatenate(parts, 1).astype(np.float32)
+    features: np.ndarray = np.concatenate(parts, 1).clip(-LARGEST, LARGEST)
+    return features.astype(np.float32)
 
 
 # What predictions are listed with
@@ -449,7 +471,7 @@ def owners(
         return None
     rows = []
     for texts in zip(*map(table.__getitem__, names), strict=True):
-        rows.append("/".join(plain_code(text.strip()) for text in texts))
+        rows.append("/".join(map(plain_code, map(stripped, texts))))
     return rows
 
 
@@ -477,7 +499,7 @@ def separator_of(lines: Sequence[str]) -> str:
 
 def header_names(line: Sequence[str]) -> list[str]:
     """The names of a CSV's columns. Those without one are numbered."""
-    return [name.strip() or f"unnamed {number}" for number, name in enumerate(line, 1)]
+    return [stripped(name) or f"unnamed {number}" for number, name in enumerate(line, 1)]
 
 
 def read_csv(path: str, encoding: str = "utf-8") -> dict[str, list[str]]:
@@ -497,8 +519,12 @@ def read_csv(path: str, encoding: str = "utf-8") -> dict[str, list[str]]:
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator_of(first))
     if names_separator(first[:1]):
         next(lines)
-    header = header_names(next(lines, []))
+    header = header_names(next(filter(None, lines), []))
+    if len(set(header)) < len(header):
+        raise ValueError(f"columns need different names, but these are {', '.join(header)}")
     rows = [row for row in lines if row]
+    if not rows:
+        raise ValueError("the table has no rows")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ValueError(f"row {number} has {len(row)} values for {len(header)} columns")

@@ -6,7 +6,7 @@ public file are used as they are, and say nothing about the clients.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
@@ -102,7 +102,7 @@ class Preprocessing:
         for column in self.used:
             texts = table.get(column.name, ())
             words = (*plain_table.MISSING, *column.missing_as)
-            missing = sum(text.strip() in words for text in texts)
+            missing = sum(plain_table.stripped(text) in words for text in texts)
             if missing:
                 gaps.append(f"{column.name} {missing}")
             notes += _doubts(column, texts)
@@ -142,17 +142,29 @@ def _fields(column: Column) -> dict[str, object]:
 
 def _doubts(column: Column, texts: Sequence[str]) -> list[str]:
     """Notes on the strings of a column that the training rows do not explain."""
-    stated = {text.strip() for text in texts if not plain_table.is_missing(text)}
+    stated = {plain_table.stripped(text) for text in texts if not plain_table.is_missing(text)}
     if column.becomes == "text":
         known = set(column.levels)
         new = {text for text in stated if not {text, plain_table.plain_code(text)} & known}
         where = f"category {OTHER!r}" if column.other else "none of the categories"
-        some = ", ".join(map(repr, sorted(new)[:3]))
+        some = _first(new)
         return [f"{column.name}: {some} not in the training rows, taken as {where}"] if new else []
+    notes = []
     notation = plain_table.notation_of(column, sorted(stated))
-    if notation in (None, column):
-        return []
-    return [f"{column.name}: {column.becomes}s are in another notation than in training, and read"]
+    if notation is not None and column.becomes == "number":
+        parse = plain_table.parser(notation)
+        endless = {text for text in stated - set(column.missing_as) if np.isnan(parse(text))}
+        if endless:
+            notes.append(f"{column.name}: {_first(endless)} has no finite value, taken as missing")
+    if notation not in (None, column):
+        kind = f"{column.becomes}s"
+        notes.append(f"{column.name}: {kind} are in another notation than in training, and read")
+    return notes
+
+
+def _first(texts: Collection[str]) -> str:
+    """The first strings, cut to a readable length."""
+    return ", ".join(repr(text[:60]) for text in sorted(texts)[:3])
 
 
 # Statistics of training rows
@@ -172,8 +184,10 @@ class Summary:
         known = values[~np.isnan(values)]
         if len(known) == 0:
             return cls(0, len(values), 0.0, 0.0)
-        centred = known - known.mean()
-        return cls(len(known), len(values) - len(known), known.sum(), float(centred @ centred))
+        with np.errstate(over="ignore", invalid="ignore"):
+            centred = known - known.mean()
+            squares = float(centred @ centred)
+            return cls(len(known), len(values) - len(known), float(known.sum()), squares)
 
     def __add__(self, other: "Summary") -> "Summary":
         count = self.count + other.count
@@ -218,6 +232,8 @@ def fit_sums(column: Column, whole: Summary, median: float, scale: bool) -> Colu
     """The column with the statistics of its training rows, where only their sums are known."""
     if whole.count == 0:
         return Column(column.name, "nothing", why="no training row has a value")
+    if not np.isfinite(whole.deviation):
+        return Column(column.name, "nothing", why="its numbers are too large")
     constant = whole.deviation <= 1e-9 * max(abs(whole.mean), 1e-300)
     if constant and whole.gaps == 0:
         return Column(column.name, "nothing", why="it is constant")

@@ -104,7 +104,8 @@ def make_features(table: Table, columns: Sequence[Column], rows: np.ndarray) -> 
     for begin in range(0, len(rows), CHUNK):
         chunk = rows[begin : begin + CHUNK]
         parts = [plain_table.column_features(c, _values(table, c, chunk)) for c in columns]
-        x[begin : begin + CHUNK] = np.concatenate(parts, 1)
+        with np.errstate(over="ignore"):  # the federation names the client of an infinite one
+            x[begin : begin + CHUNK] = np.concatenate(parts, 1)
     return torch.from_numpy(x)
 
 
@@ -163,6 +164,8 @@ def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[s
                 remark("dates whose day and month are ambiguous, write 2026-11-16", column, order)
         if column.becomes == "number" and column.decimal == ",":
             remark("decimal commas", column)
+            if table.profiles[column.name].ambiguous:
+                remark("commas that may set thousands apart, write 1234 or 1.234", column)
         if column.missing_as:
             remark("these count as missing", column, f" {', '.join(column.missing_as)}")
         if column.decimal == GROUPED:

@@ -1,10 +1,12 @@
 """Which rows of a table are used, and which of them are test rows."""
 
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from commonweal.base.errors import ConfigError, DataError
+from commonweal.data.plain_table import is_missing, is_number
 from commonweal.data.split import quota, some
 from commonweal.datasets._tables import Table
 
@@ -38,6 +40,7 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     notes = []
     if len(rows) < table.rows:
         notes.append(f"{table.rows - len(rows)} rows without a label or client are left out")
+    notes += _on_names(list(table.profiles))
     split = table.facts.roles.split
     tested, others = _tested(table, rows, fold) if split else ([], [])
     if split:
@@ -66,6 +69,14 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     if isinstance(mask, np.ndarray):
         mask = mask[chosen]
     return Parts(rows[chosen], names[used].tolist(), owner, mask, tuple(notes))
+
+
+def _on_names(names: list[str]) -> list[str]:
+    """A note where the first line seems to be a row, as names are numbers in no order."""
+    numbers = [float(name) for name in names if is_number(name) and not is_missing(name)]
+    if all(after - before == 1 for before, after in pairwise(numbers)) and len(numbers) != 1:
+        return []
+    return [f"columns are named {some(names)}: if this is a row, add a line of names above it"]
 
 
 def _test_rows(

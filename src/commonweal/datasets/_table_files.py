@@ -24,6 +24,12 @@ Batches = Callable[[], Iterator[Batch]]
 BLOCK = 1 << 24  # bytes of a CSV that are read at once
 FIRST_BYTES = 1 << 16  # from which a CSV's separator and header are taken
 LONGEST_HEADER = 1 << 24
+OTHER_FORMATS = {  # how files begin that are no CSV -> what to do
+    b"\x1f\x8b": "is compressed: name it .csv.gz",
+    b"PK\x03\x04": "is a zip archive or an Excel workbook: save the table as CSV",
+    b"\xd0\xcf\x11\xe0": "is an Excel workbook: save the table as CSV",
+    b"PAR1": "is a Parquet file: name it .parquet",
+}
 CODE_PAGES = ("latin-1", "cp1252", "cp1250")  # the likeliest first
 LARGEST = 2**53  # a whole number that float64 holds exactly, as all below it
 ROWS = 100_000  # of a Parquet file that are read at once
@@ -48,6 +54,11 @@ def _check_file(path: Path) -> None:
     if stat.S_ISDIR(mode):
         raise DataError(
             f"{str(path)!r} is a folder, not a table: dataset 'folder' reads a folder per client"
+        )
+    if path.suffix == ".npz":
+        raise DataError(
+            f"{str(path)!r} holds arrays, not columns: write the experiment yourself, with dataset "
+            "'table'"
         )
     if not stat.S_ISREG(mode):
         raise DataError(
@@ -82,7 +93,10 @@ def _first_lines(path: Path, encoding: str) -> list[str]:
 
 
 def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
-    """Raise EncodingError for UTF-16 that is read as something else, and for NUL bytes."""
+    """Raise EncodingError for UTF-16 that is read as something else, and for other formats."""
+    for beginning, problem in OTHER_FORMATS.items():
+        if start.startswith(beginning):
+            raise DataError(f"{str(path)!r} {problem}")
     if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         return
     wide = _guess_wide(start)
@@ -100,11 +114,13 @@ def _check_bytes(path: Path, start: bytes, encoding: str) -> None:
 
 def _guess_wide(start: bytes) -> str:
     """The encoding of a text with two bytes per letter; empty: it has none."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     pairs = len(start) // 2
     even, odd = start[: 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
-    if 4 * max(even, odd) < 3 * pairs or pairs < 2:
+    if 4 * max(even, odd) < 3 * pairs or 4 * min(even, odd) > pairs or pairs < 2:
         return ""
     return "utf-16-be" if even > odd else "utf-16-le"
 
@@ -143,8 +159,9 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
         if separator == "auto":
             separator = plain_table.separator_of(lines)
         skipped = int(plain_table.names_separator(lines[:1]))
-        header = next(csv.reader(lines[skipped:], delimiter=separator), [])
-        names = _header(path, header)
+        header = next(filter(None, csv.reader(lines[skipped:], delimiter=separator)), [])
+        _check_line(path, header)
+        names = _unique_names(path, header)
         with arrow_csv.open_csv(
             path,
             arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding, skip_rows=skipped),
@@ -179,7 +196,7 @@ def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> tuple
         where = f"row {width[2]}" if width[2] else "a row"
         problem = (
             f"{file}, {where}: {width[4]} values for {width[3]} columns (separator "
-            f"{separator!r}): {width[5][:60]!r}"
+            f"{separator!r}): {width[5][:60]!r}; correct its quotes and separators"
         )
         return problem, None
     byte = _wrong_byte(path, encoding)
@@ -208,18 +225,23 @@ def _wrong_byte(path: Path, encoding: str) -> int | None:
     return None
 
 
-def _header(path: Path, line: Sequence[str]) -> list[str]:
+def _check_line(path: Path, line: Sequence[str]) -> None:
+    if not line:
+        raise DataError(f"{str(path)!r} is empty: it needs a first line of different column names")
     if 2 * sum(not name.strip() for name in line) > len(line):
         raise DataError(
             f"{str(path)!r} begins with {' '.join(line).strip()!r}, which is no line of column "
             "names: delete the lines above them"
         )
+
+
+def _unique_names(path: Path, line: Sequence[str]) -> list[str]:
     names = plain_table.header_names(line)
     twice = repeated(names)
-    if twice or not names:
-        problem = f"two columns are called {twice[0]!r}" if twice else "it is empty"
+    if twice:
         raise DataError(
-            f"{str(path)!r} needs a first line of different column names, but {problem}: rename one"
+            f"{str(path)!r} needs different column names, but two columns are called {twice[0]!r}: "
+            "rename one"
         )
     return names
 
@@ -230,10 +252,11 @@ def _read_parquet(path: Path) -> Iterator[Batch]:
 
     try:
         with parquet.ParquetFile(path) as file:
+            names = _unique_names(path, file.schema_arrow.names)
             for batch in file.iter_batches(ROWS):
                 if batch.num_rows:
-                    names = batch.schema.names
-                    yield {name: _plain_array(name, batch.column(name)) for name in names}
+                    columns = map(_plain_array, names, batch.columns)
+                    yield dict(zip(names, columns, strict=True))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from None
 

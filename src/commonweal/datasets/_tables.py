@@ -131,7 +131,10 @@ def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
     import pyarrow
 
     coded = values.cast(pyarrow.string()).dictionary_encode()
-    texts = list(map(str.strip, coded.dictionary.to_pylist()))
+    texts = list(map(plain_table.stripped, coded.dictionary.to_pylist()))
+    damaged = next((text for text in texts if "\0" in text), None)
+    if damaged is not None:
+        raise DataError(f"the table has NUL bytes, as in {damaged[:60]!r}: the file is damaged")
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     gaps = np.flatnonzero(list(map(plain_table.is_missing, texts)))
     if len(gaps):
@@ -147,7 +150,7 @@ class Profile:
     rows: int
     gaps: int  # rows without a value
     whole: bool  # all numbers are whole
-    ambiguous: bool  # dates may be read day first or month first
+    ambiguous: bool  # dates day first or month first; commas before decimals or thousands
     different: int  # values in the first batch
     first_rows: int  # rows of the first batch
     numbers_rows: bool = False  # 0, 1, 2, ... in any order, or in a long table from another number
@@ -184,6 +187,8 @@ class _Scan:
         self.first_rows = 0
         self.low, self.high = np.inf, -np.inf
         self.is_day = True  # numbers such as 20260131
+        self.has_comma = False  # strings with a comma, and without
+        self.has_none = False
 
     def add(self, values: "pyarrow.Array") -> None:
         first = self.rows == 0
@@ -213,8 +218,8 @@ class _Scan:
 
     def _measure(self, numbers: np.ndarray) -> None:
         self.whole = self.whole and bool((numbers == np.round(numbers)).all())
-        self.low = min(self.low, numbers.min(initial=np.inf))
-        self.high = max(self.high, numbers.max(initial=-np.inf))
+        self.low = min(self.low, float(numbers.min(initial=np.inf)))
+        self.high = max(self.high, float(numbers.max(initial=-np.inf)))
 
     @property
     def _may_be_plain(self) -> bool:
@@ -227,6 +232,9 @@ class _Scan:
         known = list(dict.fromkeys(text for text in texts if not plain_table.is_missing(text)))
         self.gaps += int((codes < 0).sum()) - values.null_count
         self.is_day = False
+        with_comma = sum("," in text for text in known)
+        self.has_comma |= with_comma > 0
+        self.has_none |= with_comma < len(known)
         if first:
             units = Counter(map(plain_table.unit_of, known[:LEAST_NUMBERS]))
             unit = max(units, key=lambda name: units[name], default="")
@@ -252,7 +260,7 @@ class _Scan:
             self.rows,
             self.gaps,
             self.whole,
-            {"day-month-year", "month-day-year"} <= orders,
+            {"day-month-year", "month-day-year"} <= orders or self._may_group(column),
             self.different,
             self.first_rows,
             self.whole and each_differs and span == self.rows and long_enough,
@@ -265,8 +273,15 @@ class _Scan:
             return Column(self.name, "date", order="yearmonthday")
         for column in self.possible:
             if not column.missing_as or self.different > LEAST_NUMBERS + len(column.missing_as):
+                if self.has_none and self._may_group(column):
+                    column = replace(column, decimal=plain_table.GROUPED)  # 1,000 and 20
                 return replace(column, name=self.name)
         return Column(self.name, "text")
+
+    def _may_group(self, column: Column) -> bool:
+        """Whether decimal commas may be those of thousands: all are followed by three digits."""
+        grouped = replace(column, name="", decimal=plain_table.GROUPED)
+        return column.decimal == "," and self.has_comma and grouped in self.possible
 
 
 def _are_days(numbers: np.ndarray) -> bool:
@@ -316,6 +331,11 @@ def survey(batches: Batches) -> Survey:
             scans[name].add(values)
     if rows == 0:
         raise DataError("the table has no rows: check the file")
+    if len(scans) == 1:
+        raise DataError(
+            f"the table has one column, {next(iter(scans))[:60]!r}: it needs a label and features; "
+            "if another sign than , ; | or tab sets its columns apart, say separator = ..."
+        )
     return Survey(rows, {name: scan.profile() for name, scan in scans.items()})
 
 

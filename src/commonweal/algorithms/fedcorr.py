@@ -173,14 +173,17 @@ class FedCorr(Averaging):
         known = group.states.protocol  # "labels", and "losses" of the first stage
         labels = known["labels"][0] if known else rows.y
         rows = Rows(rows.x, labels, rows.offsets)
+        w = request.message["w"]
+        replies: Tensors = {}
         if request.purpose == "relabel" and "losses" in known:
-            level, labels = self.corrected(request.message["w"], rows, known["losses"][0])
+            level, labels = self.corrected(w, rows, known["losses"][0])
+            replies = {"level": level[None]}
+        elif request.purpose == "correct":
+            labels = self.relabelled(w, rows, torch.ones_like(labels).bool())
+            replies = {"size": rows.sizes}
+        if replies:
             protocol = known | {"labels": labels[None]}
-            return {"level": level[None]}, group.states._replace(protocol=protocol)
-        if request.purpose == "correct":
-            labels = self.relabelled(request.message["w"], rows, torch.ones_like(labels).bool())
-            protocol = known | {"labels": labels[None]}
-            return {"size": rows.sizes}, group.states._replace(protocol=protocol)
+            return replies, group.states._replace(protocol=protocol)
         alone = group._replace(ids=torch.tensor([0]), rows=rows)
         if "level" not in group.each:
             return super().answer(request, alone)

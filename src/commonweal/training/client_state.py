@@ -15,17 +15,11 @@ NO_MEMORY: dict[int, Tensors] = {}
 
 
 class ClientState(NamedTuple):
-    """A client's state, or those of a group of clients (S, ...).
+    """A client's state, or those of a group of clients (S, ...)."""
 
-    Attributes:
-        method: What the client method keeps, such as a personal model.
-        channels: The memories of the channels that have one, by their position.
-        protocol: What the algorithm itself keeps, such as corrected labels.
-    """
-
-    method: Tensors = NONE
-    channels: dict[int, Tensors] = NO_MEMORY
-    protocol: Tensors = NONE
+    method: Tensors = NONE  # what the client method keeps, such as a personal model
+    channels: dict[int, Tensors] = NO_MEMORY  # memories of channels, by their position
+    protocol: Tensors = NONE  # what the algorithm itself keeps, such as corrected labels
 
     def __bool__(self) -> bool:
         """Whether the client keeps anything."""

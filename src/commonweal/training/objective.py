@@ -189,29 +189,18 @@ class Objective(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Epochs of a round that train the same coordinates. Momentum starts at 0 in each phase.
+    """Epochs of a round that train the same coordinates. Momentum starts at 0 in each phase."""
 
-    Attributes:
-        epochs: Passes over the samples; a fraction in the last phase only.
-        trains: The mask (d,) of the coordinates that move. None: all of them.
-    """
-
-    epochs: float
-    trains: Tensor | None = None
+    epochs: float  # passes over the samples; a fraction in the last phase only
+    trains: Tensor | None = None  # the mask (d,) of the coordinates that move; None: all of them
 
 
 class Value(NamedTuple):
-    """An objective of one client on a batch.
+    """An objective of one client on a batch."""
 
-    Attributes:
-        total: What is minimised.
-        statistics: The new BatchNorm statistics by vector.
-        loss: The mean of the samples' losses at the first point; `total` where there is none.
-    """
-
-    total: Tensor
-    statistics: Tensors
-    loss: Tensor
+    total: Tensor  # what is minimised
+    statistics: Tensors  # the new BatchNorm statistics by vector
+    loss: Tensor  # the mean of the samples' losses at the first point; `total` without one
 
 
 def objective_value(task: Task, objective: Objective, vectors: Tensors, batch: Batch) -> Value:

@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = [
     "State",
     "Tensors",
+    "concatenate",
     "flatten",
     "is_finite",
     "merge",
@@ -68,6 +69,11 @@ def select(values: Tensors, index: Tensor | slice) -> Tensors:
 def stack(each: list[Tensors]) -> Tensors:
     """Stack the tensors of several clients: a leading client axis (S, ...)."""
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def concatenate(parts: list[Tensors]) -> Tensors:
+    """Join the tensors of groups of clients (S, ...) along their client axes."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def move(values: Tensors, device: torch.device | str) -> Tensors:

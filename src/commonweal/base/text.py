@@ -71,14 +71,14 @@ def _escaped(character: str) -> str:
 
 def reflowed(text: str) -> str:
     """Join long lines with those that continue them, for a terminal that wraps them itself."""
-    found: list[str] = []
+    joined: list[str] = []
     for line in text.split("\n"):
-        continues = bool(found) and line[:1].strip() != "" and len(found[-1]) >= FULL
+        continues = bool(joined) and line[:1].strip() != "" and len(joined[-1]) >= FULL
         if continues and not re.match(r"\w+(, \w+)*: ", line):
-            found[-1] += " " + line
+            joined[-1] += " " + line
         else:
-            found.append(line)
-    return "\n".join(found)
+            joined.append(line)
+    return "\n".join(joined)
 
 
 def quoted(cell: str) -> str:

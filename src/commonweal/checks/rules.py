@@ -46,10 +46,13 @@ RuleCheck = Callable[[Rule, int, int], str | None]  # rule, clients, seed -> wha
 def check_rule(rule: Rule, clients: int = 6, seeds: int = 1) -> list[str]:
     """Check a rule on simulated rounds and return the names of the properties that hold.
 
-    Raises ConfigError for the first property that does not hold.
+    Args:
+        rule: The rule.
+        clients: K, the clients of the simulated population, in one group or two of equal size.
+        seeds: How many different populations.
 
-    clients: K, the clients of the simulated population, in one group or two of equal size
-    seeds: how many different populations
+    Raises:
+        ConfigError: For the first property that does not hold.
     """
     if not isinstance(rule, Rule):
         raise ConfigError(f"{rule!r} is not a rule: give an instance of a subclass of Rule")

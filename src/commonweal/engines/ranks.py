@@ -28,7 +28,15 @@ from commonweal.base import errors
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RankError
 from commonweal.base.files import digest
 from commonweal.base.plain import Table
-from commonweal.base.tensors import State, Tensors, flatten, move, select, unflatten
+from commonweal.base.tensors import (
+    State,
+    Tensors,
+    concatenate,
+    flatten,
+    move,
+    select,
+    unflatten,
+)
 from commonweal.data.federation import Federation
 from commonweal.engines import wire
 from commonweal.engines.simulator import Simulator
@@ -368,7 +376,7 @@ class Ranks(Simulator):
             if evaluation.partners is not None:
                 values["partners"] = evaluation.partners
             parts.append(move(values, "cpu"))
-        return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
+        return concatenate(parts)
 
 
 def _owners(units: Sequence[Tensor], sizes: Tensor, ranks: int) -> Tensor:

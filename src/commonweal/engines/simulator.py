@@ -230,10 +230,11 @@ class Simulator(LocalEngine):
             most = max(1, self.chunk // algorithm.client_task.size)
             sizes = self.population.sizes[clients]
             positions = torch.argsort(sizes, descending=True, stable=True)
-        elif mode == "chunked" and (
-            self.device.type != "cpu" or not self._is_stateless(algorithm)
-        ):  # others hold nothing but replies, which several groups would copy
-            most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
+        elif mode == "chunked":
+            # A group that holds nothing but its replies stays whole: several would copy them.
+            replies_only = self.device.type == "cpu" and self._is_stateless(algorithm)
+            if not replies_only:
+                most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
         return (group.sort().values for group in torch.split(positions, most))
 
     # Evaluation
@@ -286,9 +287,7 @@ class Simulator(LocalEngine):
     def _model_groups(
         self, algorithm: Algorithm, part: str, clients: Iterable[int], times: int = 1
     ) -> tuple[Tensor, ...]:
-        """Those of the clients that have samples, in groups whose models fit into memory `times`
-        times.
-        """
+        """The clients that have samples, in groups of which memory holds one (times: so many)."""
         sizes = self._part(part).sizes
         ids = torch.tensor([client for client in clients if sizes[client] > 0], dtype=torch.int64)
         if len(ids) == 0:

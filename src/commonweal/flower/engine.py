@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base.errors import DataError, RunError
-from commonweal.base.tensors import State, Tensors, select
+from commonweal.base.tensors import State, Tensors, concatenate, select
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.engines.engine import Engine
 from commonweal.flower.directory import NodeKeys
@@ -282,8 +282,7 @@ class FlowerEngine(Engine, StateStore):
         for client, reason in unusual(arrived).items():
             del arrived[client]
             failed[client] = reason
-        names = next(iter(arrived.values()), {})
-        values = {n: torch.cat([reply[n] for reply in arrived.values()]) for n in names}
+        values = concatenate(list(arrived.values())) if arrived else {}
         return Replies(torch.tensor(list(arrived), dtype=torch.int64), values, failed)
 
     def _checked(self, name: str, content: RecordDict) -> Tensors:
@@ -323,16 +322,15 @@ class FlowerEngine(Engine, StateStore):
         return replace(shared, personal=own)
 
     def facts(self, algorithm: Algorithm) -> RunFacts:
-        columns = () if self.preprocessing is None else self.preprocessing.columns
+        notes = []
+        for column in () if self.preprocessing is None else self.preprocessing.columns:
+            if column.becomes == "nothing":
+                notes.append(f"column {column.name!r} is left out: {column.why}")
         return RunFacts(
             engine="flower",
             clients=self.population.clients,
             train_rows=int(self.population.sizes.sum()),
-            notes=tuple(
-                f"column {column.name!r} is left out: {column.why}"
-                for column in columns
-                if column.becomes == "nothing"
-            ),
+            notes=tuple(notes),
         )
 
     # Clients' states are with the clients; the server says which run they belong to
@@ -369,12 +367,9 @@ class FlowerEngine(Engine, StateStore):
         Args:
             keep: Keep each client's last state, as where it holds a personal model.
         """
-        connected = set(self.grid.get_node_ids())
-        contents = {
-            node: _query("finish", run=self._run, keep=keep)
-            for node in self.nodes.values()
-            if node in connected
-        }
+        connected = set(self.nodes.values()) & set(self.grid.get_node_ids())
+        query = _query("finish", run=self._run, keep=keep)
+        contents = dict.fromkeys(sorted(connected), query)
         for node, problem in self._exchange(contents, MessageType.QUERY).failed.items():
             logger.warning("node %d may have kept its states: %s", node, problem.text)
 

@@ -31,8 +31,10 @@ def pack(tensors: Tensors, **facts: str) -> bytes:
 def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, dict[str, str]]:
     """The tensors and facts of a file. Raises RunError where they are not those that were written.
 
-    name: what the file is called in the sentence
-    sealed: whether a file without a digest is refused
+    Args:
+        data: The file's bytes.
+        name: What an error calls the file.
+        sealed: Whether a file without a digest is refused.
     """
     try:
         tensors = safetensors.torch.load(data)

@@ -8,7 +8,8 @@ training. Constants were fixed on vowels, Heart and Berka with other seeds.
 
     COMMONWEAL_DATA=... python benchmarks/better_off.py --seeds 5 --out results.json > tables.md
 
-What is done is in the file of results: after a kill the same command continues.
+What is done is in the file of results, and the runs of `choose` are in a folder next to it: after a
+kill the same command continues.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import csv
 import gzip
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +27,7 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from commonweal.analysis.choosing import choose
+from commonweal.analysis.compare import Cell, run_cells
 from commonweal.base.files import write_file
 from commonweal.config.experiment import Experiment
 from commonweal.datasets._files import find
@@ -50,14 +51,14 @@ METHODS: dict[str, Settings] = {
     "SuPerFed-MM": {"client": "superfed-mm"},
     "blend": {"client": "blend", "validation": 0.2},
 }
-EVERY = ("scikit-learn", "local", "local again", *METHODS, "choose")
+EVERY = ("choose", "scikit-learn", "local", "local again", *METHODS)
 WAYS = tuple(f"choose, {how}" for how in ("safe", "likely", "proved"))
-CANDIDATES: dict[str, Settings] = {
-    "alone": {"client": "alone"},
-    "fedavg": {},
-    "aaggff-s": {"rule": "aaggff-s"},
-    "fine-tune": {"client": "fine-tune"},
-    "blend": {"client": {"name": "blend", "rejoin": False}},
+CANDIDATES: dict[str, tuple[str, Settings]] = {  # trained on all samples, they are these methods
+    "alone": ("local", {"client": "alone"}),
+    "fedavg": ("FedAvg", {}),
+    "aaggff-s": ("AAggFF-S", {"rule": "aaggff-s"}),
+    "fine-tune": ("fine-tune", {"client": "fine-tune"}),
+    "blend": ("blend", {"client": {"name": "blend", "rejoin": False}}),
 }
 
 
@@ -161,9 +162,9 @@ def experiment(settings: Settings, seed: int, rounds: int, split: int) -> Experi
     return Experiment(**values | {"dataset": named | {"seed": split}, "evaluate_every": rounds})
 
 
-def scores(what: Experiment, out: Path | None = None) -> np.ndarray:
+def scores(what: Experiment) -> np.ndarray:
     """Every client's score by what it uses; NaN without one."""
-    *_, last = run(what, out=out)
+    *_, last = run(what)
     assert last.evaluation is not None
     evaluation = last.evaluation.personal or last.evaluation
     values = torch.full_like(evaluation.score, torch.nan)
@@ -192,32 +193,36 @@ def reference(what: Experiment) -> tuple[np.ndarray, np.ndarray]:
     return values, federation.test.sizes.numpy()
 
 
-def chosen(settings: Settings, seed: int, rounds: int) -> dict[str, np.ndarray]:
-    """Every client's score by the model that it chooses, for each way to choose."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, method in CANDIDATES.items():
-            own = experiment(settings | method | {"validation": 0.2}, seed, rounds, seed)
-            scores(own, Path(folder) / name / f"seed-{seed}")
-        choice = choose(folder)
-        names = Record.read(Path(folder) / "alone" / f"seed-{seed}").clients().names
+def chosen(settings: Settings, seed: int, rounds: int, folder: Path) -> dict[str, np.ndarray]:
+    """Every client's score by the model that it chooses, and by each candidate on all samples."""
+    cells = []
+    for name, (_, method) in CANDIDATES.items():
+        own = experiment(settings | method | {"validation": 0.2}, seed, rounds, seed)
+        cells.append(Cell(name, own, folder / name / f"seed-{seed}"))
+    for step in run_cells(cells):
+        assert not step.failure, step.failure
+    choice = choose(folder)
+    names = Record.read(cells[0].folder).clients().names
+    results = {f"choose, {how}": result for how, result in choice.by_how.items()}
+    results |= {CANDIDATES[name][0]: result for name, result in choice.results.items()}
     values = {}
-    for how, result in choice.by_how.items():
+    for name, result in results.items():
         own_scores = dict(zip(result.clients, result.scores[0], strict=True))
-        values[f"choose, {how}"] = np.array([own_scores.get(name, np.nan) for name in names])
+        values[name] = np.array([own_scores.get(client, np.nan) for client in names])
     return values
 
 
 def measure(
-    settings: Settings, name: str, seed: int, rounds: int
+    settings: Settings, name: str, seed: int, rounds: int, folder: Path
 ) -> Iterator[tuple[str, list[float]]]:
-    """Yield every client's score under a method, or under each way to choose, with one seed."""
+    """Yield every client's score under a method, or under several with `choose`, with one seed."""
     alone = settings | {"client": "alone"}
     if name == "scikit-learn":
         values, samples = reference(experiment(alone, seed, rounds, seed))
         yield name, values.tolist()
         yield "samples", samples.tolist()
     elif name == "choose":
-        for way, values in chosen(settings, seed, rounds).items():
+        for way, values in chosen(settings, seed, rounds, folder).items():
             yield way, values.tolist()
     elif name in METHODS:
         yield name, scores(experiment(settings | METHODS[name], seed, rounds, seed)).tolist()
@@ -231,7 +236,8 @@ def measure(
 
 def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
     """Two tables in Markdown: gains over local training, and scores."""
-    methods = [name for name in (*EVERY[:-1], *WAYS) if name != "local"]
+    present = {name for seeds in results.values() for values in seeds.values() for name in values}
+    methods = [name for name in (*EVERY[1:], *WAYS) if name != "local" and name in present]
     yield "| federation | " + " | ".join(methods) + " |"
     yield "|---|" + "--:|" * len(methods)
     every: dict[str, list[tuple[float, float, float]]] = {name: [] for name in methods}
@@ -252,7 +258,7 @@ def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
     shares = " | ".join(f"{large:.1f} %" for *_, large in means)
     yield f"| worse off, of clients with 50 test samples or more | {shares} |"
     yield ""
-    single = {name: np.array(every[name])[:, 0] for name in METHODS}
+    single = {name: np.array(every[name])[:, 0] for name in METHODS if name in present}
     blend = single.pop("blend").mean()
     best = max(single, key=lambda name: single[name].mean())
     each = np.max([*single.values(), np.zeros(len(single[best]))], axis=0).mean()
@@ -273,11 +279,12 @@ def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
         yield f"| {federation} | {count} | {len(seeds)} | " + " | ".join(cells) + " |"
 
 
-def complete(results: dict[str, Seeds], seeds: int) -> dict[str, Seeds]:
-    """The federations of which every method but `choose` has that many seeds."""
+def complete(results: dict[str, Seeds], seeds: int, methods: list[str]) -> dict[str, Seeds]:
+    """The federations of which every method has that many seeds."""
     whole = {}
     for name, own in results.items():
-        done = {seed: values for seed, values in own.items() if values.keys() >= set(EVERY[:-1])}
+        needed = {"choose, safe" if method == "choose" else method for method in methods}
+        done = {seed: values for seed, values in own.items() if values.keys() >= needed}
         if len(done) >= seeds:
             whole[name] = done
     return whole
@@ -330,22 +337,24 @@ def main() -> None:
     torch.set_num_threads(1)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     wanted = options.methods.split(",")
-    with tempfile.TemporaryDirectory() as folder:
-        plan = federations(Path(folder))
-        for seed in range(options.first, options.first + options.seeds):
-            for name, settings in {} if options.print else plan.items():
-                if options.only and not any(part in name for part in options.only.split(";")):
+    folder = options.out.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = federations(folder)
+    for seed in range(options.first, options.first + options.seeds):
+        for name, settings in {} if options.print else plan.items():
+            if options.only and not any(part in name for part in options.only.split(";")):
+                continue
+            done = results.setdefault(name, {}).setdefault(str(seed), {})
+            for method in wanted:
+                if any(key == method or key.startswith(f"{method},") for key in done):
                     continue
-                done = results.setdefault(name, {}).setdefault(str(seed), {})
-                for method in wanted:
-                    if any(key == method or key.startswith(f"{method},") for key in done):
-                        continue
-                    clock = time.strftime("%H:%M:%S")
-                    print(f"{clock} {name}, seed {seed}: {method}", file=sys.stderr, flush=True)
-                    done |= dict(measure(settings, method, seed, options.rounds))
-                    write_file(options.out, json.dumps(results).encode(), durable=False)
+                clock = time.strftime("%H:%M:%S")
+                print(f"{clock} {name}, seed {seed}: {method}", file=sys.stderr, flush=True)
+                runs = folder / name / str(seed)
+                done |= dict(measure(settings, method, seed, options.rounds, runs))
+                write_file(options.out, json.dumps(results).encode(), durable=False)
     lower = {name for name, settings in plan.items() if settings.get("score") == "mae"}
-    whole = complete(results, options.seeds)
+    whole = complete(results, options.seeds, wanted)
     for line in tables(whole, lower) if whole else ():
         print(line)
 

@@ -214,10 +214,8 @@ def test_training_on_all_samples_is_not_repeated(tmp_path: Path) -> None:
         return {}
 
     first = cw.choose(folder, trust=True, train=count)
-    assert [step.cell.label for step in steps] == [
-        "alone, all samples",
-        *["fedavg, all samples"] * 2,
-    ]
+    labels = [step.cell.label for step in steps]
+    assert labels == ["alone, all samples", *["fedavg, all samples"] * 2]
     assert [step.round and step.round.number for step in steps] == [2, 1, 2]  # round 1 was saved
     written = {path: path.stat().st_mtime_ns for path in folder.rglob("refit/*")}
     assert written

@@ -183,10 +183,10 @@ def choose(
     Args:
         folder: A folder with runs below it, or several.
         how: How much evidence a client needs before it leaves local training: "safe" (the
-            expected loss is lower, with the confidence `level` by Student's t), "likely" (the mean
-            loss is lower) or "proved".
+            expected loss is lower with 95 % confidence by Student's t), "likely" (the mean loss is
+            lower) or "proved".
         margin: How much worse than local training a "proved" candidate may be in expectation.
-        level: The confidence level of "safe" and "proved".
+        level: The confidence level of "proved".
         trust: Import the programs that the runs name.
         pool: Processes that evaluate the runs. None: this one.
         refit: After choosing, train all methods once more, on validation samples, too: clients use

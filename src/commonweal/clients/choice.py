@@ -32,12 +32,13 @@ class ChoiceClient(LocalTraining):
     """one of p_local, p_global and p_tuned, chosen on the client's validation samples
 
     p_local is that of `alone`. The local models stay unless another has a lower loss: with
-    how = "safe" in expectation, with the confidence `level` by Student's t; with "likely" on
-    average; with "proved" for sure at that level, for classification only. Without validation
-    samples everybody keeps them, and the run says so. Costs about as much training as `blend`.
+    how = "safe" in expectation, with 95 % confidence by Student's t; with "likely" on average; with
+    "proved" whatever the distribution, with the confidence `level`, for classification only.
+    Without validation samples everybody keeps them, and the run says so. Costs about as much
+    training as `blend`.
 
     how: how much evidence a client needs before it leaves its local models
-    level: the confidence level of "safe" and "proved"
+    level: the confidence level of "proved"
     tune_epochs: epochs of fine-tuning; tune_lr: their learning rate (none: that of the round)
     The others are those of sgd, for all models
     """

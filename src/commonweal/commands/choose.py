@@ -24,14 +24,14 @@ def choose(
         str,
         typer.Option(
             help="The evidence that a client needs to leave local training: safe (the expected "
-            "loss is lower by a t-test), likely (the mean loss is lower), or proved.",
+            "loss is lower with 95 % confidence), likely (the mean loss is lower), or proved.",
             autocompletion=names_of(lambda: HOWS),
         ),
     ] = "safe",
     margin: Annotated[
         float, typer.Option(help="Proved: how much worse a model may be in expectation.", min=0)
     ] = 0.0,
-    level: Annotated[float, typer.Option(help="Safe and proved: the confidence level.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Proved: the confidence level.")] = 0.95,
     refit: Annotated[
         bool,
         typer.Option(

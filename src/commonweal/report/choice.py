@@ -255,7 +255,7 @@ def _certainty(choice: Choice) -> str:
     share = 100 * sum(agreed) / (len(agreed) * len(choice.seeds))
     return (
         f"A client leaves local training only if its {_samples(choice)} validation samples show a "
-        f"lower loss with a confidence of {100 * choice.level:g} %.{REFIT if choice.refit else ''} "
+        f"lower loss with 95 % confidence.{REFIT if choice.refit else ''} "
         f"Everything was repeated for {_seeds(choice)}, with other splits of the samples: "
         f"{share:.0f} % of the decisions agree with the model taken."
     )

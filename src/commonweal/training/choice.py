@@ -5,8 +5,8 @@ and others. It compares them on validation samples that none of them was trained
 differ in how much evidence they ask for:
 
 - `likely` takes the candidate with the largest mean improvement over local training.
-- `safe` takes the candidate whose improvement has the largest lower confidence limit, if that is
-  above 0. It trusts Student's t, one candidate at a time.
+- `safe` asks that the expected improvement is above 0 with 95 % confidence by Student's t. Of
+  several such candidates it takes the steadiest: that with the largest lower limit at 99 %.
 - `proved` asks for a proof: at the confidence level, the expected improvement is above minus the
   margin. The proof holds for each client separately, over the draw of its validation samples, for
   all candidates together and however improvements are distributed.
@@ -29,6 +29,11 @@ ALONE = "alone"  # the name of local training, which needs no evidence
 
 RIGHT_OR_WRONG = ("accuracy", "top-5")  # scores that are 0 or 1 for each sample
 
+# Confidence levels of `safe`: of leaving local training, and of the limits by which it takes one of
+# several candidates. The largest mean of noisy ones would often be the noisiest.
+CONFIDENT = 0.95
+CAUTIOUS = 0.99
+
 # The bets of `_betting_evidence`, as shares of the largest that cannot lose everything.
 BETS = np.geomspace(0.01, 0.99, 24)
 
@@ -48,8 +53,7 @@ def choose(
             the local model wrong, both agree, or the reverse. Above 0 is better.
         how: How much evidence a client needs before it leaves local training.
         margin: How much worse than local training a "proved" candidate may be in expectation.
-        level: The confidence level of "safe", for each candidate, and of "proved", for each client
-            over all its candidates together.
+        level: The confidence level of "proved", for each client, over all its candidates together.
         bound: The largest possible loss of a sample, for "proved" with losses: improvements below
             -bound are impossible. By default the largest absolute improvement of any client: the
             proof then assumes that no larger loss exists, so give it where there are few clients.
@@ -84,15 +88,17 @@ def choose(
     for candidates in clients:
         merits = {}
         for name, values in candidates.items():
-            merit = float(values.mean()) if len(values) else 0.0
+            mean = float(values.mean()) if len(values) else 0.0
             if how == "safe":
-                merit = _lower_limit(values, level)
-            if how == "proved":
+                if _lower_limit(values, CONFIDENT) > 0:
+                    merits[name] = _lower_limit(values, CAUTIOUS)
+            elif how == "likely":
+                if mean > 0:
+                    merits[name] = mean
+            else:
                 alpha = (1 - level) / len(candidates)  # Bonferroni, over the candidates
-                if not _is_proved(values, margin, alpha, bound, by_sign):
-                    continue
-            if merit > 0:
-                merits[name] = merit
+                if _is_proved(values, margin, alpha, bound, by_sign):
+                    merits[name] = mean
         # The largest; of equal ones the first by name.
         chosen.append(min(merits, key=lambda name: (-merits[name], name), default=ALONE))
     return chosen

@@ -14,7 +14,6 @@ from commonweal.rules._outliers import (
     FEW,
     LEAST,
     cosines_to_others,
-    deviation,
     excess,
     median,
 )

@@ -115,10 +115,8 @@ def worst(
     >>> worst([4, 1, 3, 2]), worst([4, 1, 3, 2], share=0.5)
     (1.0, 1.5)
     """
-    if _is_true(lower_is_better):
-        return best(x, share, weights, names=names)
-    v, w = _sorted(*_load(x, weights, names))
-    return _first(v, w, share)
+    highest = _is_true(lower_is_better)
+    return _extreme(x, share, weights, names, highest)
 
 
 def best(
@@ -136,10 +134,8 @@ def best(
     >>> best([4, 1, 3, 2]), best([4, 1, 3, 2], share=0.5)
     (4.0, 3.5)
     """
-    if _is_true(lower_is_better):
-        return worst(x, share, weights, names=names)
-    v, w = _sorted(*_load(x, weights, names))
-    return _first(v[::-1], w[::-1], share)
+    highest = not _is_true(lower_is_better)
+    return _extreme(x, share, weights, names, highest)
 
 
 def gap(
@@ -154,8 +150,8 @@ def gap(
     >>> gap([4, 1, 3, 2]), gap([4, 1, 3, 2], share=0.5)
     (3.0, 2.0)
     """
-    highest = best(x, share, weights, names=names)
-    return highest - worst(x, share, weights, names=names)
+    highest = _extreme(x, share, weights, names, True)
+    return highest - _extreme(x, share, weights, names, False)
 
 
 def std(x: Scores, weights: Scores | None = None, *, names: Names = None) -> float:
@@ -309,16 +305,22 @@ def seeds_needed(
     if math.isnan(error) or difference == 0:
         return None
     effect = abs(difference) / (error * math.sqrt(first.size))
-    seeds = np.arange(2, most + 1)
-    critical = stdtrit(seeds - 1, (1 + confidence) / 2)
-    shift = effect * np.sqrt(seeds)
-    reached = nctdtr(seeds - 1, shift, -critical) + 1 - nctdtr(seeds - 1, shift, critical)
-    for k in np.flatnonzero(np.isnan(reached)):  # it has no value for some large shifts
+    for seeds in range(2, most + 1):
+        critical = stdtrit(seeds - 1, (1 + confidence) / 2)
+        if _power(seeds, effect * math.sqrt(seeds), critical) >= power:
+            return seeds
+    return None
+
+
+def _power(seeds: int, shift: float, critical: float) -> float:
+    """The probability that a t statistic, shifted by so many standard errors, is significant."""
+    freedom = seeds - 1
+    reached = nctdtr(freedom, shift, -critical) + 1 - nctdtr(freedom, shift, critical)
+    if math.isnan(reached):  # it has no value for some large shifts
         # The mean over quantiles of the variance, given which the statistic is normal.
-        scale = np.sqrt(chdtri(seeds[k] - 1, QUANTILES) / (seeds[k] - 1))
-        reached[k] = ndtr(shift[k] - critical[k] * scale).mean()
-    enough = np.flatnonzero(reached >= power)
-    return int(seeds[enough[0]]) if enough.size else None
+        scale = np.sqrt(chdtri(freedom, QUANTILES) / freedom)
+        reached = ndtr(shift - critical * scale).mean()
+    return float(reached)
 
 
 def spread(values: Scores) -> tuple[float, float]:
@@ -593,6 +595,14 @@ def _first(x: Array, w: Array, share: float | None) -> float:
         # 0.29 * 100 is 28.999999999999996, but 29 clients are meant.
         k = max(1, math.floor(share * x.size * (1 + 1e-12)))
     return _mean(x[:k], w[:k])
+
+
+def _extreme(
+    x: Scores, share: float | None, weights: Scores | None, names: Names, highest: bool
+) -> float:
+    """The mean of the highest or the lowest scores."""
+    v, w = _sorted(*_load(x, weights, names))
+    return _first(v[::-1], w[::-1], share) if highest else _first(v, w, share)
 
 
 def _std(x: Array, w: Array) -> float:

@@ -7,7 +7,6 @@ probability, independently. Its privacy loss is computed numerically, by dp-acco
 import math
 from functools import cache
 
-from scipy.optimize import brentq
 
 from commonweal.base.errors import ConfigError, install
 
@@ -73,6 +72,8 @@ def noise_for(*, epsilon: float, rate: float, rounds: int, delta: float) -> floa
     low = high - math.log(2)
     while excess(low) <= 0:
         high, low = low, low - math.log(2)
+    from scipy.optimize import brentq  # imported late: it takes a tenth of a second
+
     root = float(brentq(excess, low, high, xtol=CLOSE / 4))
     while excess(root) > 0:
         root += CLOSE / 2

@@ -306,7 +306,7 @@ def seeds_needed(
         return None
     effect = abs(difference) / (error * math.sqrt(first.size))
     for seeds in range(2, most + 1):
-        critical = stdtrit(seeds - 1, (1 + confidence) / 2)
+        critical = float(stdtrit(seeds - 1, (1 + confidence) / 2))
         if _power(seeds, effect * math.sqrt(seeds), critical) >= power:
             return seeds
     return None

@@ -137,9 +137,9 @@ def residuals(kind: str, n: int) -> np.ndarray:
     if kind == "normal":
         return rng.normal(size=shape)
     if kind == "heavy tails":
-        return rng.standard_t(3, shape) / np.sqrt(3)
+        return rng.standard_t(3, shape) / 3**0.5
     losses = rng.exponential(size=(2, *shape))  # of two models on the same samples
-    return (losses[0] - losses[1]) / np.sqrt(2)
+    return np.asarray((losses[0] - losses[1]) / 2**0.5)
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy tails", "losses"])

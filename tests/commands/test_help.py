@@ -68,6 +68,10 @@ def test_help_lists_and_mistakes_import_nothing_slow(tmp_path: Path) -> None:
         "run none.toml",
         "compare e.toml --rules fedavg,fedagv",
         "compare e.toml --format word",
+        "compare e.toml --seeds x",
+        "compare e.toml --vary client.lr",
+        "compare e.toml rouns=3",
+        "tune e.toml rouns=3",
         "check fedagv",
         "data show vowl",
     ]

@@ -1,4 +1,4 @@
-"""Comparisons: the same experiment under several rules and seeds, and what each of them gives."""
+"""Comparisons: running a plan of several rules and seeds, and what each of them gives."""
 
 import time
 from collections import Counter
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -15,12 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
+from commonweal.analysis.plan import (
+    ALONE,
+    POOLED,
+    Cell,
+    baseline_cells,
+    cells,
+    run_folder,
+    seed_by_seed,
+    seed_list,
+    shard_of,
+)
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError, LockedError, RunError
-from commonweal.base.files import read_plain
-from commonweal.config import catalog
-from commonweal.config.experiment import Experiment, change, file_name
+from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import Job, federation_of, job_from_experiment
 from commonweal.jobs.rounds import Round, run
@@ -28,21 +36,12 @@ from commonweal.record.record import Record
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 
-__all__ = ["OWN", "Cell", "Result", "Step", "align", "baseline_cells", "cells", "failed_lines"]
-__all__ += ["finished_runs", "gather", "part_table", "result_of"]
-__all__ += [
-    "run_cell",
-    "run_cells",
-    "run_cells_in_processes",
-    "run_folder",
-    "seed_list",
-    "shard_of",
-]
+__all__ = ["ALONE", "OWN", "POOLED", "Cell", "Data", "Result", "Step", "align", "baseline_cells"]
+__all__ += ["cells", "failed_lines", "finished_runs", "gather", "result_of", "run_cell"]
+__all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
 
-ALONE = "alone"  # the label of runs in which every client trains for itself
-POOLED = "pooled"  # and of those in which all samples are in one place
 PAUSE = 1.0  # seconds between looks at a run of another process
 FAILURES = (ConfigError, DataError, DivergedError)  # of one run: the others go on
 # What a federation depends on, with its validation samples and clients that are held out.
@@ -61,24 +60,6 @@ OWN = ", personal models"  # the end of a label
 # Running
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of a comparison."""
-
-    label: str
-    experiment: Experiment
-    folder: Path
-
-    @property
-    def finished(self) -> bool:
-        """Whether the folder holds this run, with all rounds."""
-        try:
-            text = read_plain(self.folder / "experiment.toml").decode()
-        except (OSError, UnicodeDecodeError):
-            return False  # running it says what is wrong
-        return text == self.experiment.toml() and Record.read(self.folder).finished
-
-
 class Step(NamedTuple):
     """The progress of a comparison: a cell and its last round (None: it was finished before)."""
 
@@ -87,120 +68,6 @@ class Step(NamedTuple):
     round: Round | None
     failure: str = ""  # why the run has no result: it diverged, or was refused
     waiting: str = ""  # another process writes to the folder: it is looked at again at the end
-
-
-def seed_list(text: str) -> list[int]:
-    """The seeds that a text names: how many (0, 1, ...), or the seeds themselves.
-
-    >>> seed_list("3"), seed_list("2,4,6"), seed_list("4,")
-    ([0, 1, 2], [2, 4, 6], [4])
-    """
-    parts = [part.strip() for part in text.removesuffix(",").split(",")]
-    if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
-        raise ConfigError(f"seeds = {text!r}: give a number of seeds, or a list such as 2,4,6")
-    numbers = [int(part) for part in parts]
-    if "," in text:
-        return numbers
-    if numbers[0] < 1:
-        raise ConfigError(f"seeds = {text!r}: give at least one")
-    return list(range(numbers[0]))
-
-
-def baseline_cells(
-    base: Mapping[str, object], seeds: int | Sequence[int], folder: Path
-) -> list[Cell]:
-    """The runs that a federation is measured against: every client alone, and all samples pooled.
-
-    Both train with the experiment's learning rate, epochs and batches, and choose on held-out
-    samples when to stop and how much a linear model counts.
-    """
-    client = part_table(base.get("client"))
-    for key in client.keys() - catalog.find("clients", "sgd").parameters:
-        del client[key]
-    common = dict(base)
-    for key in ("rule", "channels", "sampler"):
-        common.pop(key, None)
-    plan = []
-    for label, algorithm, method in ((ALONE, "averaging", "alone"), (POOLED, "pooled", "sgd")):
-        for seed in _seeds(seeds):
-            parts = {"algorithm": algorithm, "client": client | {"name": method}, "seed": seed}
-            plan.append(Cell(label, Experiment(**common | parts), run_folder(folder, label, seed)))
-    return plan
-
-
-def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
-    return range(seeds) if isinstance(seeds, int) else seeds
-
-
-def cells(
-    base: Mapping[str, object],
-    rules: Sequence[str],
-    seeds: int | Sequence[int],
-    vary: Sequence[str],
-    folder: Path,
-    settings: Mapping[str, Sequence[str]] | None = None,
-) -> list[Cell]:
-    """Every combination of rule, varied values and seed, in the order in which they are run.
-
-    Args:
-        base: The values of an experiment.
-        rules: Their names, with parameters in brackets; "Ours=./file.py:Rule" is called Ours.
-        seeds: How many, or which.
-        vary: Texts such as `key=value1,value2`.
-        folder: Where the runs are.
-        settings: Further changes (`key=value`) of some of the rules.
-    """
-    settings = settings or {}
-    choices = [_choices(text) for text in vary]
-    plan = []
-    for text, setting, seed in product(rules, product(*choices), _seeds(seeds)):
-        name, rule = catalog.split_name(text)
-        own = [*settings.get(rule, ()), *setting]
-        label = " ".join([name or rule.replace(" ", ""), *own])
-        values = change(_with_rule(base, rule), own) | {"seed": seed}
-        if name:
-            values["name"] = name
-        plan.append(Cell(label, Experiment(**values), run_folder(folder, label, seed)))
-    if len({cell.folder for cell in plan}) < len(plan):
-        raise ConfigError(
-            f"the same rule twice among {', '.join(rules)}: give each its own parameters"
-        )
-    return plan
-
-
-def run_folder(folder: Path, label: str, seed: int) -> Path:
-    """Where a run of a comparison is, by its content: adding or reordering rules continues.
-
-    >>> run_folder(Path("runs"), "afl(lr=0.5)", 2).as_posix()
-    'runs/afl_lr=0.5_/seed-2'
-    """
-    return folder / file_name(label) / f"seed-{seed}"
-
-
-def _with_rule(base: Mapping[str, object], text: str) -> dict[str, object]:
-    """The values with a rule. If it is the base's own, the base's parameters are kept."""
-    rule = catalog.parse(text)
-    name = rule.pop("name")
-    values = dict(base)
-    if part_table(values.get("rule")).get("name") != name:
-        values = change(values, [f"rule={name}"])
-    values["rule"] = part_table(values["rule"]) | rule
-    return values
-
-
-def part_table(part: object) -> dict[str, object]:
-    """A part of an experiment as a table, from its text, its table or nothing."""
-    if isinstance(part, str):
-        return catalog.parse(part)
-    return dict(part) if isinstance(part, Mapping) else {}
-
-
-def _choices(text: str) -> list[str]:
-    key, equals, values = text.partition("=")
-    choices = catalog.split_list(values)
-    if not equals or not choices:
-        raise ConfigError(f"--vary {text!r}: write key=value1,value2")
-    return [f"{key}={value}" for value in choices]
 
 
 class Data:
@@ -218,11 +85,6 @@ class Data:
             self._federation = federation_of(experiment)
             self._key = key
         return job_from_experiment(experiment, self._federation)
-
-
-def seed_by_seed(plan: Iterable[Cell]) -> list[Cell]:
-    """The cells in the order in which they are run: those of one seed have the same data."""
-    return sorted(plan, key=lambda cell: cell.experiment.seed)
 
 
 def run_cells(plan: Iterable[Cell], data: Data | None = None) -> Iterator[Step]:
@@ -309,18 +171,6 @@ def run_cell(values: dict[str, object], folder: Path) -> str:
     except FAILURES as error:
         return str(error)
     return ""
-
-
-def shard_of(plan: Sequence[Cell], shard: str) -> list[Cell]:
-    """The part of a plan that one of several machines runs: "3/16" is the third of sixteen.
-
-    >>> shard_of(["a", "b", "c"], "2/2")
-    ['b']
-    """
-    part, slash, parts = shard.partition("/")
-    if not slash or not part.isdigit() or not parts.isdigit() or not 1 <= int(part) <= int(parts):
-        raise ConfigError(f"--shard {shard!r}: write 3/16 for the third of sixteen parts")
-    return list(plan[int(part) - 1 :: int(parts)])
 
 
 # Results

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from commonweal.analysis.compare import ALONE, POOLED
+from commonweal.analysis.plan import ALONE, POOLED
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest
 from commonweal.base.plain import Plain, flat

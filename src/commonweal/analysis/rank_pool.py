@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,7 +29,7 @@ from commonweal.record.artifacts import MODEL
 from commonweal.record.checkpoint import CHECKPOINT
 from commonweal.record.store import Store
 
-__all__ = ["RankPool", "leading", "ranks_of"]
+__all__ = ["RankPool", "leading"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,18 +44,6 @@ WORK = {
 WRITES = ("run_cell",)
 
 
-def ranks_of(base: dict[str, object]) -> "AbstractContextManager[RankPool | None]":
-    """The processes of torchrun, where an experiment asks for them. Its runs are then simulated.
-
-    Args:
-        base: The values of the experiment, which are changed.
-    """
-    in_ranks = base.get("engine") == "torchrun"
-    if in_ranks:
-        base["engine"] = "simulator"
-    return leading(in_ranks)
-
-
 @contextmanager
 def leading(in_ranks: bool | None = None) -> "Iterator[RankPool | None]":
     """The processes of torchrun, for what rank 0 does in the context.
@@ -63,7 +51,7 @@ def leading(in_ranks: bool | None = None) -> "Iterator[RankPool | None]":
     The others do what it asks for, and then exit.
 
     Args:
-        wanted: Whether they are to take part. None: if torchrun started this process.
+        in_ranks: Whether they are to take part. None: if torchrun started this process.
     """
     if not (dist.is_torchelastic_launched() if in_ranks is None else in_ranks):
         yield None

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from commonweal.analysis.compare import FAILURES, cells, part_table
+from commonweal.analysis.compare import FAILURES
+from commonweal.analysis.plan import cells, part_table
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError

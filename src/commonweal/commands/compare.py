@@ -6,6 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from commonweal.analysis.plan import (
+    baseline_cells,
+    cells,
+    in_ranks,
+    seed_by_seed,
+    seed_list,
+    shard_of,
+)
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
 from commonweal.commands.options import (
@@ -19,6 +27,7 @@ from commonweal.commands.options import (
     out,
 )
 from commonweal.config import catalog
+from commonweal.config.experiment import named
 from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
@@ -126,20 +135,21 @@ def compare(
         names = choices if rules is None else chosen  # those that were not tuned stay as they are
         chosen = [choices[name][0] if name in choices else name for name in names]
     _check_mistakes(form, chosen)
-    from commonweal.analysis.compare import Data, baseline_cells, cells, seed_list
-    from commonweal.analysis.rank_pool import ranks_of
-    from commonweal.config.experiment import named
+    base, stem, suffix = named(file, changes or [])
+    folder = to or Path("runs") / f"{stem}-compare{suffix}"
+    numbers = seed_list(seeds)
+    with_ranks = in_ranks(base)
+    plan = cells(base, chosen, numbers, vary or [], folder, settings)
+
+    from commonweal.analysis.compare import Data
+    from commonweal.analysis.rank_pool import leading
     from commonweal.report import figures
     from commonweal.report.compare import Comparison
     from commonweal.report.comparison import chosen_columns
 
     figures.check_suffix(picture, curves)
     metrics = None if columns is None else chosen_columns(columns)
-    base, stem, suffix = named(file, changes or [])
-    folder = to or Path("runs") / f"{stem}-compare{suffix}"
-    numbers = seed_list(seeds)
-    with ranks_of(base) as ranks:
-        plan = cells(base, chosen, numbers, vary or [], folder, settings)
+    with leading(with_ranks) as ranks:
         if shard is not None:
             _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
             return
@@ -177,7 +187,7 @@ def _run_shard(
     quiet: bool,
 ) -> None:
     """Run a part of a comparison, which is printed when all parts are there."""
-    from commonweal.analysis.compare import baseline_cells, failed_lines, shard_of
+    from commonweal.analysis.compare import failed_lines
 
     if baselines:
         plan = [*plan, *baseline_cells(base, seeds, folder)]
@@ -225,7 +235,7 @@ def run_cells(
     from commonweal.report.progress import comparison_bar
 
     jobs = jobs or cores()
-    plan = compare.seed_by_seed(plan)
+    plan = seed_by_seed(plan)
     if jobs == 1 and ranks is None:
         steps = compare.run_cells(plan, data)
     else:

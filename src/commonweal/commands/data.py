@@ -89,10 +89,13 @@ def data_get(name: Dataset, data_dir: DataDir = None, quiet: Quiet = False) -> N
     For example: commonweal data get mnist; commonweal list datasets names the datasets.
     """
     from commonweal.datasets._download import fetch, sources
+
+    files = sources(name)
+
     from commonweal.report.progress import Download, download_bar
 
     with download_bar(console.err, quiet) as bar:
-        paths = [fetch(file, Download(bar, file.name)) for file in sources(name)]
+        paths = [fetch(file, Download(bar, file.name)) for file in files]
     folders = ", ".join(sorted({str(path.parent) for path in paths}))
     if not quiet:
         console.show(f"{len(paths)} files in {folders}; their checksums are right")

@@ -76,8 +76,8 @@ def _experiment(
     path: Path, toml: Path, given: Mapping[str, str | None], quiet: bool
 ) -> dict[str, object]:
     """The experiment of a table: the one of an earlier call, or a new one."""
-    from commonweal.analysis.compare import part_table
     from commonweal.analysis.guess import guess
+    from commonweal.analysis.plan import part_table
     from commonweal.base.files import write_file
     from commonweal.config.experiment import values
 

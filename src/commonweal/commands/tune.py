@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
+from commonweal.analysis.plan import in_ranks
 from commonweal.base.errors import ConfigError, install
 from commonweal.base.text import shown
 from commonweal.commands import console
 from commonweal.commands.options import Changes, ExperimentFile, Quiet, list_of, out
 from commonweal.config import catalog
+from commonweal.config.experiment import Experiment, named
 
 if TYPE_CHECKING:
     from commonweal.analysis.tuning import Trial
@@ -80,18 +82,19 @@ def tune(
     chosen = [rule for _, rule in pairs]
     for rule in chosen:
         catalog.find("rules", catalog.parse(rule)["name"])
+    base, stem, _ = named(file, changes or [])
+    Experiment(**base)  # raises where a key or a value is wrong
+    folder = to or Path("runs") / f"{stem}-tuned"
+    with_ranks = in_ranks(base)
     try:
         import optuna  # noqa: F401
     except ImportError:
         raise ConfigError(f"tuning needs optuna: install it with {install('tune')}") from None
     from commonweal.analysis import tuning
-    from commonweal.analysis.rank_pool import ranks_of
-    from commonweal.config.experiment import named
+    from commonweal.analysis.rank_pool import leading
     from commonweal.training.scores import find
 
-    base, stem, _ = named(file, changes or [])
-    folder = to or Path("runs") / f"{stem}-tuned"
-    with ranks_of(base) as ranks:
+    with leading(with_ranks) as ranks:
         more = tuning.further(grid or [])
         grids = {rule: tuning.grid_of(rule, base, more) for rule in chosen}
         for key in more:

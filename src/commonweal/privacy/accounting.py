@@ -7,7 +7,6 @@ probability, independently. Its privacy loss is computed numerically, by dp-acco
 import math
 from functools import cache
 
-
 from commonweal.base.errors import ConfigError, install
 
 __all__ = ["epsilon_of", "noise_for"]

@@ -71,7 +71,9 @@ def _scores() -> dict[str, str]:
         for key, value in zip(node.value.keys, node.value.values, strict=True):
             assert isinstance(key, ast.Constant)
             assert isinstance(value, ast.Call)
-            lines[str(key.value)] = str(ast.literal_eval(value.args[2]))  # Score.meaning
+            # The meaning is the only string among the arguments.
+            meaning = next(part.value for part in value.args if isinstance(part, ast.Constant))
+            lines[str(key.value)] = str(meaning)
     return lines
 
 

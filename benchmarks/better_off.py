@@ -280,10 +280,11 @@ def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
 
 
 def complete(results: dict[str, Seeds], seeds: int, methods: list[str]) -> dict[str, Seeds]:
-    """The federations of which every method has that many seeds."""
+    """The federations of which local training and every method have that many seeds."""
     whole = {}
     for name, own in results.items():
         needed = {"choose, safe" if method == "choose" else method for method in methods}
+        needed |= {"local", "samples"}  # of scikit-learn
         done = {seed: values for seed, values in own.items() if values.keys() >= needed}
         if len(done) >= seeds:
             whole[name] = done

@@ -1,17 +1,21 @@
 """choice: what clients take inside a run is what `choose` takes over three runs."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import commonweal as cw
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
+from commonweal.record.record import Record
+from commonweal.report.run_table import result, run_summary
 from commonweal.training.task import Task
 from run_helpers import states_of
 
@@ -97,3 +101,22 @@ def test_it_needs_validation_samples_and_losses_by_sample() -> None:
     method = {"name": "choice", "how": "proved"}
     with pytest.raises(ConfigError, match="use blend"):
         list(run(Task(nn.Linear(2, 1), loss="squared"), values, client=method, rounds=2))
+
+
+def test_the_record_counts_who_takes_what(tmp_path: Path) -> None:
+    what = experiment(table(tmp_path / "table.csv"), {"name": "choice", "how": "likely"})
+    done = last(what, tmp_path / "run")
+    counts = {"alone": 0, "global": 0, "tuned": 0}
+    for state in states_of(done.job.engine).values():
+        counts[list(counts)[int(state["taken"].argmax())]] += 1
+    record = Record.read(tmp_path / "run")
+    assert record.facts.taken == run_summary(record)["taken"] == counts
+    assert sum(counts.values()) == 6 and counts["alone"] < 6
+    written = (tmp_path / "run/run.json").read_bytes()
+    assert list(run(what, out=tmp_path / "run", resume=True)) == []
+    assert (tmp_path / "run/run.json").read_bytes() == written
+    text = StringIO()
+    console = Console(file=text, width=200)
+    console.print(result(record))
+    shown = ", ".join(f"{count} {name}" for name, count in counts.items())
+    assert f"what clients take: {shown}" in text.getvalue()

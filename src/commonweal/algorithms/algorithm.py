@@ -242,6 +242,10 @@ class Algorithm:
         """What a private run may publish of a round besides its model."""
         return {}
 
+    def taken(self, state: State) -> dict[str, int]:
+        """How many clients take which of their models; empty where they do not choose."""
+        return {}
+
     def init(self, population: Population) -> State:
         """The server's state before the first round."""
         raise NotImplementedError

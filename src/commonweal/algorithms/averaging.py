@@ -31,6 +31,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors, select
 from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
+from commonweal.clients.choice import ChoiceClient
 from commonweal.data.federation import Rows
 from commonweal.data.population import Population
 from commonweal.rules.rule import Need, Reports, Rule, decide
@@ -109,13 +110,22 @@ class Averaging(Algorithm):
 
     def init(self, population: Population) -> State:
         w = self.task.initial.clone()
-        return {
+        state: State = {
             "round": torch.tensor(1),
             "w": w,
             "rule": self.rule.init(setting(population, self.rounds, self.client.lr)),
             "server": self.server.init(self.task.trainable(w)),
             "shared": self.client.init_shared(self.task),
         }
+        if isinstance(self.client, ChoiceClient):
+            state["taken"] = torch.zeros(len(self.client.candidates))
+        return state
+
+    def taken(self, state: State) -> dict[str, int]:
+        if not isinstance(self.client, ChoiceClient):
+            return {}
+        counts = state["taken"].int().tolist()
+        return dict(zip(self.client.candidates, counts, strict=True))
 
     def ask(self, state: State) -> Tensors:
         """What every client of the cohort is sent."""
@@ -137,8 +147,11 @@ class Averaging(Algorithm):
         for purpose in self.client.exchanges(int(state["round"]) - 1, self.rounds):
             message = self.message(state) | {"round": state["round"] - 1}  # still this round
             replies = yield Request(everyone, message, purpose)
-            if purpose == "choose" and not replies.values["taken"][:, 1:].any():
-                outcome = _warned(outcome, local_fit.NOBODY_LEAVES)
+            if purpose == "choose":
+                taken = replies.values["taken"].sum(0)
+                outcome = replace(outcome, state=state | {"taken": taken})
+                if not taken[1:].any():
+                    outcome = _warned(outcome, local_fit.NOBODY_LEAVES)
             if purpose == "mix":
                 learned = blending.everyone(replies)
                 if learned is None:

@@ -44,7 +44,7 @@ from commonweal.record.artifacts import (
     write_preprocessing,
     write_samples,
 )
-from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
+from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts, write_facts
 from commonweal.record.final import write_final
 from commonweal.record.publication import private_folder, publish
 from commonweal.record.record import Record, title_of
@@ -355,6 +355,9 @@ def _write_model(job: Job, store: Store | None, state: State) -> None:
         if job.preprocessing is not None and computed.threshold is not None:
             _write_preprocessing(job, store, computed.threshold.value)
     store.write_model(job.task.tensors(job.algorithm.model(state)))
+    taken = job.algorithm.taken(state)
+    if taken:
+        write_facts(store.folder, replace(read_facts(store.folder), taken=taken))
     if job.algorithm.promise is not None:
         publish(store.folder)
 

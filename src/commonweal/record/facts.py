@@ -83,6 +83,7 @@ class RunFacts:
     task: TaskFacts | None = None
     class_names: tuple[str, ...] | None = None
     privacy: Promise | None = None  # of a private run
+    taken: dict[str, int] | None = None  # how many clients took which model, once it has ended
 
     def table(self) -> dict[str, object]:
         """The facts by name, as they are written; what is None is left out."""

@@ -56,6 +56,8 @@ def run_summary(record: Record) -> dict[str, object]:
     }
     if record.facts.privacy is not None:
         summary["privacy"] = asdict(record.facts.privacy)
+    if record.facts.taken is not None:
+        summary["taken"] = record.facts.taken
     if last is None:
         return summary | {"clients": []}
     if last.personal:
@@ -227,6 +229,9 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
         )
     if sign_of(model.score) < 0:
         notes.append(f"{model.score}: lower is better, so the worst is the highest")
+    if record.facts.taken:
+        parts = [f"{count} {name}" for name, count in record.facts.taken.items()]
+        notes.append(f"what clients take: {', '.join(parts)}")
     majority = record.facts.majority
     if majority is not None and model.score == "accuracy":
         notes.append(f"always predicting the most frequent class: {100 * majority:.1f} % right")

@@ -2,21 +2,23 @@
 
 Only messages as bytes, a client's own rows and its name reach a client. This is what makes a
 network an engine like any other: nothing that a client does depends on sharing a process with the
-server, with other clients, or with what was computed before.
+server, with other clients, or with what was computed before. A process that has imported the
+package and done nothing else forks the clients, so that each costs milliseconds, not an import.
 """
 
 import json
+import multiprocessing
 import os
 import select
 import signal
+import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -56,6 +58,7 @@ TRAINING: dict[str, Any] = {
 }
 SEED = 7
 PATIENCE = 60.0  # seconds until a client that says nothing is given up
+FORKS = multiprocessing.get_context("forkserver")
 
 
 def protocol(
@@ -108,17 +111,17 @@ def from_bytes(head: bytes, body: bytes) -> Frame:
 # The client's process
 
 
-def serve() -> None:
-    """Answer requests from the standard input until it is closed."""
-    name = sys.argv[1]
-    algorithm = protocol(**json.loads(sys.argv[2]))
-    own = read(sys.stdin.buffer)
-    assert own is not None
-    node = Node(name, algorithm, own.tensors)
-    while (frame := read(sys.stdin.buffer)) is not None:
-        values = node.answer(frame)
-        sys.stdout.buffer.write(to_bytes(Frame(frame.number, frame.purpose, values)))
-        sys.stdout.buffer.flush()
+def serve(connection: socket.socket, name: str, spec: dict[str, Any], threads: int) -> None:
+    """Answer requests until the connection is closed."""
+    torch.set_num_threads(threads)
+    algorithm = protocol(**spec)
+    with connection, connection.makefile("rb") as requests:
+        own = read(requests)
+        assert own is not None
+        node = Node(name, algorithm, own.tensors)
+        while (frame := read(requests)) is not None:
+            values = node.answer(frame)
+            connection.sendall(to_bytes(Frame(frame.number, frame.purpose, values)))
 
 
 def read(file: BinaryIO) -> Frame | None:
@@ -172,28 +175,34 @@ class Node:
 # The server's side
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    """Start the process that imports this file once and forks the clients."""
+    here = Path(__file__).resolve().parent
+    root = here.parents[1]
+    path = os.pathsep.join(map(str, (here, root / "tests", root / "src")))
+    FORKS.set_forkserver_preload(["test_seam"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        forkserver.ensure_running()
+
+
 class Remote:
     """A client's process, as the server sees it."""
 
     def __init__(self, name: str, spec: dict[str, Any]) -> None:
-        here = Path(__file__).resolve().parent
-        root = here.parents[1]
-        path = os.pathsep.join(map(str, (here, root / "tests", root / "src")))
-        code = "from test_seam import serve; serve()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, name, json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            # As many threads as here, so that sums are taken in the same order.
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.connection, theirs = socket.socketpair()
+        # As many threads as here, so that sums are taken in the same order.
+        given = (theirs, name, spec, torch.get_num_threads())
+        self.process = FORKS.Process(target=serve, args=given)
+        self.process.start()
+        theirs.close()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
         self.received = b""
 
     def send(self, frame: Frame) -> None:
-        self.stdin.write(to_bytes(frame))
+        self.connection.sendall(to_bytes(frame))
 
     def receive(self, number: int, deadline: float) -> State:
         """The answer to request `number`. Answers to earlier ones come too late and are ignored."""
@@ -218,25 +227,28 @@ class Remote:
 
     def wait(self, deadline: float) -> None:
         left = max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([self.stdout], [], [], left)
+        ready, _, _ = select.select([self.connection], [], [], left)
         if not ready:
             raise TimeoutError("no reply in time")
-        data = os.read(self.stdout.fileno(), 1 << 16)
+        try:
+            data = self.connection.recv(1 << 16)
+        except ConnectionResetError:  # it was killed before it read the request
+            data = b""
         if not data:
             raise EOFError(self.ended())
         self.received += data
 
     def ended(self) -> str:
-        return f"its process ended (exit code {self.process.wait()})"
+        self.process.join()
+        return f"its process ended (exit code {self.process.exitcode})"
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def close(self) -> None:
-        self.stdin.close()
-        self.process.wait(timeout=60)
-        self.stdout.close()
+        self.connection.close()
+        self.process.join(timeout=60)
 
 
 class ProcessEngine(Engine):
@@ -364,9 +376,9 @@ def test_clients_in_processes_of_their_own_give_the_simulators_numbers(
     f = federation(SIZES)
     with processes(f, algorithm=algorithm) as engine:
         apart = conversations(job(f, engine, algorithm=algorithm), 3)
-        assert all(remote.process.poll() is None for remote in engine.remotes)
+        assert all(remote.process.is_alive() for remote in engine.remotes)
         assert engine.states.save(3) == {}  # clients keep them
-    assert [remote.process.returncode for remote in engine.remotes] == [0, 0, 0]
+    assert [remote.process.exitcode for remote in engine.remotes] == [0, 0, 0]
     for mode in ("loop", "vmap", "chunked"):
         simulator = Simulator(f, SEED, mode)
         together = conversations(job(f, simulator, algorithm=algorithm), 3)
@@ -438,8 +450,10 @@ def test_a_client_that_is_killed_at_work_is_as_if_it_had_not_been_asked() -> Non
     with processes(f) as engine:
         built = job(f, engine)
         state = built.initial_state()
-        os.kill(engine.remotes[1].process.pid, signal.SIGSTOP)  # the request still reaches it
-        killer = threading.Timer(0.5, engine.remotes[1].kill)
+        pid = engine.remotes[1].pid
+        os.kill(pid, signal.SIGSTOP)  # the request still reaches it
+        # Only this thread may wait for the process: its exit code can be read once.
+        killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
         killer.start()
         outcome, ((_, replies),) = converse(built.algorithm, engine, state, built.sample(1))
         killer.join()
@@ -460,7 +474,7 @@ def test_a_client_that_says_nothing_is_given_up_and_heard_again_later() -> None:
         state = built.initial_state()
         dropped, visited = [], []
         for number in range(1, 5):
-            pid = engine.remotes[2].process.pid
+            pid = engine.remotes[2].pid
             engine.patience = PATIENCE
             if number == 2:
                 os.kill(pid, signal.SIGSTOP)

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
+from typer.testing import CliRunner
 
 import commonweal
 from commonweal.analysis.regret import of_run
-from commonweal.base.errors import ConfigError, DataError, RunError
+from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunError
 from commonweal.base.text import quoted, shown, unquoted
+from commonweal.cli import app
 from commonweal.commands import console
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
@@ -165,7 +165,10 @@ def write(folder: Path) -> Path:
     return path
 
 
-def test_opening_a_strangers_run_runs_nothing(tmp_path: Path) -> None:
+def test_opening_a_strangers_run_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the report is written there
     marker = tmp_path / "marker"
     stranger(tmp_path, marker)
     folder = tmp_path / "run"
@@ -174,17 +177,10 @@ def test_opening_a_strangers_run_runs_nothing(tmp_path: Path) -> None:
         of_run(record)
     with pytest.raises(RunError, match="--trust"):
         reopen(folder)
-    main = [sys.executable, "-c", "from commonweal.cli import main; main()"]
     for command in (["show", "--regret"], ["show", "--curve", str(tmp_path / "c.png")], ["report"]):
         first, *rest = command
-        done = subprocess.run(
-            [*main, first, str(folder), *rest],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
+        done = CliRunner().invoke(app, [first, str(folder), *rest])
+        assert done.exception is None or isinstance(done.exception, CommonwealError | SystemExit)
         assert not marker.exists()
     with pytest.raises(AttributeError):
         of_run(record, trust=True)  # os.mkdir is not a rule, but it is called

@@ -139,9 +139,10 @@ class Simulator(LocalEngine):
         parts = list(self._groups(algorithm, request.clients))
         groups = (self._group(algorithm, request, positions) for positions in parts)
         answers = self._answers(algorithm, request, groups, len(parts))
+        round = int(request.message["round"])
         for positions, (replies, states) in zip(parts, answers, strict=True):
             for k, client in enumerate(request.clients[positions].tolist() if states else ()):
-                self.states.put(client, states.row(k), int(request.message["round"]))
+                self.states.put(client, states.row(k), round)
             if len(parts) == 1:
                 return Replies(request.clients, replies)
             for name, value in replies.items():

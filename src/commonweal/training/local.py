@@ -172,9 +172,8 @@ class _FirstEpoch:
     """The mean losses of clients over the batches of their first epoch, if they are asked for."""
 
     def __init__(self, plan: BatchSchedule, device: torch.device, asked: bool) -> None:
-        self.samples = torch.empty(0, len(plan.sizes))  # (steps, S) of each batch
-        if asked:
-            self.samples = torch.from_numpy(plan.first_epoch()).to(device)
+        samples = plan.first_epoch() if asked else np.empty((0, len(plan.sizes)), np.float32)
+        self.samples = torch.from_numpy(samples).to(device)  # (steps, S) of each batch
         self.losses = torch.zeros_like(self.samples)
         self.steps = len(self.samples)
 

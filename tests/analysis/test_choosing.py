@@ -270,6 +270,9 @@ def test_runs_that_cannot_be_compared_are_errors(tmp_path: Path, runs: Path) -> 
     rejoined = write_runs(tmp_path / "c", short, ["client=blend"], 1)
     with pytest.raises(RunError, match=r"client.rejoin=false"):
         cw.choose(rejoined, trust=True)
+    choosing = write_runs(tmp_path / "e", short, ["client=choice"], 1)
+    with pytest.raises(RunError, match="has chosen on its validation samples already"):
+        cw.choose(choosing, trust=True)
     other = write_runs(tmp_path / "d", [*short, "validation=0.3"], (), 1, baselines=False)
     with pytest.raises(RunError, match="different samples"):
         cw.choose([runs, other], trust=True)

@@ -330,6 +330,11 @@ def _check_alike(records: Sequence[Record]) -> None:
                 f"{str(first.folder)!r} and {where!r} have different scores "
                 f"({first.facts.score} and {record.facts.score}): choose among runs of one score"
             )
+        if record.part("client") == "choice":
+            raise RunError(
+                f"{where!r} has chosen on its validation samples already: leave it out, since "
+                "`choose` compares the same models"
+            )
         client = record.experiment.get("client")
         if client is not None and catalog.complete("clients", client).get("rejoin") is True:
             raise RunError(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from commonweal.analysis.choice import choose
 from commonweal.base.errors import CommonwealError
-from commonweal.training.choice import choose
 
 CLIENTS = 10_000
 

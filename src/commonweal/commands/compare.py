@@ -6,14 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commonweal.analysis.plan import (
-    baseline_cells,
-    cells,
-    in_ranks,
-    seed_by_seed,
-    seed_list,
-    shard_of,
-)
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
 from commonweal.commands.options import (
@@ -27,7 +19,6 @@ from commonweal.commands.options import (
     out,
 )
 from commonweal.config import catalog
-from commonweal.config.experiment import named
 from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
@@ -135,6 +126,9 @@ def compare(
         names = choices if rules is None else chosen  # those that were not tuned stay as they are
         chosen = [choices[name][0] if name in choices else name for name in names]
     _check_mistakes(form, chosen)
+    from commonweal.analysis.plan import baseline_cells, cells, in_ranks, seed_list
+    from commonweal.config.experiment import named
+
     base, stem, suffix = named(file, changes or [])
     folder = to or Path("runs") / f"{stem}-compare{suffix}"
     numbers = seed_list(seeds)
@@ -188,6 +182,7 @@ def _run_shard(
 ) -> None:
     """Run a part of a comparison, which is printed when all parts are there."""
     from commonweal.analysis.compare import failed_lines
+    from commonweal.analysis.plan import baseline_cells, shard_of
 
     if baselines:
         plan = [*plan, *baseline_cells(base, seeds, folder)]
@@ -231,6 +226,7 @@ def run_cells(
         data: Has the data of the first run, where they are built already.
     """
     from commonweal.analysis import compare
+    from commonweal.analysis.plan import seed_by_seed
     from commonweal.analysis.tuning import cores
     from commonweal.report.progress import comparison_bar
 

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from commonweal.analysis.plan import in_ranks
 from commonweal.base.errors import ConfigError, install
 from commonweal.base.text import shown
 from commonweal.commands import console
 from commonweal.commands.options import Changes, ExperimentFile, Quiet, list_of, out
 from commonweal.config import catalog
-from commonweal.config.experiment import Experiment, named
 
 if TYPE_CHECKING:
     from commonweal.analysis.tuning import Trial
@@ -82,6 +80,9 @@ def tune(
     chosen = [rule for _, rule in pairs]
     for rule in chosen:
         catalog.find("rules", catalog.parse(rule)["name"])
+    from commonweal.analysis.plan import in_ranks
+    from commonweal.config.experiment import Experiment, named
+
     base, stem, _ = named(file, changes or [])
     Experiment(**base)  # raises where a key or a value is wrong
     folder = to or Path("runs") / f"{stem}-tuned"

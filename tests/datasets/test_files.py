@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import commonweal
-from commonweal.analysis.describe import facts, remarks, skewness
+from commonweal.analysis.describe import facts, remarks, sampling_error, skewness
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets import _cache
@@ -248,6 +248,8 @@ def test_skewness_is_the_largest_chi_square_of_a_mixture() -> None:
     mixtures = np.vstack([np.random.default_rng(0).dirichlet([0.2] * 3, 4000), np.eye(3)])
     largest = (1 + ((mixtures - m) ** 2 / m).sum(1)).max()
     assert skewness(federation) == pytest.approx(largest) == pytest.approx(5.0)
+    worst = (mixtures @ np.sqrt(np.log(3 / 0.1) / (2 * sizes))).max()  # Theorem 10
+    assert sampling_error(federation, delta=0.1) == pytest.approx(worst)
 
 
 def test_emnist_is_read_upright_and_from_0(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A federation in numbers and sentences: who holds how much of what."""
 
+import math
+
 import numpy as np
 
 from commonweal.data.federation import Federation
 
-__all__ = ["facts", "remarks", "skewness"]
+__all__ = ["facts", "remarks", "sampling_error", "skewness"]
 
 SHOWN = 5  # names or classes in a sentence
 
@@ -20,6 +22,7 @@ def facts(federation: Federation) -> dict[str, int | str]:
         "row": "x".join(map(str, federation.train.inputs.shape[1:])) or "1",
         "rows per client": f"{sizes.min()} to {sizes.max()}, {spread}",
         "skewness": f"{skewness(federation):.2f} (AFL: training rows over the smallest client's)",
+        "AFL's bound": f"{sampling_error(federation):.3f} (Theorem 10, of the error rate at 95 %)",
         "score": federation.score,
     }
     if federation.classes is None:
@@ -35,6 +38,18 @@ def skewness(federation: Federation) -> float:
     """
     sizes = federation.train.sizes
     return float(sizes.sum() / sizes.min())
+
+
+def sampling_error(federation: Federation, delta: float = 0.05) -> float:
+    """The last term of AFL's Theorem 10 for the worst mixture: sqrt(log(K / delta) / (2 min m_k)).
+
+    With probability 1 - delta, a loss in [0, 1] of any mixture of clients on new samples exceeds
+    that on training samples by at most this and twice the model's Rademacher complexity, which
+    only test samples can tell. Theorem 2 has a smaller complexity, but a larger last term: log K
+    becomes the logarithm of the size of a cover of all mixtures, which has at least K points.
+    """
+    smallest = int(federation.train.sizes.min())
+    return math.sqrt(math.log(federation.clients / delta) / (2 * smallest))
 
 
 def _class_facts(counts: np.ndarray) -> dict[str, int | str]:

@@ -16,24 +16,16 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules.online import (
-    CDF,
-    Scale,
-    check_range,
-    decision_gradient,
-    doubly_robust,
-    on_cohort,
-    response,
-)
-from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
+from commonweal.rules.ftrl import FTRL
+from commonweal.rules.rule import Grid, Kind
 from commonweal.rules.simplex import quadratic
-from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
+from commonweal.rules.slots import empty_slots, extend
 
 __all__ = ["AAggFFS"]
 
 
 @dataclass(frozen=True)
-class AAggFFS(Rule):
+class AAggFFS(FTRL):
     """p = argmin <sum g, p> + alpha/2 |p|^2 + beta/2 sum <g_t, p - p_t>^2 over the simplex;
     weights = p
 
@@ -51,13 +43,9 @@ class AAggFFS(Rule):
         beta: the curvature, by default 1/(4 L) as printed.
     """
 
-    cdf: CDF = "normal"
     variant: Literal["paper", "reference"] = "paper"
     beta: float | None = None
     alpha: float | None = None
-    low: float = 0.0
-    high: float | None = None
-    scale: Scale = 1.0
 
     kind: ClassVar[Kind] = Kind(
         "online",
@@ -68,10 +56,8 @@ class AAggFFS(Rule):
         "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
     }
 
-    logarithmic: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        check_range("aaggff-s", self.low, self.high, self.scale)
+        super().__post_init__()
         if self.alpha is not None and self.alpha <= 0:
             raise ConfigError(f"aaggff-s alpha = {self.alpha}: it must be above 0")
 
@@ -88,18 +74,10 @@ class AAggFFS(Rule):
             "curvature": torch.zeros(clients, clients, dtype=torch.float64),
         }
 
-    def __call__(self, reports: Reports, state: State) -> Decision:
-        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
-        state = _extended(state, len(slots))
-        clients = len(slots)
-        r = self.cohort_response(reports.losses, clients)
-        g = decision_gradient(state["p"], doubly_robust(r, index, clients))
-        curvature = state["curvature"] + torch.outer(g, g)
-        following = self._decide(g, state["p"], state["linear"], curvature)
-        return Decision(on_cohort(following["p"], index), {"slots": slots, **following})
-
-    def _decide(self, g: Tensor, p: Tensor, linear: Tensor, curvature: Tensor) -> State:
+    def _decide(self, g: Tensor, state: State) -> State:
         """Minimise eq. 7 with this round's gradient g."""
+        curvature = state["curvature"] + torch.outer(g, g)
+        linear = state["linear"]
         clients = len(g)
         lipschitz = self._lipschitz(clients)
         alpha = 4 * clients * lipschitz if self.alpha is None else self.alpha
@@ -110,30 +88,18 @@ class AAggFFS(Rule):
             linear = linear + g
         else:
             ridge = alpha
-            linear = linear + g - beta * (g @ p) * g
+            linear = linear + g - beta * (g @ state["p"]) * g
         p = quadratic(ridge * identity + beta * curvature, linear)
         return {"p": p, "linear": linear, "curvature": curvature}
 
-    def response(self, losses: Tensor) -> Tensor:
-        """Eq. 8 for a full cohort: in [0, 1/K]."""
-        return self.cohort_response(losses, len(losses))
-
     def cohort_response(self, losses: Tensor, clients: int) -> Tensor:
         """Eq. 8 in the range of the whole population, [0, 1/K]."""
-        high = self._high(clients)
-        r = response(losses, self.cdf, high, self.low, self.scale)
+        r = super().cohort_response(losses, clients)
         if self.variant == "reference" and self.cdf == "normal":
             # The authors' code has erfc for erf in the normal CDF: it decreases with the loss, from
             # 1.5 to 0.5.
-            return 1.5 * high - r
+            return 1.5 * self._high(clients) - r
         return r
-
-    def _high(self, clients: int) -> float:
-        return 1 / clients if self.high is None else self.high
-
-    def _lipschitz(self, clients: int) -> float:
-        """L, the largest gradient of the decision loss: C2 / (1 + C1)."""
-        return self._high(clients) / (1 + self.low)
 
     def bound(self, rounds: int, clients: int) -> float | None:
         """Theorem 5.1: regret <= 2 L K (1 + log(1 + T / (16 K))); none for other constants."""
@@ -142,27 +108,13 @@ class AAggFFS(Rule):
         growth = 1 + math.log1p(rounds / (16 * clients))
         return 2 * self._lipschitz(clients) * clients * growth
 
-    def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["slots"], state["p"], clients)
-
-
-def _extended(state: State, clients: int) -> State:
-    """Return the state with newcomers, as if they had been absent so far.
-
-    Absent clients have the mean gradient of each round (eq. 10), so newcomers have the mean of the
-    accumulated ones. With zeros they would get no weight until they had caught up.
-    """
-    if len(state["p"]) == clients:
-        return state
-    rows = state["curvature"]
-    wide = torch.stack([extend(row, clients, row.mean()) for row in rows])
-    mean = extend(rows.mean(0), clients, rows.mean())
-    newcomers = mean.expand(clients - len(rows), clients)
-    return {
-        "p": extend_mixture(state["p"], clients),
-        "linear": extend(state["linear"], clients, state["linear"].mean()),
-        "curvature": torch.cat([wide, newcomers]),
-    }
+    def _extended(self, state: State, clients: int) -> State:
+        """Newcomers have the mean of the others' curvature, too."""
+        rows = state["curvature"]
+        wide = torch.stack([extend(row, clients, row.mean()) for row in rows])
+        mean = extend(rows.mean(0), clients, rows.mean())
+        newcomers = mean.expand(clients - len(rows), clients)
+        return super()._extended(state, clients) | {"curvature": torch.cat([wide, newcomers])}
 
 
 ENTRIES = {"aaggff-s": AAggFFS}

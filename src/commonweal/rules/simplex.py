@@ -9,6 +9,8 @@ direction of two updates, for example, is their shortest mixture:
 tensor([0.8000, 0.2000], dtype=torch.float64)
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,6 +20,7 @@ from commonweal.base.errors import CommonwealError, ConfigError, DataError
 
 __all__ = [
     "best_fixed",
+    "minimize",
     "project",
     "project_ball",
     "project_hull",
@@ -335,6 +338,40 @@ def solve(G: Tensor, rate: Tensor) -> tuple[Tensor, bool]:
 def _condition(matrix: Tensor, inverse: Tensor) -> Tensor:
     condition: Tensor = torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(inverse, 1)
     return condition
+
+
+def minimize(objective: Callable[[Tensor], Tensor], clients: int) -> Tensor:
+    """Minimise a convex function of p (K,) over the simplex, by Newton's method.
+
+    Args:
+        objective: twice differentiable by torch for p > 0; the result may be on the boundary.
+        clients: K.
+
+    >>> minimize(lambda p: (p * p.log()).sum() - p[1], 2)
+    tensor([0.2689, 0.7311], dtype=torch.float64)
+    """
+    p = torch.full((clients,), 1 / clients, dtype=torch.float64)
+    for _ in range(NEWTON_STEPS):
+        gradient, value = torch.func.grad_and_value(objective)(p)
+        if not (gradient.isfinite().all() and value.isfinite()):
+            raise DataError(f"the objective has the value {float(value)} at {p[:9].tolist()}")
+        gap = float((gradient @ p - gradient.min()) / gradient.abs().max().clamp(min=1e-300))
+        if gap <= GAP / 10:
+            return p
+        hessian = torch.func.jacrev(torch.func.grad(objective))(p)
+        change = quadratic(hessian, gradient - hessian @ p) - p
+        length = 0.99  # short of the boundary, where a gradient may be infinite
+        while objective(p + length * change) >= value and length > 1e-6:
+            length /= 2
+        if length <= 1e-6:  # rounding leaves nothing to gain
+            break
+        p = p + length * change
+    if gap <= ROUNDING:
+        return p
+    raise CommonwealError(
+        f"the objective over {clients} clients is not minimised: Newton's method stopped at a "
+        f"relative gap of {gap:.1e} (required: {ROUNDING:.0e}); is it convex?"
+    )
 
 
 def best_fixed(responses: Tensor) -> tuple[Tensor, float]:

@@ -392,7 +392,7 @@ def test_arguments_are_left_alone() -> None:
 
 def test_public_names() -> None:
     projections = {"project", "project_ball", "project_hull", "project_inside"}
-    assert set(simplex.__all__) == projections | {"best_fixed", "quadratic", "solve"}
+    assert set(simplex.__all__) == projections | {"best_fixed", "minimize", "quadratic", "solve"}
 
 
 @pytest.mark.parametrize(("k", "pull"), [(2, 0.1), (5, 0.01), (40, 1e-4), (3, 10.0)])

@@ -1,4 +1,4 @@
-"""Follow the regularised leader against closed forms of eq. 6, with regularisers of a user's own."""
+"""Follow the regularised leader against closed forms of eq. 6, with a user's own regularisers."""
 
 import math
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ A rule of your own is a subclass, which experiments name by its file (rule = "./
 ...     eta: float = 2.0
 ...
 ...     def regularizer(self, p: Tensor, t: int) -> Tensor:
-...         return self.eta * math.sqrt(t) * p.square().sum()
+...         return self.eta * t**0.5 * p.square().sum()
 >>> losses = torch.tensor([1.0, 3.0])
 >>> reports = Reports(ids=torch.arange(2), sizes=torch.ones(2), losses=losses, clients=2)
 >>> rule = Spread()
@@ -17,7 +17,6 @@ A rule of your own is a subclass, which experiments name by its file (rule = "./
 tensor([0.4809, 0.5191], dtype=torch.float64)
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 

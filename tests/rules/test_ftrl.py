@@ -45,7 +45,8 @@ def projected(v: np.ndarray) -> np.ndarray:
             low = middle
         else:
             high = middle
-    return np.clip(v - high, 0, None)
+    p: np.ndarray = np.clip(v - high, 0, None)
+    return p
 
 
 @pytest.mark.parametrize("rule", [Entropy(), Entropy(eta=0.01), Square(), Square(alpha=2.0)])

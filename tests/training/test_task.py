@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 
 from cases import cases
 from commonweal.base.errors import ConfigError
+from commonweal.jobs.job import job_from_parts
+from commonweal.jobs.rounds import run
 from commonweal.training.losses import LOSSES
 from commonweal.training.task import Batch, Task
-from helpers import SHAPES, close, loaded, module, torch_loss, vector
+from helpers import SHAPES, close, federation, loaded, module, torch_loss, vector
 
 KINDS = ["logistic", "mlp", "norm", "cnn", "cnn-norm"]
 
@@ -281,6 +284,42 @@ def test_the_gradient_is_that_of_the_plain_module(name: str) -> None:
     torch.autograd.backward([torch_loss("cross-entropy", plain(x), y)])
     want = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
     close(grad[: task.num_trainable], want)
+
+
+@cases("kind", ["mlp", "norm", "cnn"])
+def test_mixed_precision_trains_as_autocast_does_and_evaluates_in_float32(kind: str) -> None:
+    exact = Task(module(kind))
+    task = replace(exact, precision="bfloat16")
+    x, y = some_rows(kind)
+    w = moved(task).requires_grad_()
+    loss = task.batch_loss(w, even(x, y))[0]
+    (grad,) = torch.autograd.grad(loss, w)
+    plain = loaded(task, w.detach()).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = plain(x)
+    expected = torch_loss("cross-entropy", outputs.float(), y)
+    torch.autograd.backward([expected])
+    want = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    assert loss.dtype == grad.dtype == torch.float32
+    close(grad[: task.num_trainable], want, rtol=0.03, atol=0.003)  # products round to 8 bits
+    assert not torch.equal(loss, exact.batch_loss(w, even(x, y))[0])
+    assert torch.equal(task.outputs(w.detach(), x), exact.outputs(w.detach(), x))
+
+
+@cases("client", ["sgd", "ditto", "superfed-mm"])
+def test_a_run_in_mixed_precision_is_near_one_in_float32(client: str) -> None:
+    """Also of a stack of linear layers, which the closed form must leave to autograd."""
+    rows = federation({"a": 12, "b": 12}, SHAPES["mlp"])
+    options = {"name": client, "batch": 4, "lr": 0.1}
+    vectors = []
+    for precision in ("float32", "bfloat16"):
+        job = job_from_parts(
+            Task(module("mlp")), rows, client=options, rounds=2, precision=precision
+        )
+        *_, last = run(job)
+        vectors.append(job.algorithm.model(last.state))
+    assert not torch.equal(vectors[0], vectors[1])
+    close(vectors[0], vectors[1], rtol=0.05, atol=0.01)
 
 
 @cases("name", ["norm", "cnn-norm", "half frozen", "twice"])

@@ -142,6 +142,7 @@ class RunSettings(pydantic.BaseModel):
     engine: Literal["simulator", "torchrun", "flower"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
     device: str = Field("cpu", pattern=DEVICE)  # where clients compute: cpu, cuda, cuda:1 or mps
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: training is mixed
     evaluate_every: int = Field(1, ge=1)
     validation: float = Field(0.0, ge=0, lt=1)  # share of training rows to choose the best round by
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops

@@ -73,6 +73,7 @@ class Parts(TypedDict, total=False):
     holdout_clients: float
     synthetic_from: str
     device: str
+    precision: Literal["float32", "bfloat16"]
     vectorize: str
     deterministic: bool
     engine: str
@@ -383,6 +384,7 @@ def build_task(
         tuple(also),
         target,
         lower_is_better=main.startswith("lower:"),
+        precision=experiment.precision,
     )
 
 
@@ -417,6 +419,8 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     settings = RunSettings(**given)
     _check_engine(settings)
     task = task.suited_to(federation.loss)
+    if settings.precision != "float32":
+        task = replace(task, precision=settings.precision)
     federation = _divided(federation.with_loss(task.loss), settings)
     federation = with_loss(federation, settings)
     if settings.scores:

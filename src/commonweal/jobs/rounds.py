@@ -222,6 +222,7 @@ def run(
         holdout_clients: The share of clients that are held out of training.
         synthetic_from: The folder of a run whose synthetic samples every client also trains on.
         device: Where clients compute: "cpu", "cuda", "cuda:1" or "mps".
+        precision: "bfloat16" trains in mixed precision, for GPUs. By default "float32".
         vectorize: How clients are computed: "auto", "vmap", "chunked" or "loop".
         deterministic: Use one thread: the same bytes on any number of cores.
         engine: Who carries the messages: "simulator", or "torchrun", which starts the processes.

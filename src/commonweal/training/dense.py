@@ -178,7 +178,7 @@ class DenseTrainer(Trainer):
         features: Features,
     ) -> "tuple[DenseTrainer, ...] | None":
         """A trainer for every phase; None: this needs autograd. The only place that decides."""
-        stack = dense_stack(task)
+        stack = dense_stack(task) if task.precision == "float32" else None
         if stack is None or not _supports(objective, optimizer):
             return None
         trainers: list[DenseTrainer] = []

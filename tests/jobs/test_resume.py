@@ -20,8 +20,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 from commonweal.base.tensors import Tensors
+from commonweal.cli import app
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
@@ -318,9 +320,10 @@ def test_the_command_killed_and_resumed_ends_the_same(
     assert process.communicate() == ("", "")
     assert process.returncode == -signal.SIGKILL
     assert not Record.read(folder).finished
-    process = command(file, folder, "--resume", "--quiet")
-    assert process.communicate(timeout=120) == ("", "")
-    assert process.returncode == 0
+    result = CliRunner().invoke(
+        app, ["run", str(file), "--out", str(folder), "--resume", "--quiet"]
+    )
+    assert (result.exit_code, result.output) == (0, "")
     assert contents(folder) == contents(whole)
 
 
@@ -341,10 +344,9 @@ def test_ctrl_c_saves_says_so_and_resume_ends_the_same(
     # The round in which it came may be written already, and is computed again.
     saved = int(load_file(folder / "checkpoint.safetensors")["last"])
     assert 19 <= int(said[1]) <= saved <= len(Record.read(folder).rounds)
-    process = command(file, folder, "--resume", "--json")
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (0, "")
-    assert json.loads(out)["finished"] is True
+    result = CliRunner().invoke(app, ["run", str(file), "--out", str(folder), "--resume", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["finished"] is True
     assert contents(folder) == contents(whole)
     numbers = [int(each["round"]) for each in Record.read(folder).timings()]
     assert numbers == list(range(1, 121))

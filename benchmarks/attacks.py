@@ -273,18 +273,18 @@ ATTACKS: dict[str, Attack] = {
     "IPM 0.1, loss x 3": partial(inner_product, strength=0.1, loss=3.0),
     "riser": riser,
     "half flipped": half_flipped,
+    "shifted": shifted,
+    "stubborn": stubborn,
+    "late": late,
+    "improving": improving,
 }
 HELD_OUT: dict[str, Attack] = {
     "min-max every second round": partial(alternating, attack=partial(min_max, loss=2.5), every=2),
     "copies": copies,
-    "shifted": shifted,
     "lazy, loss x 2": partial(free_rider, update=0.05, loss=2.0),
     "min-sum, loss x 3": min_sum,
     "signs, loss x 1.5": signs,
-    "stubborn": stubborn,
-    "late": late,
     "erratic": erratic,
-    "improving": improving,
 }
 EVERY = ATTACKS | HELD_OUT
 

@@ -141,8 +141,10 @@ class Simulator(LocalEngine):
         answers = self._answers(algorithm, request, groups, len(parts))
         round = int(request.message["round"])
         for positions, (replies, states) in zip(parts, answers, strict=True):
+            # Views of a group of all clients are replaced together; others would keep it in memory.
+            alone = len(positions) < self.population.clients
             for k, client in enumerate(request.clients[positions].tolist() if states else ()):
-                self.states.put(client, states.row(k), round)
+                self.states.put(client, states.row(k, copy=alone), round)
             if len(parts) == 1:
                 return Replies(request.clients, replies)
             for name, value in replies.items():

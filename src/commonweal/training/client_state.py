@@ -31,9 +31,9 @@ class ClientState(NamedTuple):
         memories = sum(num_bytes(memory) for memory in self.channels.values())
         return num_bytes(self.method) + memories + num_bytes(self.protocol)
 
-    def row(self, k: int) -> "ClientState":
-        """The state of one client of a group."""
-        return self.map(lambda value: value[k].clone())
+    def row(self, k: int, copy: bool = True) -> "ClientState":
+        """The state of one client of a group, as a copy or as views of the group's tensors."""
+        return self.map(lambda value: value[k].clone() if copy else value[k])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "ClientState":
         """The state with a function applied to every tensor."""

@@ -28,6 +28,7 @@ from commonweal.jobs.rounds import run
 from commonweal.record import store
 from commonweal.record.checksums import pack, unpack
 from commonweal.record.client_states import ClientStates
+from commonweal.record.final import Final, read_final
 from commonweal.record.record import Record
 from commonweal.record.verify import problems
 from run_helpers import contents, federation, job, stop, stop_after, task
@@ -151,6 +152,25 @@ def test_a_missing_file_is_noticed(copy: Path, name: str) -> None:
     assert name in problems(copy)[0]
     with pytest.raises(RunError, match=name):
         list(run(files_job(), out=copy, resume=True))
+
+
+def test_every_damage_of_the_last_numbers_is_noticed(tmp_path: Path) -> None:
+    """By `verify`, and by whoever would show them."""
+    finish(tmp_path)
+    path = tmp_path / "final.json"
+    data = path.read_bytes()
+    wrong = [b"", b"[1]", b"\xff", b"[" * 60_000, data[:-9], data.replace(b"0.", b"1.", 1)]
+    for at in random.Random(0).sample(range(len(data)), 20):
+        wrong.append(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    for changed in wrong:
+        path.write_bytes(changed)
+        assert changed != data and "final.json" in problems(tmp_path)[0]
+        with pytest.raises(RunError, match=r"final\.json' is damaged: restore it, or delete it"):
+            read_final(tmp_path)
+    path.unlink()
+    assert read_final(tmp_path) == Final()
+    path.write_bytes(data)
+    assert problems(tmp_path) == [] and read_final(tmp_path).bounds
 
 
 def test_two_swapped_client_states_are_noticed(copy: Path) -> None:

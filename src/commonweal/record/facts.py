@@ -23,6 +23,7 @@ __all__ = [
     "TargetScale",
     "TaskFacts",
     "damaged_facts",
+    "is_sealed",
     "read_facts",
     "sealed",
     "write_facts",
@@ -95,6 +96,13 @@ def sealed(table: Mapping[str, object]) -> bytes:
     return to_json({**table, "digest": digest(to_json(table))})
 
 
+def is_sealed(data: bytes) -> bool:
+    """Whether `sealed` wrote these bytes. Raises ValueError where they are not a table."""
+    table = dict(_parse(data))
+    table.pop("digest", None)
+    return data == sealed(table)
+
+
 def write_facts(folder: Path, facts: RunFacts) -> None:
     write_file(folder / NAME, sealed(facts.table()))
 
@@ -140,12 +148,11 @@ def damaged_facts(folder: Path) -> list[str]:
     path = folder / NAME
     try:
         read_facts(folder)
-        data = read_plain(path)
-        table = {key: value for key, value in _parse(data).items() if key != "digest"}
+        is_whole = is_sealed(read_plain(path))
     except RunError as error:
         return [str(error)]
     except (OSError, ValueError, RecursionError) as error:
         return [f"{str(path)!r} cannot be read ({error})"]
-    if data != sealed(table):
+    if not is_whole:
         return [f"{str(path)!r} was changed after it was written: its digest differs"]
     return []

@@ -7,9 +7,10 @@ threshold that was chosen on validation samples.
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
-from commonweal.base.plain import to_json
 from commonweal.base.typed import parse_json
+from commonweal.record.facts import is_sealed, sealed
 
 __all__ = ["Bounds", "Final", "Threshold", "read_final", "write_final"]
 
@@ -49,12 +50,23 @@ class Final:
 
 
 def write_final(folder: Path, final: Final) -> None:
-    write_file(folder / NAME, to_json(asdict(final)))
+    write_file(folder / NAME, sealed(asdict(final)))
 
 
 def read_final(folder: Path) -> Final:
-    """What final.json says; nothing where a run has none, or a damaged one."""
-    try:
-        return parse_json(Final, read_plain(folder / NAME), strict=False)
-    except (OSError, ValueError, RecursionError):
+    """What final.json says; nothing where a run has none. Raises RunError where it is damaged."""
+    path = folder / NAME
+    if not path.exists():
         return Final()
+    try:
+        data = read_plain(path)
+        final = parse_json(Final, data, strict=False)
+        is_whole = is_sealed(data)
+    except (OSError, ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise RunError(
+            f"{str(path)!r} is damaged: restore it, or delete it to do without confidence "
+            "intervals and the threshold's scores"
+        )
+    return final

@@ -12,6 +12,7 @@ from commonweal.record.checkpoint import Checkpoint, read_checkpoint
 from commonweal.record.client_states import StateFiles, read_state, saved_rounds
 from commonweal.record.columns import Chunks
 from commonweal.record.facts import damaged_facts
+from commonweal.record.final import read_final
 from commonweal.record.record import Record, final_tables
 from commonweal.record.rounds import ROUNDS, VALUES, parse_line, whole_lines
 
@@ -30,6 +31,7 @@ def problems(folder: str | Path) -> list[str]:
         if (folder / MODEL).exists():
             read_model(folder)
             problems += _tables(folder)
+            read_final(folder)
         if (folder / BEST).exists():
             read_model(folder, BEST)
         read_samples(folder)

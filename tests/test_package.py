@@ -76,7 +76,7 @@ def test_the_metadata_name_authors_versions_and_licence(built: Path) -> None:
         text = archive.read(name).decode()
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
         (entry,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "commonweal = commonweal.cli:main" in archive.read(entry).decode()
+        assert "commonweal = commonweal.__main__:main" in archive.read(entry).decode()
     head = text.partition("\n\n")[0]
     assert f"Version: {commonweal.__version__}\n" in head
     assert "Author: Commonweal contributors\n" in head

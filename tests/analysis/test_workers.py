@@ -43,3 +43,43 @@ def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
             break
         time.sleep(0.1)
     assert not alive(worker)
+
+
+STARTING = """
+import os
+import signal
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+if __name__ == "__mp_main__":  # a worker that imports for long
+    Path("here").touch()
+    time.sleep(60)
+
+from commonweal.analysis.workers import worker_pool
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with worker_pool(1) as pool:
+            pool.submit(os.getpid)
+            while not Path("here").exists():
+                time.sleep(0.01)
+            os.kill(active_children()[0].pid, signal.SIGINT)
+            time.sleep(0.5)
+            raise KeyboardInterrupt  # as this process gets it, if it was busy
+    except KeyboardInterrupt:
+        print("stopped")
+"""
+
+
+def test_ctrl_c_while_workers_start_prints_nothing_of_them(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(STARTING)
+    ended = subprocess.run(
+        [sys.executable, "parent.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("stopped\n", "", 0)

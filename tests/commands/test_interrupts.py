@@ -78,6 +78,15 @@ def test_before_the_first_round(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_while_the_command_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise KeyboardInterrupt\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "commonweal", "list"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 130)
+
+
 def workers(process: int) -> list[int]:
     """The processes that a process started for runs."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()

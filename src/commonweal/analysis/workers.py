@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """So many processes. They end with what uses them, however it ends: runs can be resumed."""
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (os.getpid(),))
     try:
+        with _ctrl_c_held():
+            pool.submit(os.getpid)  # starts all processes
         yield pool
     except BaseException:  # Ctrl-C: do not wait for what they are at
         for worker in active_children():
@@ -30,9 +33,27 @@ def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Hold Ctrl-C back, also in processes that are started meanwhile, until `_prepare`.
+
+    Otherwise it would end their imports with tracebacks.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _prepare(parent: int) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word: all is saved
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

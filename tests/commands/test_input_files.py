@@ -217,6 +217,9 @@ def test_pipes_devices_and_folders_in_place_of_files(command: Command, tmp_path:
         (home / "data" / "b" / "b.npz").unlink()
         make(kind, home / "data" / "a" / "a.npz")
         refusal(command("run", "folder", f"path={home / 'data'}", "--out", "run"))
+        target = make(kind, home / "own.md")
+        refusal(command("docs", "own", "--out", target))
+        assert target.exists() and not target.is_file()  # it was not replaced
         out = make(kind, home / "out")
         if kind == "folder":
             (out / "mine").write_text("years of work")

@@ -55,6 +55,8 @@ def writing(path: Path) -> Iterator[None]:
 def write_file(path: Path, data: bytes, durable: bool = True) -> None:
     """Write a file as a whole or not at all. A durable one also survives a power cut."""
     with writing(path):
+        with suppress(FileNotFoundError):
+            check_plain(path)  # a device or a pipe would be replaced by a file
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.part")

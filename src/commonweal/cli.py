@@ -50,6 +50,9 @@ class Command(TyperCommand):
             raise CommonwealError(
                 f"{where} calls sys.exit({ended.code!r}): raise an error instead"
             ) from None
+        except EOFError as error:  # which click would take for Ctrl-D, and end without a reason
+            where = _own_program(error) or "reading the input"
+            raise CommonwealError(f"{where} raises EOFError: {error}") from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. `--rounds 5` raises an error that says to write rounds=5."""

@@ -83,6 +83,7 @@ class Mine(Stateless):
         ("quit()", r"my_rule\.py, line 9 \(weigh\), calls sys\.exit\(None\): raise an error"),
         ("raise LookupError('odd')", r"my_rule\.py, line 9 \(weigh\), raises LookupError: odd"),
         ("raise BaseException('odd')", r"my_rule\.py, line 9 \(weigh\), raises BaseException: odd"),
+        ("raise EOFError('odd')", r"my_rule\.py, line 9 \(weigh\), raises EOFError: odd"),
         ("return None", "rule Mine: weights are None, not a tensor"),
         ("return [1.0]", r"rule Mine: weights are \[1\.0\], not a tensor"),
         ("return reports.losses[:1]", r"rule Mine: weights have shape \(1,\) for \d+ reports"),

@@ -893,7 +893,7 @@ def test_write_file_leaves_the_old_file_when_a_write_fails(
     sentence = r"cannot write '.*file': No space left on device; .*--resume"
     with pytest.raises(RunError, match=sentence):
         files.write_file(path, b"new")
-    assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_write_file_leaves_no_temporary_file(tmp_path: Path) -> None:

@@ -60,12 +60,17 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> None:
         made = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-        with open(temporary, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()  # half a file, which may fill the disk
+            raise
         if durable:
             sync(path.parent)
         if durable and made:

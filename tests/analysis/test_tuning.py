@@ -1,18 +1,21 @@
 """Tuning: whole grids, on rows that are no test rows, continued where it was stopped."""
 
+import errno
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
 from commonweal import cli
 from commonweal.analysis import tuning
 from commonweal.analysis.tuning import Trial
-from commonweal.base.errors import ConfigError, DivergedError
+from commonweal.base.errors import ConfigError, DivergedError, RunError
 from commonweal.config import catalog
 from commonweal.report import figures
 
@@ -111,6 +114,23 @@ def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
     further = tuning.tune(BASE, [RULE], tmp_path, trials=len(TILTS) + 2)  # drawn after the grid
     assert [trial for trial in further if trial in first] == first
     assert len(fake.seen) == tried + 2
+
+
+def test_a_full_disk_is_named_and_the_search_continues(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(backend: JournalFileBackend, logs: object) -> None:
+        if fake.seen:  # a result is to be written
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(backend, logs)
+
+    write: Any = JournalFileBackend.append_logs
+    with monkeypatch.context() as disk:
+        disk.setattr(JournalFileBackend, "append_logs", full)
+        with pytest.raises(RunError, match=r"cannot write .* \(.*No space left on device\): fix"):
+            tuning.tune(BASE, [RULE], tmp_path)
+    found = tuning.tune(BASE, [RULE], tmp_path)
+    assert [tilt(trial.values) for trial in found] == [t for t in TILTS if t != 2.0]
 
 
 def test_rules_without_a_grid_and_fixed_parameters(fake: Fake, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from commonweal.analysis.compare import FAILURES
 from commonweal.analysis.plan import cells, part_table
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import digest, write_file
 from commonweal.base.plain import to_json
 from commonweal.config import catalog
@@ -229,8 +229,19 @@ class _Settings:
         missing = total - len(_ended(study)) if is_drawn else _enqueue(study, plan)
         after(study, None)
         if missing > 0:
-            # Threads only wait for the worker processes.
-            study.optimize(self, missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
+            try:
+                # Threads only wait for the worker processes.
+                study.optimize(self, missing, n_jobs=jobs, catch=FAILURES, callbacks=[after])
+            except (AssertionError, UnboundLocalError) as error:
+                first: BaseException = error
+                while first.__context__ is not None:
+                    first = first.__context__
+                if not isinstance(first, OSError):
+                    raise
+                # Optuna itself fails where its log cannot be written.
+                raise RunError(
+                    f"cannot write {LOG} ({first}): fix this, then run the same command again"
+                ) from error
         # Equal settings rank by the plan, not by which worker was first.
         tried = sorted(study.trials, key=lambda trial: _place(trial.params, plan))
         return [Trial(self.rule, trial.params, *trial.values) for trial in tried if trial.values]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cases import cases
 from commonweal.analysis.choice import choose
 from commonweal.base.errors import CommonwealError
 
@@ -22,7 +23,7 @@ def wins_and_losses(gain: float, n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice([-1.0, 0.0, 1.0], (CLIENTS, n), p=p)
 
 
-@pytest.mark.parametrize("n", [10, 30, 100])
+@cases("n", [10, 30, 100])
 def test_proved_is_wrong_for_at_most_five_per_cent_without_a_gain(n: int) -> None:
     slack = 3 * np.sqrt(0.05 * 0.95 / CLIENTS)
     assert share_leaving(wins_and_losses(0.0, n, seed=n), "proved") <= 0.05 + slack
@@ -35,7 +36,7 @@ def test_proved_is_wrong_for_at_most_five_per_cent_without_a_gain(n: int) -> Non
     assert share_leaving(skewed, "proved", bound=2.0) <= 0.05 + slack
 
 
-@pytest.mark.parametrize("n", [5, 50, 500])
+@cases("n", [5, 50, 500])
 def test_proved_holds_for_heavy_tails_and_ties(n: int) -> None:
     """Of means 0: a t-distribution, rare large losses, and ties with as many wins as losses."""
     rng = np.random.default_rng(n)
@@ -99,7 +100,7 @@ def lower_limit(values: list[float], level: float) -> float:
     return float(interval.low)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 20])
+@cases("n", [2, 3, 5, 20])
 def test_safe_takes_the_steadiest_of_those_that_are_better_with_confidence(n: int) -> None:
     rng = np.random.default_rng(n)
     rows = [{f"m{k}": list(rng.normal(0.5, 0.2 + k, n)) for k in range(3)} for _ in range(100)]
@@ -112,7 +113,7 @@ def test_safe_takes_the_steadiest_of_those_that_are_better_with_confidence(n: in
     assert len(set(expected)) > 1 or n == 2  # two samples are never enough
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "expected"),
     [
         ([], "alone"),
@@ -142,8 +143,8 @@ def residuals(kind: str, n: int) -> np.ndarray:
     return np.asarray((losses[0] - losses[1]) / 2**0.5)
 
 
-@pytest.mark.parametrize("kind", ["normal", "heavy tails", "losses"])
-@pytest.mark.parametrize(
+@cases("kind", ["normal", "heavy tails", "losses"])
+@cases(
     ("gain", "n", "least", "most"),
     [
         (0.0, 2, 0.0, 0.05),  # `gain` in standard deviations of a sample; shares that leave
@@ -201,7 +202,7 @@ def test_a_margin_makes_proof_easier() -> None:
     assert choose([row], "proved", margin=0.2) == ["global"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "words"),
     [
         ({"how": "sure"}, "how = 'sure'"),

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 import commonweal
+from cases import cases
 from commonweal.base.errors import DataError
 from commonweal.data import plain_table
 from commonweal.data.federation import Federation
@@ -35,7 +36,7 @@ def duplicated() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "content", "message"),
     [
         ("t.csv", "", "is empty"),
@@ -100,7 +101,7 @@ def test_a_missing_header_is_reported(first: str, is_row: bool, tmp_path: Path) 
     assert any("if this is a row" in note for note in federation.notes) == is_row
 
 
-@pytest.mark.parametrize(
+@cases(
     ("column", "text", "message"),
     [
         (Column("c", "number"), "1,234", "'1,234' can be read in two ways"),

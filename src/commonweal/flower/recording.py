@@ -153,6 +153,18 @@ class Recorder:
         lower = not self.higher_is_better
         return metrics.summary(evaluation.score[scored], evaluation.sizes[scored], called, lower)
 
+    def check_anything_trained(self) -> None:
+        """Raise RunError where no reply of any round could be used."""
+        for line in self.history:
+            if not line.clients or set(line.clients) - line.dropped.keys():
+                return
+        if self.history:
+            client, reason = next(iter(self.history[-1].dropped.items()))
+            raise RunError(
+                f"nothing was trained: all clients were dropped in all {len(self.history)} rounds; "
+                f"in the last one client {client}: {reason}"
+            )
+
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the final model."""
         if self.store is not None:

@@ -1,18 +1,20 @@
 """What one node reports, and why a report cannot be used. Nothing here imports flwr."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, NoReturn, TypeVar
 
 import pydantic
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError, RunError
+from commonweal.config import catalog
+from commonweal.rules.rule import Rule
 
 __all__ = ["Evaluated", "Problem", "Report", "Settings", "check_trained", "column"]
-__all__ += ["client_ids", "listed", "parsed", "to_settings"]
+__all__ += ["client_ids", "listed", "no_losses", "parsed", "to_settings"]
 
 SHOWN = 5  # clients or nodes that a message names
 
@@ -105,6 +107,25 @@ def check_trained(reports: Sequence[Report]) -> None:
     raise RunError(
         f"nothing can be trained: all {len(reports)} clients are refused; of the first: "
         f"{first.text}"
+    )
+
+
+def no_losses(rule: Rule, what: str, sent: Iterable[str]) -> NoReturn:
+    """Raise RunError for a rule that needs losses.
+
+    Args:
+        rule: The rule.
+        what: What is missing.
+        sent: The keys that clients reported.
+    """
+    name = catalog.describe(rule)["name"]
+    raise RunError(
+        f"the rule {name!r} decides by the clients' losses of the received model, but {what} "
+        f"(they reported {', '.join(sorted(sent)) or 'nothing'}). Add the loss in the "
+        "ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
+        "commonweal.flower.loss_before_training, or use those of each client's last "
+        'evaluation, FairStrategy(..., losses="evaluate"). strict=False goes on with the '
+        "weights of FedAvg"
     )
 
 

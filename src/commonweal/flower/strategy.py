@@ -16,7 +16,7 @@ import commonweal
 from commonweal.algorithms.algorithm import Outcome
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
-from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
+from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
@@ -45,6 +45,7 @@ from commonweal.flower.reports import (
     check_trained,
     column,
     listed,
+    no_losses,
 )
 from commonweal.record.facts import RunFacts
 from commonweal.record.rounds import RoundRecord
@@ -296,7 +297,7 @@ class FairStrategy(Strategy):
                     None if evaluate_fn is None else shifted,
                 )
                 self._record({})
-                self._check_anything_trained()
+                self._recorder.check_anything_trained()
             finally:
                 self._recorder.save()
             result.train_metrics_clientapp = self._shift(result.train_metrics_clientapp)
@@ -479,18 +480,6 @@ class FairStrategy(Strategy):
                 report.problem = Problem("arrays", str(error))
         return usable, updates[: len(usable)]
 
-    def _check_anything_trained(self) -> None:
-        """Raise RunError where no reply of any round could be used."""
-        for line in self.history:
-            if not line.clients or set(line.clients) - line.dropped.keys():
-                return
-        if self.history:
-            client, reason = next(iter(self.history[-1].dropped.items()))
-            raise RunError(
-                f"nothing was trained: all clients were dropped in all {len(self.history)} rounds; "
-                f"in the last one client {client}: {reason}"
-            )
-
     def _check_diverged(self, number: int, outcome: Outcome) -> None:
         lost = len(outcome.clients) == 0 and bool(outcome.dropped)
         self._diverged = self._diverged + 1 if lost else 0
@@ -511,19 +500,8 @@ class FairStrategy(Strategy):
             sent: set[str] = set()
             for content in answers.contents.values():
                 sent |= metrics_of(content).keys()
-            raise RunError(self._no_losses(f"no client reported {self._reader.loss_key!r}", sent))
+            no_losses(self.rule, f"no client reported {self._reader.loss_key!r}", sent)
         return True
-
-    def _no_losses(self, what: str, sent: Iterable[str]) -> str:
-        name = catalog.describe(self.rule)["name"]
-        return (
-            f"the rule {name!r} decides by the clients' losses of the received model, but {what} "
-            f"(they reported {', '.join(sorted(sent)) or 'nothing'}). Add the loss in the "
-            "ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
-            "commonweal.flower.loss_before_training, or use those of each client's last "
-            'evaluation, FairStrategy(..., losses="evaluate"). strict=False goes on with the '
-            "weights of FedAvg"
-        )
 
     def _warnings(self, number: int, usable: Sequence[Report], fallback: bool) -> tuple[str, ...]:
         """What the record of a round says about its clients and their losses."""
@@ -625,7 +603,7 @@ class FairStrategy(Strategy):
             what = f"none reported {key!r}"
             if key is None:
                 what = "evaluations have no unique finite loss"
-            raise RunError(self._no_losses(what + " (name it with evaluate_loss_key)", sent))
+            no_losses(self.rule, what + " (name it with evaluate_loss_key)", sent)
         if column(evaluated, "score").isnan().all():
             self._log_once(
                 f"no client reported {self._reader.score_key or 'an accuracy'} (they reported "

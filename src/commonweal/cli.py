@@ -46,6 +46,8 @@ class Command(TyperCommand):
         except ServedExit:
             raise
         except SystemExit as ended:
+            if isinstance(ended.__context__, BrokenPipeError):  # `| head` has read enough
+                raise
             where = _own_program(ended) or "a program that the experiment names"
             raise CommonwealError(
                 f"{where} calls sys.exit({ended.code!r}): raise an error instead"

@@ -1,8 +1,12 @@
 """`commonweal list` and `show`: parts, scores, metrics and runs, in words and as JSON."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from torch import nn
 
 from command_helpers import Command, mistake, strict
@@ -132,3 +136,16 @@ def test_show_draws_the_regret(command: Command, finished: Path) -> None:
     assert "the theorem's bound" in result.out
     assert (finished / "regret.png").exists()
     assert "is not a run's folder" in mistake(command("show", "aaggff-s", "--regret"))
+
+
+@pytest.mark.parametrize("arguments", ["list rules", "show fedavg", "docs"])
+def test_nobody_reads_the_output(arguments: str) -> None:
+    """It was closed before the command began, or is a pipe whose reader has ended (`| head`)."""
+    command = f'"{sys.executable}" -m commonweal {arguments}'
+    closed = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True)
+    assert (closed.stderr, closed.returncode) == ("", 0)
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = subprocess.run(command, shell=True, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (broken.stderr, broken.returncode) == ("", 1)

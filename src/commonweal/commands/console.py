@@ -16,8 +16,9 @@ __all__ += ["stoppable"]
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 STOPPED = 130  # the exit code after Ctrl-C
 
+_is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
 # No highlighting: its patterns take quadratic time in long names.
-out = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
+out = Console(width=None if _is_terminal else FILE_WIDTH, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Record:
 def test_files_are_those_that_the_module_lists(finished: Record) -> None:
     assert {f.name for f in finished.folder.iterdir()} == FILES
     assert all(name in (store.__doc__ or "") for name in FILES)
+
+
+@pytest.mark.parametrize("shape", [[-1], [10**9, 10**9]])
+def test_a_model_of_an_impossible_shape_is_refused(
+    finished: Record, tmp_path: Path, shape: list[int]
+) -> None:
+    folder = shutil.copytree(finished.folder, tmp_path / "run")
+    facts = json.loads((folder / "run.json").read_text())
+    facts["task"]["shape"] = shape
+    (folder / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(RunError, match="has the tensors of another model"):
+        Record.read(folder).raw_module()
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "timings.jsonl"])

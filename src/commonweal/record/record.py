@@ -398,12 +398,12 @@ class Record(Outline):
                 f"{str(self.folder)!r} is a run of your own module: give it, record.module(own)"
             )
         task = self._task
-        with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
-            torch.manual_seed(self.experiment.get("seed", 0))  # for parameters that are not trained
-            module: nn.Module = catalog.build(
-                "models", part, outputs=task.outputs, labels=task.labels, shape=task.shape
-            )
         try:
+            with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
+                torch.manual_seed(self.experiment.get("seed", 0))  # for what is not trained
+                module: nn.Module = catalog.build(
+                    "models", part, outputs=task.outputs, labels=task.labels, shape=task.shape
+                )
             module.load_state_dict(self.state_dict(), strict=False)
         except RuntimeError as error:
             raise RunError(

@@ -5,6 +5,7 @@ returns an outcome. Whoever drives it is an engine. Nothing but the state surviv
 the state is the server's checkpoint.
 """
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base import randomness
+from commonweal.base.errors import CommonwealWarning
 from commonweal.base.tensors import State, Tensors, is_finite, select
 from commonweal.config.experiment import RunSettings
 from commonweal.data.federation import Federation, Rows
@@ -313,13 +315,23 @@ def first_state(algorithm: Algorithm, seed: int, client: int) -> ClientState:
 
 
 def keep_finite(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
-    """Keep the previous state of clients whose update or new state is not finite."""
+    """Keep the previous state of clients whose update or new state is not finite.
+
+    A warning says so where their update is finite: they are not dropped, and nobody else would.
+    """
     if not after:
         return after
     checked = [update, *(value for value in after.values() if value.is_floating_point())]
     finite = torch.stack([is_finite(value) for value in checked]).all(0)  # (S,)
     if finite.all():
         return after
+    if (is_finite(update) & ~finite).any():
+        warnings.warn(
+            "the states of some clients, such as personal models, are not finite after training: "
+            "they keep those of the round before; lower client.lr, or set client.clip",
+            CommonwealWarning,
+            stacklevel=2,
+        )
     states = {}
     for name, value in after.items():
         states[name] = value.clone()

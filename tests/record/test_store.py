@@ -31,6 +31,7 @@ from commonweal.record.facts import FORMAT, RunFacts
 from commonweal.record.record import Record, title_of
 from commonweal.record.rounds import ClientTable, RoundRecord, round_columns
 from commonweal.record.store import Store
+from commonweal.record.verify import problems
 from commonweal.training.evaluation import Evaluation
 from run_helpers import a_round, all_of, as_documented, contents, lines, stop_after, weights_of
 
@@ -313,6 +314,24 @@ def test_a_folder_of_another_experiment_is_refused_with_what_differs(
     assert "holds another experiment" in str(caught.value)
     assert what in str(caught.value)
     assert contents(finished.folder) == before
+
+
+def test_a_key_that_a_later_version_added_does_not_hinder_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Experiment.toml
+    line = 'precision = "float32"\n'
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "toml", lambda self: text(self).replace(line, ""))
+        stop_after(2, run(small(rounds=4), out=tmp_path / "run"))
+    with pytest.raises(RunError, match="precision = 'bfloat16'"):
+        list(run(small(rounds=4, precision="bfloat16"), out=tmp_path / "run", resume=True))
+    list(run(small(rounds=4), out=tmp_path / "run", resume=True))
+    list(run(small(rounds=4), out=tmp_path / "other"))
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "other")]
+    assert models[0] == models[1]
+    assert line not in (tmp_path / "run" / "experiment.toml").read_text()
+    assert problems(tmp_path / "run") == []
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:

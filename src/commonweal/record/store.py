@@ -36,7 +36,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import LOCK, append, digest, locked, read_plain, write_file, writing
 from commonweal.base.plain import flat, to_json
 from commonweal.base.tensors import State, Tensors
-from commonweal.config.experiment import renamed
+from commonweal.config.experiment import RunSettings, renamed
 from commonweal.record import artifacts
 from commonweal.record.checkpoint import (
     CHECKPOINT,
@@ -112,11 +112,11 @@ class Store:
         if not longer:
             self._check(known, difference, resume)
         last, saved = self._resumed(facts)
-        self._experiment = digest(experiment.encode())
         self._cut(last)
         if difference or not known.exists():
             write_facts(self.folder, facts)
             write_file(known, experiment.encode())
+        self._experiment = digest(read_plain(known))  # an earlier version may have written it
         return last, saved
 
     def _check_format(self) -> None:
@@ -299,6 +299,9 @@ def _changes(known: Path, experiment: str) -> Changes:
         after = flat(tomllib.loads(experiment))
     except (OSError, ValueError, RecursionError):
         return {EXPERIMENT: ("text that cannot be read", "")}
+    for key, field in RunSettings.model_fields.items():
+        if key in after and not field.is_required():
+            before.setdefault(key, field.default)  # a key that an earlier version did not have
     changes: Changes = {}
     for key in dict.fromkeys([*after, *sorted(before)]):
         if before.get(key) != after.get(key):

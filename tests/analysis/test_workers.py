@@ -53,7 +53,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 if __name__ == "__mp_main__":  # a worker that imports for long
-    Path("here").touch()
+    Path(f"here-{os.getpid()}").touch()
     time.sleep(60)
 
 from commonweal.analysis.workers import worker_pool
@@ -61,11 +61,12 @@ from commonweal.analysis.workers import worker_pool
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with worker_pool(1) as pool:
+        with worker_pool(2) as pool:
             pool.submit(os.getpid)
-            while not Path("here").exists():
+            while len(list(Path().glob("here-*"))) < 2:
                 time.sleep(0.01)
-            os.kill(active_children()[0].pid, signal.SIGINT)
+            for worker in active_children():
+                os.kill(worker.pid, signal.SIGINT)
             time.sleep(0.5)
             raise KeyboardInterrupt  # as this process gets it, if it was busy
     except KeyboardInterrupt:

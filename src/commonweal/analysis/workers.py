@@ -23,7 +23,8 @@ def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (os.getpid(),))
     try:
         with _ctrl_c_held():
-            pool.submit(os.getpid)  # starts all processes
+            for _ in range(jobs):
+                pool.submit(os.getpid)  # starts a process
         yield pool
     except BaseException:  # Ctrl-C: do not wait for what they are at
         for worker in active_children():

@@ -94,3 +94,7 @@ def test_mistakes_are_clear(command: Command, tmp_path: Path) -> None:
     command("init", "patients.csv", "-o", str(folder / "patients.toml"), "-q")
     with pytest.raises(CommonwealError, match=r"--label ward: .*says 'died'"):
         command(*FIT, "--label", "ward")
+    (tmp_path / "two.csv").write_text("client,a,label\nA,1,x\nB,2,y\n")
+    roles = ("--client", "client", "--label", "label")
+    with pytest.raises(CommonwealError, match=r"no method has a result; .*no client has test rows"):
+        command("fit", "two.csv", *roles, "-q")

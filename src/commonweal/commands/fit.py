@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, RunError
 from commonweal.commands import console
 from commonweal.commands.options import Changes, Quiet, Table, out
 
@@ -52,7 +52,10 @@ def fit(
     folder = to or Path("runs") / f"{stem}-fit"
     base = _experiment(path, folder / f"{stem}.toml", {"label": label, "client": client}, quiet)
     plan = fit_plan(change(base, changes or []), seeds, folder)
-    for line in _run(plan, minutes, quiet):
+    failed = _run(plan, minutes, quiet)
+    if not any(cell.finished for cell in chain.from_iterable(plan)):
+        raise RunError(f"no method has a result; {failed[0]}")
+    for line in failed:
         console.say(line)
     chosen = choose(folder)
     chosen.write(folder)

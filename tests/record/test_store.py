@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commonweal
+from commonweal.analysis.plan import Cell
 from commonweal.base import files
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.plain import to_json
@@ -332,6 +333,8 @@ def test_a_key_that_a_later_version_added_does_not_hinder_resuming(
     assert models[0] == models[1]
     assert line not in (tmp_path / "run" / "experiment.toml").read_text()
     assert problems(tmp_path / "run") == []
+    assert Cell("a comparison's", small(rounds=4), tmp_path / "run").finished
+    assert not Cell("another seed", small(rounds=4, seed=9), tmp_path / "run").finished
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 
 from commonweal.base.errors import ConfigError
-from commonweal.base.files import read_plain
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change, file_name
 
@@ -32,12 +31,11 @@ class Cell:
     def finished(self) -> bool:
         """Whether the folder holds this run, with all rounds."""
         from commonweal.record.record import Record
+        from commonweal.record.store import changed_keys
 
-        try:
-            text = read_plain(self.folder / "experiment.toml").decode()
-        except (OSError, UnicodeDecodeError):
-            return False  # running it says what is wrong
-        return text == self.experiment.toml() and Record.read(self.folder).finished
+        if changed_keys(self.folder / "experiment.toml", self.experiment.toml()):
+            return False  # also where there is none; running it says what is wrong
+        return Record.read(self.folder).finished
 
 
 def seed_list(text: str) -> list[int]:

@@ -59,7 +59,7 @@ from commonweal.record.rounds import (
 )
 from commonweal.record.verify import damaged_rounds, first_lines
 
-__all__ = ["Store"]
+__all__ = ["Store", "changed_keys"]
 
 TIMINGS = "timings.jsonl"
 EXPERIMENT = "experiment.toml"
@@ -100,7 +100,7 @@ class Store:
         """
         self._check_format()
         known = self.folder / EXPERIMENT
-        changed = _changes(known, experiment) if known.exists() else {}
+        changed = changed_keys(known, experiment) if known.exists() else {}
         difference = _difference(changed)
         longer = resume and _adds_rounds(changed)
         if longer and plans_rounds and self._has_rounds:
@@ -289,7 +289,7 @@ def _starts(name: str) -> bool:
 Changes: TypeAlias = dict[str, tuple[object, object]]  # by key, the values before and after
 
 
-def _changes(known: Path, experiment: str) -> Changes:
+def changed_keys(known: Path, experiment: str) -> Changes:
     """What a new experiment changes; None stands for a key that is not there."""
     try:
         old = read_plain(known).decode()

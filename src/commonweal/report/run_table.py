@@ -143,7 +143,7 @@ def result(record: Record) -> Group:
 
 
 def _client_columns(last: RoundRecord, clients: ClientTable) -> dict[str, list[str]]:
-    """What is known of clients beside their scores, by the title of a column."""
+    """What is known of clients in addition to their scores, by the title of a column."""
     columns = {}
     if last.mixture:
         columns["mixture"] = [f"{last.mixture.get(name, math.nan):.3f}" for name in clients.names]

@@ -36,8 +36,8 @@ from commonweal.algorithms.algorithm import Outcome, Replies
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
-from commonweal.data.federation import Rows
 from commonweal.data.population import Setting
+from commonweal.data.rows import Rows
 from commonweal.jobs.job import Job, job_from_experiment
 from commonweal.rules import Decision, Reports, Rule
 

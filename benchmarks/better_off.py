@@ -27,7 +27,8 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from commonweal.analysis.choosing import choose
-from commonweal.analysis.compare import Cell, run_cells
+from commonweal.analysis.compare import run_cells
+from commonweal.analysis.plan import Cell
 from commonweal.base.files import write_file
 from commonweal.config.experiment import Experiment
 from commonweal.datasets._files import find

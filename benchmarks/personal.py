@@ -41,9 +41,11 @@ from commonweal.report import figures
 from commonweal.rules import FedAvg
 from commonweal.samplers.sampler import Sampler
 from commonweal.servers import SGD
+from commonweal.training.batches import schedule
 from commonweal.training.evaluation import Evaluation
-from commonweal.training.local import schedule, train_locally, vmap_clients
+from commonweal.training.local import train_locally
 from commonweal.training.task import Task
+from commonweal.training.vectorize import vmap_clients
 from published.table import find, names
 
 # Methods here, and what the thesis calls them.

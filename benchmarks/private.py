@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import commonweal
 from commonweal.clients import Client
 from commonweal.config import catalog
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.datasets import build_federation
 from commonweal.jobs.rounds import run
 from commonweal.training.task import Task

@@ -18,12 +18,13 @@ from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
 from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.engines.simulator import Simulator
 from commonweal.rules import Rule
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers import SGD, ServerOptimizer
-from commonweal.training.local import BatchSchedule, schedule
+from commonweal.training.batches import BatchSchedule, schedule
 from commonweal.training.task import Task
 
 DATA = os.environ.get("COMMONWEAL_DATA")  # some tests change the variable

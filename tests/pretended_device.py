@@ -23,19 +23,14 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from commonweal.base import randomness
 from commonweal.base.tensors import Tensors, stack
 from commonweal.config import catalog
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
+from commonweal.training.batches import schedule
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
-from commonweal.training.local import (
-    Trained,
-    Vectorize,
-    schedule,
-    single,
-    train_locally,
-    vmap_clients,
-)
+from commonweal.training.local import Trained, train_locally
 from commonweal.training.task import Task
 from commonweal.training.uses import one_model
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 CLIENTS = 2
 ROWS = 4  # per client

@@ -22,7 +22,8 @@ from torch import Tensor
 from commonweal.algorithms.algorithm import Algorithm
 from commonweal.base.errors import CommonwealError
 from commonweal.base.tensors import Tensors
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.engines import simulator, wire
 from commonweal.engines.ranks import Ranks, connect
 from commonweal.engines.wire import Parcel

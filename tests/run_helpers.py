@@ -13,7 +13,8 @@ from torch import nn
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base.tensors import Tensors, select
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.engines.engine import Engine, LocalEngine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, job_from_parts

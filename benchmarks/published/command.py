@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from commonweal.analysis.compare import run_cells_in_processes, seed_list
+from commonweal.analysis.compare import run_cells_in_processes
+from commonweal.analysis.plan import seed_list
 from commonweal.analysis.tuning import cores
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.text import shown

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from commonweal.analysis import curves, interpolation, tuning
-from commonweal.analysis.compare import Cell
+from commonweal.analysis.plan import Cell
 from commonweal.base.errors import CommonwealError, DataError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from commonweal import run
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.training.task import Task
 
 from .work import Work

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from commonweal import run
-from commonweal.analysis.compare import Cell, Step, cells, run_cells, run_cells_in_processes
+from commonweal.analysis.compare import Step, run_cells, run_cells_in_processes
+from commonweal.analysis.plan import Cell, cells
 from commonweal.base.errors import CommonwealError, ConfigError
 from commonweal.config import catalog
 from commonweal.config.experiment import read, values
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.datasets.heart import heart
 from commonweal.training.evaluation import evaluate
 from commonweal.training.task import Batch, Task

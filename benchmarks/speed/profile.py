@@ -19,7 +19,7 @@ from commonweal.engines.simulator import CHUNK, Simulator
 from commonweal.rules import FedAvg
 from commonweal.rules.rule import Reports
 from commonweal.servers import SGD
-from commonweal.training import local
+from commonweal.training import batches, local, vectorize
 from commonweal.training.dense import DenseTrainer
 from commonweal.training.evaluation import evaluate
 
@@ -47,16 +47,16 @@ class Bench:
         self.message = self.algorithm.ask(self.state)
         self.engine = Simulator(self.data)
 
-    def draw(self) -> local.BatchSchedule:
+    def draw(self) -> batches.BatchSchedule:
         keys = [self.data.population.key(i) for i in self.ids.tolist()]
         streams = [randomness.stream(0, 1, key, randomness.TRAIN) for key in keys]
         client = self.algorithm.client
-        return local.schedule(client, self.task, self.data.train, self.ids, streams)
+        return batches.schedule(client, self.task, self.data.train, self.ids, streams)
 
     def report(self) -> object:
         return evaluate(self.task, self.message["w"], self.data.train, self.ids)
 
-    def train(self, plan: local.BatchSchedule, chunk: int | None = CHUNK) -> Tensor:
+    def train(self, plan: batches.BatchSchedule, chunk: int | None = CHUNK) -> Tensor:
         trained = local.train_locally(
             self.algorithm.client,
             self.task,
@@ -64,7 +64,7 @@ class Bench:
             {},
             self.data.train,
             plan,
-            local.vmap_clients,
+            vectorize.vmap_clients,
             chunk,
             models=False,
         )
@@ -112,7 +112,7 @@ def profile(turns: int) -> list[Target]:
     return []
 
 
-def by_autograd(bench: Bench, plan: local.BatchSchedule) -> Tensor:
+def by_autograd(bench: Bench, plan: batches.BatchSchedule) -> Tensor:
     with mock.patch.object(DenseTrainer, "of", return_value=None):
         return bench.train(plan)
 

@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Import the command and run it. Ctrl-C while it is imported ends it without a traceback."""

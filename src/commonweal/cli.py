@@ -23,8 +23,6 @@ from commonweal.commands.console import STOPPED, say
 from commonweal.commands.data import data
 from commonweal.commands.flower import flower
 
-__all__ = ["app", "main"]
-
 NOTHING_LOST = "stopped; what was saved before is intact"
 
 app = typer.Typer(

@@ -27,8 +27,8 @@ from commonweal.samplers.uniform import Uniform
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client
 from commonweal.training.client_state import NO_STATE
-from commonweal.training.local import single
 from commonweal.training.task import Task
+from commonweal.training.vectorize import single
 from helpers import (
     SHAPES,
     averaging,

@@ -16,7 +16,8 @@ from commonweal.base.errors import ConfigError
 from commonweal.clients import Client, FedProx
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.datasets.noise import Uneven
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, build_dataset

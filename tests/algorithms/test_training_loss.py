@@ -19,7 +19,7 @@ from commonweal.jobs.api import rule
 from commonweal.jobs.rounds import run
 from commonweal.rules import Rule
 from commonweal.servers import SGD
-from commonweal.training.local import schedule
+from commonweal.training.batches import schedule
 from commonweal.training.task import Task
 from helpers import SHAPES, federation, module
 

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from cases import cases
-from commonweal.analysis.choice import choose
 from commonweal.base.errors import CommonwealError
+from commonweal.training.choice import choose
 
 CLIENTS = 10_000
 

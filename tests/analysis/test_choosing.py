@@ -10,7 +10,8 @@ import torch
 
 import commonweal as cw
 from commonweal.analysis.choosing import Choice, chosen_model
-from commonweal.analysis.compare import Cell, Step, baseline_cells, cells, run_cells
+from commonweal.analysis.compare import Step, run_cells
+from commonweal.analysis.plan import Cell, baseline_cells, cells
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.config.experiment import change, values
 from commonweal.jobs.reopening import reopen

@@ -9,15 +9,8 @@ import pytest
 from torch import nn
 
 from commonweal.analysis import compare
-from commonweal.analysis.compare import (
-    Result,
-    Step,
-    align,
-    cells,
-    finished_runs,
-    gather,
-    run_cells,
-)
+from commonweal.analysis.compare import Result, Step, align, finished_runs, gather, run_cells
+from commonweal.analysis.plan import cells
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import locked
 from commonweal.config.catalog import split_list

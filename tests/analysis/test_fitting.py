@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from commonweal.analysis import fitting
-from commonweal.analysis.compare import Cell, Data, Step
+from commonweal.analysis.compare import Data, Step
 from commonweal.analysis.fitting import Work, fit_plan, run_plan
+from commonweal.analysis.plan import Cell
 
 ROUNDS = 10
 COSTS = {"alone": 1.5, "blend": 2.5}

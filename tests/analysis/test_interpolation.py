@@ -17,8 +17,9 @@ from commonweal.analysis.interpolation import POINTS
 from commonweal.base.errors import CommonwealError, ConfigError, RunError
 from commonweal.cli import app
 from commonweal.config.experiment import Experiment
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
 from commonweal.data.population import Population
+from commonweal.data.rows import Rows
 from commonweal.engines.engine import Engine
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.reopening import reopen

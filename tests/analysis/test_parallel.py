@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from commonweal import metrics
-from commonweal.analysis.compare import Cell, cells, run_cells, run_cells_in_processes, shard_of
+from commonweal.analysis.compare import run_cells, run_cells_in_processes
+from commonweal.analysis.plan import Cell, cells, shard_of
 from commonweal.base.errors import ConfigError
 from run_helpers import contents
 

@@ -11,17 +11,9 @@ from torch import nn
 
 import commonweal
 from commonweal import metrics
-from commonweal.analysis.compare import (
-    Result,
-    baseline_cells,
-    cells,
-    failed_lines,
-    finished_runs,
-    gather,
-    run_cells,
-    seed_list,
-)
+from commonweal.analysis.compare import Result, failed_lines, finished_runs, gather, run_cells
 from commonweal.analysis.gains import gains, gains_over_local
+from commonweal.analysis.plan import baseline_cells, cells, seed_list
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run

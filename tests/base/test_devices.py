@@ -10,7 +10,7 @@ import torch
 import commonweal as cw
 from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 
 
 def test_every_client_method_and_model_family_on_a_pretended_device() -> None:

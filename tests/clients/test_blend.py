@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.cli import app
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.export import card
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record

@@ -20,10 +20,10 @@ from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.guarded import Guarded
 from commonweal.rules.rule import Need
 from commonweal.training.client_state import ClientState
-from commonweal.training.local import single
 from commonweal.training.masks import head_layer, layer_mask
 from commonweal.training.objective import Between, Objective, objective_value
 from commonweal.training.task import Batch, Task
+from commonweal.training.vectorize import single
 from helpers import averaging, planned, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task, trained
 from run_helpers import states_of

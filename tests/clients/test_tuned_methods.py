@@ -22,8 +22,8 @@ from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
 from commonweal.rules import SemiVRed
+from commonweal.training.batches import schedule
 from commonweal.training.client import learning_rate
-from commonweal.training.local import schedule
 from commonweal.training.task import Task
 from helpers import batches_of, close, planned
 from personal_helpers import client, federation, sent, task, trained

@@ -11,7 +11,8 @@ from rich.console import Console
 from commonweal import cli
 from commonweal.analysis import compare
 from commonweal.analysis.choosing import choose
-from commonweal.analysis.compare import Cell, Data, Step
+from commonweal.analysis.compare import Data, Step
+from commonweal.analysis.plan import Cell
 from commonweal.base.errors import CommonwealError
 from commonweal.commands import console
 from commonweal.record.record import Record

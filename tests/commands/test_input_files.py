@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from command_helpers import Command, refusal
-from commonweal.analysis.compare import Cell
+from commonweal.analysis.plan import Cell
 from commonweal.config.experiment import Experiment
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)

@@ -25,10 +25,10 @@ from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import run
 from commonweal.training.client_state import ClientState
-from commonweal.training.local import single
 from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
 from commonweal.training.uses import Uses, one_model
+from commonweal.training.vectorize import single
 from helpers import averaging, stream
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task
 from run_helpers import contents, states_of, stop_after

@@ -13,7 +13,8 @@ from torch import nn
 import commonweal
 from cases import cases
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.data.split import split_rows
 from commonweal.training.task import Task
 

@@ -32,7 +32,8 @@ from commonweal.base import randomness
 from commonweal.base.tensors import State, Tensors, flatten, unflatten
 from commonweal.config import catalog
 from commonweal.config.experiment import RunSettings
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.engines.engine import Engine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
@@ -42,8 +43,8 @@ from commonweal.samplers.uniform import Uniform
 from commonweal.training.client import Client
 from commonweal.training.client_state import NO_STATE, stack_states
 from commonweal.training.evaluation import Evaluation, evaluate
-from commonweal.training.local import single
 from commonweal.training.task import Task
+from commonweal.training.vectorize import single
 from helpers import SHAPES, Visitor, averaging, close, federation, module
 from run_helpers import states_of
 

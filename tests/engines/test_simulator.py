@@ -15,12 +15,13 @@ from commonweal.algorithms.two_phase import TwoPhase
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import Tensors
 from commonweal.clients.ditto import Ditto
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.engines.simulator import MODES, VECTORS_PER_CLIENT, Simulator
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers.sgd import SGD
+from commonweal.training.batches import chunks
 from commonweal.training.client import Client
-from commonweal.training.local import chunks
 from commonweal.training.task import Task
 from helpers import (
     SHAPES,

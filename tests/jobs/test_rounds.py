@@ -23,7 +23,8 @@ from commonweal.base.errors import CommonwealError, ConfigError, DataError, RunE
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.jobs import rounds as rounds_module
 from commonweal.jobs.job import job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import reopen

@@ -24,12 +24,12 @@ from commonweal.base import files
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.plain import to_json
 from commonweal.base.tensors import flatten, unflatten
-from commonweal.config.experiment import Experiment
+from commonweal.config.experiment import Experiment, title_of
 from commonweal.jobs.rounds import run
 from commonweal.record import store
 from commonweal.record.artifacts import read_samples, write_samples
 from commonweal.record.facts import FORMAT, RunFacts
-from commonweal.record.record import Record, title_of
+from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord, round_columns
 from commonweal.record.store import Store
 from commonweal.record.verify import problems

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from commonweal import cli
-from commonweal.analysis.compare import baseline_cells, cells, run_cells
+from commonweal.analysis.compare import run_cells
 from commonweal.analysis.labels import by_label, find_runs
+from commonweal.analysis.plan import baseline_cells, cells
 from commonweal.base.errors import RunError
 from commonweal.base.text import shown
 from commonweal.report import document, figures

@@ -27,8 +27,8 @@ from commonweal.synthetic import FedEvg
 from commonweal.synthetic._energy import exponentials, mixture
 from commonweal.synthetic.fedevg import Preset
 from commonweal.training.client_state import ClientState, stack_states
-from commonweal.training.local import single
 from commonweal.training.task import Task
+from commonweal.training.vectorize import single
 from run_helpers import Lossy, job, states_of
 from synthetic_helpers import ROUNDS, SEED, SMALL, built, digits, population, task
 

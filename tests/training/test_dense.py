@@ -30,15 +30,9 @@ from commonweal.clients.term import TERMClient
 from commonweal.data.federation import Federation
 from commonweal.training import local
 from commonweal.training.autograd import AutogradTrainer
+from commonweal.training.batches import chunks
 from commonweal.training.dense import DenseTrainer, dense_stack
-from commonweal.training.local import (
-    Trained,
-    Vectorize,
-    chunks,
-    single,
-    train_locally,
-    vmap_clients,
-)
+from commonweal.training.local import Trained, train_locally
 from commonweal.training.masks import head_mask
 from commonweal.training.objective import (
     MEAN,
@@ -51,6 +45,7 @@ from commonweal.training.objective import (
     Reduction,
 )
 from commonweal.training.task import Batch, Task
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 from helpers import close, federation, planned
 
 SIZES = {"a": 5, "b": 20, "c": 57, "d": 41, "e": 20}

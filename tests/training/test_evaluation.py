@@ -11,10 +11,10 @@ from commonweal.data.federation import Federation
 from commonweal.training import evaluation
 from commonweal.training.client_state import NO_STATE
 from commonweal.training.evaluation import evaluate, evaluate_models
-from commonweal.training.local import Vectorize, single, vmap_clients
 from commonweal.training.scores import SCORES
 from commonweal.training.task import Task
 from commonweal.training.uses import one_model
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 from helpers import SHAPES, averaging, close, federation, loaded, module, stream, torch_loss
 
 SIZES = {"a": 5, "b": 20, "c": 57, "d": 41}

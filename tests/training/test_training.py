@@ -13,19 +13,15 @@ from cases import cases
 from commonweal.base.errors import CommonwealError, ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
+from commonweal.training.batches import schedule
 from commonweal.training.client import learning_rate
-from commonweal.training.local import (
-    Vectorize,
-    keep_freed_memory,
-    schedule,
-    single,
-    train_locally,
-    vmap_clients,
-)
+from commonweal.training.local import keep_freed_memory, train_locally
 from commonweal.training.objective import Custom, Objective, Phase
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 from helpers import (
     SHAPES,
     Visitor,

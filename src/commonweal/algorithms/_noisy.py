@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["intrinsic_dimension", "upper_component"]
-
 AT_ONCE = 1024  # rows whose distances to all others are held at once
 
 

@@ -18,34 +18,17 @@ from commonweal.base import randomness
 from commonweal.base.errors import CommonwealWarning
 from commonweal.base.tensors import State, Tensors, is_finite, select
 from commonweal.config.experiment import RunSettings
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
 from commonweal.data.population import Population, Setting
+from commonweal.data.rows import Rows
 from commonweal.privacy.promise import Promise
 from commonweal.rules.rule import Decision, Descent, Need
 from commonweal.samplers.sampler import Sampler
 from commonweal.training.client import Client
 from commonweal.training.client_state import NO_STATE, ClientState
-from commonweal.training.local import Vectorize
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
-
-__all__ = [
-    "Algorithm",
-    "Conversation",
-    "Group",
-    "Outcome",
-    "Replies",
-    "Request",
-    "Sample",
-    "TrainingLoss",
-    "decided",
-    "first_state",
-    "is_used",
-    "keep_finite",
-    "setting",
-    "unchanged",
-]
-
+from commonweal.training.vectorize import Vectorize
 
 # The loss that clients report: of the received model, on all training samples or on the first
 # batch, or the mean over the batches of the first epoch.

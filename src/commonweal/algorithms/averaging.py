@@ -32,19 +32,18 @@ from commonweal.base.tensors import State, Tensors, select
 from commonweal.channels.channel import Channel
 from commonweal.channels.private import PrivateMask
 from commonweal.clients.choice import ChoiceClient
-from commonweal.data.federation import Rows
 from commonweal.data.population import Population
+from commonweal.data.rows import Rows
 from commonweal.rules.rule import Need, Reports, Rule, decide
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training import schedules, scores
+from commonweal.training.batches import BatchSchedule, schedule
 from commonweal.training.client import Client, Stage
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
-from commonweal.training.local import BatchSchedule, Trained, schedule, start_models, train_locally
+from commonweal.training.local import Trained, start_models, train_locally
 from commonweal.training.task import Task
 from commonweal.training.uses import one_model
-
-__all__ = ["Averaging"]
 
 
 class Work(NamedTuple):

@@ -14,8 +14,6 @@ from commonweal.clients.blend import Blend
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 
-__all__ = ["NO_VALIDATION", "compare", "everyone", "weigh"]
-
 NO_VALIDATION = (
     "no client has validation samples: predictions are mixed with fixed weights; set "
     "validation = 0.2 to learn them"

@@ -31,14 +31,13 @@ from commonweal.rules.simplex import project
 from commonweal.samplers.by_weight import ByWeight
 from commonweal.samplers.uniform import Uniform
 from commonweal.servers.server import ServerOptimizer
+from commonweal.training.batches import schedule
 from commonweal.training.client import Client, sgd_parameters
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate
-from commonweal.training.local import schedule, train_locally
+from commonweal.training.local import train_locally
 from commonweal.training.objective import Objective
 from commonweal.training.task import Task
-
-__all__ = ["DRFA"]
 
 
 @dataclass(frozen=True)

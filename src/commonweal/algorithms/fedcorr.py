@@ -21,14 +21,12 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.clients.fedprox import FedProx
-from commonweal.data.federation import Rows
 from commonweal.data.population import Population
+from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.training.client import Client, sgd_parameters
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate_rows
-
-__all__ = ["FedCorr"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import FURTHER, GRID, LocalTraining, posterior_mean
 from commonweal.clients.blend import LIKELIHOODS
 from commonweal.clients.choice import ChoiceClient
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.training.choice import ALONE
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate_models, evaluate_rows_by_models
@@ -22,9 +22,6 @@ from commonweal.training.linear import STRENGTHS, fit_linear, has_linear, linear
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, mix_outputs, one_model
 from commonweal.training.vectorize import single
-
-__all__ = ["NOBODY_LEAVES", "choose", "evidence", "fit", "outputs_of", "watch"]
-
 
 NOBODY_LEAVES = (
     "no client takes the global or the fine-tuned model; choosing needs validation samples: set "

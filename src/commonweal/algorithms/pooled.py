@@ -19,15 +19,13 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
 from commonweal.clients._local_model import HELD_OUT, LocalTraining
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.training.client import Stage, sgd_parameters
 from commonweal.training.client_state import ClientState
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
-
-__all__ = ["Pooled"]
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,6 @@ from commonweal.samplers.sampler import Sampler
 from commonweal.samplers.uniform import Uniform
 from commonweal.training.client_state import ClientState
 
-__all__ = ["Private"]
-
 PUBLIC = "public-"  # prefix of public numbers in a message
 CLIP = "clip-bound"
 NEAREST = {

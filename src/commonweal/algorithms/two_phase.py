@@ -25,8 +25,6 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.rules.rule import Decision, decide
 from commonweal.training.client_state import ClientState
 
-__all__ = ["TwoPhase"]
-
 
 @dataclass(frozen=True, eq=False)
 class TwoPhase(Averaging):

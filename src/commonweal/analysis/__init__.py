@@ -1,3 +1,1 @@
 """Numbers about runs and data: comparisons, regret, models between models, who holds what."""
-
-__all__: list[str] = []

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.analysis.compare import OWN, POOLED, Result, gather, result_of
+from commonweal.analysis.compare import OWN, Result, gather, result_of
 from commonweal.analysis.gains import Gains, gains
 from commonweal.analysis.labels import by_label, find_runs, seed_of
+from commonweal.analysis.plan import POOLED
 from commonweal.analysis.refitting import Train, train
 from commonweal.analysis.refitting import refit as train_again
 from commonweal.base.arguments import expect
@@ -37,9 +38,6 @@ from commonweal.training import choice
 from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, Evidence, How
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
 from commonweal.training.vectorize import single
-
-__all__ = ["HOWS", "Candidate", "Choice", "ChosenModel", "ClientChoice", "choose", "chosen_model"]
-__all__ += ["chosen_clients", "run_evidence"]
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -18,12 +18,7 @@ from commonweal.analysis.plan import (
     ALONE,
     POOLED,
     Cell,
-    baseline_cells,
-    cells,
-    run_folder,
     seed_by_seed,
-    seed_list,
-    shard_of,
 )
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
@@ -35,10 +30,6 @@ from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
-
-__all__ = ["ALONE", "OWN", "POOLED", "Cell", "Data", "Result", "Step", "align", "baseline_cells"]
-__all__ += ["cells", "failed_lines", "finished_runs", "gather", "result_of", "run_cell"]
-__all__ += ["run_cells", "run_cells_in_processes", "run_folder", "seed_list", "shard_of"]
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -7,9 +7,6 @@ from itertools import chain, pairwise
 from commonweal.base.errors import RunError
 from commonweal.record.rounds import RoundRecord
 
-__all__ = ["CURVES", "cumulative_objective", "improved", "improved_by_round", "length"]
-__all__ += ["reported_losses"]
-
 
 def cumulative_objective(rounds: Sequence[RoundRecord]) -> float:
     """sum_t sum_i p_i F_i: what Figure A1 of AAggFF (Hahn et al., ICML 2024) draws.

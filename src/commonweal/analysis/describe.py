@@ -6,8 +6,6 @@ import numpy as np
 
 from commonweal.data.federation import Federation
 
-__all__ = ["facts", "remarks", "sampling_error", "skewness"]
-
 SHOWN = 5  # names or classes in a sentence
 
 

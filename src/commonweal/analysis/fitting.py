@@ -6,11 +6,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from commonweal.analysis.compare import ALONE, Cell, Data, Step, run_cells, run_folder
+from commonweal.analysis.compare import Data, Step, run_cells
+from commonweal.analysis.plan import ALONE, Cell, run_folder
 from commonweal.analysis.refitting import ALL, needs_validation, refit_cell
 from commonweal.config.experiment import Experiment, change
-
-__all__ = ["FEWEST", "Work", "fit_plan", "run_plan"]
 
 FEWEST = 2  # seeds, whatever the time: one shows nothing
 METHODS = {  # each as changes of an experiment of FedAvg

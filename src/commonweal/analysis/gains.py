@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
-from commonweal.analysis.compare import ALONE, POOLED, Result, align
+from commonweal.analysis.compare import Result, align
+from commonweal.analysis.plan import ALONE, POOLED
 from commonweal.metrics import Paired
-
-__all__ = ["ClientGain", "Gains", "gains", "gains_over_local"]
 
 Array: TypeAlias = NDArray[np.float64]
 

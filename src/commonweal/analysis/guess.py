@@ -37,8 +37,6 @@ from commonweal.datasets.table import (
 )
 from commonweal.training.scores import SCORES
 
-__all__ = ["Guess", "guess"]
-
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed

@@ -15,7 +15,8 @@ from commonweal.algorithms.algorithm import Request
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
 from commonweal.training import calibration
@@ -28,22 +29,10 @@ from commonweal.training.evaluation import (
     evaluate_rows,
     evaluate_rows_by_models,
 )
-from commonweal.training.local import Vectorize, single, vmap_clients
 from commonweal.training.scores import find
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
-
-__all__ = [
-    "POINTS",
-    "Curve",
-    "Landscape",
-    "confidence_bins",
-    "curve",
-    "evaluate_score",
-    "landscape",
-    "loss_landscape",
-    "reliability",
-]
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 POINTS = tuple(k / 10 for k in range(11))  # m = 0 (global model), 0.1, ..., 1 (the client's own)
 MIDDLE = POINTS.index(0.5)

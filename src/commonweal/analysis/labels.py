@@ -11,18 +11,6 @@ from commonweal.base.files import digest
 from commonweal.base.plain import Plain, flat
 from commonweal.record.record import Outline, Record
 
-__all__ = [
-    "baseline_of",
-    "by_label",
-    "data_name",
-    "federation_of",
-    "find_runs",
-    "identity",
-    "labels",
-    "method_of",
-    "seed_of",
-]
-
 # What differs between seeds: a model that is given is initialised again, and has another digest.
 SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
 

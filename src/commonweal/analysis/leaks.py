@@ -12,8 +12,6 @@ import numpy as np
 from commonweal.analysis.roles import names_clients, words
 from commonweal.datasets._tables import Table
 
-__all__ = ["Leak", "find_leaks", "same_as_client"]
-
 BINS = 20  # of a column of numbers, at least; in long tables up to MOST_BINS
 MOST_BINS = 100
 CLEAR = 0.9  # of the label's variance or uncertainty that a column explains

@@ -12,9 +12,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change, file_name
 
-__all__ = ["ALONE", "POOLED", "Cell", "baseline_cells", "cells", "in_ranks", "part_table"]
-__all__ += ["run_folder", "seed_by_seed", "seed_list", "shard_of"]
-
 ALONE = "alone"  # the label of runs in which every client trains for itself
 POOLED = "pooled"  # and of those in which all samples are in one place
 

@@ -29,8 +29,6 @@ from commonweal.record.artifacts import MODEL
 from commonweal.record.checkpoint import CHECKPOINT
 from commonweal.record.store import Store
 
-__all__ = ["RankPool", "leading"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from commonweal.analysis.compare import Cell, run_cells
+from commonweal.analysis.compare import run_cells
+from commonweal.analysis.plan import Cell
 from commonweal.base.errors import RunError
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.record.record import Record
-
-__all__ = ["ALL", "Train", "needs_validation", "refit", "refit_cell", "train"]
 
 ALL = ", all samples"  # follows the name of the method in the label of its run
 FOLDER = "refit"  # below the run of the method: what is below a run belongs to it

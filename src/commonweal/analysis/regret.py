@@ -28,8 +28,6 @@ from commonweal.rules.online import doubly_robust
 from commonweal.rules.rule import Reports, Rule
 from commonweal.rules.simplex import best_fixed
 
-__all__ = ["Regret", "cumulative_regret", "of_run"]
-
 
 class Regret(NamedTuple):
     """The cumulative regret at some rounds of a run."""

@@ -15,23 +15,6 @@ import numpy as np
 
 from commonweal.datasets._tables import ID_NAME, Profile
 
-__all__ = [
-    "Candidate",
-    "codes",
-    "columns",
-    "could_name",
-    "is_people",
-    "names_clients",
-    "one_hot_clients",
-    "order_column",
-    "rank_clients",
-    "rank_labels",
-    "split_column",
-    "stands_for_missing",
-    "survival",
-    "words",
-]
-
 # Words of names in English, German, French, Spanish, Italian, Portuguese, Dutch and Polish.
 LABELS = re.compile(
     "labels?|target|class|klasse|classe|clase|klasa|ziel(variable)?|cible|objetivo|etichetta|cel|"

@@ -37,8 +37,6 @@ if TYPE_CHECKING:  # optuna is installed with commonweal[tune] only
     from optuna.trial import FrozenTrial
     from optuna.trial import Trial as Draw
 
-__all__ = ["By", "Choice", "Sampler", "Trial", "changes_of", "choose", "cores", "further"]
-__all__ += ["grid_of", "read_chosen", "score_of", "tune", "with_values", "write_chosen"]
 
 By = Literal["worst", "mean"]
 Sampler = Literal["nsga2", "tpe"]

@@ -12,8 +12,6 @@ from multiprocessing import active_children, get_context
 
 import torch
 
-__all__ = ["worker_pool"]
-
 LOOK_EVERY = 1.0  # seconds between looks whether the parent still lives
 
 

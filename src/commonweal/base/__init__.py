@@ -1,3 +1,1 @@
 """Tools that know nothing of federated learning."""
-
-__all__: list[str] = []

@@ -6,8 +6,6 @@ import numpy as np
 
 from commonweal.base.errors import ConfigError
 
-__all__ = ["expect", "expect_callable", "expect_int", "expect_names"]
-
 
 def expect(name: str, value: object, kinds: type | tuple[type, ...] | UnionType, what: str) -> None:
     """Raise ConfigError unless a value is of one of some types.

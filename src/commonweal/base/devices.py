@@ -4,8 +4,6 @@ import torch
 
 from commonweal.base.errors import ConfigError
 
-__all__ = ["find_device"]
-
 
 def find_device(name: str) -> torch.device:
     """A device by name. Raises ConfigError where this machine does not have it."""

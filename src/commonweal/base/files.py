@@ -12,19 +12,6 @@ from pathlib import Path
 
 from commonweal.base.errors import CommonwealWarning, LockedError, RunError
 
-__all__ = [
-    "LOCK",
-    "append",
-    "digest",
-    "check_plain",
-    "locked",
-    "read_plain",
-    "reading",
-    "sync",
-    "write_file",
-    "writing",
-]
-
 LOCK = "lock"  # a file in a folder that is being written, with the process's id
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems that have no locks
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["frame"]
-
 Column = Sequence[object] | np.ndarray[tuple[int], np.dtype[np.generic]]
 
 

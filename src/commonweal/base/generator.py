@@ -6,8 +6,6 @@ from threading import RLock
 
 import torch
 
-__all__ = ["shared_generator"]
-
 _LOCK = RLock()
 
 

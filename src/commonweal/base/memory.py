@@ -6,8 +6,6 @@ from pathlib import Path
 
 from commonweal.base.errors import CommonwealError, ConfigError
 
-__all__ = ["available", "check_memory"]
-
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 

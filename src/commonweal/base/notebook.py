@@ -12,8 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 from commonweal.base.text import shown
 
-__all__ = ["in_notebook", "with_bar"]
-
 INTERVAL = 0.2  # seconds between changes of the bar
 KERNEL = "ZMQInteractiveShell"  # IPython's shell where the output is a page
 

@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Plain", "Table", "flat", "to_json"]
-
 Plain: TypeAlias = bool | int | float | str | Sequence["Plain"] | Mapping[str, "Plain"] | None
 Table: TypeAlias = Mapping[str, Plain]
 

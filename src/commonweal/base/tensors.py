@@ -8,22 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "State",
-    "Tensors",
-    "concatenate",
-    "flatten",
-    "is_finite",
-    "merge",
-    "move",
-    "num_bytes",
-    "put",
-    "select",
-    "spans",
-    "stack",
-]
-__all__ += ["take", "unflatten"]
-
 Tensors = dict[str, Tensor]
 DEPTH = 20  # of dicts within each other
 State = dict[str, Any]  # tensors by name, in nested dicts: saved without pickling

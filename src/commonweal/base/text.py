@@ -5,8 +5,6 @@ import json
 import re
 from typing import Literal
 
-__all__ = ["Form", "quoted", "reflowed", "shortened", "shown", "unquoted"]
-
 Form = Literal["plain", "markup", "html", "latex", "markdown", "json"]
 
 FULL = 70  # characters from which on a line of a paragraph may be broken for its length

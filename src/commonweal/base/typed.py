@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["parse_json"]
-
 Value = TypeVar("Value")
 _adapter: Callable[[object], TypeAdapter[Any]] = cache(TypeAdapter)
 

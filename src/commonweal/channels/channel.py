@@ -11,8 +11,6 @@ from torch import Tensor
 from commonweal.base.tensors import Tensors
 from commonweal.training.task import Task
 
-__all__ = ["Channel"]
-
 
 class Channel:
     """The identity. `encode` speaks of one client; all methods are pure."""

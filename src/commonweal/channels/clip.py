@@ -13,8 +13,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.channels.channel import Channel
 
-__all__ = ["Clip"]
-
 
 @dataclass(frozen=True)
 class Clip(Channel):

@@ -8,8 +8,6 @@ from torch import Tensor
 from commonweal.base.tensors import Tensors, put, take
 from commonweal.channels.channel import Channel
 
-__all__ = ["PrivateMask"]
-
 
 @dataclass(frozen=True, eq=False)
 class PrivateMask(Channel):

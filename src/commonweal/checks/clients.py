@@ -12,19 +12,12 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors, flatten, stack
 from commonweal.checks.rules import find_problem, not_frozen, same_bits
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
+from commonweal.training.batches import schedule
 from commonweal.training.client import Client
-from commonweal.training.local import (
-    Trained,
-    Vectorize,
-    schedule,
-    single,
-    train_locally,
-    vmap_clients,
-)
+from commonweal.training.local import Trained, train_locally
 from commonweal.training.task import Task
-
-__all__ = ["CLIENT_CHECKS", "check_client"]
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 SIZES = (17, 9, 9)  # training samples of the simulated clients, the largest first
 ROUNDS = 10

@@ -38,8 +38,6 @@ from commonweal.rules.rule import (
     unusable,
 )
 
-__all__ = ["RULE_CHECKS", "check_rule"]
-
 RuleCheck = Callable[[Rule, int, int], str | None]  # rule, clients, seed -> what is wrong
 
 

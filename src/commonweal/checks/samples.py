@@ -9,17 +9,6 @@ from torch import Tensor
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Reports, required
 
-__all__ = [
-    "equal_reports",
-    "extreme_reports",
-    "large_ids",
-    "late_reports",
-    "sample_reports",
-    "sample_rounds",
-    "sample_setting",
-    "twin_reports",
-]
-
 WIDTH = 8  # parameters of the model
 
 

@@ -21,16 +21,6 @@ from commonweal.training.objective import At, Objective
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = [
-    "FURTHER",
-    "GRID",
-    "HELD_OUT",
-    "LocalModel",
-    "LocalTraining",
-    "hold_out",
-    "posterior_mean",
-]
-
 GRID = torch.linspace(0, 1, 11)  # the weights in mixtures that are compared
 LARGEST = torch.finfo(torch.float32).max
 SCOUTED = 0.6  # the share of the rounds in which samples are held out

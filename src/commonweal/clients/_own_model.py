@@ -10,8 +10,6 @@ from commonweal.training.client import Client
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["OwnModel"]
-
 
 @dataclass(frozen=True)
 class OwnModel(Client):

@@ -19,8 +19,6 @@ from commonweal.training.client import HoldsOut, Stage
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses
 
-__all__ = ["Alone"]
-
 
 @dataclass(frozen=True)
 class Alone(LocalTraining):

@@ -16,8 +16,6 @@ from commonweal.training.objective import At, Between, Objective
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["APFL"]
-
 
 @dataclass(frozen=True)
 class APFL(Client):

@@ -29,8 +29,6 @@ from commonweal.training.client import (
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses
 
-__all__ = ["Blend"]
-
 LIKELIHOODS = ("cross-entropy", "binary", "tokens", "cox")  # losses in units of log-likelihood
 
 

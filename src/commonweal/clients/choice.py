@@ -24,8 +24,6 @@ from commonweal.training.client import Client, HoldsOut, Stage, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["ChoiceClient"]
-
 
 @dataclass(frozen=True)
 class ChoiceClient(LocalTraining):

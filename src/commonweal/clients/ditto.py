@@ -14,8 +14,6 @@ from commonweal.training.client import at_least
 from commonweal.training.objective import At, Objective, Proximal
 from commonweal.training.task import Task
 
-__all__ = ["Ditto"]
-
 
 @dataclass(frozen=True)
 class Ditto(OwnModel):

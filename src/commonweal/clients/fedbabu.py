@@ -13,8 +13,6 @@ from commonweal.training.masks import body_mask, head_mask
 from commonweal.training.objective import Phase
 from commonweal.training.task import Task
 
-__all__ = ["FedBABU"]
-
 
 @dataclass(frozen=True)
 class FedBABU(FineTune):

@@ -16,8 +16,6 @@ from commonweal.training.client import Client
 from commonweal.training.masks import layer_mask
 from commonweal.training.task import Task
 
-__all__ = ["FedBN"]
-
 NORMALISATION = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,

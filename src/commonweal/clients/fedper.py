@@ -13,8 +13,6 @@ from commonweal.training.client import Client
 from commonweal.training.masks import head_mask
 from commonweal.training.task import Task
 
-__all__ = ["FedPer"]
-
 
 @dataclass(frozen=True)
 class FedPer(Client):

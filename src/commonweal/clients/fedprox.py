@@ -12,8 +12,6 @@ from commonweal.training.client import Client, at_least
 from commonweal.training.objective import Objective, Proximal
 from commonweal.training.task import Task
 
-__all__ = ["FedProx"]
-
 
 @dataclass(frozen=True)
 class FedProx(Client):

@@ -15,8 +15,6 @@ from commonweal.training.masks import body_mask, head_mask
 from commonweal.training.objective import Phase
 from commonweal.training.task import Task
 
-__all__ = ["FedRep"]
-
 
 @dataclass(frozen=True)
 class FedRep(Client):

@@ -17,8 +17,6 @@ from commonweal.training.client import Client, Stage, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["FineTune", "Tuned", "tuning_parameters"]
-
 
 @dataclass(frozen=True)
 class FineTune(Client):

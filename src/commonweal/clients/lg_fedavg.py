@@ -13,8 +13,6 @@ from commonweal.training.client import Client
 from commonweal.training.masks import body_mask, layer_mask
 from commonweal.training.task import Task
 
-__all__ = ["LGFedAvg"]
-
 
 @dataclass(frozen=True)
 class LGFedAvg(Client):

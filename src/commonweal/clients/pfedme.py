@@ -14,8 +14,6 @@ from commonweal.clients._own_model import OwnModel
 from commonweal.training.objective import At, Objective, Proximal
 from commonweal.training.task import Task
 
-__all__ = ["PFedMe"]
-
 
 @dataclass(frozen=True)
 class PFedMe(OwnModel):

@@ -18,8 +18,6 @@ from commonweal.training.client import Client
 from commonweal.training.objective import Objective, Reduction
 from commonweal.training.task import Task
 
-__all__ = ["PropFairClient"]
-
 
 @dataclass(frozen=True)
 class PropFairClient(Client):

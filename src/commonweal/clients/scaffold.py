@@ -18,8 +18,6 @@ from commonweal.training.client import Client, learning_rate
 from commonweal.training.objective import Objective, Proximal
 from commonweal.training.task import Task
 
-__all__ = ["Scaffold"]
-
 
 @dataclass(frozen=True)
 class Scaffold(Client):

@@ -19,8 +19,6 @@ from commonweal.training.client import Client
 from commonweal.training.objective import Objective, Reduction
 from commonweal.training.task import Task
 
-__all__ = ["SemiVRedClient"]
-
 
 @dataclass(frozen=True)
 class SemiVRedClient(Client):

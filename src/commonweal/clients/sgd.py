@@ -6,6 +6,4 @@ AISTATS 2017.
 
 from commonweal.training.client import Client
 
-__all__ = ["Client"]
-
 ENTRIES = {"sgd": Client}

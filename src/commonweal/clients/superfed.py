@@ -20,8 +20,6 @@ from commonweal.training.objective import At, Between, Objective, Proximal, mixt
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["SuPerFedLM", "SuPerFedMM"]
-
 
 @dataclass(frozen=True)
 class SuPerFedMM(Client):

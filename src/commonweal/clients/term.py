@@ -13,8 +13,6 @@ from commonweal.training.client import Client
 from commonweal.training.objective import MEAN, Objective, Reduction
 from commonweal.training.task import Task
 
-__all__ = ["TERMClient"]
-
 
 @dataclass(frozen=True)
 class TERMClient(Client):

@@ -7,8 +7,6 @@ import typer
 
 from commonweal.commands.options import Quiet, RunFolder, out
 
-__all__ = ["card"]
-
 
 def card(
     run: RunFolder,

@@ -8,8 +8,6 @@ from commonweal.commands import console
 from commonweal.commands.options import Quiet, argument
 from commonweal.config import catalog
 
-__all__ = ["check", "kind_of_own"]
-
 
 def check(
     name: Annotated[

@@ -10,8 +10,6 @@ from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
 from commonweal.commands.options import DataDir, Quiet, Trust, argument, names_of
 
-__all__ = ["choose"]
-
 HOWS = ("safe", "likely", "proved")
 
 
@@ -54,7 +52,7 @@ def choose(
     if how not in HOWS:
         raise ConfigError(f"--how {how!r}: {did_you_mean(how, HOWS)}")
     from commonweal.analysis import choosing
-    from commonweal.analysis.compare import Cell
+    from commonweal.analysis.plan import Cell
     from commonweal.analysis.rank_pool import leading
     from commonweal.commands.compare import run_cells
     from commonweal.report.choice import choice_table, client_table, sentence

@@ -3,8 +3,6 @@
 from commonweal.commands import console
 from commonweal.commands.options import RunFolders
 
-__all__ = ["cite"]
-
 
 def cite(folders: RunFolders) -> None:
     """Print BibTeX for the rules, methods and data that runs used, and for Commonweal.

@@ -22,12 +22,11 @@ from commonweal.config import catalog
 from commonweal.report import FORMATS
 
 if TYPE_CHECKING:
-    from commonweal.analysis.compare import Cell, Data
+    from commonweal.analysis.compare import Data
+    from commonweal.analysis.plan import Cell
     from commonweal.analysis.rank_pool import RankPool
     from commonweal.record.record import Record
     from commonweal.report.compare import Comparison
-
-__all__ = ["compare", "print_comparison", "run_cells"]
 
 RULES = "fedavg,uniform,aaggff-s"
 MOST_BASELINES = 50  # clients up to which a comparison also trains local models by default

@@ -10,9 +10,6 @@ from rich.table import Table
 
 from commonweal.base.text import shown
 
-__all__ = ["STOPPED", "err", "out", "plain_table", "say", "show", "show_json"]
-__all__ += ["stoppable"]
-
 FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
 STOPPED = 130  # the exit code after Ctrl-C
 

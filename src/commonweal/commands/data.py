@@ -11,8 +11,6 @@ from commonweal.base.text import shown
 from commonweal.commands import console
 from commonweal.commands.options import DataDir, Json, Quiet, argument, out
 
-__all__ = ["data"]
-
 data = typer.Typer(
     help="Describe a dataset, or download its files.", no_args_is_help=True, suggest_commands=False
 )

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from commonweal.analysis.compare import Result
 
-__all__ = ["DEMO", "demo"]
-
 
 # The command must work where there is no examples/. Settings were chosen on seeds 100 to 103.
 DEMO = """# Students of 17 degree courses: who will graduate, drop out or still be enrolled?
@@ -42,7 +40,8 @@ def demo(
     Takes less than a minute.
     """
 
-    from commonweal.analysis.compare import ALONE, OWN, Cell, baseline_cells, cells, run_folder
+    from commonweal.analysis.compare import OWN
+    from commonweal.analysis.plan import ALONE, Cell, baseline_cells, cells, run_folder
     from commonweal.base.files import write_file
     from commonweal.config.experiment import Experiment, change, values
     from commonweal.report import clients, figures

@@ -9,8 +9,6 @@ from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.commands import console
 from commonweal.commands.options import out
 
-__all__ = ["docs"]
-
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = (PACKAGE / "docs", PACKAGE.parents[1] / "docs")  # in a wheel, and in a checkout
 

@@ -14,8 +14,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from commonweal import __version__
 from commonweal.base.errors import install
 
-__all__ = ["doctor"]
-
 State = Literal["ok", "optional", "problem"]
 MARKS: dict[State, str] = {"ok": "ok     ", "optional": "-      ", "problem": "PROBLEM"}
 

@@ -11,8 +11,6 @@ from commonweal.base.text import shown
 from commonweal.commands import console
 from commonweal.commands.options import Chosen, Client, Quiet, Trust, argument, names_of, out
 
-__all__ = ["export"]
-
 FORMS = ("torch", "onnx", "card")
 TRACKERS = trackers.NAMES
 

@@ -12,9 +12,7 @@ from commonweal.commands import console
 from commonweal.commands.options import Changes, Quiet, Table, out
 
 if TYPE_CHECKING:
-    from commonweal.analysis.compare import Cell
-
-__all__ = ["fit"]
+    from commonweal.analysis.plan import Cell
 
 VALIDATION = 0.2
 

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["flower"]
-
 flower = typer.Typer(help="Run an experiment on Flower, across machines.", no_args_is_help=True)
 
 

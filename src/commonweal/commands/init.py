@@ -8,8 +8,6 @@ import typer
 from commonweal.base.errors import ConfigError
 from commonweal.commands.options import Quiet, Table, out
 
-__all__ = ["init"]
-
 
 def init(
     path: Table,

@@ -11,8 +11,6 @@ from commonweal.commands import console
 from commonweal.commands.options import Json, names_of
 from commonweal.report import listing
 
-__all__ = ["list_"]
-
 
 def list_(
     what: Annotated[

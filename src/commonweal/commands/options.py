@@ -7,25 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "Changes",
-    "Chosen",
-    "Client",
-    "DataDir",
-    "ExperimentFile",
-    "Json",
-    "Quiet",
-    "RunFolder",
-    "RunFolders",
-    "Table",
-    "Trust",
-    "argument",
-    "figure",
-    "list_of",
-    "names_of",
-    "out",
-]
-
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
     """An argument, whose default needs no mention."""

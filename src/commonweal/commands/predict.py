@@ -14,8 +14,6 @@ from commonweal.commands.options import (
     out,
 )
 
-__all__ = ["predict"]
-
 
 def predict(
     run: RunFolder,

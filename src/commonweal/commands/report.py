@@ -7,8 +7,6 @@ import typer
 
 from commonweal.commands.options import Quiet, RunFolders, Trust, out
 
-__all__ = ["report"]
-
 
 def report(
     folders: RunFolders,

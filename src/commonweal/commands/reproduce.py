@@ -9,8 +9,6 @@ import typer
 from commonweal.base.errors import ConfigError
 from commonweal.commands.options import out
 
-__all__ = ["reproduce"]
-
 CHECKOUT = Path(__file__).parents[3]
 
 

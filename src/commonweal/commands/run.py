@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Samples = tuple[Tensor, Tensor]  # synthetic samples and their labels
 
-__all__ = ["run"]
-
 
 def run(
     file: ExperimentFile,

@@ -18,8 +18,6 @@ from commonweal.config.catalog import KINDS, Entry
 if TYPE_CHECKING:
     from commonweal.record.record import Record
 
-__all__ = ["show", "show_run"]
-
 
 def _names() -> set[str]:
     return {name for kind in KINDS for name in catalog.entries(kind)}

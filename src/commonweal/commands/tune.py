@@ -16,8 +16,6 @@ from commonweal.config import catalog
 if TYPE_CHECKING:
     from commonweal.analysis.tuning import Trial
 
-__all__ = ["tune"]
-
 WAYS = ("worst", "mean")
 SAMPLERS = ("nsga2", "tpe")
 

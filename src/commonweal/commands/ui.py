@@ -8,8 +8,6 @@ import typer
 
 from commonweal.base.errors import ConfigError, install
 
-__all__ = ["ui"]
-
 
 def ui(
     folder: Annotated[

@@ -5,8 +5,6 @@ import typer
 from commonweal.base.errors import RunError
 from commonweal.commands.options import Quiet, RunFolder
 
-__all__ = ["verify"]
-
 
 def verify(run: RunFolder, quiet: Quiet = False) -> None:
     """Verify a run's integrity: exit code 2 if a file was changed or damaged.

@@ -1,3 +1,1 @@
 """An experiment as text, and names to things."""
-
-__all__: list[str] = []

@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from commonweal.servers.server import ServerOptimizer
     from commonweal.training.client import Client
 
-__all__ = ["KINDS", "Entry", "Part", "build", "complete", "describe", "entries", "find", "parse"]
-__all__ += ["function"]
-__all__ += ["parse_value", "read_toml", "split_list", "split_name", "trusting", "with_name"]
 
 UNTRUSTED = (
     "is a program that the run names: it is imported only if you trust whoever wrote the run "

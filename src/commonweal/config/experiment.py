@@ -15,9 +15,6 @@ from commonweal.base.files import digest, read_plain
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Part
 
-__all__ = ["Experiment", "RunSettings", "change", "named", "read", "renamed", "to_toml", "values"]
-__all__ += ["Named", "file_name", "part_name", "title_of"]
-
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
 MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part

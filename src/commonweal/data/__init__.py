@@ -1,3 +1,1 @@
 """Clients' samples, and what a server may know of them."""
-
-__all__: list[str] = []

@@ -10,8 +10,6 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.data.samples import Lazy
 
-__all__ = ["as_array", "as_features", "as_labels", "mapped", "named_classes"]
-
 # Images are bytes and tokens are whole numbers until a batch is taken.
 STORED = (torch.uint8, torch.int32, torch.int64, torch.float32)
 

@@ -49,8 +49,6 @@ from commonweal.data.split import (
     split_rows,
 )
 
-__all__ = ["Features", "Federation", "HeldOut", "Rows"]
-
 VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
 HOLD_OUT = 0x756E7365656E
 

@@ -16,38 +16,6 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = [
-    "DATES",
-    "GAP",
-    "GROUPED",
-    "MISSING",
-    "NOTATIONS",
-    "OTHER",
-    "TRUTH",
-    "Column",
-    "column_features",
-    "column_names",
-    "fits",
-    "header_names",
-    "is_missing",
-    "is_number",
-    "level_positions",
-    "names_separator",
-    "naming",
-    "notation_of",
-    "notations",
-    "outside",
-    "owners",
-    "parser",
-    "plain_code",
-    "prepare",
-    "read_columns",
-    "read_csv",
-    "separator_of",
-    "stripped",
-    "unit_of",
-]
-
 Parse = Callable[[str], float]  # a string to a number; NaN: missing; ValueError: not a number
 
 OTHER = "other"  # the level of strings that are not among the levels

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from commonweal.base import randomness
 
-__all__ = ["Population", "Setting"]
-
 
 @dataclass(frozen=True, eq=False)
 class Population:

@@ -17,17 +17,6 @@ from commonweal.base.errors import DataError
 from commonweal.data import plain_table
 from commonweal.data.plain_table import GAP, OTHER, Column, read_columns
 
-__all__ = [
-    "ID",
-    "Preprocessing",
-    "Statistics",
-    "Summary",
-    "fit_numbers",
-    "fit_sums",
-    "fit_text",
-    "is_fitted",
-]
-
 Statistics = Literal["pooled", "federated", "public"]
 FORMAT = 1
 SHOWN = 6  # columns that a note names

@@ -19,17 +19,6 @@ from commonweal.base.errors import CommonwealWarning, DataError
 from commonweal.data.arrays import as_features
 from commonweal.data.samples import Batch, Inputs, Lazy, Stacked, joined, leaves, not_finite
 
-__all__ = [
-    "MEMORY",
-    "Collate",
-    "MapDataset",
-    "ClientDataset",
-    "Read",
-    "Table",
-    "of_table",
-    "read_parts",
-]
-
 MEMORY = 1 << 30  # bytes of inputs that are kept in memory
 CHUNK = 256  # samples that are read at once
 OPEN = 8  # datasets that are kept open, where they are opened when needed

@@ -14,16 +14,6 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.data.samples import Inputs, Transform, joined, subset
 
-__all__ = [
-    "CLASSIFICATION",
-    "REGRESSION",
-    "Rows",
-    "joined_rows",
-    "of_clients",
-    "select_rows",
-    "with_labels",
-]
-
 CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per sample
 REGRESSION = ("squared", "huber", "absolute", "poisson")  # losses of tasks with a value per sample
 

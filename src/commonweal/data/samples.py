@@ -14,9 +14,6 @@ from torch.utils import _pytree
 
 from commonweal.base.errors import DataError
 
-__all__ = ["Batch", "Inputs", "Lazy", "Stacked", "Transform"]
-__all__ += ["joined", "leaves", "not_finite", "sampled", "subset", "zeros_like"]
-
 Index = Tensor | slice
 Transform = Callable[[Tensor, torch.Generator], Tensor]  # of a client's batch of inputs
 IDENTIFYING = 64  # samples by which data that are read when needed are told from others

@@ -11,9 +11,6 @@ from commonweal.base import randomness
 from commonweal.base.arguments import expect_int, expect_names
 from commonweal.base.errors import DataError
 
-__all__ = ["Part", "Split", "check_names", "draw_names", "held_out_rows"]
-__all__ += ["number_clients", "quota", "repeated", "some", "split_rows"]
-
 
 class Part(NamedTuple):
     """Row numbers grouped by client: client k has rows[offsets[k] : offsets[k + 1]]."""

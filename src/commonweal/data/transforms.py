@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["crop_and_flip", "random_crop", "random_flip"]
-
 
 def random_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Images (B, C, H, W), padded with zeros and cut to their size at a random place.

@@ -7,8 +7,6 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 
-__all__ = ["read_wave", "spectra"]
-
 
 def read_wave(data: bytes, name: str, rate: int, length: int) -> np.ndarray:
     """The samples (1, length) int16 of a WAV file, padded with silence."""

@@ -4,8 +4,6 @@ import operator
 
 from commonweal.base.errors import ConfigError
 
-__all__ = ["check_bounds"]
-
 
 def check_bounds(
     name: str,

@@ -21,8 +21,6 @@ from commonweal.datasets.partition import (
     assign,
 )
 
-__all__ = ["add_noise", "build_federation", "divide", "pool_clients"]
-
 
 def build_federation(
     loaded: Federation | Pool,

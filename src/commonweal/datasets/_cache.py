@@ -21,8 +21,6 @@ from commonweal.base.errors import DataError
 from commonweal.base.memory import check_memory
 from commonweal.datasets._files import cache_root
 
-__all__ = ["Arrays", "New", "cached", "write"]
-
 Arrays = dict[str, np.ndarray]
 New = Callable[[str, tuple[int, ...], DTypeLike], np.ndarray]  # name, shape, type -> to be filled
 Parse = Callable[[New], None]

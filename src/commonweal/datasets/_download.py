@@ -13,8 +13,6 @@ from commonweal.datasets import _sources
 from commonweal.datasets._files import data_root, find
 from commonweal.datasets._sources import File
 
-__all__ = ["differing", "fetch", "sources"]
-
 TRIES = 3
 
 

@@ -23,20 +23,6 @@ from commonweal.base.files import check_plain
 from commonweal.base.memory import available, check_memory
 from commonweal.datasets._sources import advice
 
-__all__ = [
-    "cache_root",
-    "data_root",
-    "find",
-    "list_members",
-    "locate",
-    "locate_one",
-    "read_bytes",
-    "read_members",
-    "read_npz",
-    "read_pairs",
-    "read_text",
-]
-
 PACKED = (".gz", ".xz")
 PIECE = 1 << 24  # bytes that are unpacked at once
 READ_ERRORS = (

@@ -17,8 +17,6 @@ from commonweal.data.preprocessing import Preprocessing, Statistics, fit_numbers
 from commonweal.data.split import Split
 from commonweal.datasets._tables import Table
 
-__all__ = ["Options", "fit", "make_features"]
-
 CHUNK = 1 << 16  # rows that become features at once
 SHOWN = 6  # columns that a note names
 

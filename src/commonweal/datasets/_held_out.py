@@ -10,8 +10,6 @@ from commonweal.data.plain_table import is_missing, is_number
 from commonweal.data.split import quota, some
 from commonweal.datasets._tables import Table
 
-__all__ = ["Parts", "Test", "divide_rows"]
-
 Test = float | Literal["last"]
 TEST_WORDS = ("test", "testing", "tst", "holdout", "hold-out", "true", "yes")
 LAST = 0.2  # the share of test rows with test = "last"

@@ -14,8 +14,6 @@ from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New
 from commonweal.datasets._files import list_members, read_members
 
-__all__ = ["SUFFIXES", "fill_images", "match_images", "resize"]
-
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
 BLOCK = 10_000  # images that are resized at once
 T = TypeVar("T")

@@ -21,8 +21,6 @@ from commonweal.datasets._files import data_root, read_bytes
 from commonweal.datasets._shared import TaskOptions, natural_federation
 from commonweal.datasets._sources import advice
 
-__all__ = ["RowCollector", "User", "leaf_federation", "leaf_files", "leaf_users"]
-
 SUFFIXES = (".json", ".json.gz")
 Values = list[Any]  # of json: numbers, texts or lists, by the dataset
 

@@ -19,21 +19,6 @@ from commonweal.datasets._cache import Arrays
 from commonweal.datasets._images import resize
 from commonweal.datasets.partition import DirichletByClass, Partition
 
-__all__ = [
-    "DEFAULT_PARTITION",
-    "Fit",
-    "Part",
-    "Pool",
-    "TaskOptions",
-    "Test",
-    "choose_clients",
-    "natural_federation",
-    "pool_of",
-    "standardize",
-    "standardized",
-    "take_features",
-]
-
 Fit = Callable[[Split], Features]  # makes features once it is known which rows are for training
 DEFAULT_PARTITION = DirichletByClass()
 Test = float | Literal["official"]

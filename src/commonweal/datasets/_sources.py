@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["File", "advice", "downloads", "manual", "names"]
-
 KEYS = ("SOURCES", "MANUAL", "NEEDS")
 
 

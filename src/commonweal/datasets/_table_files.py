@@ -17,8 +17,6 @@ from commonweal.data.split import repeated
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["Batch", "Batches", "guess_encoding", "read_batches", "separator_in"]
-
 Batch = dict[str, "pyarrow.Array"]  # column -> numbers or strings, null where missing
 Batches = Callable[[], Iterator[Batch]]
 BLOCK = 1 << 24  # bytes of a CSV that are read at once

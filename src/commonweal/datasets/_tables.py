@@ -27,22 +27,6 @@ from commonweal.datasets._table_files import Batches
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = [
-    "CLIENT",
-    "Coded",
-    "Facts",
-    "Names",
-    "Profile",
-    "Roles",
-    "Survey",
-    "Table",
-    "columns_in",
-    "names_in",
-    "read_survey",
-    "read_table",
-    "survey",
-]
-
 Names = str | tuple[str, ...]
 Coded = tuple[np.ndarray, np.ndarray]  # different strings, and each row's position among them
 MANY = 100_000  # different strings, beyond which a column is left out

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["BEGIN", "END", "PAD", "UNKNOWN", "encode", "shift", "vocabulary"]
-
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIAL = 4  # numbers that are no words; the next is the most frequent word's
 

@@ -15,8 +15,6 @@ from commonweal.data.federation import Federation
 from commonweal.datasets._files import locate, read_text
 from commonweal.datasets._shared import Test, standardize
 
-__all__ = ["adult"]
-
 SOURCES = """
 adult https://archive.ics.uci.edu/ml/machine-learning-databases/adult/
 5d7c39d7b8804f071cdd1f2a7c460872 adult.data

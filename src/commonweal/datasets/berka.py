@@ -18,8 +18,6 @@ from commonweal.data.federation import Federation
 from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._shared import natural_federation, standardize
 
-__all__ = ["berka", "summarize_transactions"]
-
 MANUAL = (
     "the eight .asc tables of the PKDD'99 Discovery Challenge "
     "(account, district, loan, order, trans ...)"

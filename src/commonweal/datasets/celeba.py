@@ -17,8 +17,6 @@ from commonweal.datasets._files import locate, locate_one, read_members, read_pa
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
 
-__all__ = ["Photo", "celeba", "from_leaf", "from_lists"]
-
 MANUAL = (
     "identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba from the CelebA project's page"
 )

@@ -15,8 +15,6 @@ from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._files import find, locate, read_bytes, read_members
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
-__all__ = ["cifar10", "cifar100"]
-
 SOURCES = {
     "cifar10": """
 cifar10 https://www.cs.toronto.edu/~kriz/

@@ -10,8 +10,6 @@ from commonweal.datasets._files import find, locate
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
-__all__ = ["cinic10"]
-
 SOURCES = """
 cinic10 https://datashare.ed.ac.uk/bitstream/handle/10283/3192/
 6ee4d0c996905fe93221de577967a372 CINIC-10.tar.gz

@@ -13,8 +13,6 @@ from commonweal.datasets._files import locate, read_pairs, read_text
 from commonweal.datasets._images import fill_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
-__all__ = ["clothing1m"]
-
 MANUAL = "the lists and images that its authors give on request (github Cysu/noisy_label)"
 
 

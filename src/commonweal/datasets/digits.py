@@ -9,8 +9,6 @@ import numpy as np
 from commonweal.datasets._shared import Pool
 from commonweal.datasets.partition import DirichletByClass
 
-__all__ = ["digits"]
-
 
 def digits(test: float = 0.2, seed: int = 0) -> Pool:
     """1,797 rows (1, 8, 8), 10 classes, 20 clients by default; score: accuracy

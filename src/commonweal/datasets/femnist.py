@@ -10,8 +10,6 @@ from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached
 from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
 
-__all__ = ["femnist"]
-
 MANUAL = (
     "the files data/train and data/test that LEAF makes (github TalwalkarLab/leaf, data/femnist)"
 )

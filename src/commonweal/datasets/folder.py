@@ -21,8 +21,6 @@ from commonweal.datasets._table_files import Batch, read_batches
 from commonweal.datasets._tables import Names, Roles, names_in, read_table
 from commonweal.datasets.table import Task, load_table
 
-__all__ = ["folder"]
-
 MOST_SIDE = 1 << 14  # of an image
 TABLES = (".csv", ".csv.gz", ".parquet")
 CLIENT = "the client's folder"  # a column that no file has

@@ -16,8 +16,6 @@ from commonweal.datasets._files import locate_one, read_members
 from commonweal.datasets._leaf import RowCollector
 from commonweal.datasets._shared import Test, natural_federation
 
-__all__ = ["fsdd"]
-
 MANUAL = (
     "recordings/*.wav of github Jakobovski/free-spoken-digit-dataset, as a folder or "
     "recordings.tar.xz"

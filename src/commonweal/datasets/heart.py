@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from commonweal.base.errors import DataError
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.datasets._files import locate
 from commonweal.datasets._shared import standardize
-
-__all__ = ["Prep", "fill_gaps", "heart", "one_hot"]
 
 SOURCES = """
 heart https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/

@@ -18,8 +18,6 @@ from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import Test, natural_federation
 
-__all__ = ["Lesion", "isic", "read_split"]
-
 MANUAL = (
     "train_test_split.csv of FLamby and the images of the ISIC 2019 challenge, preprocessed by "
     "FLamby"

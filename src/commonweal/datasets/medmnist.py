@@ -13,8 +13,6 @@ from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate, read_npz
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
-__all__ = ["medmnist"]
-
 SOURCES = """
 medmnist https://zenodo.org/records/10519652/files/
 28209eda62fecd6e6a2d98b1501bb15f pneumoniamnist.npz

@@ -15,8 +15,6 @@ from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._files import locate, read_bytes
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
-__all__ = ["FILES", "emnist", "fashion_mnist", "mnist", "read_idx", "read_images"]
-
 SOURCES = {
     "mnist": """
 mnist https://ossci-datasets.s3.amazonaws.com/mnist/

@@ -15,8 +15,6 @@ from commonweal.datasets._files import locate
 from commonweal.datasets._shared import natural_federation
 from commonweal.datasets.mnist import read_idx, read_images
 
-__all__ = ["mnist_writers"]
-
 NEEDS = "mnist"
 SOURCES = """
 qmnist_writers https://raw.githubusercontent.com/facebookresearch/qmnist/master/

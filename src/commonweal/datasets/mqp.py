@@ -19,8 +19,6 @@ from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import find, locate, read_text
 from commonweal.datasets._shared import natural_federation
 
-__all__ = ["mqp"]
-
 SOURCES = """
 mqp https://raw.githubusercontent.com/curai/medical-question-pair-dataset/master/
 94ecd609a9ca9350e1cff2438aa55a034762f01c1a68732aaae3e4be7b03cf57 mqp.csv

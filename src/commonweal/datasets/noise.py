@@ -13,8 +13,6 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.datasets._bounds import check_bounds
 
-__all__ = ["Noise", "Pair", "Symmetric", "Uneven"]
-
 
 class Noise(ABC):
     """The interface of label noise. Subclasses are frozen dataclasses of their parameters."""

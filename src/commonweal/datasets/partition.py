@@ -22,23 +22,6 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.config import catalog
 from commonweal.datasets._bounds import check_bounds
 
-__all__ = [
-    "IID",
-    "Assignment",
-    "Dirichlet",
-    "DirichletByClass",
-    "FlowerPartitioner",
-    "Labels",
-    "Partition",
-    "Quantity",
-    "Rotation",
-    "Shards",
-    "as_partition",
-    "assign",
-    "partition",
-]
-
-
 TINY = 1e-300  # below it, a sum of probabilities has lost its precision
 
 

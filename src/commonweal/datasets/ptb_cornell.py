@@ -17,8 +17,6 @@ from commonweal.datasets._files import locate, read_text
 from commonweal.datasets._leaf import RowCollector, leaf_federation
 from commonweal.datasets._words import END, encode, vocabulary
 
-__all__ = ["ptb_cornell"]
-
 MANUAL = (
     "ptb.{train,valid,test}.txt (Mikolov's Penn Treebank) and movie_lines.txt (Cornell movie "
     "dialogs)"

@@ -13,8 +13,6 @@ from commonweal.datasets._cache import New, cached
 from commonweal.datasets._leaf import RowCollector, User, leaf_federation, leaf_files, leaf_users
 from commonweal.datasets._words import BEGIN, END, PAD, UNKNOWN, encode, vocabulary
 
-__all__ = ["reddit"]
-
 MANUAL = (
     "LEAF's subsampled Reddit (github TalwalkarLab/leaf, data/reddit): train_data.json and "
     "test_data.json"

@@ -18,8 +18,6 @@ from commonweal.datasets._cache import Arrays, New, cached
 from commonweal.datasets._files import locate_one, read_members
 from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
 
-__all__ = ["encode", "read_roles", "shakespeare"]
-
 MANUAL = (
     "the Moby edition, a text file per play (github martin-gorner/tensorflow-rnn-shakespeare), "
     "in a .tar archive or a folder 'plays'; or LEAF's json with source = 'leaf'"

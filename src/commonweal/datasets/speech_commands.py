@@ -17,8 +17,6 @@ from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import list_members, locate_one, read_members
 from commonweal.datasets._shared import natural_federation
 
-__all__ = ["speech_commands"]
-
 SOURCES = """
 speech_commands http://download.tensorflow.org/data/
 af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58 speech_commands_v0.02.tar.gz

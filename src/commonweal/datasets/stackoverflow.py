@@ -15,8 +15,6 @@ from commonweal.datasets._leaf import RowCollector, leaf_federation
 from commonweal.datasets._shared import choose_clients
 from commonweal.datasets._words import encode, shift, vocabulary
 
-__all__ = ["stackoverflow"]
-
 MANUAL = "stackoverflow_train.h5 and stackoverflow_test.h5 of TensorFlow Federated"
 FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5")
 Texts = dict[str, list[list[str]]]  # author -> texts -> words

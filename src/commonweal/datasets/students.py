@@ -12,8 +12,6 @@ from commonweal.data.federation import Federation
 from commonweal.datasets._shared import Pool
 from commonweal.datasets.table import table
 
-__all__ = ["students"]
-
 
 def students(clients: int | None = None, test: float = 0.4, seed: int = 0) -> Federation | Pool:
     """4,424 students, 17 courses, 3 classes; score: accuracy

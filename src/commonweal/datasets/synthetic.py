@@ -14,8 +14,6 @@ from commonweal.base.memory import check_memory
 from commonweal.data.federation import Federation
 from commonweal.datasets._bounds import check_bounds
 
-__all__ = ["synthetic"]
-
 MOST_QUANTITY = 10  # a client of e^10 = 22,000 times the median is one deviation away
 CHUNK = 1 << 22  # numbers drawn at once
 

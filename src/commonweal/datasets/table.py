@@ -36,9 +36,6 @@ from commonweal.datasets._tables import (
     read_table,
 )
 
-__all__ = ["CLASSES", "Labels", "Task", "load_table", "open_table", "read_labels"]
-__all__ += ["read_times", "survey_table", "table"]
-
 Task = Literal["auto", "classes", "values"]
 CLASSES = 20  # different whole numbers, beyond which labels are values
 EVENT_VALUE = re.compile(r"\b(dead|died|deceased|death|event|relapse\w*|recur\w*)\b", re.I)

@@ -12,8 +12,6 @@ from commonweal.datasets._files import list_members, locate_one, read_members
 from commonweal.datasets._images import fill_images, match_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
-__all__ = ["tiny_imagenet"]
-
 SOURCES = """
 tiny_imagenet http://cs231n.stanford.edu/
 90528d7ca1a48142e341f4ef8d21d0de tiny-imagenet-200.zip

@@ -11,8 +11,6 @@ import numpy as np
 from commonweal.data.federation import Federation
 from commonweal.datasets._shared import natural_federation
 
-__all__ = ["vowel"]
-
 # UCI's documentation gives the speakers' names in this order.
 NAMES = "Andrew Bill David Mark Jo Kate Penny Rose Mike Nick Rich Tim Sarah Sue Wendy"
 SPEAKERS = NAMES.split()

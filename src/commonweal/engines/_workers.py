@@ -17,8 +17,6 @@ from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.base.tensors import Tensors
 from commonweal.training.client_state import NO_STATE, ClientState
 
-__all__ = ["Answer", "Workers", "answer"]
-
 Answer = tuple[Tensors, ClientState]  # replies, and states where they changed
 
 

@@ -16,8 +16,6 @@ from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.uses import Uses
 
-__all__ = ["Engine", "LocalEngine", "sample_parts"]
-
 
 def sample_parts(algorithm: Algorithm, has_validation: bool) -> dict[str, str]:
     """Which parts of the clients' samples a group of clients gets, by the names of `Group`.

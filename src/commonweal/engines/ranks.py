@@ -47,8 +47,6 @@ from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation, evaluate_rows, joined, passes
 from commonweal.training.task import Task
 
-__all__ = ["Ranks", "connect", "shares"]
-
 # A rank waits while rank 0 is busy with something else, such as a caller's loop. A process that
 # ends is noticed at once, as its connections close.
 PATIENCE = timedelta(days=1)

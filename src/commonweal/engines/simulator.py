@@ -18,8 +18,9 @@ from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.tensors import State, Tensors, select
 from commonweal.clients._local_model import hold_out
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
 from commonweal.data.population import Population
+from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, sampled
 from commonweal.engines._workers import Answer, Workers, answer
 from commonweal.engines.engine import LocalEngine, sample_parts
@@ -29,12 +30,11 @@ from commonweal.training import scores
 from commonweal.training.client_state import NO_STATE, ClientState, stack_states
 from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import Evaluation, by_client, evaluate_models, evaluate_rows
-from commonweal.training.local import Vectorize, keep_freed_memory, single, vmap_clients
+from commonweal.training.local import keep_freed_memory
 from commonweal.training.own import identity
 from commonweal.training.task import Batch, Task
 from commonweal.training.uses import Uses
-
-__all__ = ["MODES", "Simulator", "gains_from_threads"]
+from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 MODES = ("auto", "vmap", "chunked", "loop")
 BUDGET = 1 << 28  # numbers that a group of clients may hold at once: 1 GB

@@ -16,8 +16,6 @@ from torch import Tensor
 from commonweal.base.plain import Table
 from commonweal.base.tensors import Tensors
 
-__all__ = ["DisconnectedError", "Parcel", "broadcast", "receive", "send"]
-
 LARGE = 1 << 20  # bytes from which a tensor is a message of its own
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

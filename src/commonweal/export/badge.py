@@ -5,8 +5,6 @@ from commonweal.record.record import Record
 from commonweal.report.formats import show_score
 from commonweal.report.html import tag
 
-__all__ = ["badge", "sentence"]
-
 HEIGHT = 20
 PER_CHARACTER = 6.6  # pixels of a character of 11 pixels, on average
 COLOURS = ("#444", "#2a6f97", "#9a3412")  # the score, the mean, the worst

@@ -20,8 +20,6 @@ from commonweal.export.model_card import write_card
 from commonweal.export.prediction import OUTSIDE, Models, Predictor
 from commonweal.record.record import Record
 
-__all__ = ["FORMS", "Form", "export"]
-
 Form = Literal["torch", "onnx", "card"]
 FORMS: tuple[Form, ...] = ("torch", "onnx", "card")
 

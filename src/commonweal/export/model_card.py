@@ -15,8 +15,6 @@ from commonweal.record.final import read_final
 from commonweal.record.record import Record
 from commonweal.report.formats import pipes, show_client, worst_first
 
-__all__ = ["card", "write_card"]
-
 FEW = 30  # test samples below which a client's score is uncertain
 
 

@@ -32,9 +32,6 @@ from commonweal.training.modules import InUnits
 from commonweal.training.scores import find
 from commonweal.training.uses import mixed_module, one_model
 
-__all__ = ["OUTSIDE", "Models", "Predictor", "class_names", "own_client", "predict_chosen"]
-__all__ += ["predict_table"]
-
 CLASSES = ("cross-entropy", "binary")
 PASS = 10_000  # rows in a forward pass
 AT_NODES = "personal models of a Flower run stay at its nodes, and only the global one is here"

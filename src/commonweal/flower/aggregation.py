@@ -14,17 +14,15 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
-from commonweal.data.federation import Rows
 from commonweal.data.population import Population
+from commonweal.data.rows import Rows
 from commonweal.flower.arrays import Layout
 from commonweal.flower.messages import to_arrays, values_of
 from commonweal.flower.reports import Report, client_ids, column
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.training.client_state import NO_STATE
-from commonweal.training.local import vmap_clients
-
-__all__ = ["Aggregation", "Named", "built", "dominance", "overshoot"]
+from commonweal.training.vectorize import vmap_clients
 
 RISE = 1.5  # of the mean loss in a round, which a common descent should not have
 DOMINANT = 0.8  # of the weight on one client: the others hardly count

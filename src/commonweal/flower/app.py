@@ -35,8 +35,6 @@ from commonweal.jobs.job import (
 from commonweal.record.record import Record
 from commonweal.training.task import Task
 
-__all__ = ["job_of", "make_client_app", "make_server_app", "open_node", "run_on"]
-
 Config = Mapping[str, str | int | float | bool]  # of a node, or of a run
 STATES = "state-dir"  # where a node keeps its client's states
 SETTINGS = ("out", "resume", "nodes", "wait", "timeout", "bind_names")  # of a run

@@ -15,8 +15,6 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.training.task import Task
 
-__all__ = ["Layout", "name_id", "to_id"]
-
 # What a module calls the statistics of its normalisation layers: averaged, never trained.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

@@ -14,8 +14,6 @@ from commonweal.base.tensors import State
 from commonweal.flower.arrays import name_id, to_id
 from commonweal.flower.messages import node_keys
 
-__all__ = ["Directory", "Known", "NodeKeys"]
-
 
 @dataclass
 class Known:

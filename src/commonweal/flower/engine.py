@@ -36,8 +36,6 @@ from commonweal.record.client_states import StateStore
 from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["FlowerEngine"]
-
 AGAIN = 60.0  # seconds after which a node that has not said which client it is is asked again
 AWAY = Problem("unavailable", "its node is not connected")
 

@@ -7,8 +7,6 @@ from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
 from commonweal.config.experiment import Experiment
 
-__all__ = ["check_experiment", "export"]
-
 LONGEST = 32  # letters, digits and hyphens that Flower allows in an app's name
 
 # No dependencies: Flower would install them from an index before each run. The nodes'

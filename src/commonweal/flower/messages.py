@@ -26,10 +26,6 @@ from commonweal.base.tensors import Tensors
 from commonweal.flower.arrays import Layout
 from commonweal.flower.reports import Problem, Settings
 
-__all__ = ["POLL", "PULL", "SLACK", "Answers", "array_bytes", "logger", "metrics_of", "node_keys"]
-__all__ += ["settings_of", "to_arrays", "to_record", "to_tensors", "values_of", "wait_for_nodes"]
-__all__ += ["weighted_mean"]
-
 logger = logging.getLogger("flwr")
 
 POLL = 0.5  # seconds between two looks at who is connected

@@ -19,8 +19,6 @@ from torch import Tensor
 from commonweal.clients._local_model import GRID, posterior_mean
 from commonweal.flower.messages import Metric
 
-__all__ = ["LOSS_KEY", "NAME_KEY", "add_metrics", "blend", "loss_before_training", "name_clients"]
-
 LOSS_KEY = "loss-before"
 NAME_KEY = "client"
 BLEND = "blend"  # the local model in a node's state, and the score of the mixture

@@ -19,19 +19,18 @@ from commonweal.base.errors import DataError
 from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import hold_out
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.rows import Rows
 from commonweal.engines.engine import sample_parts
 from commonweal.flower.own_table import TableSchema, check_table, goal_of, merged
 from commonweal.flower.reports import parsed, to_settings
 from commonweal.record.client_states import StateFiles
 from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import evaluate, evaluate_models
-from commonweal.training.local import single
 from commonweal.training.uses import Uses
-
-__all__ = ["Node", "NodeClient", "RequestKey", "Schema", "agreed", "fits", "joined"]
+from commonweal.training.vectorize import single
 
 STEPS = 1000  # more than a round has requests
 CLIENT = 0  # the number of a node's only client

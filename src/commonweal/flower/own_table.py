@@ -26,8 +26,6 @@ from commonweal.datasets._table_files import read_batches, separator_in
 from commonweal.datasets._tables import Names, Roles, Table, names_in
 from commonweal.datasets.table import CLASSES, Task, open_table, read_labels, table
 
-__all__ = ["OwnTable", "TableOptions", "TableSchema", "check_table", "goal_of", "merged"]
-
 SENT = 1000  # categories of a column, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}
 Sums = tuple[int, int, float, float]  # of numbers: count, gaps, total, total of squares

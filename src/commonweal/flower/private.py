@@ -40,8 +40,6 @@ from commonweal.samplers.poisson import Poisson
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
-__all__ = ["check_wrapper", "PrivateRounds", "weigh_privately"]
-
 FORM = "private-form"  # settings of a message, metrics of a reply, and a record of a client's state
 STATISTICS = "private-statistics"
 WEIGHT = "private-weight"

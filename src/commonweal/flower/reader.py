@@ -13,8 +13,6 @@ from commonweal.flower.reports import Evaluated, Problem, Report, column
 from commonweal.rules.rule import Need
 from commonweal.training import scores
 
-__all__ = ["Losses", "ReplyReader", "find_metric", "score_name"]
-
 Losses = Literal["train", "evaluate"]  # where the losses come from that a rule decides by
 
 # What apps call the loss and the score of an evaluation, where no key is given.

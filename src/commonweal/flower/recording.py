@@ -21,8 +21,6 @@ from commonweal.record.rounds import ClientTable, RoundRecord, decided
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["RECORDS", "Recorder", "Trained"]
-
 RECORDS = "runs/flower"  # where records are written by default
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
 

@@ -12,8 +12,6 @@ from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors
 from commonweal.training.evaluation import Evaluation
 
-__all__ = ["check_reply", "evaluated", "gathered", "unusual"]
-
 
 def check_reply(algorithm: Algorithm, purpose: str, values: Tensors) -> None:
     """Raise DataError where a reply cannot be used, whatever the others are."""

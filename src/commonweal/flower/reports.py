@@ -13,9 +13,6 @@ from commonweal.base.errors import DataError, RunError
 from commonweal.config import catalog
 from commonweal.rules.rule import Rule
 
-__all__ = ["Evaluated", "Problem", "Report", "Settings", "check_trained", "column"]
-__all__ += ["client_ids", "listed", "no_losses", "parsed", "to_settings"]
-
 SHOWN = 5  # clients or nodes that a message names
 
 Numbers = list[int] | list[float]

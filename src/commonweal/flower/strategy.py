@@ -53,8 +53,6 @@ from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
-__all__ = ["FairStrategy"]
-
 LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
 LEGACY = ("initialize_parameters", "configure_fit", "aggregate_fit", "evaluate")
 

@@ -1,3 +1,1 @@
 """Build a job and run its rounds."""
-
-__all__: list[str] = []

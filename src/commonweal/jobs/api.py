@@ -19,9 +19,6 @@ from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
-__all__ = ["channel", "client", "dataset", "load", "load_experiment", "load_run", "model"]
-__all__ += ["rule", "sampler", "server"]
-
 
 def _part(kind: str, name: str, parameters: Mapping[str, object]) -> dict[str, object]:
     expect("name", name, str, f"the name of a {catalog.KINDS[kind].label}")

@@ -24,14 +24,13 @@ from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import DataError
 from commonweal.config import catalog
 from commonweal.data.arrays import as_array
-from commonweal.data.federation import Federation, Rows
+from commonweal.data.federation import Federation
+from commonweal.data.rows import Rows
 from commonweal.data.split import number_clients
 from commonweal.engines.engine import LocalEngine
 from commonweal.jobs.rounds import run
 from commonweal.training.task import Task
 from commonweal.training.uses import mixed_module, one_model
-
-__all__ = ["FederatedClassifier", "FederatedRegressor"]
 
 EVERYONE = "everyone"  # the client of samples whose client is not given
 

@@ -18,8 +18,6 @@ from commonweal.training.scores import find
 from commonweal.training.task import Task
 from commonweal.training.vectorize import single, vmap_clients
 
-__all__ = ["check_threshold", "final"]
-
 AT_THRESHOLD = ("accuracy", "balanced-accuracy", "f1")  # scores that depend on it
 
 

@@ -36,11 +36,6 @@ from commonweal.training.client import Client
 from commonweal.training.own import identity, score_path
 from commonweal.training.task import Task
 
-__all__ = ["Job", "Parts", "build_algorithm", "build_dataset", "build_task"]
-__all__ += ["federation_of"]
-__all__ += ["job_from_experiment", "job_from_parts", "job_on", "with_local_losses"]
-__all__ += ["with_validation"]
-
 Settings = TypeVar("Settings", bound=RunSettings)
 
 # What users may give besides a Task and a Federation.

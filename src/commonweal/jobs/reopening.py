@@ -18,8 +18,6 @@ from commonweal.record.store import Store
 from commonweal.training.own import function_name, is_importable
 from commonweal.training.task import Task
 
-__all__ = ["reopen", "restore", "warn_of_functions"]
-
 
 def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int = 0) -> State:
     """The server's state of a checkpoint, or the initial one; the engine gets the clients'.

@@ -30,7 +30,7 @@ from commonweal.base.errors import (
     renamed_method,
 )
 from commonweal.base.tensors import State, Tensors, num_bytes
-from commonweal.config.experiment import Experiment
+from commonweal.config.experiment import Experiment, title_of
 from commonweal.data.federation import Federation
 from commonweal.data.rows import REGRESSION
 from commonweal.engines import Engine, gains_from_threads
@@ -47,14 +47,12 @@ from commonweal.record.artifacts import (
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts, write_facts
 from commonweal.record.final import write_final
 from commonweal.record.publication import private_folder, publish
-from commonweal.record.record import Record, title_of
+from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord, best_round, decided, read_rounds
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.scores import find
 from commonweal.training.task import Task
-
-__all__ = ["Round", "Run", "converse", "run"]
 
 LOST_ROUNDS = 5  # in a row in which all replies are not finite: the run has diverged
 HOPELESS = 1e6  # a loss: guessing gives 1 of a scaled target, and log(classes)

@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-__all__ = ["Norm", "classifier", "convolution", "first_stride", "unit"]
-
 Norm = Callable[[int], nn.Module]  # channels -> their normalisation
 
 SMALL = 64  # pixels up to which images are not downsampled before the first block

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from commonweal.models._blocks import Norm, classifier, first_stride, unit
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["residual"]
-
 
 class _Block(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:

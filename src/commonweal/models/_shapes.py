@@ -2,8 +2,6 @@
 
 from commonweal.base.errors import ConfigError
 
-__all__ = ["Shape", "image", "sequence"]
-
 Shape = tuple[int, ...]  # of a row
 
 

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Spectral"]
-
 
 class Spectral(nn.Linear):
     """x (W / |W|)' + b, with the exact spectral norm |W|.

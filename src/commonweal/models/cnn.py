@@ -5,8 +5,6 @@ from torch import nn
 from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["cnn"]
-
 
 def cnn(
     shape: Shape, outputs: int, hidden: int = 512, channels: tuple[int, ...] = (32, 64)

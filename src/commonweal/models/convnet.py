@@ -8,8 +8,6 @@ from torch import nn
 from commonweal.models._blocks import convolution
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["convnet"]
-
 
 def convnet(shape: Shape, outputs: int, channels: int = 32) -> nn.Module:
     """Four times [3x3 convolution without bias, GroupNorm, max pooling, ReLU], then 5x5 averages

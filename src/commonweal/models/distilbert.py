@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from commonweal.base.errors import ConfigError, install
 from commonweal.models._shapes import Shape, sequence
 
-__all__ = ["distilbert"]
-
 PAD = 0  # the padding token of BERT's vocabularies
 
 

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from commonweal.models._blocks import first_stride, unit
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["efficientnet_b0"]
-
 # Expansion, channels, blocks, stride and kernel size of each stage: the paper's table 1.
 STAGES = [
     (1, 16, 1, 1, 3),

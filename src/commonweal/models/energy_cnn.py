@@ -10,8 +10,6 @@ from commonweal.models._blocks import convolution
 from commonweal.models._shapes import Shape, image
 from commonweal.models._spectral import Spectral
 
-__all__ = ["energy_cnn"]
-
 
 def energy_cnn(shape: Shape, outputs: int, width: int = 16) -> nn.Module:
     """Two 3 x 3 convolutions of stride 2 with GroupNorm and Swish, a linear layer (spectral norm 1)

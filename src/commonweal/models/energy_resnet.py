@@ -12,8 +12,6 @@ from commonweal.models._blocks import convolution, unit
 from commonweal.models._shapes import Shape, image
 from commonweal.models._spectral import Spectral
 
-__all__ = ["energy_resnet"]
-
 NORM = partial(nn.GroupNorm, 1)
 BLOCKS = ((1, 1), (2, 2), (2, 4), (2, 8))  # stride and width of each
 

@@ -5,8 +5,6 @@ from torch import nn
 from commonweal.models._shapes import Shape
 from commonweal.models.cnn import cnn
 
-__all__ = ["femnist_cnn"]
-
 
 def femnist_cnn(shape: Shape, outputs: int) -> nn.Module:
     """[5x5 convolution, ReLU, 2x2 max pooling] with 32 and 64 channels, then 2048 units

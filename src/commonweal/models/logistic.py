@@ -6,8 +6,6 @@ from torch import nn
 
 from commonweal.models._shapes import Shape
 
-__all__ = ["logistic"]
-
 
 def logistic(shape: Shape, outputs: int) -> nn.Module:
     """outputs = W x + b, initialised with zeros: the loss is convex, so no start is better"""

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape, sequence
 
-__all__ = ["lstm"]
-
 CHARACTERS = 256  # tokens up to which they are characters rather than words
 
 

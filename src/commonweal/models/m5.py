@@ -5,8 +5,6 @@ from torch import nn
 from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape
 
-__all__ = ["m5"]
-
 
 def m5(shape: Shape, outputs: int, stride: int = 4) -> nn.Module:
     """[1-D convolution, BatchNorm, ReLU, 4x max pooling] with 64, 64, 128, 256 channels, time mean.

@@ -8,8 +8,6 @@ from torch import nn
 from commonweal.base.errors import ConfigError
 from commonweal.models._shapes import Shape
 
-__all__ = ["mlp"]
-
 
 def mlp(shape: Shape, outputs: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
     """Linear layers with ReLU between them.

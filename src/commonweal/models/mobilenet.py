@@ -7,8 +7,6 @@ from torch import nn
 from commonweal.models._blocks import Norm, classifier, first_stride, unit
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["mobilenet", "mobilenet_gn"]
-
 # Channels and stride of the thirteen pairs of convolutions.
 PAIRS = (
     (64, 1),

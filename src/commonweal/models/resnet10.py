@@ -5,8 +5,6 @@ from torch import nn
 from commonweal.models._resnet import residual
 from commonweal.models._shapes import Shape
 
-__all__ = ["resnet10"]
-
 
 def resnet10(shape: Shape, outputs: int) -> nn.Module:
     """Stages of 64, 128, 256, 512 channels, one block each (about 4.9 M parameters)

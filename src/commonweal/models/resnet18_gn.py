@@ -7,8 +7,6 @@ from torch import nn
 from commonweal.models._resnet import residual
 from commonweal.models._shapes import Shape
 
-__all__ = ["resnet18_gn"]
-
 
 def resnet18_gn(shape: Shape, outputs: int, groups: int = 2) -> nn.Module:
     """Stages of 64, 128, 256, 512 channels, two blocks each (about 11.2 M parameters)

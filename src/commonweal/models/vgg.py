@@ -7,8 +7,6 @@ from torch import nn
 
 from commonweal.models._shapes import Shape, image
 
-__all__ = ["vgg"]
-
 CHANNELS = (32, 64, 128, 128, 256, 256)
 
 

@@ -9,8 +9,6 @@ from functools import cache
 
 from commonweal.base.errors import ConfigError, install
 
-__all__ = ["epsilon_of", "noise_for"]
-
 STEP = 1e-3  # between the values of the privacy loss that are kept; epsilon is rounded up
 CLOSE = 1e-4  # relative precision of a noise
 LARGEST = 1e6  # noise that is tried

@@ -13,8 +13,6 @@ from scipy.special import ndtri
 
 from commonweal.base import randomness
 
-__all__ = ["Bytes", "Entropy", "coins", "normal", "source"]
-
 Entropy = Literal["system", "seed"]
 Bytes = Callable[[int], bytes]  # from a number of bytes to as many random ones
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors
 
-__all__ = ["Federated", "PrivateForm", "Weighed", "guessing_loss", "number", "tracked"]
-
 KEEP = 0.8  # of a public number in each round; the rest is what the round says
 
 

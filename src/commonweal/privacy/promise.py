@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-__all__ = ["Promise"]
-
 WARN, HOPELESS = 1.0, 3.0  # of the noise's length, relative to the longest mean update
 # Up to which r the worst 10 % of 535 writers lost how much accuracy: docs/privacy.md.
 MEANT = ((1.05, "at most 2 %"), (2.1, "up to 14 %"), (2.6, "17 %"), (math.inf, "20 to 55 %"))

@@ -15,8 +15,6 @@ from torch import Tensor
 from commonweal.base.tensors import is_finite
 from commonweal.privacy.entropy import Bytes, normal
 
-__all__ = ["Contribution", "Sensitivity", "adapted_clip", "contribute", "release"]
-
 SHORTEST = 1e-12  # an update of length 0 is divided by this
 RATE = 0.2  # of the clip bound's changes (Andrew et al., NeurIPS 2021)
 FLOOR, CEILING = 0.1, 100.0  # of the clip bound, relative to the first one

@@ -9,8 +9,6 @@ from commonweal.base.tensors import Tensors
 from commonweal.privacy.form import PrivateForm
 from commonweal.privacy.release import Contribution, contribute
 
-__all__ = ["Asked", "weigh"]
-
 
 class Asked(NamedTuple):
     """What clients receive with the model."""

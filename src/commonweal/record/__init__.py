@@ -1,3 +1,1 @@
 """A run's folder: everything that reads or writes it."""
-
-__all__: list[str] = []

@@ -16,18 +16,6 @@ from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.checksums import pack, unpack
 from commonweal.record.facts import sealed
 
-__all__ = [
-    "BEST",
-    "MODEL",
-    "PREPARATION",
-    "read_model",
-    "read_preprocessing",
-    "read_samples",
-    "write_model",
-    "write_preprocessing",
-    "write_samples",
-]
-
 MODEL = "model.safetensors"
 BEST = "best.safetensors"
 SAMPLES = "synthetic.npz"

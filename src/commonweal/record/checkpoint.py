@@ -12,9 +12,6 @@ from commonweal.base.files import read_plain, reading, write_file
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checksums import pack, unpack
 
-__all__ = ["CHECKPOINT", "START_AGAIN", "Checkpoint", "matching", "read_checkpoint", "refuse"]
-__all__ += ["write_checkpoint"]
-
 CHECKPOINT = "checkpoint.safetensors"
 START_AGAIN = f"restore it, or delete {CHECKPOINT} to start the run again"
 

@@ -16,8 +16,6 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import digest
 from commonweal.base.tensors import Tensors
 
-__all__ = ["pack", "unpack"]
-
 KEY = "commonweal"  # one entry of the metadata: the order of several would not be fixed
 
 

@@ -23,8 +23,6 @@ from commonweal.record.checkpoint import matching, refuse
 from commonweal.record.checksums import pack, unpack
 from commonweal.training.client_state import NO_STATE, ClientState
 
-__all__ = ["ClientStates", "StateFiles", "StateStore", "read_state", "saved_rounds"]
-
 MEMORY = 1 << 30  # bytes of states that are held in memory
 INSIDE = 1 << 26  # bytes up to which all clients' states go into the checkpoint itself
 OURS = r"\d{6,}-\d{6,}\.safetensors((\.\d+)?\.part)?"  # names of files that may be deleted

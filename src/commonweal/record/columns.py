@@ -20,8 +20,6 @@ from pydantic import Field
 from commonweal.base.errors import RunError
 from commonweal.base.files import append, check_plain, digest, reading
 
-__all__ = ["Array", "Chunks", "Columns", "Place"]
-
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]
 Columns = dict[str, Array]
 

@@ -17,18 +17,6 @@ from commonweal.base.plain import Table, to_json
 from commonweal.base.typed import parse_json
 from commonweal.privacy.promise import Promise
 
-__all__ = [
-    "FORMAT",
-    "RunFacts",
-    "TargetScale",
-    "TaskFacts",
-    "damaged_facts",
-    "is_sealed",
-    "read_facts",
-    "sealed",
-    "write_facts",
-]
-
 FORMAT = 2  # of the folder
 NAME = "run.json"
 

@@ -12,8 +12,6 @@ from commonweal.base.files import read_plain, write_file
 from commonweal.base.typed import parse_json
 from commonweal.record.facts import is_sealed, sealed
 
-__all__ = ["Bounds", "Final", "Threshold", "read_final", "write_final"]
-
 NAME = "final.json"
 Numbers = tuple[float | None, ...]  # by client; None: not defined
 

@@ -19,8 +19,6 @@ from commonweal.record.facts import RunFacts, write_facts
 from commonweal.record.record import PRIVATE, Record
 from commonweal.record.rounds import ROUNDS
 
-__all__ = ["private_folder", "publish"]
-
 MARK = "PRIVATE.txt"
 WRITTEN = (MARK, "experiment.toml", "run.json", ROUNDS, PREPARATION, MODEL)
 ABOUT = """Values of single clients: losses, scores, cohorts, failures, times and states.

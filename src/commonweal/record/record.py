@@ -47,8 +47,6 @@ from commonweal.training.task import Task
 if TYPE_CHECKING:
     from commonweal.report.figures import Plots
 
-__all__ = ["Outline", "Record", "final_tables", "find_runs", "title_of"]
-
 PRIVATE = "private"  # the folder within that of a private run, with the values of its clients
 MARKS = {"experiment.toml", "run.json", "rounds.jsonl"}  # a folder with one of them is a run's
 

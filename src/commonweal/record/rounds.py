@@ -35,25 +35,6 @@ from commonweal.base.typed import parse_json
 from commonweal.record.columns import Array, Chunks, Columns, Place
 from commonweal.training.evaluation import Evaluation
 
-__all__ = [
-    "ClientTable",
-    "Progress",
-    "RoundRecord",
-    "StoredRound",
-    "best_round",
-    "decided",
-    "last_lines",
-    "last_round",
-    "numbered",
-    "parse_line",
-    "progress_after",
-    "read_rounds",
-    "round_columns",
-    "spaced",
-    "tail",
-    "whole_lines",
-]
-
 ROUNDS = "rounds.jsonl"
 VALUES = "clients.chunks"
 PERSONAL = "personal_"  # begins the names of columns of the clients' personal models

@@ -59,8 +59,6 @@ from commonweal.record.rounds import (
 )
 from commonweal.record.verify import damaged_rounds, first_lines
 
-__all__ = ["Store", "changed_keys"]
-
 TIMINGS = "timings.jsonl"
 EXPERIMENT = "experiment.toml"
 STARTED = ("run.json", LOCK)  # left by a kill at the very start

@@ -16,8 +16,6 @@ from commonweal.record.final import read_final
 from commonweal.record.record import Record, final_tables
 from commonweal.record.rounds import ROUNDS, VALUES, parse_line, whole_lines
 
-__all__ = ["damaged_rounds", "first_lines", "problems"]
-
 
 def problems(folder: str | Path) -> list[str]:
     """What is not as it was written; empty where a run is whole.

@@ -24,8 +24,6 @@ from commonweal.report.formats import (
 )
 from commonweal.training.choice import ALONE
 
-__all__ = ["choice_table", "client_table", "evidence", "method_name", "paragraph", "sentence"]
-
 MANY = 20  # with this many clients, the worst 10 % are shown instead of the worst client
 NAMES = {ALONE: "local training", "fedavg": "FedAvg"}
 REFIT = " All models were then trained again on all samples, validation included."

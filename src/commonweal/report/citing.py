@@ -8,8 +8,6 @@ from commonweal import __version__
 from commonweal.config.catalog import KINDS
 from commonweal.record.record import Outline
 
-__all__ = ["bibtex", "references"]
-
 OURS = f"""@software{{commonweal,
   author = {{{{Commonweal contributors}}}},
   title = {{Commonweal: federated learning that leaves no client behind}},

@@ -8,14 +8,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.compare import ALONE, OWN, POOLED, Result
+from commonweal.analysis.compare import OWN, Result
 from commonweal.analysis.gains import ClientGain, Gains, gains
+from commonweal.analysis.plan import ALONE, POOLED
 from commonweal.base.text import shown
 from commonweal.record.record import Record
 from commonweal.report.formats import decimals_of, points, scale, show_score, sign_of, unit
-
-__all__ = ["NAMES", "ClientLine", "ClientLines", "best_method", "client_lines", "gain_cell"]
-__all__ += ["local_of", "mean_of", "partner_weights", "samples_of", "text", "used_results"]
 
 Array: TypeAlias = NDArray[np.float64]
 

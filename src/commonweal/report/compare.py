@@ -12,25 +12,20 @@ import torch
 from rich.console import Console
 
 from commonweal.analysis.compare import (
-    ALONE,
     OWN,
-    POOLED,
-    Cell,
     Result,
-    baseline_cells,
     by_seed,
-    cells,
     failed_lines,
     finished_runs,
     gather,
     keeps,
     lines_of,
     run_cells,
-    run_folder,
 )
 from commonweal.analysis.curves import CURVES
 from commonweal.analysis.gains import Gains, gains_over_local
 from commonweal.analysis.labels import by_label, find_runs, seed_of
+from commonweal.analysis.plan import ALONE, POOLED, Cell, baseline_cells, cells, run_folder
 from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import (
     CommonwealError,
@@ -61,8 +56,6 @@ from commonweal.training.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["Comparison", "compare", "resplit"]
 
 
 Rules: TypeAlias = Sequence[str | Rule] | Mapping[str, str | Rule]

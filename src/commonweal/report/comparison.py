@@ -35,19 +35,6 @@ from commonweal.report.formats import (
     unit,
 )
 
-__all__ = [
-    "PAPERS",
-    "Summary",
-    "answer",
-    "chosen_columns",
-    "client_table",
-    "layout",
-    "lines",
-    "render",
-    "summarize",
-    "worth_sentences",
-]
-
 Array: TypeAlias = NDArray[np.float64]
 
 MANY = 20  # with this many clients, tails are compared instead of single clients

@@ -22,8 +22,6 @@ from commonweal.report.formats import cells_of
 from commonweal.report.html import Html, join, minus, strong, tag
 from commonweal.report.overview import Overview, overview
 
-__all__ = ["experiment_text", "render"]
-
 MOST_PICTURES = 12  # heat maps and regrets
 
 STYLE = files("commonweal.report").joinpath("document.css").read_text(encoding="utf-8")

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.analysis.compare import ALONE, gather
+from commonweal.analysis.compare import gather
 from commonweal.analysis.interpolation import POINTS, Curve, Landscape
+from commonweal.analysis.plan import ALONE
 from commonweal.analysis.regret import Regret, of_run
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
@@ -33,25 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
-
-__all__ = [
-    "Band",
-    "Picture",
-    "Plots",
-    "band",
-    "check_suffix",
-    "clients",
-    "draw",
-    "federation",
-    "front",
-    "interpolation",
-    "landscape",
-    "regret",
-    "reliability",
-    "rounds",
-    "save",
-    "weights",
-]
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -19,37 +19,6 @@ from commonweal.metrics import Paired
 from commonweal.record.final import Bounds
 from commonweal.training import scores
 
-__all__ = [
-    "METRICS",
-    "Column",
-    "Grid",
-    "Metric",
-    "add_columns",
-    "cell_rows",
-    "cells_of",
-    "counted",
-    "csv_text",
-    "decimals_of",
-    "header",
-    "in_points",
-    "interval",
-    "latex",
-    "markdown",
-    "markup",
-    "pipes",
-    "plain_table",
-    "points",
-    "scale",
-    "score_label",
-    "score_name",
-    "show_client",
-    "show_score",
-    "sign_of",
-    "terminal",
-    "unit",
-    "worst_first",
-]
-
 Array: TypeAlias = NDArray[np.float64]
 
 NARROW = 80  # columns of a terminal

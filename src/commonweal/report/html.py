@@ -7,8 +7,6 @@ from commonweal.base.text import shortened, shown
 from commonweal.report.figures import Picture, draw
 from commonweal.report.formats import Column, cell_rows, header
 
-__all__ = ["Html", "columns", "figure", "figures", "join", "minus", "strong", "table", "tag"]
-
 VOID = ("meta",)  # elements without content
 NAME = 200  # characters of a client's or a method's name
 MOST_ROWS = 200  # of a picture's numbers, from both ends

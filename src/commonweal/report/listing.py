@@ -6,8 +6,6 @@ from pathlib import Path
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Entry
 
-__all__ = ["FAMILIES", "LISTS", "families", "summaries"]
-
 ROOT = Path(__file__).parents[1]
 LISTS = (*KINDS, "scores", "metrics")
 TABLES = ("SCORES", "DIAGNOSTICS")  # of commonweal.training.scores

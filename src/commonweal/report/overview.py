@@ -33,8 +33,6 @@ from commonweal.report.formats import (
 if TYPE_CHECKING:
     from commonweal.report.compare import Comparison
 
-__all__ = ["Card", "Named", "Overview", "Table", "overview"]
-
 MOST_NAMED = 5  # clients in a list of gains or losses
 MOST_OTHERS = 4  # methods in the note of a card
 FEW_SEEDS = 5  # below which more are suggested

@@ -5,8 +5,6 @@ import io
 import numpy as np
 from torch import Tensor
 
-__all__ = ["picture"]
-
 WIDTH = 420  # least width in pixels: small images are enlarged
 GREY = 0.5  # of the lines between images, and of missing ones
 

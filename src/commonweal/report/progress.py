@@ -14,13 +14,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from commonweal.analysis.compare import Cell, Step
+from commonweal.analysis.compare import Step
+from commonweal.analysis.plan import Cell
 from commonweal.base.text import shortened
 from commonweal.jobs.rounds import Round
 from commonweal.report.formats import markup, show_score
 from commonweal.training.scores import find
-
-__all__ = ["Download", "comparison_bar", "download_bar", "run_bar", "work_bar"]
 
 TITLE = TextColumn("{task.description}")
 PERCENTAGE = TextColumn("{task.percentage:>3.0f} %")

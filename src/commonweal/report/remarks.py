@@ -6,8 +6,6 @@ from commonweal.analysis import describe
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import Round
 
-__all__ = ["Remarks"]
-
 MOST_CLIENTS = 5  # whose dropped or capped replies are reported one by one
 
 

@@ -29,16 +29,6 @@ from commonweal.report.formats import (
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.intervals import FEW
 
-__all__ = [
-    "choices",
-    "promised",
-    "result",
-    "run_summary",
-    "small_test_sets",
-    "unequal_promises",
-    "unseen_sentence",
-]
-
 ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
 SHOWN = 5
 UNSTABLE = -1.0  # a mean R^2

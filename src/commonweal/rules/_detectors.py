@@ -20,8 +20,6 @@ from commonweal.rules._outliers import (
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Reports, required
 
-__all__ = ["DETECTORS", "Detector", "Last", "Round", "Verdict", "sketch"]
-
 BUCKETS = 256  # of the sketch of an update
 
 

@@ -2,8 +2,6 @@
 
 from torch import Tensor
 
-__all__ = ["as_long_as_the_mean"]
-
 SHORT = 1e-5  # of the summed lengths: a shorter direction is what rounding leaves of none
 
 

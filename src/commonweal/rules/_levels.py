@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["levels"]
-
 
 def levels(values: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mass (S,) of clients with a smaller value, and of those with the same value.

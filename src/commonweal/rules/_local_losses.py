@@ -11,8 +11,6 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Rule
 
-__all__ = ["LocalLosses"]
-
 
 @dataclass(frozen=True)
 class LocalLosses(Rule):

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from commonweal.rules.rule import Reports, in_double, required
 
-__all__ = ["FEW", "LEAST", "copies", "cosines_to_others", "deviation", "excess", "median"]
-__all__ += ["norms_for_sizes", "size_excess"]
-
 FEW = 5
 FEW_FACTOR = 5.0  # with few reporters, the limit is this many times as high
 SCALE = 1.4826  # the standard deviation of a normal distribution, in median deviations

@@ -15,8 +15,6 @@ from commonweal.base.tensors import Tensors
 from commonweal.privacy.form import Federated, PrivateForm, Weighed, number, tracked
 from commonweal.rules.online import CDF, scaled_cdf
 
-__all__ = ["PrivateAAggFFD", "PrivateCVaR", "PrivateSemiVRed", "PrivateTERM"]
-
 LEAST_LOSS = 0.01  # of the mean loss, relative to the bound
 LEAST_WEIGHT = 0.2  # of the mean weight, by which weights are divided
 LEAST_QUANTILE = 1e-3  # of a quantile of the losses, relative to the bound

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from commonweal.base.tensors import State
 
-__all__ = ["empty_table", "lookup", "put"]
-
 MERGE = 8  # recent entries are merged once they are an eighth of the settled ones
 
 

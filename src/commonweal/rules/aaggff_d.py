@@ -25,8 +25,6 @@ from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
 
-__all__ = ["AAggFFD"]
-
 
 @dataclass(frozen=True)
 class AAggFFD(Rule):

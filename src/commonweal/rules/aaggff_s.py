@@ -21,8 +21,6 @@ from commonweal.rules.rule import Grid, Kind
 from commonweal.rules.simplex import quadratic
 from commonweal.rules.slots import empty_slots, extend
 
-__all__ = ["AAggFFS"]
-
 
 @dataclass(frozen=True)
 class AAggFFS(FTRL):

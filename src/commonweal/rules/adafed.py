@@ -27,8 +27,6 @@ from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Decision, Descent, Grid, Kind, Need, Reports, Rule, required
 from commonweal.rules.simplex import quadratic, solve
 
-__all__ = ["AdaFed"]
-
 STATIONARY = 1e-8  # squared length of the shortest mean of unit updates that counts as 0
 TINY = 1e-9  # a shorter update, relative to the longest one, is what rounding leaves of none
 FEWEST = 1e-100  # a smaller power of the losses counts as this, so that weights stay finite

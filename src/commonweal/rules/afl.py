@@ -21,8 +21,6 @@ from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
 from commonweal.rules.simplex import project, project_ball, project_hull, project_inside
 from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
-__all__ = ["AFL"]
-
 ALONE = (
     "afl: a single reporter says nothing about the others, so that the mixture does not move: ask "
     "at least 2 clients per round, or set absent = 'zero'"

@@ -15,8 +15,6 @@ from commonweal.rules._levels import levels
 from commonweal.rules._private import PrivateCVaR
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless, prior_weights
 
-__all__ = ["CVaR"]
-
 
 @dataclass(frozen=True)
 class CVaR(Stateless):

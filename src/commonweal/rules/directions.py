@@ -17,8 +17,6 @@ from commonweal.base.errors import ConfigError, install
 from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
 
-__all__ = ["Directions"]
-
 Method = Literal["aligned-mtl", "cagrad", "dualproj", "fairgrad", "imtl-g", "upgrad"]
 
 

@@ -19,8 +19,6 @@ from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 
-__all__ = ["EG"]
-
 
 @dataclass(frozen=True)
 class EG(Rule):

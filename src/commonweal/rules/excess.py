@@ -17,8 +17,6 @@ from commonweal.base.tensors import State
 from commonweal.rules._local_losses import LocalLosses
 from commonweal.rules.rule import Combinator, Decision, Kind, Reports
 
-__all__ = ["Excess"]
-
 LEAST = 1e-6  # keeps every excess above 0, as losses are
 
 

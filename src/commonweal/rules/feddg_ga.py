@@ -18,8 +18,6 @@ from commonweal.rules.online import on_cohort
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
 from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
-__all__ = ["FedDGGA"]
-
 
 @dataclass(frozen=True)
 class FedDGGA(Rule):

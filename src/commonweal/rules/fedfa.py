@@ -17,8 +17,6 @@ from commonweal.data.population import Setting
 from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
 from commonweal.rules.slots import empty_slots, extend, take_slots
 
-__all__ = ["FedFA"]
-
 TINY = 1e-6  # keeps the logarithms of scores of 0 and 1 finite
 
 

@@ -15,8 +15,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Grid, Kind, Need, Reports, Stateless
 
-__all__ = ["FedFV"]
-
 TWINS = 1e-13  # relative squared distance of two updates that are equal up to rounding
 
 

@@ -17,8 +17,6 @@ from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
 from commonweal.rules.simplex import quadratic
 
-__all__ = ["FedMDFG"]
-
 
 @dataclass(frozen=True)
 class FedMDFG(Stateless):

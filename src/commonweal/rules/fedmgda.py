@@ -16,8 +16,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.rules.rule import Grid, Kind, Need, Prior, Reports, Stateless, prior_weights
 from commonweal.rules.simplex import quadratic
 
-__all__ = ["FedMGDA"]
-
 
 @dataclass(frozen=True)
 class FedMGDA(Stateless):

@@ -12,8 +12,6 @@ from typing import ClassVar
 from commonweal.rules.fedmgda import FedMGDA
 from commonweal.rules.rule import Kind
 
-__all__ = ["FedMGDAPlus"]
-
 
 @dataclass(frozen=True)
 class FedMGDAPlus(FedMGDA):

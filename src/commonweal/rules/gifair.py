@@ -13,8 +13,6 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
-__all__ = ["GIFAIR"]
-
 
 @dataclass(frozen=True)
 class GIFAIR(Stateless):

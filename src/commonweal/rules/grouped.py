@@ -17,8 +17,6 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports
 
-__all__ = ["Grouped"]
-
 
 @dataclass(frozen=True)
 class Grouped(Combinator):

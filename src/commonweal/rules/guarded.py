@@ -26,8 +26,6 @@ from commonweal.rules._outliers import FEW, copies, excess, median, norms_for_si
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Combinator, Decision, Descent, Kind, Need, Reports, required
 
-__all__ = ["Guarded"]
-
 GROWTH = 10.0  # a client's size is at most this many times the one that it first reported
 ABSURD = 50.0  # a size so many times the largest plausible one is false, not that of a large client
 RECOVERY = 0.2  # by how much a plausible report reduces the suspicion, which an implausible one

@@ -16,8 +16,6 @@ from commonweal.base.tensors import State
 from commonweal.rules._local_losses import LocalLosses
 from commonweal.rules.rule import Decision, Kind, Reports
 
-__all__ = ["MaxFL"]
-
 SMALLEST = 1e-3  # of a client's weight, over the number of clients: nobody is left out for good
 
 

@@ -15,8 +15,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.rules._levels import levels
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
 
-__all__ = ["OWA"]
-
 
 @dataclass(frozen=True)
 class OWA(Stateless):

@@ -14,8 +14,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.rules.online import mixture, relative
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
 
-__all__ = ["PropFair"]
-
 
 @dataclass(frozen=True)
 class PropFair(Stateless):

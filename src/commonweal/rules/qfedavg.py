@@ -18,8 +18,6 @@ from commonweal.data.population import Setting
 from commonweal.rules.online import mixture
 from commonweal.rules.rule import Decision, Grid, Kind, Need, Prior, Reports, Rule, prior_weights
 
-__all__ = ["QFedAvg"]
-
 TINY = 1e-10  # from the authors' code: negative powers of a loss of 0 stay finite
 
 

@@ -31,9 +31,6 @@ from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
 from commonweal.privacy.form import PrivateForm
 
-__all__ = ["Combinator", "Decision", "Descent", "Grid", "Kind", "Need", "Prior", "Reports", "Rule"]
-__all__ += ["Stateless", "decide", "in_double", "prior_weights", "required", "unusable"]
-
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
 Grid = Mapping[str, tuple[float | str, ...]]  # values of parameters that a publication tried

@@ -12,8 +12,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.rules._private import PrivateSemiVRed
 from commonweal.rules.rule import Grid, Kind, Reports, Stateless, prior_weights
 
-__all__ = ["SemiVRed"]
-
 
 @dataclass(frozen=True)
 class SemiVRed(Stateless):

@@ -14,8 +14,6 @@ from commonweal.rules._private import PrivateTERM
 from commonweal.rules.online import mixture, relative
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
 
-__all__ = ["TERM"]
-
 
 @dataclass(frozen=True)
 class TERM(Stateless):

@@ -14,8 +14,6 @@ from commonweal.privacy.form import PrivateForm
 from commonweal.rules.online import mixture
 from commonweal.rules.rule import Kind, Need, Reports, Stateless
 
-__all__ = ["Uniform"]
-
 
 @dataclass(frozen=True)
 class Uniform(Stateless):

@@ -11,8 +11,6 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.rules.rule import Grid, Kind, Reports, Stateless, prior_weights
 
-__all__ = ["VRed"]
-
 
 @dataclass(frozen=True)
 class VRed(Stateless):

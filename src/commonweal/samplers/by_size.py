@@ -8,8 +8,6 @@ from torch import Tensor
 
 from commonweal.samplers.sampler import Draw, Sampler
 
-__all__ = ["BySize"]
-
 
 @dataclass(frozen=True)
 class BySize(Sampler):

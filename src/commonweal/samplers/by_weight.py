@@ -14,8 +14,6 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError
 from commonweal.samplers.sampler import Draw, Sampler
 
-__all__ = ["ByWeight"]
-
 
 @dataclass(frozen=True)
 class ByWeight(Sampler):

@@ -13,8 +13,6 @@ from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.data.population import Population
 from commonweal.samplers.sampler import Draw, Sampler, at_most
 
-__all__ = ["Only"]
-
 
 @dataclass(frozen=True)
 class Only(Sampler):

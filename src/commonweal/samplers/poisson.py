@@ -11,8 +11,6 @@ from torch import Tensor
 
 from commonweal.samplers.sampler import Draw, Sampler
 
-__all__ = ["Poisson"]
-
 
 @dataclass(frozen=True)
 class Poisson(Sampler):

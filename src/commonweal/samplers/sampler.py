@@ -8,8 +8,6 @@ from torch import Tensor
 
 from commonweal.data.population import Population
 
-__all__ = ["Draw", "Sampler", "at_most"]
-
 
 class Draw(NamedTuple):
     """What a sampler chooses from."""

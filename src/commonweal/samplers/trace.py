@@ -13,8 +13,6 @@ from commonweal.base.files import check_plain
 from commonweal.data.population import Population
 from commonweal.samplers.sampler import Draw, Sampler, at_most
 
-__all__ = ["Trace"]
-
 
 @dataclass(frozen=True)
 class Trace(Sampler):

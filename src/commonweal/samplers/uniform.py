@@ -7,8 +7,6 @@ from torch import Tensor
 
 from commonweal.samplers.sampler import Draw, Sampler, at_most
 
-__all__ = ["Uniform"]
-
 
 @dataclass(frozen=True)
 class Uniform(Sampler):

@@ -14,8 +14,6 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.schedules import check, factor
 
-__all__ = ["AMSGrad", "Adagrad", "Adam", "Yogi"]
-
 
 class _Adaptive(ServerOptimizer):
     """w - lr m / (sqrt v + tau). Subclasses have the fields, and say how v is updated."""

@@ -12,8 +12,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
 
-__all__ = ["Ball"]
-
 
 @dataclass(frozen=True)
 class Ball(ServerOptimizer):

@@ -13,8 +13,6 @@ from torch import Tensor
 from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
 
-__all__ = ["Optimistic"]
-
 
 @dataclass(frozen=True)
 class Optimistic(ServerOptimizer):

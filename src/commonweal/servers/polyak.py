@@ -11,8 +11,6 @@ from torch import Tensor
 from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
 
-__all__ = ["Polyak"]
-
 
 @dataclass(frozen=True)
 class Polyak(ServerOptimizer):

@@ -4,8 +4,6 @@ from torch import Tensor
 
 from commonweal.base.tensors import State
 
-__all__ = ["ServerOptimizer"]
-
 
 class ServerOptimizer:
     """An optimizer step on the server's model, with the cohort's direction as the gradient.

@@ -14,8 +14,6 @@ from commonweal.servers.server import ServerOptimizer
 from commonweal.training.optimizers import step_decay
 from commonweal.training.schedules import check, factor
 
-__all__ = ["SGD"]
-
 
 @dataclass(frozen=True)
 class SGD(ServerOptimizer):

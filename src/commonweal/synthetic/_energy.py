@@ -12,9 +12,6 @@ from torch import Tensor
 
 from commonweal.training.task import Task
 
-__all__ = ["SCHEDULES", "UNIT", "contrast", "energy_gradient", "exponentials", "langevin"]
-__all__ += ["logit", "mixture"]
-
 AT_ONCE = 256  # samples per forward pass; all are independent
 UNIT = (0.0, 1.0)  # where images are
 

@@ -11,9 +11,6 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 
-__all__ = ["BETAS", "WEIGHT_DECAY", "adam", "batches", "check_fields", "check_unit", "draw_seed"]
-__all__ += ["fit", "normal", "scaled"]
-
 # What the authors' code trains everything with.
 BETAS = (0.5, 0.999)
 WEIGHT_DECAY = 1e-4

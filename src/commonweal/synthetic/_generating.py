@@ -34,8 +34,6 @@ from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
 from commonweal.training.task import Batch, Task
 
-__all__ = ["Generating", "GeneratorClient", "GeneratorTask", "down", "up"]
-
 
 class GeneratorTask(Task):
     """A task that generates samples from `latent` uniform numbers each."""

@@ -14,8 +14,6 @@ from commonweal.synthetic._fit import check_unit, fit, scaled
 from commonweal.training.evaluation import evaluate
 from commonweal.training.task import Task
 
-__all__ = ["Quality", "assess", "frechet", "nearest"]
-
 Features = Callable[[Tensor], Tensor]  # rows (N, ...) in [0, 1] -> (N, p)
 AT_ONCE = 1024  # rows per forward pass
 BATCH = 64  # rows per step of the classifier of real rows

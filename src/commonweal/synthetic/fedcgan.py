@@ -17,8 +17,6 @@ from commonweal.synthetic._generating import Generating, GeneratorTask, down, up
 from commonweal.training.losses import LOSSES
 from commonweal.training.task import Batch
 
-__all__ = ["FedCGAN"]
-
 
 @dataclass(frozen=True, eq=False)
 class FedCGAN(Generating):

@@ -19,8 +19,6 @@ from commonweal.synthetic._fit import scaled
 from commonweal.synthetic._generating import Generating, GeneratorTask, down, up
 from commonweal.training.task import Batch
 
-__all__ = ["FedCVAE"]
-
 
 @dataclass(frozen=True, eq=False)
 class FedCVAE(Generating):

@@ -30,8 +30,8 @@ from commonweal.algorithms.algorithm import (
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
 from commonweal.base.tensors import State, Tensors, stack
-from commonweal.data.federation import Rows
 from commonweal.data.population import Population
+from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Need, Reports, Rule, decide
 from commonweal.synthetic._energy import (
@@ -59,8 +59,6 @@ from commonweal.training.losses import LOSSES
 from commonweal.training.optimizers import step_decay
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
-
-__all__ = ["FedEvg"]
 
 
 class Preset(NamedTuple):

@@ -19,8 +19,6 @@ from commonweal.record.record import Record
 from commonweal.record.rounds import StoredRound
 from commonweal.trackers.tracker import Destination, Moment, Tracker
 
-__all__ = ["export", "moment", "name_of"]
-
 MEMORY = "trackers.json"
 BATCH = 100  # rounds that are written at once
 FACTS = ("commonweal", "torch", "python", "clients", "parameters")

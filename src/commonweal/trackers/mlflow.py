@@ -14,8 +14,6 @@ from commonweal.base.plain import Table
 from commonweal.base.text import quoted
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library
 
-__all__ = ["MLflow"]
-
 MOST_METRICS = 1000  # that MLflow takes at once
 MOST_PARAMETERS = 100
 LENGTH = 500  # of a parameter's value

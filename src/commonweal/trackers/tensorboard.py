@@ -14,8 +14,6 @@ from commonweal.trackers.tracker import Destination, Moment, Tracker, library, p
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["TensorBoard"]
-
 EVENTS = "events.out.tfevents.*"
 MOST_LINES = 200  # of the table of clients: the page shows it whole
 

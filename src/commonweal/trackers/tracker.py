@@ -11,8 +11,6 @@ from typing import NamedTuple
 from commonweal.base.errors import ConfigError, install
 from commonweal.base.plain import Plain, Table
 
-__all__ = ["Destination", "Moment", "Tracker", "library"]
-
 
 @dataclass(frozen=True)
 class Destination:

@@ -13,8 +13,6 @@ from uuid import uuid4
 from commonweal.base.plain import Table
 from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
 
-__all__ = ["WandbApi"]
-
 
 class WandbApi(Tracker):
     """A run of wandb or trackio.

@@ -5,5 +5,3 @@ To follow one client's training, read `client.py` (a method, from its start to i
 over the steps), `trainer.py` (how a step is computed: the interface), `autograd.py` (for any model)
 and `dense.py` (in closed form, for stacks of linear layers).
 """
-
-__all__: list[str] = []

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs
 from commonweal.training.memory_format import channels_last
 from commonweal.training.objective import Objective, Value, objective_value
 from commonweal.training.task import Batch, Task
 from commonweal.training.trainer import Features, Memory, Steps, Trainer
 from commonweal.training.vectorize import Vectorize
-
-__all__ = ["AutogradTrainer", "Head"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.training.client import Client
 from commonweal.training.task import Task
-
-__all__ = ["BatchSchedule", "chunks", "schedule"]
 
 
 @dataclass(frozen=True, eq=False)

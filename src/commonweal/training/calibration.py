@@ -9,8 +9,6 @@ Lower is better. Confidence is the probability of the predicted class; bins are 
 import torch
 from torch import Tensor
 
-__all__ = ["BINS", "bins", "ece", "row_stats", "mce"]
-
 BINS = 20
 
 

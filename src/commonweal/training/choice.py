@@ -22,8 +22,6 @@ from scipy import special
 from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["ALONE", "RIGHT_OR_WRONG", "Evidence", "How", "choose", "improvements", "largest_loss"]
-
 How = Literal["safe", "likely", "proved"]
 ALONE = "alone"  # the name of local training, which needs no evidence
 

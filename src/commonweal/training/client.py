@@ -18,10 +18,6 @@ from commonweal.training.schedules import factor
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
 
-__all__ = ["Client", "HoldsOut", "Samples", "Stage", "at_least", "learning_rate"]
-__all__ += ["sgd_parameters"]
-
-
 # The run's validation samples, a part of the training samples that the client chooses, or none.
 HoldsOut = Literal["nothing", "validation", "training"]
 

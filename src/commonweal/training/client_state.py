@@ -8,8 +8,6 @@ from torch import Tensor
 from commonweal.base.errors import RunError
 from commonweal.base.tensors import State, Tensors, num_bytes, stack
 
-__all__ = ["NO_STATE", "ClientState", "stack_states"]
-
 NONE: Tensors = {}
 NO_MEMORY: dict[int, Tensors] = {}
 

@@ -22,8 +22,6 @@ from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 from commonweal.training.trainer import EMPTY, Features, Memory, Steps, Trainer
 
-__all__ = ["Affine", "DenseStack", "DenseTrainer", "Layer", "dense_stack", "forward"]
-
 CLOSED = (*CLASSIFICATION, *REGRESSION)  # losses whose derivative is written down here
 
 

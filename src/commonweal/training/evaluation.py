@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors, select
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy
 from commonweal.training.dense import dense_stack
 from commonweal.training.linear import linear_outputs
@@ -16,9 +16,6 @@ from commonweal.training.memory_format import channels_last
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, mix_outputs
 from commonweal.training.vectorize import Vectorize, single, vmap_clients
-
-__all__ = ["Evaluation", "by_client", "evaluate", "evaluate_models", "evaluate_rows"]
-__all__ += ["evaluate_rows_by_models", "joined", "passes"]
 
 PASS = 1 << 24  # numbers that a forward pass may hold: 64 MB
 

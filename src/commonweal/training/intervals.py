@@ -23,8 +23,6 @@ from torch import Tensor
 
 from commonweal.training.scores import classes_by_client, mean_by_client
 
-__all__ = ["FEW", "Interval", "interval"]
-
 CONFIDENCE = 0.95
 FEW = {"positives": 10, "events": 10, "rows": 20}  # below which a score says little
 Z = float(ndtri((1 + CONFIDENCE) / 2))

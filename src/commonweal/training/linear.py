@@ -12,10 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.training.task import Task
-
-__all__ = ["STRENGTHS", "fit_linear", "has_linear", "linear_outputs"]
 
 # scikit-learn's C, the inverse of the weight decay; rising, as a small one is fitted fast.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)

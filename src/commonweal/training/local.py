@@ -23,10 +23,10 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors, move, select
-from commonweal.data.federation import Rows
+from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy, Stacked, Transform
 from commonweal.training.autograd import AutogradTrainer, Head
-from commonweal.training.batches import BatchSchedule, chunks, schedule
+from commonweal.training.batches import BatchSchedule, chunks
 from commonweal.training.client import Client, learning_rate
 from commonweal.training.dense import DenseTrainer
 from commonweal.training.memory_format import channels_last
@@ -35,19 +35,6 @@ from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 from commonweal.training.trainer import Features, Memory, Steps, Trainer
 from commonweal.training.vectorize import Vectorize, single, vmap_clients
-
-__all__ = [
-    "BatchSchedule",
-    "Trained",
-    "Vectorize",
-    "chunks",
-    "keep_freed_memory",
-    "schedule",
-    "single",
-    "start_models",
-    "train_locally",
-    "vmap_clients",
-]
 
 
 class Trained(NamedTuple):

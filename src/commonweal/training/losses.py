@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from commonweal.base.errors import ConfigError
 
-__all__ = ["LOSSES"]
-
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     # As logsumexp - logit: torch's cross_entropy has no batching rule, and is slow under vmap.

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from commonweal.base.errors import ConfigError
 from commonweal.training.task import Task
 
-__all__ = ["body_mask", "head_layer", "head_mask", "layer_mask"]
-
 
 @lru_cache(maxsize=128)
 def layer_mask(task: Task, prefixes: tuple[str, ...], parameter: str) -> Tensor:

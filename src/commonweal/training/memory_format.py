@@ -15,8 +15,6 @@ from commonweal.base.generator import shared_generator
 from commonweal.data.samples import Inputs
 from commonweal.training.task import Task
 
-__all__ = ["ChannelsLast", "channels_last"]
-
 
 class ChannelsLast(Task):
     """A task whose module is given images with their channels last in memory."""

@@ -6,8 +6,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["InUnits", "TransposedLinear", "count_activations", "draws", "resettable"]
-
 
 class InUnits(nn.Module):
     """A module that was trained on a scaled target, with outputs in the target's units."""

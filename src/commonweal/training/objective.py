@@ -14,21 +14,6 @@ from torch import Tensor
 from commonweal.base.tensors import Tensors
 from commonweal.training.task import Batch, Task
 
-__all__ = [
-    "MEAN",
-    "At",
-    "Between",
-    "Custom",
-    "Objective",
-    "Phase",
-    "Point",
-    "Proximal",
-    "Reduction",
-    "Value",
-    "mixture",
-    "objective_value",
-]
-
 
 class At(NamedTuple):
     """The samples' loss is taken at a vector, and trains it."""

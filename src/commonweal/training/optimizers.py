@@ -7,8 +7,6 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors
 
-__all__ = ["Optimizer", "step_decay"]
-
 EPSILON = 1e-8  # of Adam
 
 

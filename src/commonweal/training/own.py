@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from commonweal.base.errors import ConfigError
 from commonweal.training.scores import Score
 
-__all__ = ["LossFunction", "OwnLoss", "OwnScore", "Pick", "ScoreFunction", "function_name"]
-__all__ += ["identity", "is_importable", "known_loss", "pick_outputs", "score_name", "score_path"]
-
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> (N,), or a torch loss
 ScoreFunction = Callable[[Tensor, Tensor], Tensor | float]  # of a client: (N,), or one number
 Pick = Callable[[object], Tensor]  # what a module returns -> its outputs

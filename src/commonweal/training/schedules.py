@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from commonweal.base.errors import ConfigError
 
-__all__ = ["check", "factor"]
-
 LONGEST = 200  # characters
 OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,

@@ -16,18 +16,6 @@ from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.data.rows import CLASSIFICATION, REGRESSION
 from commonweal.training import calibration
 
-__all__ = [
-    "DEFAULTS",
-    "DIAGNOSTICS",
-    "SCORES",
-    "Score",
-    "check",
-    "classes_by_client",
-    "find",
-    "mean_by_client",
-    "undefined",
-]
-
 
 class Score(NamedTuple):
     """A score as two functions: statistics of rows, and their reduction by client."""

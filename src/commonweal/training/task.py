@@ -38,8 +38,6 @@ from commonweal.training.own import (
 )
 from commonweal.training.scores import Score
 
-__all__ = ["Batch", "Task"]
-
 
 class Batch(NamedTuple):
     """A mini-batch, padded. `weight` is each row's loss weight: 0 for padding, summing to 1."""

@@ -18,8 +18,6 @@ from commonweal.training.objective import Objective
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch
 
-__all__ = ["EMPTY", "Features", "Memory", "Steps", "Trainer"]
-
 EMPTY = torch.empty(0)
 
 Memory = dict[str, Tensors]  # what the optimizer remembers, by vector

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from commonweal.training.linear import linear_outputs
 from commonweal.training.task import Task
 
-__all__ = ["MixedModule", "Uses", "mix_outputs", "mixed_module", "one_model"]
-
 LOG_PROBABILITIES = ("cross-entropy", "tokens")  # losses of outputs that are logits of classes
 NO_LINEAR = torch.empty(0)
 

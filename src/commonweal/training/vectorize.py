@@ -8,8 +8,6 @@ from torch import Tensor
 
 from commonweal.data.samples import Stacked
 
-__all__ = ["Vectorize", "single", "vmap_clients"]
-
 T = TypeVar("T")
 
 

@@ -24,9 +24,6 @@ from commonweal.base.text import shown
 from commonweal.record.record import Outline, find_runs
 from commonweal.report.formats import decimals_of, interval, scale, score_name, sign_of, unit
 
-__all__ = ["Broken", "Federation", "Method", "Run", "check_links", "describe", "federations"]
-__all__ += ["scan", "select"]
-
 STATES = ("running", "stopped", "finished")  # a method has the first state of its runs
 RECENT = 60.0  # seconds since the last round in which an unfinished run counts as running
 FILES = ("experiment.toml", "run.json", "rounds.jsonl", "model.safetensors")

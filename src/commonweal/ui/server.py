@@ -29,8 +29,6 @@ from commonweal.report.compare import Comparison
 from commonweal.report.comparison import answer, render
 from commonweal.ui import runs, views
 
-__all__ = ["application"]
-
 STATIC = Path(__file__).parent / "static"
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]  # other names: a page elsewhere that points here
 MOST_COMPARED = 400  # runs

@@ -8,10 +8,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.compare import ALONE, Result
+from commonweal.analysis.compare import Result
 from commonweal.analysis.curves import improved_by_round
 from commonweal.analysis.gains import gains
 from commonweal.analysis.labels import data_name, method_of
+from commonweal.analysis.plan import ALONE
 from commonweal.base.errors import RunError
 from commonweal.base.plain import flat
 from commonweal.record.record import Record
@@ -30,15 +31,6 @@ from commonweal.report.figures import band
 from commonweal.report.formats import scale, score_name, show_score, unit, worst_first
 from commonweal.report.overview import Overview, overview
 from commonweal.report.run_table import promised
-
-__all__ = [
-    "ClientView",
-    "ComparisonView",
-    "RunView",
-    "client_view",
-    "compare",
-    "run_view",
-]
 
 Array: TypeAlias = NDArray[np.float64]
 Curve: TypeAlias = Mapping[str, Sequence[float]]  # round, mean, low, high; as shown

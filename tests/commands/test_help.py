@@ -115,9 +115,9 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
 
 def test_help_joins_the_lines_of_a_paragraph_and_loses_no_word(command: Command) -> None:
     lines = [line.strip() for line in command("compare", "--help").out.splitlines()]
-    start = next(k for k, line in enumerate(lines) if line.startswith("Runs that are finished"))
+    start = next(k for k, line in enumerate(lines) if line.startswith("Finished runs are"))
     assert len(lines[start]) > 70  # not broken where the source is
-    assert lines[start + 1].endswith("is a line of the result.")
+    assert lines[start + 1].endswith("the other runs go on.")
     assert "runs/FILE-compare." in " ".join(lines)
 
 

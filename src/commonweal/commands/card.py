@@ -13,11 +13,11 @@ def card(
     to: Annotated[Path | None, out("The card; by default RUN/card.md.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model card: what the model is, on what data, and how well each client is served.
+    """Write a model card with the training data and each client's score.
 
     For example: commonweal card runs/vowel-aaggff-s-0 -o card.md
 
-    A badge, a small picture with the mean and the worst client (card.svg), is written next to it.
+    Also writes a badge with the mean and the worst client (card.svg).
     """
     from commonweal.export import write_card
     from commonweal.record.record import Record

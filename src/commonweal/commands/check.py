@@ -18,11 +18,11 @@ def check(
     ],
     quiet: Quiet = False,
 ) -> None:
-    """Check that a rule or client method of yours keeps what the library relies on.
+    """Check that your own rule or client method meets the library's requirements.
 
     For example: commonweal check ./my_rules.py:MaxMin, with parameters './my_rules.py:MaxMin(t=2)'
 
-    Prints the properties that hold, or the first that does not, with exit code 2.
+    Prints the properties that hold. Stops at the first that does not, with exit code 2.
     """
     part = catalog.parse(name)
     kind = _kind_of(part["name"])

@@ -27,27 +27,27 @@ def choose(
         ),
     ] = "safe",
     margin: Annotated[
-        float, typer.Option(help="Proved: how much worse a model may be in expectation.", min=0)
+        float, typer.Option(help="For proved: how much worse a model may be in expectation.", min=0)
     ] = 0.0,
-    level: Annotated[float, typer.Option(help="Proved: the confidence level.")] = 0.95,
+    level: Annotated[float, typer.Option(help="For proved: the confidence level.")] = 0.95,
     refit: Annotated[
         bool,
         typer.Option(
             "--refit/--no-refit",
-            help="Then train all methods once more, on validation samples, too.",
+            help="Afterwards, train all methods again on training and validation samples.",
         ),
     ] = True,
     trust: Trust = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Choose each client's model among finished runs, by validation samples that none has seen.
+    """Choose the best model for each client among finished runs, on validation samples.
 
     For example: commonweal choose runs/patients-compare
 
-    The runs need validation samples (validation=0.2) and local training (`compare` adds it). The
-    choice is written to choice.json in the first folder: `predict --choice` and `export --choice`
-    use it. After Ctrl-C the same command continues.
+    The runs need validation samples (validation=0.2) and local training, which `compare` adds. The
+    choice is written to choice.json in the first folder, where `predict --choice` and
+    `export --choice` find it. After Ctrl-C, run the same command again to continue.
     """
     if how not in HOWS:
         raise ConfigError(f"--how {how!r}: {did_you_mean(how, HOWS)}")

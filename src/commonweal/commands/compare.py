@@ -38,22 +38,22 @@ def compare(
     rules: Annotated[
         str | None,
         list_of(
-            "The rules, with parameters in brackets and names: "
+            "The rules, with optional parameters and names: "
             f'"fedavg,Ours=afl(lr=0.5)". Default: {RULES}, or those of --tuned.'
         ),
     ] = None,
     tuned: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Take the parameters that commonweal tune has chosen."),
+        typer.Option(metavar="DIR", help="Use the parameters that commonweal tune chose."),
     ] = None,
     seeds: Annotated[
-        str, list_of("How many seeds (0, 1, ...), or which: 2,4,6.", "N|A,B,...")
+        str, list_of("The number of seeds (0, 1, ...), or a list: 2,4,6.", "N|A,B,...")
     ] = "3",
     baselines: Annotated[
         bool | None,
         typer.Option(
             "--baselines/--no-baselines",
-            help="Also train every client alone, and all rows pooled; by default up to "
+            help="Also train local models and a pooled model; by default for up to "
             f"{MOST_BASELINES} clients.",
             show_default=False,
         ),
@@ -61,20 +61,20 @@ def compare(
     jobs: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Worker processes of one thread each; 0: one per core.", min=0
+            metavar="N", help="Worker processes with one thread each; 0 for one per core.", min=0
         ),
     ] = 1,
     shard: Annotated[
         str | None,
         typer.Option(
             metavar="K/N",
-            help="Only run the K-th of N parts of the runs; see commonweal docs slurm.sbatch.",
+            help="Run only part K of N; see commonweal docs slurm.sbatch.",
         ),
     ] = None,
     vary: Annotated[
         list[str] | None,
         list_of(
-            "Compare values of another key, too: client.lr=0.1,0.01 (may be repeated).",
+            "Also compare values of another key: client.lr=0.1,0.01 (repeatable).",
             "KEY=A,B,...",
         ),
     ] = None,
@@ -82,14 +82,14 @@ def compare(
     columns: Annotated[
         str | None,
         list_of(
-            "The metrics of the table, such as mean,weighted_mean,worst_10; or those of a paper's: "
-            "aaggff, adafed, qffl, vred; improved: how often losses do not rise in a round; "
-            "length: of the last direction."
+            "The metrics of the table, such as mean,weighted_mean,worst_10, or those of a paper: "
+            "aaggff, adafed, qffl, vred. Also improved (the share of losses that do not rise in a "
+            "round) and length (of the last direction)."
         ),
     ] = None,
     decimals: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Digits after the point.", min=0, max=9, show_default=False),
+        typer.Option(metavar="N", help="Decimal places.", min=0, max=9, show_default=False),
     ] = None,
     form: Annotated[
         str,
@@ -103,17 +103,17 @@ def compare(
         Path | None, figure("Draw every client's score: a PNG, SVG or PDF file.")
     ] = None,
     curves: Annotated[
-        Path | None, figure("Draw mean and worst 10 % over rounds: PNG, SVG or PDF.")
+        Path | None, figure("Draw the mean and the worst 10 % over rounds: PNG, SVG or PDF.")
     ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment under several rules and seeds, and print what differs significantly.
+    """Compare rules over several seeds, and test which differences are significant.
 
     For example: commonweal compare examples/vowel.toml rounds=50 --rules fedavg,afl --seeds 5
 
-    Runs that are finished are not repeated: the same command continues where it was stopped. A run
-    that diverges or is refused is a line of the result.
+    Finished runs are not repeated, so the same command continues after a stop. If a run diverges
+    or is refused, the table says so and the other runs go on.
     """
     chosen = catalog.split_list(RULES if rules is None else rules)
     settings: dict[str, list[str]] = {}

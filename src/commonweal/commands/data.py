@@ -34,7 +34,7 @@ def data_show(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Describe which client holds how much of what, and draw it: clients by classes.
+    """Describe how many samples of each class every client has, and draw it.
 
     For example: commonweal data show digits partition=dirichlet partition.alpha=0.1 test=0.5
     """

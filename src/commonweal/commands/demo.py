@@ -30,8 +30,8 @@ BLEND = ["client=blend", "validation=0.2"]
 
 
 def demo(
-    seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 10,
-    rounds: Annotated[int, typer.Option(help="How many rounds.", min=1)] = 40,
+    seeds: Annotated[int, typer.Option(help="The number of seeds.", min=1)] = 10,
+    rounds: Annotated[int, typer.Option(help="The number of rounds.", min=1)] = 40,
     to: Annotated[Path | None, out("The folder for runs and figures; demo by default.")] = None,
     quiet: Quiet = False,
 ) -> None:

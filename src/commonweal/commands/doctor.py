@@ -47,9 +47,9 @@ def doctor(
         bool, typer.Option("--json", help="Print the result as one JSON value.")
     ] = False,
 ) -> None:
-    """Say what is installed, what is missing and how to get it; exit code 2 if nothing can run.
+    """Report what is installed, what is missing, and how to install it.
 
-    Paste what it prints into a report of a problem.
+    Include the output when you report a problem. Exit code 2 means that nothing can run.
     """
     report = list(findings())
     if as_json:

@@ -38,20 +38,21 @@ def export(
     client: Client = None,
     choice: Chosen = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Tracker: go on until the run is finished.")
+        bool,
+        typer.Option("--follow", help="For trackers: export until the run is finished."),
     ] = False,
     project: Annotated[
-        str, typer.Option(help="Tracker: the project or experiment there.")
+        str, typer.Option(help="For trackers: the name of the project or experiment.")
     ] = "commonweal",
     trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run's model for others (torch, onnx, a model card), or its rounds to a tracker.
+    """Export a run's model (torch, ONNX or a model card), or its rounds to a tracker.
 
     For example: commonweal export runs/patients-fedavg-0 --to torch -o model
 
-    The folder needs no Commonweal: python model/predict.py new.csv. A tracker gets what the record
-    says, also of old runs; the same command continues with the rounds that are new.
+    The exported model works without Commonweal: python model/predict.py new.csv. For trackers,
+    run the same command again to add new rounds.
     """
     if form in TRACKERS:
         if client is not None or choice:

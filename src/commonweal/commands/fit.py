@@ -21,22 +21,22 @@ def fit(
     path: Table,
     changes: Changes = None,
     client: Annotated[str | None, typer.Option(help="The column of clients.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds.", min=2)] = 5,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    seeds: Annotated[int, typer.Option(help="The number of seeds.", min=2)] = 5,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Use fewer seeds, but at least 2, to end in about this time.", min=0),
+        typer.Option(help="Finish in about this time by using fewer seeds (at least 2).", min=0),
     ] = None,
     to: Annotated[Path | None, out("The folder; by default runs/TABLE-fit.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model for every client of a table, and say who is better off than on its own.
+    """Train a model for every client of a table, and report who gains from joining.
 
     For example: commonweal fit patients.csv --client hospital --label died
 
-    Compares local training, FedAvg, a fair rule, fine-tuning and blend over several seeds; then
-    each client takes the best on samples that no model was trained on. After Ctrl-C the same
-    command continues.
+    Compares local training, FedAvg, a fair rule, fine-tuning and blend over several seeds. Then
+    each client takes the model that is best on its validation samples. After Ctrl-C, run the same
+    command again to continue.
     """
     from commonweal.analysis.choosing import choose
     from commonweal.analysis.fitting import fit_plan

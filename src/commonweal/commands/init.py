@@ -14,12 +14,12 @@ def init(
     client: Annotated[
         str | None, typer.Option(help="The column of clients, or several: a,b.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     to: Annotated[Path | None, out("The experiment; by default TABLE.toml.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the experiment.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look at a table and write an experiment: what each column becomes, and what looks wrong.
+    """Write an experiment for a table, and explain how each column will be used.
 
     For example: commonweal init patients.csv --client hospital --label died
     """

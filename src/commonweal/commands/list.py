@@ -23,7 +23,7 @@ def list_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what an experiment can name, one line each.
+    """List the rules, datasets, models and other parts that an experiment can use.
 
     For example: commonweal list rules; commonweal show NAME explains one of them.
     """

@@ -47,14 +47,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Import what a run names: only if you trust who wrote it."),
+    typer.Option("--trust", help="Import the code that a run names; only for runs you trust."),
 ]
 DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
         callback=_use_data,
-        help="Where datasets are; by default $COMMONWEAL_DATA, or else a cache folder.",
+        help="The folder with datasets; by default $COMMONWEAL_DATA or a cache folder.",
     ),
 ]
 ExperimentFile = Annotated[
@@ -77,13 +77,11 @@ RunFolder = Annotated[Path, argument("RUN", "The folder of a run.")]
 RunFolders = Annotated[
     list[Path], argument("DIR...", "Folders of runs, or folders with runs below them.")
 ]
-Client = Annotated[
-    str | None, typer.Option(help="Use this client's personal model, where the run has them.")
-]
+Client = Annotated[str | None, typer.Option(help="Use the personal model of this client.")]
 Chosen = Annotated[
     bool,
     typer.Option(
         "--choice",
-        help="RUN is a folder of `choose`: use the model that a client chose there.",
+        help="RUN is a folder of `choose`: use the model that each client chose.",
     ),
 ]

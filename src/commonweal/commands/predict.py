@@ -24,11 +24,12 @@ def predict(
     trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the rows of a table by a run's model, prepared as the training rows were.
+    """Predict the rows of a table with a run's model.
 
     For example: commonweal predict runs/patients-fedavg-0 new.csv -o predictions.csv
 
-    With --choice every row is predicted by the model that its client chose, or by that of --client.
+    New rows are preprocessed like the training rows. With --choice, each row is predicted by the
+    model that its client (or the one in --client) chose.
     """
     from commonweal.base.files import write_file
     from commonweal.export.prediction import predict_chosen, predict_table

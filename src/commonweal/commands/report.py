@@ -15,7 +15,7 @@ def report(
     trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a report of runs: one HTML file that can be mailed, read without scripts, or printed.
+    """Write a report of runs as one HTML file that you can mail or print.
 
     For example: commonweal report runs/vowel-compare -o vowel.html
     """

@@ -17,11 +17,9 @@ def reproduce(
         str, typer.Argument(help="A table, such as aaggff/heart; LIST shows all.")
     ] = "LIST",
     to: Annotated[Path, out("The folder of the runs.")] = Path("runs/reproduce"),
-    jobs: Annotated[
-        int, typer.Option(min=0, help="Worker processes; 0: one per processor core.")
-    ] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 for one per core.")] = 0,
     seeds: Annotated[
-        str, typer.Option(help="Other seeds than the table's: a number, or 2,4,6; 4, is seed 4.")
+        str, typer.Option(help="Seeds instead of the table's: a number, or a list (2,4,6 or 4,).")
     ] = "",
     rows: Annotated[str, typer.Option(help="Only these rows: FedAvg,AFL.")] = "",
     recorded: Annotated[
@@ -29,7 +27,7 @@ def reproduce(
     ] = False,
     ours: Annotated[
         bool,
-        typer.Option("--ours", help="Run what we ran, where it is shorter or has other data."),
+        typer.Option("--ours", help="Run our shorter setting where there is one."),
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw finished or recorded runs to this file.")
@@ -39,16 +37,16 @@ def reproduce(
     ] = "tradeoff",
     record: Annotated[
         Path | None,
-        typer.Option(help="Also write the figures as JSON into this folder, to its other rows."),
+        typer.Option(help="Also add the figures to the JSON files in this folder."),
     ] = None,
 ) -> None:
-    """Run a published table's experiments, and print published figures next to ours.
+    """Run the experiments of a published table, and print its figures next to ours.
 
     For example: commonweal reproduce aaggff/heart
 
-    Needs a checkout of the repository. Files that are missing are listed, with where to put them.
-    Grids are searched as the paper did, on a seed of its own and on validation samples. The same
-    command continues where it was stopped.
+    Needs a checkout of the repository. Lists missing data files and where to put them. Searches
+    grids as the paper did, on validation samples and with a separate seed. Run the same command
+    again to continue.
     """
     benchmarks = CHECKOUT / "benchmarks"
     if not (benchmarks / "published").is_dir():

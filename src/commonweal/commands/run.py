@@ -24,9 +24,7 @@ def run(
     to: Annotated[
         Path | None, out("The run's folder; by default runs/FILE-RULE-CHANGES-SEED.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was stopped.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -35,7 +33,7 @@ def run(
 
     For example: commonweal run examples/vowel.toml rule=term client.lr=0.1 rounds=50
 
-    Every finished round is saved: a run that was stopped continues with --resume.
+    Every finished round is saved. Continue a stopped run with --resume.
     """
     from commonweal.config.experiment import Experiment, named
 

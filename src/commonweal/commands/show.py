@@ -38,19 +38,19 @@ def show(
         bool, typer.Option("--regret", help="Draw a run's regret and its bound: DIR/regret.png.")
     ] = False,
     curve: Annotated[
-        Path | None, figure("Draw the scores between the global and the clients' own models.")
+        Path | None, figure("Draw the scores between the global and the personal models.")
     ] = None,
     landscape: Annotated[
-        Path | None, figure("Draw the loss around the global and two own models.")
+        Path | None, figure("Draw the loss around the global and two personal models.")
     ] = None,
     reliability: Annotated[
-        Path | None, figure("Draw how accurate models are by their confidence.")
+        Path | None, figure("Draw accuracy against confidence (a reliability diagram).")
     ] = None,
     trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Explain something by its name, or show a run's result and draw figures of its models.
+    """Explain a rule, dataset or other part by its name, or show the result of a run.
 
     For example: commonweal show aaggff-s, or commonweal show runs/vowel-aaggff-s-0 --regret
     """

@@ -26,46 +26,45 @@ def tune(
     rules: Annotated[
         str,
         list_of(
-            "The rules, with names if you like (Ours=./mine.py:Soft); parameters in brackets are "
-            "kept fixed."
+            "The rules, with optional names (Ours=./mine.py:Soft). Parameters in brackets stay "
+            "fixed."
         ),
     ] = "qfedavg,term,aaggff-s",
     seeds: Annotated[
         int, typer.Option(help="How many seeds per setting: 1000, 1001, ...", min=1)
     ] = 2,
     share: Annotated[
-        float, typer.Option(help="The share of training rows for validation.", min=0.01, max=0.9)
+        float,
+        typer.Option(help="The share of training samples for validation.", min=0.01, max=0.9),
     ] = 0.25,
     trials: Annotated[
         int,
         typer.Option(
-            help="Trials per rule, also between the published values; 0: the published grid.", min=0
+            help="Trials per rule, also between published values; 0 for the published grid.",
+            min=0,
         ),
     ] = 0,
     grid: Annotated[
         list[str] | None,
         list_of(
-            "Values of another key to try, too: client.lr=0.01,0.1 (may be repeated).",
+            "Also try values of another key: client.lr=0.01,0.1 (repeatable).",
             "KEY=A,B,...",
         ),
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="Who draws the trials, for mean and worst at once: nsga2 or tpe.")
+        str, typer.Option(help="Optuna's sampler for --trials: nsga2 or tpe.")
     ] = "nsga2",
-    by: Annotated[
-        str, typer.Option(help="Choose by the worst 10 % of clients, or by the mean.")
-    ] = "worst",
-    jobs: Annotated[int, typer.Option(help="Worker processes; 0: one per core.", min=0)] = 0,
+    by: Annotated[str, typer.Option(help="Choose by worst (10 % of clients) or mean.")] = "worst",
+    jobs: Annotated[int, typer.Option(help="Worker processes; 0 for one per core.", min=0)] = 0,
     to: Annotated[Path | None, out("The folder; by default runs/FILE-tuned.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Choose the parameters of rules, and of the client method, among those of publications.
+    """Tune the parameters of rules and client methods over their published grids.
 
     For example: commonweal tune examples/vowel.toml --rules qfedavg,term,afl
 
-    They are evaluated on validation samples, never on test samples or the seeds of comparisons.
-    The same command continues where it was stopped. `commonweal compare FILE --tuned DIR` takes
-    what was chosen.
+    Settings are scored on validation samples with seeds that `compare` does not use. Run the same
+    command again to continue, and `commonweal compare FILE --tuned DIR` to use the result.
     """
     if by not in WAYS:
         raise ConfigError(f"--by {by!r}: give one of {', '.join(WAYS)}")

@@ -14,10 +14,10 @@ def ui(
         Path, typer.Argument(metavar="DIR", help="A folder with runs below it.")
     ] = Path("runs"),
     port: Annotated[
-        int, typer.Option(help="The port; 0: any that is free.", min=0, max=65535)
+        int, typer.Option(help="The port; 0 for any free port.", min=0, max=65535)
     ] = 8765,
 ) -> None:
-    """Show runs on a page: list, filter and compare them, watch those that go on, click a client.
+    """Browse, compare and watch runs in the browser.
 
     For example: commonweal ui demo
 

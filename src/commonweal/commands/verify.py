@@ -7,11 +7,11 @@ from commonweal.commands.options import Quiet, RunFolder
 
 
 def verify(run: RunFolder, quiet: Quiet = False) -> None:
-    """Verify a run's integrity: exit code 2 if a file was changed or damaged.
+    """Verify that no file of a run was changed or damaged.
 
     For example: commonweal verify runs/vowel-aaggff-s-0
 
-    Reads every file of the run and compares it with the digests in the folder.
+    Compares every file with the digests in the folder. Exit code 2 reports a difference.
     """
     from commonweal.record.record import Record
     from commonweal.record.verify import problems

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from commonweal.data.population import Setting
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.rounds import converse, run
 from commonweal.rules import AAggFFS, Decision, FedAvg, Reports, Rule
-from commonweal.rules.rule import Need
 from commonweal.samplers.uniform import Uniform
 from commonweal.servers.sgd import SGD
 from commonweal.training.client import Client
@@ -183,7 +182,7 @@ def test_a_rule_that_needs_losses_after_training_gets_them() -> None:
 
     @dataclass(frozen=True)
     class After(FedAvg):
-        needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss_after"})
+        needs = frozenset({"size", "loss_after"})
 
         def __call__(self, reports: Reports, state: State) -> Decision:
             assert reports.losses_after is not None

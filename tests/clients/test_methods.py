@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Round, run
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.guarded import Guarded
-from commonweal.rules.rule import Need
 from commonweal.training.client_state import ClientState
 from commonweal.training.masks import head_layer, layer_mask
 from commonweal.training.objective import Between, Objective, objective_value
@@ -588,7 +587,7 @@ def test_the_body_moves_as_the_weights_say() -> None:
 
 
 class After(FedAvg):
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss_after"})
+    needs = frozenset({"size", "loss_after"})
 
 
 def test_the_loss_after_training_is_that_of_the_clients_whole_model() -> None:

@@ -362,7 +362,7 @@ def test_an_experiment_runs_with_every_option() -> None:
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"mu": -1.0}, {"concentration": 0.0}])
 def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = {next(iter(wrong.values()))}"):
         build("afl", **wrong)
 
 

@@ -60,5 +60,7 @@ def test_an_experiment_runs() -> None:
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"c": 1.0}])
 def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="alpha must be above 0"):
+    with pytest.raises(
+        ConfigError, match=f"directions {next(iter(wrong))} = {next(iter(wrong.values()))}"
+    ):
         build("directions", **wrong)

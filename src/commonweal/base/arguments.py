@@ -1,5 +1,6 @@
 """Checks of what a user passes to a function: an error that names the argument."""
 
+import operator
 from types import UnionType
 
 import numpy as np
@@ -25,6 +26,27 @@ def expect_int(name: str, value: object, least: int = 0, most: int = 2**31) -> N
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_whole or not least <= int(str(value)) <= most:
         raise ConfigError(f"{name} = {_shown(value)}: give a whole number from {least} to {most}")
+
+
+def check_bounds(
+    name: str,
+    value: float | None,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise ConfigError if a parameter is outside its bounds, or NaN. None is not checked."""
+    limits = (
+        ("at least", least, operator.ge),
+        ("above", above, operator.gt),
+        ("at most", most, operator.le),
+        ("below", below, operator.lt),
+    )
+    for words, limit, fits in limits:
+        if value is not None and limit is not None and not fits(value, limit):
+            raise ConfigError(f"{name} = {value}: it must be {words} {limit}")
 
 
 def expect_callable(name: str, value: object, what: str) -> None:

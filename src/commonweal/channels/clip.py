@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import Tensors
 from commonweal.channels.channel import Channel
 
@@ -25,8 +25,7 @@ class Clip(Channel):
     norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.norm > 0:
-            raise ConfigError(f"clip norm = {self.norm}: it must be above 0")
+        check_bounds("clip norm", self.norm, above=0)
 
     def encode(self, reply: Tensors, memory: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         update = reply["update"]

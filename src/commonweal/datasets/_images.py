@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
-from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New
 from commonweal.datasets._files import list_members, read_members
 

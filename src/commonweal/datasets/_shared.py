@@ -9,12 +9,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.arrays import as_features, as_labels
 from commonweal.data.federation import Features, Federation
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import Split, draw_names, number_clients, split_rows
-from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import Arrays
 from commonweal.datasets._images import resize
 from commonweal.datasets.partition import DirichletByClass, Partition

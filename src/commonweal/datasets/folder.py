@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import read_npz
 from commonweal.datasets._fit import Options

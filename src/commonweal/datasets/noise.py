@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from commonweal.base import randomness
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
-from commonweal.datasets._bounds import check_bounds
 
 
 class Noise(ABC):

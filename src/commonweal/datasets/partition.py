@@ -17,10 +17,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from commonweal.base import randomness
-from commonweal.base.arguments import expect, expect_int
+from commonweal.base.arguments import check_bounds, expect, expect_int
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config import catalog
-from commonweal.datasets._bounds import check_bounds
 
 TINY = 1e-300  # below it, a sum of probabilities has lost its precision
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from commonweal.base import randomness
+from commonweal.base.arguments import check_bounds
 from commonweal.base.memory import check_memory
 from commonweal.data.federation import Federation
-from commonweal.datasets._bounds import check_bounds
 
 MOST_QUANTITY = 10  # a client of e^10 = 22,000 times the median is one deviation away
 CHUNK = 1 << 22  # numbers drawn at once

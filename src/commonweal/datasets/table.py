@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.split import number_clients, some
-from commonweal.datasets._bounds import check_bounds
 from commonweal.datasets._files import read_npz
 from commonweal.datasets._fit import Options, fit
 from commonweal.datasets._held_out import Test, divide_rows

@@ -7,6 +7,7 @@ probability, independently. Its privacy loss is computed numerically, by dp-acco
 import math
 from functools import cache
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError, install
 
 STEP = 1e-3  # between the values of the privacy loss that are kept; epsilon is rounded up
@@ -80,11 +81,7 @@ def noise_for(*, epsilon: float, rate: float, rounds: int, delta: float) -> floa
 def _check(*, rate: float, rounds: int, delta: float, **positive: float) -> None:
     """Raise ConfigError for numbers that have no meaning."""
     for name, value in positive.items():
-        if not (0 < value < math.inf):
-            raise ConfigError(f"private: {name} = {value:g}: it must be above 0 and finite")
-    if not 0 < rate <= 1:
-        raise ConfigError(f"private: rate = {rate:g}: it must be above 0 and at most 1")
-    if rounds < 1:
-        raise ConfigError(f"private: rounds = {rounds}: it must be at least 1")
-    if not 0 < delta < 1:
-        raise ConfigError(f"private: delta = {delta:g}: it must be above 0 and below 1")
+        check_bounds(f"private: {name}", value, above=0, below=math.inf)
+    check_bounds("private: rate", rate, above=0, most=1)
+    check_bounds("private: rounds", rounds, least=1)
+    check_bounds("private: delta", delta, above=0, below=1)

@@ -6,7 +6,6 @@ follows it from round to round. Sample counts do not enter: they would be one mo
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class PrivateCVaR(PrivateForm):
 
     theta: float = 0.5
 
-    statistics: ClassVar[int] = 1
+    statistics = 1
 
     def init(self, known: Federated) -> Tensors:
         return {"quantile": number(known.loss)}
@@ -51,7 +50,7 @@ class PrivateTERM(PrivateForm):
 
     t: float = 1.0
 
-    statistics: ClassVar[int] = 2
+    statistics = 2
 
     def init(self, known: Federated) -> Tensors:
         return {"mean": number(known.loss), "normaliser": number(1.0)}
@@ -77,7 +76,7 @@ class PrivateSemiVRed(PrivateForm):
 
     beta: float = 1.0
 
-    statistics: ClassVar[int] = 2
+    statistics = 2
 
     def init(self, known: Federated) -> Tensors:
         return {"mean": number(known.loss), "excess": number(0.0)}
@@ -111,7 +110,7 @@ class PrivateAAggFFD(PrivateForm):
     scale: float = 1.0
     lipschitz: float | None = None
 
-    statistics: ClassVar[int] = 3
+    statistics = 3
 
     def init(self, known: Federated) -> Tensors:
         high = known.rate if self.high is None else self.high

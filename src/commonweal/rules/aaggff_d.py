@@ -12,12 +12,11 @@ rule bite.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules._private import PrivateAAggFFD
@@ -49,21 +48,18 @@ class AAggFFD(Rule):
     scale: Scale = 1.0
     lipschitz: float | None = None
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "online",
         "S/K CDF(f / mean f), doubly robust",
         "follow the regularised leader, entropic",
     )
-    grid: ClassVar[Grid] = {
-        "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
-    }
+    grid = Grid(cdf=("weibull", "frechet", "gumbel", "exponential", "logistic", "normal"))
 
-    logarithmic: ClassVar[bool] = True
+    logarithmic = True
 
     def __post_init__(self) -> None:
         check_range("aaggff-d", self.low, self.high, self.scale)
-        if self.lipschitz is not None and self.lipschitz <= 0:
-            raise ConfigError(f"aaggff-d lipschitz = {self.lipschitz}: it must be above 0")
+        check_bounds("aaggff-d lipschitz", self.lipschitz, above=0)
 
     def init(self, setting: Setting | int) -> State:
         start = {"t": torch.tensor(1), "sampled": torch.tensor(1.0, dtype=torch.float64)}

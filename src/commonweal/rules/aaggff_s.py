@@ -8,12 +8,12 @@ tables are from that code: variant="reference". Lemma A.10 requires beta <= 1/2,
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.ftrl import FTRL
@@ -45,19 +45,16 @@ class AAggFFS(FTRL):
     beta: float | None = None
     alpha: float | None = None
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "online",
         "CDF(f / mean f) / K",
         "online Newton step (follow the regularised leader, quadratic)",
     )
-    grid: ClassVar[Grid] = {
-        "cdf": ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
-    }
+    grid = Grid(cdf=("weibull", "frechet", "gumbel", "exponential", "logistic", "normal"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha is not None and self.alpha <= 0:
-            raise ConfigError(f"aaggff-s alpha = {self.alpha}: it must be above 0")
+        check_bounds("aaggff-s alpha", self.alpha, above=0)
 
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients

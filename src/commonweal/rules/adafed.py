@@ -16,12 +16,12 @@ therefore adds a ridge to the linear system, so that rates hold approximately; e
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Decision, Descent, Grid, Kind, Need, Reports, Rule, required
@@ -66,19 +66,14 @@ class AdaFed(Rule):
     ridge: float | None = None
     q: float = 0.0
 
-    kind: ClassVar[Kind] = Kind(
-        "direction", "f^gamma, the rate of descent", "minimum norm for given rates"
-    )
-    grid: ClassVar[Grid] = {"gamma": (0.0, 0.01, 0.1, 1.0, 5.0, 10.0)}
-    mixing: ClassVar[bool] = False
+    kind = Kind("direction", "f^gamma, the rate of descent", "minimum norm for given rates")
+    grid = Grid(gamma=(0.0, 0.01, 0.1, 1.0, 5.0, 10.0))
+    mixing = False
 
     def __post_init__(self) -> None:
-        if self.gamma < 0:
-            raise ConfigError(f"adafed gamma = {self.gamma}: it must be at least 0")
-        if self.ridge is not None and self.ridge < 0:
-            raise ConfigError(f"adafed ridge = {self.ridge}: it must be at least 0")
-        if self.q < 0:
-            raise ConfigError(f"adafed q = {self.q}: it must be at least 0")
+        check_bounds("adafed gamma", self.gamma, least=0)
+        check_bounds("adafed ridge", self.ridge, least=0)
+        check_bounds("adafed q", self.q, least=0)
 
     @property
     def needs(self) -> frozenset[Need]:

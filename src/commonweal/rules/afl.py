@@ -8,11 +8,12 @@ here, since a loss of 0 would let every reporter gain on every absent client.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
@@ -62,18 +63,16 @@ class AFL(Rule):
     lagged: bool = False
     absent: Literal["mean", "last", "zero"] = "mean"
 
-    kind: ClassVar[Kind] = Kind("online", "f", "projected gradient ascent")
-    grid: ClassVar[Grid] = {"lr": (0.01, 0.05, 0.1, 0.5, 1.0)}
+    kind = Kind("online", "f", "projected gradient ascent")
+    grid = Grid(lr=(0.01, 0.05, 0.1, 0.5, 1.0))
 
     def __post_init__(self) -> None:
         prior = self.concentration
         prior = prior if isinstance(prior, tuple) else (1.0 if prior is None else prior,)
-        wrong_radius = self.radius is not None and self.radius <= 0
-        if self.lr <= 0 or self.mu < 0 or min(prior) < 1 or wrong_radius:
-            raise ConfigError(
-                f"afl {self}: lr and radius must be above 0, mu at least 0, concentration at "
-                "least 1"
-            )
+        check_bounds("afl lr", self.lr, above=0)
+        check_bounds("afl mu", self.mu, least=0)
+        check_bounds("afl radius", self.radius, above=0)
+        check_bounds("afl concentration", min(prior), least=1)
         sets = (self.radius is not None, self.mixtures is not None, max(prior) > 1)
         if sum(sets) > 1:
             raise ConfigError(f"afl {self}: give one of radius, mixtures and concentration")

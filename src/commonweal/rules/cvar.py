@@ -6,11 +6,10 @@ Heterogeneous Data, Machine Learning 2023.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules._levels import levels
 from commonweal.rules._private import PrivateCVaR
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless, prior_weights
@@ -32,12 +31,11 @@ class CVaR(Stateless):
     share: bool = True
     prior: Prior = "sizes"
 
-    kind: ClassVar[Kind] = Kind("mixture", "largest f first", "the worst 1 - theta of the samples")
-    grid: ClassVar[Grid] = {"theta": (0.2, 0.5, 0.8)}
+    kind = Kind("mixture", "largest f first", "the worst 1 - theta of the samples")
+    grid = Grid(theta=(0.2, 0.5, 0.8))
 
     def __post_init__(self) -> None:
-        if not 0 <= self.theta < 1:
-            raise ConfigError(f"cvar theta = {self.theta}: it must be at least 0 and below 1")
+        check_bounds("cvar theta", self.theta, least=0, below=1)
 
     @property
     def private(self) -> PrivateCVaR:

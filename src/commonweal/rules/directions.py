@@ -8,14 +8,15 @@ MGDA is `fedmgda`, which is solved exactly.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError, install
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Kind, Need, Reports, Stateless
+from commonweal.rules.rule import Kind, Reports, Stateless
 
 Method = Literal["aligned-mtl", "cagrad", "dualproj", "fairgrad", "imtl-g", "upgrad"]
 
@@ -40,16 +41,13 @@ class Directions(Stateless):
     c: float = 0.5
     scale: Literal["mean", "none"] = "mean"
 
-    kind: ClassVar[Kind] = Kind("direction", "none: updates only", "a multi-task method's own")
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "update"})
-    mixing: ClassVar[bool] = False
+    kind = Kind("direction", "none: updates only", "a multi-task method's own")
+    needs = frozenset({"size", "update"})
+    mixing = False
 
     def __post_init__(self) -> None:
-        if self.alpha <= 0 or not 0 <= self.c < 1:
-            raise ConfigError(
-                f"directions alpha = {self.alpha}, c = {self.c}: alpha must be above 0, c at least "
-                "0 and below 1"
-            )
+        check_bounds("directions alpha", self.alpha, above=0)
+        check_bounds("directions c", self.c, least=0, below=1)
 
     def weigh(self, reports: Reports) -> Tensor:
         moving = reports.norms > 0

@@ -7,12 +7,11 @@ decision. A decision p costs -<p, r>, which is linear.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules._table import empty_table, lookup, put
@@ -38,14 +37,11 @@ class EG(Rule):
     cdf: CDF = "normal"
     scale: Scale = 1.0
 
-    kind: ClassVar[Kind] = Kind(
-        "online", "CDF(f / mean f)", "one entropic step from the last decision"
-    )
+    kind = Kind("online", "CDF(f / mean f)", "one entropic step from the last decision")
 
     def __post_init__(self) -> None:
         check_range("eg", 0.0, 1.0, self.scale)
-        if self.lr <= 0:
-            raise ConfigError(f"eg lr = {self.lr}: it must be above 0")
+        check_bounds("eg lr", self.lr, above=0)
 
     def init(self, setting: Setting | int) -> State:
         return empty_table("settled", "recent")

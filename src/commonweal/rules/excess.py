@@ -8,7 +8,6 @@ is minimax regret.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ class Excess(LocalLosses, Combinator):
             the lowest training loss that each of them reported.
     """
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "combinator", "the rule's own, of the loss above the local model's", "the rule's own"
     )
 

@@ -6,16 +6,15 @@ it took part last.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort
-from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
+from commonweal.rules.rule import Decision, Kind, Reports, Rule, required
 from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
 
 
@@ -33,13 +32,12 @@ class FedDGGA(Rule):
 
     d: float = 0.2
 
-    kind: ClassVar[Kind] = Kind("online", "loss above that after own training", "a signed step")
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "loss_after"})
-    plans_rounds: ClassVar[bool] = True
+    kind = Kind("online", "loss above that after own training", "a signed step")
+    needs = frozenset({"size", "loss", "loss_after"})
+    plans_rounds = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.d <= 1:
-            raise ConfigError(f"feddg-ga d = {self.d}: it must be above 0 and at most 1")
+        check_bounds("feddg-ga d", self.d, above=0, most=1)
 
     def init(self, setting: Setting | int) -> State:
         setting = Setting.of(setting)

@@ -6,15 +6,14 @@ implementations.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules.rule import Decision, Kind, Need, Reports, Rule, required
+from commonweal.rules.rule import Decision, Kind, Reports, Rule, required
 from commonweal.rules.slots import empty_slots, extend, take_slots
 
 TINY = 1e-6  # keeps the logarithms of scores of 0 and 1 finite
@@ -35,17 +34,13 @@ class FedFA(Rule):
     alpha: float = 0.5
     beta: float = 0.5
 
-    kind: ClassVar[Kind] = Kind(
-        "reweighting", "-log2 (score / sum of scores), frequency", "convex combination"
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "score"})
+    kind = Kind("reweighting", "-log2 (score / sum of scores), frequency", "convex combination")
+    needs = frozenset({"size", "score"})
 
     def __post_init__(self) -> None:
-        if self.alpha < 0 or self.beta < 0 or self.alpha + self.beta == 0:
-            raise ConfigError(
-                f"fedfa alpha = {self.alpha}, beta = {self.beta}: "
-                "both must be at least 0, and not both 0"
-            )
+        check_bounds("fedfa alpha", self.alpha, least=0)
+        check_bounds("fedfa beta", self.beta, least=0)
+        check_bounds("fedfa alpha + beta", self.alpha + self.beta, above=0)
 
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients

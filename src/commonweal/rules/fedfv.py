@@ -6,14 +6,13 @@ with clients of earlier rounds (tau > 0) would need their updates, and are left 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Grid, Kind, Need, Reports, Stateless
+from commonweal.rules.rule import Grid, Kind, Reports, Stateless
 
 TWINS = 1e-13  # relative squared distance of two updates that are equal up to rounding
 
@@ -30,14 +29,13 @@ class FedFV(Stateless):
 
     alpha: float = 0.1
 
-    kind: ClassVar[Kind] = Kind("direction", "rank of f", "projection of conflicting updates")
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "update"})
-    grid: ClassVar[Grid] = {"alpha": (0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3)}
-    mixing: ClassVar[bool] = False
+    kind = Kind("direction", "rank of f", "projection of conflicting updates")
+    needs = frozenset({"size", "loss", "update"})
+    grid = Grid(alpha=(0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3))
+    mixing = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"fedfv alpha = {self.alpha}: it must lie between 0 and 1")
+        check_bounds("fedfv alpha", self.alpha, least=0, most=1)
 
     def weigh(self, reports: Reports) -> Tensor:
         gram = reports.gram

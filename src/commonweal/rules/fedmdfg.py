@@ -7,14 +7,14 @@ The paper's line search over step lengths needs further exchanges, and is left o
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Kind, Need, Reports, Stateless
+from commonweal.rules.rule import Kind, Reports, Stateless
 from commonweal.rules.simplex import quadratic
 
 
@@ -33,15 +33,14 @@ class FedMDFG(Stateless):
     theta: float = 11.25
     scale: Literal["mean", "none"] = "mean"
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "direction", "angle of f to equal losses", "minimum norm in the convex hull of updates"
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "update"})
-    mixing: ClassVar[bool] = False
+    needs = frozenset({"size", "loss", "update"})
+    mixing = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.theta <= 90:
-            raise ConfigError(f"fedmdfg theta = {self.theta}: it must lie between 0 and 90 degrees")
+        check_bounds("fedmdfg theta", self.theta, least=0, most=90)
 
     def weigh(self, reports: Reports) -> Tensor:
         # Updates are scaled to their mean length. A zero update has no direction: it stays 0.

@@ -7,13 +7,12 @@ averaging does, at any epsilon or server lr (docs/results.md). `fedmgda+` is its
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
-from commonweal.rules.rule import Grid, Kind, Need, Prior, Reports, Stateless, prior_weights
+from commonweal.base.arguments import check_bounds
+from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless, prior_weights
 from commonweal.rules.simplex import quadratic
 
 
@@ -31,18 +30,13 @@ class FedMGDA(Stateless):
     normalise: bool = False
     prior: Prior = "uniform"
 
-    kind: ClassVar[Kind] = Kind(
-        "direction", "none: updates only", "minimum norm in the convex hull of updates"
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "update"})
+    kind = Kind("direction", "none: updates only", "minimum norm in the convex hull of updates")
+    needs = frozenset({"size", "update"})
 
-    grid: ClassVar[Grid] = {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}
+    grid = Grid(epsilon=(0.01, 0.05, 0.1, 0.5, 1.0))
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= 1:
-            raise ConfigError(
-                f"fedmgda epsilon = {self.epsilon}: it must lie between 0 (the prior) and 1 (free)"
-            )
+        check_bounds("fedmgda epsilon", self.epsilon, least=0, most=1)
 
     @property
     def mixing(self) -> bool:

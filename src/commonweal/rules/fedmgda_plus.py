@@ -7,7 +7,6 @@ federations (docs/results.md): the minimum norm itself turns to clients that fit
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from commonweal.rules.fedmgda import FedMGDA
 from commonweal.rules.rule import Kind
@@ -27,7 +26,7 @@ class FedMGDAPlus(FedMGDA):
     epsilon: float = 0.01
     normalise: bool = True
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "direction", "none: updates only", "minimum norm in the convex hull of unit updates"
     )
 

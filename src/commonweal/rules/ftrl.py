@@ -18,7 +18,6 @@ tensor([0.4809, 0.5191], dtype=torch.float64)
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -61,8 +60,8 @@ class FTRL(Rule):
     high: float | None = None
     scale: Scale = 1.0
 
-    kind: ClassVar[Kind] = Kind("online", "CDF(f / mean f) / K", "follow the regularised leader")
-    logarithmic: ClassVar[bool] = True
+    kind = Kind("online", "CDF(f / mean f) / K", "follow the regularised leader")
+    logarithmic = True
 
     def __post_init__(self) -> None:
         check_range(type(self).__name__.lower(), self.low, self.high, self.scale)

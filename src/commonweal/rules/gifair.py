@@ -5,12 +5,11 @@ Yue, Nouiehed, Al Kontar, GIFAIR-FL, INFORMS Journal on Data Science 2023, as ag
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 
@@ -25,12 +24,11 @@ class GIFAIR(Stateless):
 
     strength: float = 1.0
 
-    kind: ClassVar[Kind] = Kind("reweighting", "rank of f", "penalty on pairwise differences")
-    mixing: ClassVar[bool] = False
+    kind = Kind("reweighting", "rank of f", "penalty on pairwise differences")
+    mixing = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
-            raise ConfigError(f"gifair strength = {self.strength}: it must lie between 0 and 1")
+        check_bounds("gifair strength", self.strength, least=0, most=1)
 
     def weigh(self, reports: Reports) -> Tensor:
         p = prior_weights(reports, "sizes")

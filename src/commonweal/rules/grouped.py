@@ -6,7 +6,7 @@ their samples.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class Grouped(Combinator):
 
     domains: Literal["data"] | int | tuple[str | int, ...] = "data"
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "combinator", "the rule's own, of a group's mean loss", "the rule's own, over groups"
     )
 

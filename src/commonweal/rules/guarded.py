@@ -13,12 +13,12 @@ weights are fair shares. docs/reliability.md shows what it withstands and what i
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules._detectors import DETECTORS, Last, Round, sketch
@@ -75,17 +75,12 @@ class Guarded(Combinator):
     most: float = 5.0
     budget: float = 0.4
 
-    kind: ClassVar[Kind] = Kind(
-        "combinator", "the rule's own, of plausible losses", "the rule's own"
-    )
+    kind = Kind("combinator", "the rule's own, of plausible losses", "the rule's own")
 
     def __post_init__(self) -> None:
-        if self.limit <= 1:
-            raise ConfigError(f"guarded limit = {self.limit}: it must be above 1")
-        if self.most < 1:
-            raise ConfigError(f"guarded most = {self.most}: it must be at least 1, in fair shares")
-        if not 0 <= self.budget <= 1:
-            raise ConfigError(f"guarded budget = {self.budget}: it must be between 0 and 1")
+        check_bounds("guarded limit", self.limit, above=1)
+        check_bounds("guarded most", self.most, least=1)
+        check_bounds("guarded budget", self.budget, least=0, most=1)
 
     @property
     def mixing(self) -> bool:

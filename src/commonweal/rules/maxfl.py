@@ -7,7 +7,6 @@ which is the opposite of AFL: use it to win clients, not to protect the worst of
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ class MaxFL(LocalLosses):
             the lowest training loss that each of them reported.
     """
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "mixture", "log s (1 - s), s = sigmoid(f - alone)", "one entropic step from the uniform"
     )
 

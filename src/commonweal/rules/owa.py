@@ -7,11 +7,10 @@ weighs by `argsort` where a rank is meant, and so favours the wrong clients.)
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules._levels import levels
 from commonweal.rules.rule import Kind, Prior, Reports, Stateless, prior_weights
 
@@ -30,11 +29,10 @@ class OWA(Stateless):
     delta: float = 2.0
     prior: Prior = "uniform"
 
-    kind: ClassVar[Kind] = Kind("mixture", "rank of f", "ordered weights")
+    kind = Kind("mixture", "rank of f", "ordered weights")
 
     def __post_init__(self) -> None:
-        if self.delta < 1:
-            raise ConfigError(f"owa delta = {self.delta}: it must be at least 1 (the prior)")
+        check_bounds("owa delta", self.delta, least=1)
 
     def weigh(self, reports: Reports) -> Tensor:
         p = prior_weights(reports, self.prior)

@@ -6,11 +6,10 @@ losses themselves depends on their unit; by default it is one for losses relativ
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules.online import mixture, relative
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
 
@@ -32,16 +31,12 @@ class PropFair(Stateless):
     relative: bool = True
     prior: Prior = "sizes"
 
-    kind: ClassVar[Kind] = Kind(
-        "mixture", "-log(M - f / mean f)", "one entropic step from the prior"
-    )
-    grid: ClassVar[Grid] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
+    kind = Kind("mixture", "-log(M - f / mean f)", "one entropic step from the prior")
+    grid = Grid(baseline=(2.0, 3.0, 4.0, 5.0))
 
     def __post_init__(self) -> None:
-        if self.baseline <= 0 or self.margin <= 0:
-            raise ConfigError(
-                f"propfair baseline = {self.baseline}, margin = {self.margin}: both must be above 0"
-            )
+        check_bounds("propfair baseline", self.baseline, above=0)
+        check_bounds("propfair margin", self.margin, above=0)
 
     def response(self, losses: Tensor) -> Tensor:
         losses = relative(losses) if self.relative else losses

@@ -7,12 +7,11 @@ q >= 1 are far too short. By default weights are normalised instead, as in AAggF
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import mixture
@@ -38,17 +37,14 @@ class QFedAvg(Rule):
     lipschitz: float | None = None
     prior: Prior = "uniform"
 
-    kind: ClassVar[Kind] = Kind(
+    kind = Kind(
         "mixture", "q log f", "one entropic step from the prior (scaled: its length by curvature)"
     )
-    grid: ClassVar[Grid] = {"q": (0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0)}
+    grid = Grid(q=(0.0, 0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0))
 
     def __post_init__(self) -> None:
-        if self.q < 0 or (self.lipschitz is not None and self.lipschitz <= 0):
-            raise ConfigError(
-                f"qfedavg q = {self.q}, lipschitz = {self.lipschitz}: "
-                "q must be at least 0, lipschitz above 0"
-            )
+        check_bounds("qfedavg q", self.q, least=0)
+        check_bounds("qfedavg lipschitz", self.lipschitz, above=0)
 
     @property
     def mixing(self) -> bool:

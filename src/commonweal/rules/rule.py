@@ -33,7 +33,7 @@ from commonweal.privacy.form import PrivateForm
 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
-Grid = Mapping[str, tuple[float | str, ...]]  # values of parameters that a publication tried
+Grid = dict[str, tuple[float | str, ...]]  # values of parameters that a publication tried
 
 BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: they fit a cache
 

@@ -4,11 +4,10 @@ Semi-Variance Reduction for Fair Federated Learning (anonymous, under review), e
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules._private import PrivateSemiVRed
 from commonweal.rules.rule import Grid, Kind, Reports, Stateless, prior_weights
 
@@ -25,15 +24,12 @@ class SemiVRed(Stateless):
 
     beta: float = 1.0
 
-    kind: ClassVar[Kind] = Kind(
-        "reweighting", "(f - mean f)_+", "penalty on the upper semi-variance"
-    )
-    grid: ClassVar[Grid] = {"beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)}
-    mixing: ClassVar[bool] = False
+    kind = Kind("reweighting", "(f - mean f)_+", "penalty on the upper semi-variance")
+    grid = Grid(beta=(0.01, 0.05, 0.1, 0.2, 0.5, 1.0))
+    mixing = False
 
     def __post_init__(self) -> None:
-        if self.beta < 0:
-            raise ConfigError(f"semi-vred beta = {self.beta}: it must be at least 0")
+        check_bounds("semi-vred beta", self.beta, least=0)
 
     @property
     def private(self) -> PrivateSemiVRed:

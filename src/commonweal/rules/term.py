@@ -6,7 +6,6 @@ default losses are relative to their mean. FedEBA's server weights are TERM with
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,8 +28,8 @@ class TERM(Stateless):
     relative: bool = True
     prior: Prior = "sizes"
 
-    kind: ClassVar[Kind] = Kind("mixture", "t f / mean f", "one entropic step from the prior")
-    grid: ClassVar[Grid] = {"t": (0.1, 0.5, 1.0, 2.0, 5.0)}
+    kind = Kind("mixture", "t f / mean f", "one entropic step from the prior")
+    grid = Grid(t=(0.1, 0.5, 1.0, 2.0, 5.0))
 
     def response(self, losses: Tensor) -> Tensor:
         return self.t * (relative(losses) if self.relative else losses)

@@ -5,22 +5,21 @@ equal weights.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from commonweal.privacy.form import PrivateForm
 from commonweal.rules.online import mixture
-from commonweal.rules.rule import Kind, Need, Reports, Stateless
+from commonweal.rules.rule import Kind, Reports, Stateless
 
 
 @dataclass(frozen=True)
 class Uniform(Stateless):
     """weights_i = 1 / S"""
 
-    kind: ClassVar[Kind] = Kind("mixture", "0", "one entropic step from equal weights")
-    needs: ClassVar[frozenset[Need]] = frozenset({"size"})
+    kind = Kind("mixture", "0", "one entropic step from equal weights")
+    needs = frozenset({"size"})
 
     @property
     def private(self) -> PrivateForm:

@@ -4,11 +4,10 @@ Semi-Variance Reduction for Fair Federated Learning (anonymous, under review), e
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.rules.rule import Grid, Kind, Reports, Stateless, prior_weights
 
 
@@ -24,13 +23,12 @@ class VRed(Stateless):
 
     beta: float = 0.5
 
-    kind: ClassVar[Kind] = Kind("reweighting", "f - mean f", "penalty on the variance")
-    grid: ClassVar[Grid] = {"beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)}
-    mixing: ClassVar[bool] = False
+    kind = Kind("reweighting", "f - mean f", "penalty on the variance")
+    grid = Grid(beta=(0.01, 0.05, 0.1, 0.2, 0.5, 1.0))
+    mixing = False
 
     def __post_init__(self) -> None:
-        if self.beta < 0:
-            raise ConfigError(f"vred beta = {self.beta}: it must be at least 0")
+        check_bounds("vred beta", self.beta, least=0)
 
     def weigh(self, reports: Reports) -> Tensor:
         p = prior_weights(reports, "sizes")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State, Tensors
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.schedules import check, factor
@@ -24,12 +24,10 @@ class _Adaptive(ServerOptimizer):
     schedule: str | None
 
     def __post_init__(self) -> None:
-        decay_rates = [value for name, value in vars(self).items() if name in ("b1", "b2")]
-        in_range = all(0 <= rate < 1 for rate in decay_rates)
-        if self.lr <= 0 or self.tau <= 0 or not in_range:
-            raise ConfigError(
-                f"server {self}: lr and tau must be above 0, b1 and b2 at least 0 and below 1"
-            )
+        check_bounds("server lr", self.lr, above=0)
+        check_bounds("server tau", self.tau, above=0)
+        for decay_rate in ("b1", "b2"):
+            check_bounds(f"server {decay_rate}", vars(self).get(decay_rate), least=0, below=1)
 
     def check(self, rounds: int) -> None:
         check(self.schedule, rounds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
 
@@ -27,8 +27,7 @@ class Ball(ServerOptimizer):
     radius: float
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ConfigError(f"ball radius = {self.radius}: it must be above 0")
+        check_bounds("ball radius", self.radius, above=0)
 
     def init(self, w: Tensor) -> State:
         return {"inner": self.step.init(w)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
+from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.optimizers import step_decay
@@ -36,14 +36,10 @@ class SGD(ServerOptimizer):
     schedule: str | None = None
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.growth <= 0 or self.growth_every < 1:
-            raise ConfigError(
-                f"server {self}: lr and growth must be above 0, growth_every at least 1"
-            )
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(
-                f"server momentum = {self.momentum}: it must be at least 0 and below 1"
-            )
+        check_bounds("server lr", self.lr, above=0)
+        check_bounds("server momentum", self.momentum, least=0, below=1)
+        check_bounds("server growth", self.growth, above=0)
+        check_bounds("server growth_every", self.growth_every, least=1)
 
     def check(self, rounds: int) -> None:
         check(self.schedule, rounds)

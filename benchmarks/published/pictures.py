@@ -13,6 +13,7 @@ from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
 from commonweal.report.figures import save
 
+from . import models
 from .reproduction import Measured, Planned
 from .table import PublishedTable
 
@@ -168,5 +169,35 @@ def _curves(axes: Axes, record: Record) -> None:
     axes.set_ylabel("score in %")
 
 
-PANELS = {"curves": _curves, "histogram": _histogram, "losses": _losses, "lengths": _lengths}
+def _landscape(axes: Axes, record: Record) -> None:
+    """The loss around the global and two clients' models (thesis, Figure 2.4)."""
+    titles, plane = models.loss_landscape(*reopen(record.folder))
+    axes.contourf(plane.x.numpy(), plane.y.numpy(), plane.losses.numpy(), levels=20)
+    for (x, y), title in zip(plane.corners.tolist(), titles, strict=True):
+        axes.plot(x, y, "o", color="white", markeredgecolor="black")
+        axes.annotate(title, (x, y), (0, 8), textcoords="offset points", color="white", ha="center")
+    axes.set_xlabel("distance")
+    axes.set_ylabel("distance")
+
+
+def _reliability(axes: Axes, record: Record) -> None:
+    """Accuracy against confidence: a calibrated model is on the diagonal."""
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    for title, bins in models.reliability(*reopen(record.folder)).items():
+        has_samples = bins[:, 0] > 0
+        _, confidence, accuracy = bins[has_samples].unbind(1)
+        axes.plot(confidence.numpy(), accuracy.numpy(), "o-", label=title)
+    axes.set_xlabel("confidence")
+    axes.set_ylabel("accuracy")
+    axes.legend()
+
+
+PANELS = {
+    "curves": _curves,
+    "histogram": _histogram,
+    "landscape": _landscape,
+    "lengths": _lengths,
+    "losses": _losses,
+    "reliability": _reliability,
+}
 KINDS = ("tradeoff", *PANELS)

@@ -1,4 +1,4 @@
-"""Personal models evaluated one by one in plain loops, the line and the plane between models."""
+"""Personal models evaluated one by one in plain loops, and the line between models."""
 
 import json
 from collections.abc import Sequence
@@ -25,11 +25,10 @@ from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
-from commonweal.report import figures
 from commonweal.training.client import Client
 from commonweal.training.evaluation import Evaluation, evaluate_rows
 from commonweal.training.task import Task
-from personal_helpers import client, federation, task, trained
+from personal_helpers import client, federation, task
 from run_helpers import states_of
 
 
@@ -230,83 +229,8 @@ class Remote(Engine):
 def test_rows_that_are_elsewhere_are_a_sentence() -> None:
     job, last = done("ditto")
     remote = replace(job, engine=Remote(job.population))
-    for analysis in (
-        interpolation.curve,
-        interpolation.loss_landscape,
-        interpolation.reliability,
-    ):
-        with pytest.raises(ConfigError, match="Remote has no rows of clients in this process"):
-            analysis(remote, last.state)
-
-
-# The plane
-
-
-def test_a_landscape_passes_through_its_models() -> None:
-    job, _ = done("sgd")
-    test = rows_of(job).test
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, job.task.size, generator=generator)
-    c = (a + b) / 2 + torch.randn(job.task.size, generator=generator)
-    models = torch.stack([a, b, c])
-    plane = interpolation.landscape(job.task, test, models, side=5, margin=0.0)
-    assert plane.losses.shape == (5, 5)
-    distances = torch.cdist(plane.corners, plane.corners)
-    torch.testing.assert_close(distances, torch.cdist(models, models), rtol=1e-3, atol=1e-3)
-    for column, w in ((0, a), (4, b), (2, (a + b) / 2)):
-        got = float(plane.losses[0, column])
-        assert got == pytest.approx(mean_loss(job, w, test), rel=1e-4)
-
-
-def test_models_on_a_line_have_no_plane() -> None:
-    job, _ = done("sgd")
-    w = job.task.initial
-    with pytest.raises(ConfigError, match="on a line"):
-        interpolation.landscape(job.task, rows_of(job).test, torch.stack([w, w + 1, w + 1]))
-
-
-def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
-    f = federation(dict.fromkeys("abcdef", 20))
-    method = client("superfed-mm", begin=2.0)
-    drawn = 0
-    for seed in range(6):
-        job = job_from_parts(task(), f, client=method, rounds=4, cohort=2, seed=seed)
-        last = list(run(job))[-1]
-        states = states_of(job.engine)
-        joined = {i for i, state in states.items() if float(state["joined"])}
-        if len(joined) < 2:
-            with pytest.raises(ConfigError, match="two clients with models of their own"):
-                interpolation.loss_landscape(job, last.state)
-            continue
-        names, plane = interpolation.loss_landscape(job, last.state)
-        own = [f"{f.names[i]}'s own" for i in (min(joined), max(joined))]
-        assert list(names[1:]) == own
-        assert plane.losses.isfinite().all()
-        drawn += 1
-    assert drawn > 0
-
-
-def test_the_landscape_of_a_plain_method_is_of_its_clients_next_round() -> None:
-    """The thesis' Figure 2.4 has FedAvg too."""
-    job, last = done("sgd")
-    names, plane = interpolation.loss_landscape(job, last.state)
-    assert names == ("server's model", "a's after a round", "e's after a round")
-    message = job.algorithm.message(last.state)
-    trained_models = [
-        message["w"]
-        - trained(method_of(job), job.task, rows_of(job), message, who=k, seed=1)[0]["update"]
-        for k in (0, 4)
-    ]
-    for corner, w in zip(plane.corners[1:], trained_models, strict=True):
-        assert float(corner.norm()) == pytest.approx(float((w - message["w"]).norm()), rel=1e-4)
-    assert plane.losses.isfinite().all()
-
-
-def test_other_algorithms_have_no_landscape() -> None:
-    job = job_from_parts(task(), federation(), algorithm="drfa", rounds=1)
-    last = list(run(job))[-1]
-    with pytest.raises(ConfigError, match="needs two clients that train the server's model"):
-        interpolation.loss_landscape(job, last.state)
+    with pytest.raises(ConfigError, match="Remote has no rows of clients in this process"):
+        interpolation.curve(remote, last.state)
 
 
 def test_the_barrier_by_hand() -> None:
@@ -342,24 +266,6 @@ def test_the_line_of_models_with_batchnorm(name: str) -> None:
 def test_calibration_of_values_is_refused(score: str) -> None:
     with pytest.raises(ConfigError, match=f"score = '{score}' does not fit .* 'squared'"):
         Task(torch.nn.Linear(3, 1), "squared", score)
-
-
-def test_reliability_counts_every_row_once() -> None:
-    job, last = done("ditto")
-    test = rows_of(job).test
-    tables = interpolation.reliability(job, last.state)
-    assert list(tables) == ["server's model", "own models"]
-    for table, evaluation in zip(tables.values(), evaluations(last), strict=True):
-        assert int(table[:, 0].sum()) == len(test.y)
-        right = (table[:, 0] * table[:, 2].nan_to_num()).sum() / len(test.y)
-        weights = test.sizes.double()
-        expected = (evaluation.score * weights).sum() / weights.sum()
-        assert float(right) == pytest.approx(float(expected))
-
-
-def test_reliability_of_a_plain_method_is_the_servers() -> None:
-    job, last = done("sgd")
-    assert list(interpolation.reliability(job, last.state)) == ["server's model"]
 
 
 def test_calibration_of_own_models_is_each_clients() -> None:
@@ -419,13 +325,12 @@ def test_a_run_is_reopened_as_it_was_left(folder: Path) -> None:
 
 
 def test_the_command_shows_and_draws(folder: Path, tmp_path: Path) -> None:
-    files = {kind: tmp_path / f"{kind}.svg" for kind in ("curve", "landscape", "reliability")}
-    options = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
-    result = CliRunner().invoke(app, ["show", str(folder), *options])
+    curve = tmp_path / "curve.svg"
+    result = CliRunner().invoke(app, ["show", str(folder), "--curve", str(curve)])
     assert result.exit_code == 0, result.output
     for words in ("global model", "personal model", "best common m", "m by oracle", "loss barrier"):
         assert words in result.output
-    assert all(b"<svg" in path.read_bytes() for path in files.values())
+    assert b"<svg" in curve.read_bytes()
     shown = json.loads(CliRunner().invoke(app, ["show", str(folder), "--json"]).stdout)
     own = [c["personal_score"] for c in shown["clients"]]
     assert shown["personal"]["mean"] == pytest.approx(np.mean(own))
@@ -438,8 +343,8 @@ def test_the_command_shows_and_draws(folder: Path, tmp_path: Path) -> None:
             ["DIR", "--curve", "x.foo"],
             "'x.foo' is not the name of a figure: end it with .png, .svg, .pdf",
         ),
-        (["DIR", "--landscape", "."], "'.' is not the name of a figure"),
-        (["DIR", "--reliability", "/dev/null/x.png"], "cannot write '/dev/null/x.png'"),
+        (["DIR", "--curve", "."], "'.' is not the name of a figure"),
+        (["DIR", "--curve", "/dev/null/x.png"], "cannot write '/dev/null/x.png'"),
         (["sgd", "--curve", "x.png"], "'sgd' is not a run's folder: figures are drawn of runs"),
     ],
 )
@@ -472,11 +377,3 @@ def test_a_run_of_ones_own_task_is_reopened_with_it(tmp_path: Path) -> None:
     assert torch.equal(interpolation.curve(again, state).scores, expected.scores)
     with pytest.raises(RunError, match="cannot be built again"):
         reopen(tmp_path / "own")
-
-
-def test_figures_show_the_bins_that_have_rows(tmp_path: Path) -> None:
-    table = torch.full((20, 3), torch.nan, dtype=torch.float64)
-    table[:, 0] = 0
-    table[19] = torch.tensor([4.0, 0.97, 0.75])
-    figures.save(figures.reliability({"one": table}), tmp_path / "r.png")
-    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")

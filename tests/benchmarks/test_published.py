@@ -162,9 +162,15 @@ def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
     cells = [run.cell for run in planned]
     for _ in run_cells(cells):
         pass
-    drawn = pictures.draw(table, None, planned, "curves", tmp_path / "curves.svg").read_text()
+    drawn = {}
+    for kind in ("curves", "landscape", "reliability"):
+        drawn[kind] = pictures.draw(
+            table, None, planned, kind, tmp_path / f"{kind}.svg"
+        ).read_text()
     measured = reproduction.measure(table, planned, {})
-    assert "personal model" in drawn
+    assert "personal model" in drawn["curves"]
+    assert "Andrew's model" in drawn["landscape"]
+    assert "personal models" in drawn["reliability"]
     figures = measured.figures
     job, state = reopen(cells[0].folder)
     line = interpolation.curve(job, state)

@@ -1,33 +1,28 @@
-"""Models after a run: on the line from global to personal ones, around them, and their calibration.
+"""Models after a run: on the line from global to personal ones, and by other scores.
 
 Functions take a job and the server's state, as `reopen(folder)` gives them. They need all
 clients' samples in this process.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Request
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
-from commonweal.training import calibration
 from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import (
     Evaluation,
     evaluate,
     evaluate_models,
-    evaluate_rows,
-    evaluate_rows_by_models,
 )
 from commonweal.training.scores import find
 from commonweal.training.task import Task
@@ -102,7 +97,7 @@ class _Along(NamedTuple):
 
 def curve(job: Job, state: State) -> Curve:
     """Evaluate the line. A client that never took part has the global model at every point."""
-    models = _Models(job, state)
+    models = Models(job, state)
     _personal_client(job)
     federation = models.federation
     whole = models.along(federation.test)
@@ -116,7 +111,7 @@ def curve(job: Job, state: State) -> Curve:
     return Curve(names, whole.scores[ids], whole.losses[ids], validated[ids], lower)
 
 
-def _by_halves(models: "_Models", lower: bool) -> Tensor:
+def _by_halves(models: "Models", lower: bool) -> Tensor:
     """Scores (K,) of one half of the test samples at the best m of the other, both ways."""
     test = models.federation.test
     halves = _half(test, 0), _half(test, 1)
@@ -154,7 +149,7 @@ def _mean_of_halves(scores: Tensor, sizes: Tensor) -> Tensor:
     return (weight * scores.nan_to_num()).sum(0) / weight.sum(0)
 
 
-# Other scores, and calibration
+# Other scores
 
 
 def evaluate_score(
@@ -164,7 +159,7 @@ def evaluate_score(
 
     rows: one client after the other; by default the test rows
     """
-    models = _Models(job, state)
+    models = Models(job, state)
     rows = rows or models.federation.test
     task = replace(job.task, score=score, also=())
     shared = evaluate(task, models.message["w"], rows)
@@ -173,134 +168,10 @@ def evaluate_score(
     return models.evaluated(task, models.personal, rows, shared)
 
 
-def reliability(job: Job, state: State) -> dict[str, Tensor]:
-    """The bins by confidence of the global model and, if there are any, of the clients' own."""
-    tables = {"server's model": confidence_bins(job, state, own=False)}
-    if job.algorithm.personalizes:
-        tables["own models"] = confidence_bins(job, state, own=True)
-    return tables
-
-
-def confidence_bins(job: Job, state: State, own: bool) -> Tensor:
-    """All clients' test samples in 20 bins by confidence, (20, 3).
-
-    The columns are the number of samples, their mean confidence and accuracy; NaN without samples.
-    """
-    models = _Models(job, state)
-    test = models.federation.test
-    task = replace(job.task, score="ece", also=())
-    others = set(models.federation.scored.tolist())
-    parts = []
-    if own and job.algorithm.personalizes:
-        for ids, uses in models.used(models.personal, test):
-            _, stats = evaluate_rows_by_models(task, uses, test, ids, models.vectorize)
-            parts.append(stats["ece"])
-            others -= set(ids.tolist())
-    if others:
-        index, _ = test.index_of(torch.tensor(sorted(others)))
-        _, stats = evaluate_rows(task, models.message["w"], test, index)
-        parts.append(stats["ece"])
-    samples = torch.cat(parts)  # (N, 2), a confidence and whether the prediction is right
-    everyone = torch.tensor([0, len(samples)])
-    count, confidence, right = calibration.bins(samples, everyone)[0].unbind(-1)
-    return torch.stack([count, confidence / count, right / count], 1)
-
-
-# The plane through three models
-
-
-@dataclass(frozen=True, eq=False)
-class Landscape:
-    """The loss on a plane through three models. Distances are those of the models."""
-
-    x: Tensor  # (g,)
-    y: Tensor  # (g,)
-    losses: Tensor  # (g, g), one row per y
-    corners: Tensor  # (3, 2) the positions of the models
-
-
-def landscape(
-    task: Task, rows: Rows, models: Tensor, side: int = 15, margin: float = 0.3
-) -> Landscape:
-    """The mean loss on a grid of models around three (3, d). (Garipov et al., NeurIPS 2018)
-
-    side: models along each axis; margin: how far the grid extends beyond the models, relatively
-    """
-    origin = models[0]
-    u, v = _axes(models)
-    corners = torch.stack([(models - origin) @ u, (models - origin) @ v], 1)
-    low = corners.amin(0)
-    high = corners.amax(0)
-    edge = margin * (high - low)
-    start = (low - edge).tolist()
-    end = (high + edge).tolist()
-    x = torch.linspace(start[0], end[0], side)
-    y = torch.linspace(start[1], end[1], side)
-    losses = torch.empty(side, side, dtype=torch.float64)
-    for j, up in enumerate(y):
-        for i, right in enumerate(x):
-            values, _ = evaluate_rows(task, origin + right * u + up * v, rows)
-            losses[j, i] = values.double().mean()
-    return Landscape(x, y, losses, corners)
-
-
-def _axes(models: Tensor) -> tuple[Tensor, Tensor]:
-    """Two orthogonal unit vectors (d,) that span the plane of three models."""
-    a, b, c = models
-    u = b - a
-    v = (c - a) - ((c - a) @ u) / (u @ u) * u
-    if not (u.norm() > 0 and v.norm() > 0):
-        raise ConfigError("the three models lie on a line: a landscape needs three that do not")
-    return u / u.norm(), v / v.norm()
-
-
-def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
-    """The test loss on the plane of the global model and two clients' own, with their names.
-
-    The clients are the first and the last whose personal model differs from the global one. Where
-    clients have no personal models: those that the first and the last client make of the global
-    model in a round, as for the thesis' Figure 2.4.
-    """
-    models = _Models(job, state)
-    if not job.algorithm.personalizes:
-        return _landscape_of_updates(models)
-    ids = sorted(models.engine.states)
-    first = models.first_own(ids)
-    last = models.first_own(ids[::-1])
-    if first is None or last is None or first == last:
-        raise ConfigError(
-            "a landscape needs two clients with models of their own: choose a personal client "
-            "method, such as ditto, and run it"
-        )
-    names = models.federation.names
-    corners = torch.stack([models.message["w"], models.own(first), models.own(last)])
-    titles = ("server's model", f"{names[first]}'s own", f"{names[last]}'s own")
-    return titles, landscape(job.task, models.federation.test, corners)
-
-
-def _landscape_of_updates(models: "_Models") -> tuple[tuple[str, ...], Landscape]:
-    """The plane of the global model and those after a round at the first and last client."""
-    federation, job = models.federation, models.job
-    chosen = job.algorithm
-    if not isinstance(chosen, Averaging) or federation.clients < 2:
-        raise ConfigError(
-            "a landscape needs two clients that train the server's model: run an experiment with "
-            "the algorithm 'averaging' and two clients or more"
-        )
-    plain = Averaging(chosen.task, chosen.rule, chosen.client, chosen.server)
-    ends = torch.tensor([0, federation.clients - 1])
-    replies = job.engine.collect(plain, Request(ends, models.message))
-    updates = plain.decode(replies).values["update"]
-    w = models.message["w"]
-    first, last = federation.names[0], federation.names[-1]
-    titles = ("server's model", f"{first}'s after a round", f"{last}'s after a round")
-    return titles, landscape(job.task, federation.test, torch.cat([w[None], w - updates]))
-
-
 # The models of a run
 
 
-class _Models:
+class Models:
     """The global model and the clients' own, where all clients' samples are in this process."""
 
     def __init__(self, job: Job, state: State) -> None:
@@ -367,22 +238,6 @@ class _Models:
             scores.append(evaluation.score)
             losses.append(evaluation.losses)
         return _Along(torch.stack(scores, 1), torch.stack(losses, 1))
-
-    def own(self, client: int) -> Tensor:
-        """A client's end of the line."""
-        method = _personal_client(self.job)
-        state = self.engine.states[client].method
-        return method.endpoints(self.job.task, self.message, state)[1]
-
-    def first_own(self, order: Sequence[int]) -> int | None:
-        """The first client whose personal model differs from the global one."""
-        method = self.job.algorithm.client
-        if method is None or not method.personalizes:
-            return None
-        for client in order:
-            if not torch.equal(self.own(client), self.message["w"]):
-                return client
-        return None
 
 
 def _personal_client(job: Job) -> Client:

@@ -33,7 +33,10 @@ def reproduce(
         Path | None, typer.Option(help="Draw finished or recorded runs to this file.")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="tradeoff, histogram, losses, lengths or curves.")
+        str,
+        typer.Option(
+            help="tradeoff, curves, histogram, landscape, lengths, losses or reliability."
+        ),
     ] = "tradeoff",
     record: Annotated[
         Path | None,

@@ -40,12 +40,6 @@ def show(
     curve: Annotated[
         Path | None, figure("Draw the scores between the global and the personal models.")
     ] = None,
-    landscape: Annotated[
-        Path | None, figure("Draw the loss around the global and two personal models.")
-    ] = None,
-    reliability: Annotated[
-        Path | None, figure("Draw accuracy against confidence (a reliability diagram).")
-    ] = None,
     trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -54,28 +48,28 @@ def show(
 
     For example: commonweal show aaggff-s, or commonweal show runs/vowel-aaggff-s-0 --regret
     """
-    figures = [path for path in (curve, landscape, reliability) if path is not None]
+    draws = regret or curve is not None
     if Path(what).is_file():
         _show_experiment(Path(what), changes or [], as_json)
         return
     if changes:
         raise ConfigError(f"{changes[0]!r} changes an experiment, and {what!r} is no file")
     if not Path(what).is_dir():
-        if regret or figures:
+        if draws:
             raise ConfigError(f"{what!r} is not a run's folder: figures are drawn of runs")
         _show_entries(what, as_json)
         return
     from commonweal.record.record import Record
 
-    if not (Path(what) / "experiment.toml").exists() and not (regret or figures):
+    if not (Path(what) / "experiment.toml").exists() and not draws:
         _show_comparisons(Path(what), quiet, as_json)
         return
     record = Record.read(what)
     show_run(record, quiet, as_json)
     if regret:
         _show_regret(record, trust, quiet or as_json)
-    if figures:
-        _draw_models(Path(what), curve, landscape, reliability, trust, quiet or as_json)
+    if curve is not None:
+        _draw_curve(record, curve, trust, quiet or as_json)
 
 
 def _show_experiment(file: Path, changes: list[str], as_json: bool) -> None:
@@ -151,33 +145,18 @@ def _show_regret(record: "Record", trust: bool, quiet: bool) -> None:
         console.show(f"regret after round {last}: {value}; drawn to {path}")
 
 
-def _draw_models(
-    folder: Path,
-    curve: Path | None,
-    landscape: Path | None,
-    reliability: Path | None,
-    trust: bool,
-    quiet: bool,
-) -> None:
-    """Draw figures of a run's models, from its last checkpoint."""
+def _draw_curve(record: "Record", path: Path, trust: bool, quiet: bool) -> None:
+    """Draw the scores between the models of a run, from its last checkpoint."""
     from commonweal.analysis import interpolation
     from commonweal.jobs.reopening import reopen
     from commonweal.report import figures, run_table
 
-    figures.check_suffix(curve, landscape, reliability)
-    job, state = reopen(folder, trust=trust)
-    score = job.task.score
-    if curve is not None:
-        line = interpolation.curve(job, state)
-        figures.save(figures.interpolation(line, score), curve)
-        if not quiet:
-            console.out.print(run_table.choices(line, score))
-    if landscape is not None:
-        names, plane = interpolation.loss_landscape(job, state)
-        figures.save(figures.landscape(plane, names), landscape)
-    if reliability is not None:
-        drawn = figures.reliability(interpolation.reliability(job, state))
-        figures.save(drawn, reliability)
+    figures.check_suffix(path)
+    job, state = reopen(record.folder, trust=trust)
+    line = interpolation.curve(job, state)
+    figures.save(figures.interpolation(line, job.task.score), path)
+    if not quiet:
+        console.out.print(run_table.choices(line, job.task.score))
 
 
 def _show_entries(name: str, as_json: bool) -> None:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from commonweal.analysis.compare import gather
-from commonweal.analysis.interpolation import POINTS, Curve, Landscape
+from commonweal.analysis.interpolation import POINTS, Curve
 from commonweal.analysis.plan import ALONE
 from commonweal.analysis.regret import Regret, of_run
 from commonweal.base.errors import ConfigError, RunError
@@ -527,35 +526,6 @@ def interpolation(curve: Curve, score: str) -> "Figure":
             axes.axhline(mean, linestyle=style, color="C1", label=label)
         axes.set_xlabel("mixing coefficient: 0 is the global model, 1 the personal one")
         axes.set_ylabel(score_label(score))
-        axes.legend()
-    return figure
-
-
-def landscape(plane: Landscape, labels: Sequence[str]) -> "Figure":
-    """Draw the loss on a plane through three models."""
-    with _axes(5) as (figure, axes):
-        contours = axes.contourf(plane.x.numpy(), plane.y.numpy(), plane.losses.numpy(), levels=20)
-        figure.colorbar(contours, ax=axes, label="loss")
-        for (x, y), label in zip(plane.corners.tolist(), labels, strict=True):
-            axes.plot(x, y, "o", color="white", markeredgecolor="black")
-            axes.annotate(
-                shown(label), (x, y), (0, 8), textcoords="offset points", color="white", ha="center"
-            )
-        axes.set_xlabel("distance")
-        axes.set_ylabel("distance")
-    return figure
-
-
-def reliability(tables: Mapping[str, Tensor]) -> "Figure":
-    """Draw accuracy against confidence. A calibrated model is on the diagonal."""
-    with _axes(5, 5) as (figure, axes):
-        axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
-        for label, table in tables.items():
-            has_samples = table[:, 0] > 0
-            _, confidence, accuracy = table[has_samples].unbind(1)
-            axes.plot(confidence.numpy(), accuracy.numpy(), "o-", label=label)
-        axes.set_xlabel("confidence")
-        axes.set_ylabel("accuracy")
         axes.legend()
     return figure
 

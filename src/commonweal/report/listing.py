@@ -44,7 +44,7 @@ def _family(entry: Entry) -> str:
 
 def _own_family(node: ast.ClassDef) -> str | None:
     for statement in node.body:
-        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "kind":
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "kind":
             assert isinstance(statement.value, ast.Call)
             return str(ast.literal_eval(statement.value.args[0]))
     return None

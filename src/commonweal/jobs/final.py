@@ -79,22 +79,19 @@ def _personal(job: Job, state: State) -> dict[str, Bounds]:
     test = local.federation.test
     message = job.algorithm.message(state)
     vectorize = single if dense_stack(task) is None else vmap_clients
-    columns: dict[str, dict[str, list[float | None]]] = {}
+    columns: dict[str, dict[str, np.ndarray]] = {}
     units: dict[str, str] = {}
     for ids, uses in local.models(job.algorithm, lambda own: job.algorithm.uses(message, own)):
         _, stats = evaluate_rows_by_models(task, uses, test, ids, vectorize)
         for name, bounds in _bounds(task, stats, test.offsets_of(ids)).items():
-            empty: list[float | None] = [None] * local.population.clients
-            by_key = columns.setdefault(
-                name, {key: empty.copy() for key in ("low", "high", "support")}
-            )
             units[name] = bounds.unit
-            for key, values in by_key.items():
-                for client, value in zip(ids.tolist(), vars(bounds)[key], strict=True):
-                    values[client] = value
+            table = columns.setdefault(name, {})
+            for key in ("low", "high", "support"):
+                values = table.setdefault(key, np.full(local.population.clients, None))
+                values[ids.numpy()] = vars(bounds)[key]
     return {
-        name: Bounds(unit=units[name], **{key: tuple(v) for key, v in by_key.items()})
-        for name, by_key in columns.items()
+        name: Bounds(unit=units[name], **{key: tuple(v.tolist()) for key, v in table.items()})
+        for name, table in columns.items()
     }
 
 

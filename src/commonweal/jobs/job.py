@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from commonweal import engines
 from commonweal.algorithms.algorithm import Algorithm, Request, Sample
@@ -182,10 +182,7 @@ def build_dataset(experiment: Experiment) -> Federation:
 
 @contextmanager
 def _building(label: str, part: dict[str, object], kind: type[CommonwealError]) -> Iterator[None]:
-    """Turn what damaged files and impossible numbers lead to into a sentence.
-
-    Libraries that read files raise errors of any kind. Those of a user's own program are passed on.
-    """
+    """Raise an error of a kind where libraries raise any, except in a user's own program."""
     try:
         yield
     except CommonwealError:
@@ -222,7 +219,6 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
         experiment: The experiment.
         federation: Its data, where they are built already, or other data, as for tuning.
     """
-    _check_engine(experiment)
     federation = with_loss(federation or federation_of(experiment), experiment)
     task = build_task(
         experiment,
@@ -238,11 +234,15 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
 
 def federation_of(experiment: Experiment) -> Federation:
     """The data of an experiment, with what its settings add and hold back."""
-    _check_engine(experiment)
     return _divided(build_dataset(experiment), experiment)
 
 
 def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
+    if settings.engine == "flower":
+        raise ConfigError(
+            "engine = 'flower': experiments run on Flower as an app; write one with "
+            "commonweal flower export FILE DIR and start it with flwr run, or leave engine out"
+        )
     return engines.simulate(
         federation,
         seed=settings.seed,
@@ -253,22 +253,21 @@ def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
     )
 
 
-def _check_engine(settings: RunSettings) -> None:
-    if settings.engine == "flower":
-        raise ConfigError(
-            f"engine = {settings.engine!r}: experiments run on Flower as an app; write one with "
-            "commonweal flower export FILE DIR and start it with flwr run, or leave engine out"
-        )
-
-
 def _divided(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with its validation rows and added ones, and with clients held out."""
     if settings.holdout_clients:
         federation = federation.hold_out(settings.holdout_clients, settings.seed)
     federation = with_validation(federation, settings)
-    if settings.synthetic_from:
-        federation = federation.augmented(*_synthetic_rows(settings.synthetic_from))
-    return federation
+    folder = settings.synthetic_from
+    if not folder:
+        return federation
+    rows = Record.read(folder).samples()
+    if rows is None:
+        raise ConfigError(
+            f"synthetic_from = {folder!r} has no synthetic rows: give the folder of a run of "
+            "fedevg, fedcgan or fedcvae"
+        )
+    return federation.augmented(*rows)
 
 
 def with_loss(federation: Federation, settings: RunSettings) -> Federation:
@@ -333,16 +332,6 @@ def _class_weight(settings: RunSettings, federation: Federation) -> tuple[float,
     return tuple(map(float, given))
 
 
-def _synthetic_rows(folder: str) -> tuple[Tensor, Tensor]:
-    rows = Record.read(folder).samples()
-    if rows is None:
-        raise ConfigError(
-            f"synthetic_from = {folder!r} has no synthetic rows: give the folder of a run of "
-            "fedevg, fedcgan or fedcvae"
-        )
-    return rows
-
-
 def with_validation(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with its validation rows, where a run has some."""
     if settings.validation:
@@ -385,12 +374,12 @@ def build_task(
 
 def build_algorithm(experiment: Experiment, task: Task, population: Population) -> Algorithm:
     """The algorithm of an experiment."""
-    return _algorithm(task, _parts(experiment), experiment, population)
+    return _algorithm(task, dict(experiment), experiment, population)
 
 
 def job_on(experiment: Experiment, task: Task, engine: Engine) -> Job:
     """The job of an experiment on an engine."""
-    return _job(task, engine, _parts(experiment), experiment, _recorded(experiment).toml())
+    return _job(task, engine, dict(experiment), experiment, _recorded(experiment).toml())
 
 
 def _recorded(settings: Settings) -> Settings:
@@ -398,10 +387,6 @@ def _recorded(settings: Settings) -> Settings:
     if settings.engine == "torchrun":
         return settings.model_copy(update={"engine": "simulator"})
     return settings
-
-
-def _parts(experiment: Experiment) -> dict[str, object]:
-    return {key: getattr(experiment, key) for key in GIVEN}
 
 
 def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
@@ -412,7 +397,6 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
-    _check_engine(settings)
     task = task.suited_to(federation.loss)
     if settings.precision != "float32":
         task = replace(task, precision=settings.precision)
@@ -439,7 +423,6 @@ def _job(
     algorithm = _algorithm(task, parts, settings, engine.population)
     algorithm.check(settings, engine.federation if isinstance(engine, LocalEngine) else None)
     sampler = _built("samplers", parts["sampler"])
-    assert isinstance(sampler, Sampler)
     sampler.check(engine.population)
     if text is None:
         text = _describe(task, algorithm, parts, settings, sampler, engine)
@@ -470,32 +453,41 @@ def _algorithm(
         "seed": settings.seed,
         "cohort_size": cohort_size(settings, population.clients),
     }
-    if "sampler" in takes:
-        supplied["sampler"] = _built("samplers", parts["sampler"])
-    for key in ("rule", "client", "server", "channels"):
+    for key in GIVEN[1:]:
         kind = PARTS[key]
-        part = parts[key]
         if key in takes:
-            built = _several(kind, part) if KINDS[kind].several else _built(kind, part)
-            supplied[key] = (
-                with_local_losses(built, population.names) if isinstance(built, Rule) else built
-            )
-        elif not _is_default(kind, part):
-            label = KINDS[kind].label
+            build = _several if KINDS[kind].several else _built
+            supplied[key] = build(kind, parts[key])
+        elif key != "sampler" and not _is_default(kind, parts[key]):  # every run has a sampler
             raise ConfigError(
-                f"algorithm {name!r} does not take a {label}, but got {part!r}: remove it"
+                f"algorithm {name!r} does not take a {KINDS[kind].label}, but got {parts[key]!r}: "
+                "remove it"
             )
+    rule = supplied.get("rule")
+    if isinstance(rule, Rule):
+        supplied["rule"] = with_local_losses(rule, population.names)
     algorithm = catalog.build("algorithms", chosen, **supplied)
     expect(f"what algorithm {name!r} returns", algorithm, Algorithm, "an Algorithm")
     return algorithm
 
 
 def with_local_losses(rule: Rule, names: Sequence[str]) -> Rule:
-    """Return the rule with the losses of the run of local models that it names, if it does."""
+    """Return the rule with the lowest losses in the run of local models that it names, if any."""
     folder = rule.local_run
     if folder is None:
         return rule
-    lowest = _lowest_losses(folder)
+    record = Record.read(folder)
+    method = record.part("client", "sgd")
+    if method != "alone":
+        raise ConfigError(
+            f"rule path = {folder!r} is a run with client = {method!r}: run it with "
+            'client = "alone", so that its losses are those of models of their own'
+        )
+    lowest: dict[str, float] = {}
+    for done in record.rounds:
+        for client, loss in zip(done.clients, done.losses, strict=True):
+            if not math.isnan(loss):
+                lowest[client] = min(loss, lowest.get(client, math.inf))
     missing = [name for name in names if name not in lowest]
     if missing:
         raise ConfigError(
@@ -503,24 +495,6 @@ def with_local_losses(rule: Rule, names: Sequence[str]) -> Rule:
             'dataset with client = "alone"'
         )
     return rule.with_local_losses(tuple(lowest[name] for name in names))
-
-
-def _lowest_losses(folder: str) -> dict[str, float]:
-    """The lowest training loss that each client reported in a run of client models alone."""
-    record = Record.read(folder)
-    method = record.experiment.get("client")
-    name = method.get("name") if isinstance(method, Mapping) else method
-    if name != "alone":
-        raise ConfigError(
-            f"rule path = {folder!r} is a run with client = {name!r}: run it with "
-            'client = "alone", so that its losses are those of models of their own'
-        )
-    lowest: dict[str, float] = {}
-    for stored in record.rounds:
-        for client, loss in zip(stored.clients, stored.losses, strict=True):
-            if not math.isnan(loss):
-                lowest[client] = min(loss, lowest.get(client, math.inf))
-    return lowest
 
 
 def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, object]) -> None:
@@ -540,12 +514,11 @@ def _check_own_parts(algorithm: Algorithm, task: Task, parts: Mapping[str, objec
 
 
 def _is_default(kind: str, part: object) -> bool:
-    facts = KINDS[kind]
-    if facts.several:
+    default = KINDS[kind].default
+    if default is None:
         return not part
-    if not isinstance(part, str | Mapping):
-        return False
-    return catalog.complete(kind, part) == catalog.complete(kind, facts.default)
+    is_named = isinstance(part, str | Mapping)
+    return is_named and catalog.complete(kind, part) == catalog.complete(kind, default)
 
 
 def _several(kind: str, value: object) -> tuple[object, ...]:
@@ -553,9 +526,9 @@ def _several(kind: str, value: object) -> tuple[object, ...]:
     return tuple(_built(kind, inner) for inner in values)
 
 
-def _built(kind: str, value: object) -> object:
+def _built(kind: str, value: object) -> Any:
     """The thing that a name or a table stands for, or the thing itself."""
-    built: object = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
+    built = catalog.build(kind, value) if isinstance(value, str | Mapping) else value
     interface = INTERFACES[kind]
     if not isinstance(built, interface):
         raise ConfigError(

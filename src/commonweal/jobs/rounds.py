@@ -8,11 +8,11 @@ import time
 import tomllib
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -276,7 +276,7 @@ def _rounds(job: Job, folder: Path | None, resume: bool) -> Generator[Round, Non
 def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
     job.engine.states.reset()  # states of an earlier run of the same job
     if folder is None:
-        yield from _from_round(job, None, _Best(job, None), 0, {})
+        yield from _from_round(job, None, None, 0, {})
         return
     # A private run keeps the values of its clients apart.
     store = Store(folder if job.algorithm.promise is None else private_folder(folder))
@@ -284,16 +284,16 @@ def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
     about = facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
         last, saved = store.open(job.text, about, resume, job.algorithm.plans_rounds)
-        best = _Best(job, store, last)
-        if not best.ends(last):
+        best = None
+        if last > 0 and job.settings.validation:
+            best = _best(job, [r for r in read_rounds(store.folder) if r.number <= last])
+        if not _ends(job, last, best):
             store.remove_model()
             _warn_of_changes(store, about)
             if last > 0:
                 warn_of_functions(job, store.folder)
-        if job.preprocessing is not None:
-            _write_preprocessing(job, store)
-        if job.algorithm.promise is not None:
-            publish(store.folder)
+        _write_preprocessing(job, store)
+        _publish(job, store)
         yield from _from_round(job, store, best, last, saved)
 
 
@@ -316,33 +316,64 @@ def _warn_of_changes(store: Store, about: RunFacts) -> None:
 
 
 def _from_round(
-    job: Job, store: Store | None, best: "_Best", last: int, saved: State
+    job: Job, store: Store | None, best: RoundRecord | None, last: int, saved: State
 ) -> Iterator[Round]:
-    """The rounds after the last one that is saved."""
+    """The rounds after the last one that is saved. best: of those before, on validation samples."""
     state = restore(job, saved, store, resume=True, last=last)
-    saver = _Saver(job, store, last)
+    saved_round, saved_at = last, time.monotonic()
     lost = 0  # rounds in a row in which training diverged
     try:
-        if best.ends(last):
+        if _ends(job, last, best):
             _write_model(job, store, state)  # the run may have been killed before it was written
-        while not best.ends(last):
+        while not _ends(job, last, best):
             with _threads(job):
                 done = _round(job, state, last + 1)
-            if store is not None:
-                _write(store, job, done)
+            _write(store, job, done)
             state = done.state
             last = done.number
-            best.see(done)
-            saver.save(state, last, force=best.ends(last))
+            best = _best(job, [done] if best is None else [best, done])
+            if best is done and store is not None:
+                write_model(store.folder, done.state_dict(), BEST)
+            ends = _ends(job, last, best)
+            if ends or time.monotonic() - saved_at > SAVE_EVERY:
+                _checkpoint(job, store, state, last)
+                saved_round, saved_at = last, time.monotonic()
             lost = lost + 1 if done.diverged else 0
-            if best.ends(last) and lost < LOST_ROUNDS:
+            if ends and lost < LOST_ROUNDS:
                 _write_model(job, store, state)  # before a caller can stop
             yield done
             if lost == LOST_ROUNDS:
                 raise DivergedError(_diverged(job, done.number - lost + 1))
     finally:
         # Ctrl-C, a failed write or a caller that stops: keep every complete round.
-        saver.save(state, last, force=True)
+        if last > saved_round:
+            _checkpoint(job, store, state, last)
+
+
+def _best(job: Job, rounds: list[RoundRecord]) -> RoundRecord | None:
+    """The best of some rounds by validation samples, if there are any."""
+    return best_round(rounds, job.settings.monitor, find(job.task.score).lower_is_better)
+
+
+def _ends(job: Job, last: int, best: RoundRecord | None) -> bool:
+    """Whether a round is the last: of all, or of those that `patience` allows."""
+    patience = job.settings.patience
+    if patience is not None and best is not None and last - best.number >= patience:
+        return True
+    return last >= job.rounds
+
+
+def _checkpoint(job: Job, store: Store | None, state: State, last: int) -> None:
+    if store is not None:
+        store.checkpoint(last, {"server": state, **job.engine.states.save(last)})
+        job.engine.states.confirm()
+        _publish(job, store)
+
+
+def _publish(job: Job, store: Store) -> None:
+    """Write what a private run lets others read."""
+    if job.algorithm.promise is not None:
+        publish(store.folder)
 
 
 def _write_model(job: Job, store: Store | None, state: State) -> None:
@@ -351,54 +382,24 @@ def _write_model(job: Job, store: Store | None, state: State) -> None:
     if job.algorithm.promise is None:  # numbers of clients' rows are not released
         computed = final(job, state)
         write_final(store.folder, computed)
-        if job.preprocessing is not None and computed.threshold is not None:
+        if computed.threshold is not None:
             _write_preprocessing(job, store, computed.threshold.value)
     store.write_model(job.task.tensors(job.algorithm.model(state)))
     taken = job.algorithm.taken(state)
     if taken:
         write_facts(store.folder, replace(read_facts(store.folder), taken=taken))
-    if job.algorithm.promise is not None:
-        publish(store.folder)
+    _publish(job, store)
 
 
 def _write_preprocessing(job: Job, store: Store, threshold: float | None = None) -> None:
     """Write how a table's columns became features, and outputs become predictions."""
-    assert job.preprocessing is not None
-    target = target_scale(job.task)
-    known = {}
-    if target is not None:
-        known = {key: float(value) for key, value in asdict(target).items() if value is not None}
-    fitted = replace(job.preprocessing, target=known, threshold=threshold)
+    if job.preprocessing is None:
+        return
+    scale = target_scale(job.task)
+    known = {} if scale is None else asdict(scale)
+    target = {key: float(value) for key, value in known.items() if value is not None}
+    fitted = replace(job.preprocessing, target=target, threshold=threshold)
     write_preprocessing(store.folder, fitted)
-
-
-class _Best:
-    """Keeps the model of the best round by validation samples, and ends a run in time."""
-
-    def __init__(self, job: Job, store: Store | None, last: int = 0) -> None:
-        self.job = job
-        self.store = store
-        self.round: RoundRecord | None = None
-        if store is not None and last > 0 and job.settings.validation:
-            self.round = self._best(r for r in read_rounds(store.folder) if r.number <= last)
-
-    def _best(self, rounds: Iterable[RoundRecord]) -> RoundRecord | None:
-        lower = find(self.job.task.score).lower_is_better
-        return best_round(list(rounds), self.job.settings.monitor, lower)
-
-    def see(self, done: "Round") -> None:
-        """Take a round into account; write its model where it is the best so far."""
-        before = [] if self.round is None else [self.round]
-        self.round = self._best([*before, done])
-        if self.round is done and self.store is not None:
-            write_model(self.store.folder, done.state_dict(), BEST)
-
-    def ends(self, last: int) -> bool:
-        """Whether a round is the last: of all, or of those that `patience` allows."""
-        patience = self.job.settings.patience
-        if patience is not None and self.round is not None:
-            return last - self.round.number >= patience or last >= self.job.rounds
-        return last >= self.job.rounds
 
 
 def _diverged(job: Job, number: int) -> str:
@@ -407,27 +408,6 @@ def _diverged(job: Job, number: int) -> str:
     if client is not None:
         remedy = f"lower client.lr, now {client.lr:g}, or set client.clip"
     return f"training diverged in round {number}: {remedy}"
-
-
-class _Saver:
-    """Writes checkpoints, at most one in SAVE_EVERY seconds."""
-
-    def __init__(self, job: Job, store: Store | None, last: int) -> None:
-        self.job = job
-        self.store = store
-        self.saved_round = last
-        self.saved_at = time.monotonic()
-
-    def save(self, state: State, last: int, force: bool) -> None:
-        due = force or time.monotonic() - self.saved_at > SAVE_EVERY
-        if self.store is None or last <= self.saved_round or not due:
-            return
-        self.store.checkpoint(last, {"server": state, **self.job.engine.states.save(last)})
-        self.job.engine.states.confirm()
-        if self.job.algorithm.promise is not None:
-            publish(self.store.folder)
-        self.saved_at = time.monotonic()
-        self.saved_round = last
 
 
 def converse(
@@ -468,105 +448,84 @@ def _thread_count(job: Job) -> int:
 
 
 def _round(job: Job, state: State, number: int) -> Round:
-    algorithm, engine = job.algorithm, job.engine
+    algorithm, names = job.algorithm, job.population.names  # ids are ids up to here
     start = time.perf_counter()
-    outcome, exchanges = converse(algorithm, engine, state, job.sample(number))
+    outcome, exchanges = converse(algorithm, job.engine, state, job.sample(number))
     trained = time.perf_counter()
-    new_state = outcome.state
-    scores: _Scores = {}
-    if number % job.settings.evaluate_every == 0 or number == job.rounds:
-        new_state = algorithm.before_evaluation(new_state)
-        scores = _evaluate(job, new_state, number)
-    evaluated = time.perf_counter()
-    reported = _reported(exchanges)
+    cohort, losses, scores = _reported(exchanges)
     dropped: dict[int, str] = {}
     for _, replies in exchanges:
         dropped |= replies.failed
     dropped |= outcome.dropped
-    names = engine.population.names  # ids are ids up to here
-    return Round(
+    done = Round(
         number=number,
-        clients=tuple(names[client] for client in reported.clients),
-        losses=reported.losses,
-        scores=reported.scores,
+        clients=tuple(names[client] for client in cohort),
+        losses=losses,
+        scores=scores,
         dropped={names[client]: reason for client, reason in dropped.items()},
         warnings=outcome.warnings,
         bytes=_traffic(job, exchanges),
-        public=algorithm.public_numbers(new_state),
-        diverged=2 * len(outcome.diverged) > len(reported.clients),
-        state=new_state,
-        seconds={"train": trained - start, "evaluate": evaluated - trained},
+        diverged=2 * len(outcome.diverged) > len(cohort),
+        state=outcome.state,
+        seconds={"train": trained - start},
         job=job,
-        **scores,
         **decided(outcome, names),
     )
+    begin = time.perf_counter()
+    if number % job.settings.evaluate_every == 0 or number == job.rounds:
+        done = _evaluated(replace(done, state=algorithm.before_evaluation(outcome.state)))
+    done.seconds["evaluate"] = time.perf_counter() - begin
+    return replace(done, public=algorithm.public_numbers(done.state))
 
 
-class _Reported(NamedTuple):
-    """The cohort of a round, and what it reported; NaN: nothing."""
-
-    clients: tuple[int, ...] = ()
-    losses: tuple[float, ...] = ()
-    scores: tuple[float, ...] = ()
+Values = tuple[float, ...]
 
 
-def _reported(exchanges: Sequence[Exchange]) -> _Reported:
-    """The cohort of the first exchange, with the losses and scores that it reported."""
+def _reported(exchanges: Sequence[Exchange]) -> tuple[list[int], Values, Values]:
+    """The cohort of the first exchange, with the losses and scores it reported; NaN: nothing."""
     if not exchanges:
-        return _Reported()
+        return [], (), ()
     request, replies = exchanges[0]
-    asked = request.clients.tolist()
+    cohort = request.clients.tolist()
 
-    def column(name: str) -> tuple[float, ...]:
+    def column(name: str) -> Values:
         values = replies.values[name].tolist() if name in replies.values else []
         by_client = dict(zip(replies.clients.tolist(), values, strict=False))
-        return tuple(by_client.get(client, math.nan) for client in asked)
+        return tuple(by_client.get(client, math.nan) for client in cohort)
 
     loss = "loss" if "loss" in replies.values else "train_loss"
-    return _Reported(tuple(asked), column(loss), column("score"))
+    return cohort, column(loss), column("score")
 
 
 # Evaluation
 
 
-class _Scores(TypedDict, total=False):
-    """The part of a round that its evaluation gives; empty: not evaluated."""
-
-    evaluation: Evaluation
-    held_out: Evaluation
-    metrics: dict[str, float]
-    personal: dict[str, float]
-    more: dict[str, dict[str, float]]
-    validation: dict[str, float]
-    unseen: dict[str, float]
-    mixture: dict[str, float]
-
-
-def _evaluate(job: Job, state: State, number: int) -> _Scores:
-    """Evaluate the model after a round on every part of the data that the run has."""
-    evaluation = job.engine.evaluate(job.algorithm, state)
-    _check_finite(job, evaluation, number)
+def _evaluated(done: Round) -> Round:
+    """A round with the scores of its model on every part of the data that the run has."""
+    job, algorithm, settings = done.job, done.job.algorithm, done.job.settings
     names = job.population.names
+    evaluation = job.engine.evaluate(algorithm, done.state)
+    _check_finite(job, evaluation, done.number)
     main, *further = evaluation.scores
-    metrics = _summary(evaluation, evaluation.score, main, names)
-    scores: _Scores = {"evaluation": evaluation, "metrics": metrics, "more": {}}
-    for name in further:
-        values = _summary(evaluation, evaluation.scores[name], name, names)
-        if values:
-            scores["more"][name] = values
+    more = {n: _summary(evaluation, evaluation.scores[n], n, names) for n in further}
+    mixture = algorithm.mixture(done.state, len(names))
+    done = replace(
+        done,
+        evaluation=evaluation,
+        metrics=_summary(evaluation, evaluation.score, main, names),
+        more={name: values for name, values in more.items() if values},
+        mixture={} if mixture is None else dict(zip(names, mixture.tolist(), strict=True)),
+    )
     if evaluation.personal is not None:
-        scores["personal"] = _summary(evaluation, evaluation.personal.score, main, names)
-    if job.settings.validation:
-        held_back = job.engine.evaluate(job.algorithm, state, "validation")
-        scores["validation"] = _summary(held_back, (held_back.personal or held_back).score, main)
-    if job.settings.holdout_clients:
-        held_out = job.engine.evaluate(job.algorithm, state, "unseen")
-        scores["held_out"] = held_out
-        scores["unseen"] = _summary(held_out, held_out.score, main)
-    mixture = job.algorithm.mixture(state, len(names))
-    if mixture is not None:
-        scores["mixture"] = dict(zip(names, mixture.tolist(), strict=True))
-    return scores
+        done = replace(done, personal=_summary(evaluation, evaluation.personal.score, main, names))
+    if settings.validation:
+        held_back = job.engine.evaluate(algorithm, done.state, "validation")
+        values = (held_back.personal or held_back).score
+        done = replace(done, validation=_summary(held_back, values, main))
+    if settings.holdout_clients:
+        held_out = job.engine.evaluate(algorithm, done.state, "unseen")
+        done = replace(done, held_out=held_out, unseen=_summary(held_out, held_out.score, main))
+    return done
 
 
 def _summary(
@@ -610,16 +569,17 @@ def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
     return {"down": down, "up": up, "weights": 2 * asked * job.task.size * 4}
 
 
-def _write(store: Store, job: Job, done: Round) -> None:
+def _write(store: Store | None, job: Job, done: Round) -> None:
+    if store is None:
+        return
     test = None if done.evaluation is None else ClientTable(job.population.names, done.evaluation)
     unseen = None
     if done.held_out is not None and job.local and job.local.federation.held_out:
         unseen = ClientTable(job.local.federation.held_out.names, done.held_out)
     store.append(done, done.seconds, test=test, unseen=unseen)
-    if done.evaluation is not None:
-        samples = job.algorithm.samples(done.state)
-        if samples is not None:
-            write_samples(store.folder, *samples)
+    samples = None if done.evaluation is None else job.algorithm.samples(done.state)
+    if samples is not None:
+        write_samples(store.folder, *samples)
 
 
 def target_scale(task: Task) -> TargetScale | None:

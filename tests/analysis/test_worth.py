@@ -13,6 +13,7 @@ import commonweal
 from commonweal import metrics
 from commonweal.analysis.compare import Result, failed_lines, finished_runs, gather, run_cells
 from commonweal.analysis.gains import gains, gains_over_local
+from commonweal.analysis.labels import by_label, find_runs
 from commonweal.analysis.plan import baseline_cells, cells, seed_list
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
@@ -230,6 +231,20 @@ def test_a_comparisons_folder_is_read_again(tmp_path: Path) -> None:
         "term": 2,
     }
     assert comparison.failures == []
+
+
+def test_local_training_with_other_settings_is_another_method(tmp_path: Path) -> None:
+    parts = {"fast": ("alone", 0.5), "slow": ("alone", 0.1), "fedavg": ("sgd", 0.1)}
+    for folder, (client, lr) in parts.items():
+        for seed in (0, 1):
+            method = {"name": client, "lr": lr}
+            run(
+                task(), federation(), client=method, rounds=1, seed=seed,
+                out=tmp_path / folder / str(seed),
+            ).result()  # fmt: skip
+    groups = by_label(find_runs([tmp_path]))
+    assert list(groups) == ["fedavg", "alone client.lr=0.5", "alone"]
+    assert [record.folder.parent.name for record in groups["alone"]] == ["slow", "slow"]
 
 
 def test_csv_and_json_hold_numbers(tmp_path: Path) -> None:

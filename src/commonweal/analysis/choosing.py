@@ -4,6 +4,7 @@ Test samples have no part in choosing. Their scores, which the runs recorded, on
 choice is worth. After the choice all models are trained again, on all samples.
 """
 
+import json
 import math
 import os
 from collections import Counter
@@ -14,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-import pydantic
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from commonweal.analysis.compare import OWN, Result, gather, result_of
 from commonweal.analysis.gains import Gains, gains
-from commonweal.analysis.labels import by_label, find_runs, seed_of
+from commonweal.analysis.labels import baseline_of, by_label, find_runs, seed_of
 from commonweal.analysis.plan import POOLED
 from commonweal.analysis.refitting import Train, train
 from commonweal.analysis.refitting import refit as train_again
@@ -29,7 +29,7 @@ from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.frames import frame
-from commonweal.base.plain import Plain, to_json
+from commonweal.base.plain import to_json
 from commonweal.config import catalog
 from commonweal.config.catalog import trusting
 from commonweal.jobs.reopening import reopen
@@ -48,7 +48,6 @@ FILE = "choice.json"
 class Candidate(NamedTuple):
     """A method whose models clients can choose."""
 
-    name: str
     personal: bool  # every client has a model of its own
     runs: dict[int, Record]  # by seed
 
@@ -144,12 +143,8 @@ class Choice:
                 "run": Path(run).as_posix(),
                 "personal": chosen.personal,
             }
-        saved = {
-            "how": self.how,
-            "margin": self.margin,
-            "level": self.level,
-            "refit": self.refit,
-            "seeds": self.seeds,
+        keys = ("how", "margin", "level", "refit", "seeds")
+        saved = {key: vars(self)[key] for key in keys} | {
             "candidates": list(self.candidates),
             "models": models,
             "clients": [line._asdict() for line in self.clients],
@@ -204,53 +199,47 @@ def choose(
     folders = [folder] if isinstance(folder, str | Path) else list(folder)
     for path in folders:
         expect("folder", path, str | Path, "paths of folders")
-    records = [record for record in find_runs(folders) if _baseline(record) != POOLED]
+    records = [record for record in find_runs(folders) if baseline_of(record) != POOLED]
     notes = [f"{run.folder} is left out: not finished" for run in records if not run.finished]
     candidates = _candidates([record for record in records if record.finished])
-    seeds = tuple(
-        sorted(set.intersection(*(set(candidate.runs) for candidate in candidates.values())))
-    )
-    if not seeds:
-        raise RunError("these runs have no seed in common: choose among runs of equal seeds")
-    for seed in seeds:
-        _check_alike([candidate.runs[seed] for candidate in candidates.values()])
-    score = candidates[ALONE].runs[seeds[0]].facts.score
+    local_runs = candidates[ALONE].runs
+    score = local_runs[min(local_runs)].facts.score
     taken: dict[How, dict[tuple[int, str], str]] = {way: {} for way in HOWS}
     lines = []
-    for seed in seeds:
-        runs = {name: each.runs[seed] for name, each in candidates.items()}
+    for seed in local_runs:
+        runs = {name: candidate.runs[seed] for name, candidate in candidates.items()}
+        _check_alike(list(runs.values()))
         evidence = _all_evidence(runs, trust, pool)
         local = evidence[ALONE]
-        by_client = []
-        for k in range(len(local.names)):
-            by_client.append({name: run.clients[k] for name, run in evidence.items()})
+        names = local["names"]
+        by_client = [_evidence(evidence, k) for k in range(len(names))]
         improvements = [choice.improvements(own) for own in by_client]
-        proofs = [choice.improvements(own, True, local.bound) for own in by_client]
-        bound = 1.0 if local.right_or_wrong else local.bound
+        proofs = [choice.improvements(own, True, local["bound"]) for own in by_client]
+        bound = local["bound"] if local["right"] is None else 1.0
         for way in HOWS:
             compared = proofs if way == "proved" else improvements
             for client, name in zip(
-                local.names, choice.choose(compared, way, margin, level, bound), strict=True
+                names, choice.choose(compared, way, margin, level, bound), strict=True
             ):
                 taken[way][seed, client] = name
-        for k, client in enumerate(local.names):
-            samples = len(local.clients[k].losses)
+        for k, client in enumerate(names):
+            samples = len(local["losses"][k])
             lines.append(_line(client, seed, taken[how][seed, client], samples, improvements[k]))
-    if not local.by_sample:
+    if not local["by_sample"]:
         notes.append(
             "Cox's loss has no value per sample: safe and proved keep every client's local model; "
             "likely compares mean losses"
         )
-    elif how == "proved" and not local.right_or_wrong:
+    elif how == "proved" and local["right"] is None:
         notes.append(f"{score} has no value per sample: losses are the evidence instead")
     if refit:
-        runs_of = {n: {seed: own.runs[seed] for seed in seeds} for n, own in candidates.items()}
         with trusting(trust):
-            again = train_again(runs_of, train, notes)
+            again = train_again({n: own.runs for n, own in candidates.items()}, train, notes)
         refit = again is not None
         for name, runs_again in (again or {}).items():
             candidates[name] = candidates[name]._replace(runs=runs_again)
-    results = _results(candidates, seeds)
+    seeds = tuple(local_runs)
+    results = _results(candidates)
     return Choice(
         how=how,
         margin=margin,
@@ -267,15 +256,8 @@ def choose(
     )
 
 
-def _baseline(record: Record) -> str:
-    """The name of a baseline, as `compare` runs them; empty for others."""
-    if record.part("client") == ALONE:
-        return ALONE
-    return POOLED if record.part("algorithm", "averaging") == POOLED else ""
-
-
 def _candidates(records: Sequence[Record]) -> dict[str, Candidate]:
-    """The methods of some runs by short names, local training first."""
+    """The methods of some runs by label, local training first, with their common seeds."""
     groups = by_label(records)
     if ALONE not in groups:
         raise RunError(
@@ -286,25 +268,15 @@ def _candidates(records: Sequence[Record]) -> dict[str, Candidate]:
         raise RunError(
             f"all {len(records)} runs are of client = 'alone': run other methods, too, to choose"
         )
-    method = {label: _method(runs[0]) for label, runs in groups.items()}
-    full = {label: f"{method[label]} ({runs[0].title})" for label, runs in groups.items()}
+    by_seed = {label: {seed_of(run): run for run in runs} for label, runs in groups.items()}
+    seeds = sorted(set.intersection(*map(set, by_seed.values())))
+    if not seeds:
+        raise RunError("these runs have no seed in common: choose among runs of equal seeds")
     candidates = {}
     for label in sorted(groups, key=lambda label: label != ALONE):
-        name = method[label]
-        if label == ALONE:
-            name = ALONE
-        elif list(method.values()).count(name) > 1:
-            name = full[label] if list(full.values()).count(full[label]) == 1 else label
-        runs = groups[label]
-        personal = runs[0].clients().evaluation.personal is not None
-        candidates[name] = Candidate(name, personal, {seed_of(run): run for run in runs})
+        personal = groups[label][0].clients().evaluation.personal is not None
+        candidates[label] = Candidate(personal, {seed: by_seed[label][seed] for seed in seeds})
     return candidates
-
-
-def _method(record: Record) -> str:
-    """The client method where it makes personal models, otherwise the rule."""
-    personal = record.clients().evaluation.personal is not None
-    return record.part("client") if personal else record.title
 
 
 def _check_alike(records: Sequence[Record]) -> None:
@@ -344,30 +316,31 @@ def _check_alike(records: Sequence[Record]) -> None:
 # Evidence
 
 
-class _RunEvidence(NamedTuple):
-    """One candidate on the validation samples of every client."""
-
-    names: tuple[str, ...]
-    clients: list[Evidence]
-    by_sample: bool  # whether there are losses by sample; otherwise one mean per client
-    right_or_wrong: bool  # whether the score is 0 or 1 for each sample
-    bound: float | None  # what losses are clipped at as proof
-
-
 def _all_evidence(
     runs: Mapping[str, Record], trust: bool, pool: Executor | None
-) -> dict[str, _RunEvidence]:
-    """The evidence for each candidate by name, from its run."""
+) -> dict[str, dict[str, Any]]:
+    """What `run_evidence` says of each candidate's run."""
     if pool is None:
-        plain = {name: run_evidence(trust, run.folder) for name, run in runs.items()}
-    else:
-        futures = {n: pool.submit(run_evidence, trust, run.folder) for n, run in runs.items()}
-        plain = {name: future.result() for name, future in futures.items()}
-    return {name: _from_plain(values) for name, values in plain.items()}
+        return {name: run_evidence(trust, run.folder) for name, run in runs.items()}
+    futures = {n: pool.submit(run_evidence, trust, run.folder) for n, run in runs.items()}
+    return {name: future.result() for name, future in futures.items()}
 
 
-def run_evidence(trust: bool, folder: Path) -> dict[str, Plain]:
-    """What each client's validation samples say about a run, as JSON can hold it."""
+def _evidence(evidence: Mapping[str, Mapping[str, Any]], client: int) -> dict[str, Evidence]:
+    """What a client's validation samples say about each candidate."""
+    own = {}
+    for name, run in evidence.items():
+        right = None if run["right"] is None else np.array(run["right"][client], dtype=float)
+        own[name] = Evidence(np.array(run["losses"][client], dtype=float), right)
+    return own
+
+
+def run_evidence(trust: bool, folder: Path) -> dict[str, Any]:
+    """What each client's validation samples say about a run, as JSON can hold it.
+
+    `losses` by client and sample, or one mean per client unless `by_sample`; `right`: 0 or 1 for
+    each sample, where the score is; `bound`: what losses are clipped at as proof.
+    """
     job, state = reopen(folder, trust=trust)
     algorithm, engine = job.algorithm, job.local
     rows = None if engine is None else engine.federation.validation
@@ -401,17 +374,6 @@ def run_evidence(trust: bool, folder: Path) -> dict[str, Plain]:
     }
 
 
-def _from_plain(values: Mapping[str, Any]) -> _RunEvidence:
-    """Read what `run_evidence` returned."""
-    clients = []
-    for k, losses in enumerate(values["losses"]):
-        right = None if values["right"] is None else np.array(values["right"][k], dtype=float)
-        clients.append(Evidence(np.array(losses, dtype=float), right))
-    has_right = values["right"] is not None
-    names = tuple(values["names"])
-    return _RunEvidence(names, clients, values["by_sample"], has_right, values["bound"])
-
-
 def _by_client(values: Tensor, offsets: Tensor) -> list[Tensor]:
     return list(torch.split(values, offsets.diff().tolist()))
 
@@ -436,11 +398,9 @@ def _line(
 # Test samples
 
 
-def _results(candidates: Mapping[str, Candidate], seeds: Sequence[int]) -> dict[str, Result]:
+def _results(candidates: Mapping[str, Candidate]) -> dict[str, Result]:
     """What the candidates give to every client on its test samples, as the runs recorded it."""
-    gathered = gather(
-        {n: [record.runs[seed] for seed in seeds] for n, record in candidates.items()}
-    )
+    gathered = gather({name: list(own.runs.values()) for name, own in candidates.items()})
     by_label = {result.label: result for result in gathered}
     return {name: by_label.get(name + OWN, by_label[name]) for name in candidates}
 
@@ -467,33 +427,21 @@ def _chosen_result(
 # What was chosen
 
 
-class _Saved(pydantic.BaseModel):
-    """A client's model in choice.json."""
-
-    candidate: str
-    run: str  # its folder, seen from that of choice.json
-    personal: bool
-
-
-class _SavedChoice(pydantic.BaseModel):
-    models: dict[str, _Saved]
-
-
 def chosen_clients(folder: Path) -> dict[str, ChosenModel]:
     """The models that clients chose, as `commonweal choose` has written them."""
     path = folder / FILE
     try:
-        saved = _SavedChoice.model_validate_json(read_plain(path))
+        models = {}
+        for name, own in json.loads(read_plain(path))["models"].items():
+            run = folder / own["run"]
+            models[name] = ChosenModel(own["candidate"], run, own["personal"], name)
+        return models
     except FileNotFoundError:
         raise RunError(
             f"{str(folder)!r} has no {FILE}: commonweal choose {folder} writes it"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error}): run commonweal choose again") from None
-    return {
-        name: ChosenModel(own.candidate, folder / own.run, own.personal, name)
-        for name, own in saved.models.items()
-    }
 
 
 def chosen_model(folder: Path, client: str) -> ChosenModel:

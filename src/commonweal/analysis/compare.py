@@ -14,12 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
-from commonweal.analysis.plan import (
-    ALONE,
-    POOLED,
-    Cell,
-    seed_by_seed,
-)
+from commonweal.analysis.labels import baseline_of
+from commonweal.analysis.plan import Cell, seed_by_seed
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
 from commonweal.base.errors import ConfigError, DataError, DivergedError, LockedError, RunError
@@ -256,7 +252,7 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
             table = record.clients()
             own = table.evaluation.personal
             sizes.append(dict(zip(table.names, table.evaluation.sizes.tolist(), strict=True)))
-            if own is not None and label in (ALONE, POOLED):
+            if own is not None and baseline_of(record):
                 shared.append(_scores(table.names, own))  # the network alone is not what they use
                 continue
             shared.append(_scores(table.names, table.evaluation))

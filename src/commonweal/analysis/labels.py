@@ -15,7 +15,7 @@ from commonweal.record.record import Outline, Record
 SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
 
 DATA = ("dataset", "partition", "label_noise", "holdout_clients", "score")  # of an experiment
-LAST = (ALONE, POOLED)  # labels that stand last
+BASELINES = (ALONE, POOLED)
 SPLITS = ("dataset.seed", "dataset.digest", "partition.seed")  # what a split is drawn by
 
 
@@ -68,7 +68,7 @@ def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
             counts[seed_of(record)] += 1
             again = counts[seed_of(record)]
             labelled.setdefault(label if again == 1 else f"{label} #{again}", []).append(record)
-    return dict(sorted(labelled.items(), key=lambda pair: pair[0].split(" #")[0] in LAST))
+    return dict(sorted(labelled.items(), key=lambda pair: pair[0].split(" ")[0] in BASELINES))
 
 
 def seed_of(record: Outline) -> int:
@@ -84,7 +84,7 @@ def baseline_of(record: Outline) -> str | None:
 
 def identity(record: Outline) -> str:
     """What runs that differ in nothing but their seeds have in common."""
-    return baseline_of(record) or repr(sorted(_settings(record).items()))
+    return repr(sorted(_settings(record).items()))
 
 
 def method_of(record: Outline) -> str:
@@ -96,34 +96,35 @@ def method_of(record: Outline) -> str:
 
 
 def labels(records: Iterable[Outline]) -> list[str]:
-    """A label for each of several runs that all differ: its method, and what tells it apart."""
+    """A label for each of several runs that all differ: its method, and what tells it apart.
+
+    Of several runs of local training (or of pooled training), the one whose settings most other
+    runs share is called "alone", since that is what the others are compared with.
+    """
     records = list(records)
-    settings = []  # of all methods
-    by_method: dict[str, list[dict[str, Plain]]] = {}
-    for record in records:
-        own = _settings(record)
-        by_method.setdefault(method_of(record), []).append(own)
-        if baseline_of(record) is None:
-            settings.append(own)
+    tables = [_settings(record) for record in records]
+    methods = [baseline_of(record) or method_of(record) for record in records]
+    others = [own for own, method in zip(tables, methods, strict=True) if method not in BASELINES]
     usual = {}
-    for key in _varying(settings):
+    for key in _varying(others):
         if key.partition(".")[0] not in PARTS and key not in OF_METHODS:
-            usual[key] = _usual(key, settings)
-    # The parameters of different methods always differ: those of the same one tell runs apart.
-    within = {method: _varying(group) for method, group in by_method.items()}
+            usual[key] = _usual(key, others)
     texts = []
-    for record in records:
-        method = method_of(record)
-        own = _settings(record)
-        words = [method]
-        for key in usual:
-            if repr(own.get(key)) != usual[key]:
-                words.append(_setting(key, own))
-        for key in within[method]:
-            if key not in usual:
-                words.append(_setting(key, own))
-        texts.append(baseline_of(record) or " ".join(words))
+    for own, method in zip(tables, methods, strict=True):
+        same = [table for table, other in zip(tables, methods, strict=True) if other == method]
+        if method in BASELINES and own is max(same, key=lambda table: _agreement(table, others)):
+            texts.append(method)
+            continue
+        unusual = [key for key, value in usual.items() if repr(own.get(key)) != value]
+        # The parameters of different methods always differ: those of the same one tell runs apart.
+        apart = [key for key in _varying(same) if key not in usual]
+        texts.append(" ".join([method, *(_setting(key, own) for key in unusual + apart)]))
     return texts
+
+
+def _agreement(own: dict[str, Plain], others: Sequence[dict[str, Plain]]) -> int:
+    """How many settings of other runs are the same."""
+    return sum(own.get(key) == value for other in others for key, value in other.items())
 
 
 PARTS = ("name", "rule", "algorithm", "client")  # which a method is named after

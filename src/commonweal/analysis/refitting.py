@@ -65,9 +65,8 @@ def refit(
     Returns:
         The runs on all samples; None where they cannot do without validation samples.
     """
-    plan: dict[str, dict[int, Cell]] = {}
+    plan: dict[tuple[str, int], Cell] = {}
     for name, runs in methods.items():
-        plan[name] = {}
         for seed, record in runs.items():
             experiment = read(record.folder / "experiment.toml")
             setting = needs_validation(experiment)
@@ -77,18 +76,15 @@ def refit(
                     "samples"
                 )
                 return None
-            plan[name][seed] = refit_cell(name, experiment, record.folder)
-    cells = [cell for runs in plan.values() for cell in runs.values()]
-    for folder, failure in train(cells).items():
+            plan[name, seed] = refit_cell(name, experiment, record.folder)
+    for folder, failure in train(list(plan.values())).items():
         raise RunError(
             f"{str(folder)!r}: training on all samples has no result ({failure}): choose without "
             "it, by --no-refit or refit=False"
         )
-    again: dict[str, dict[int, Record]] = {}
-    for name, runs in methods.items():
-        again[name] = {}
-        for seed, record in runs.items():
-            again[name][seed] = _checked(plan[name][seed], record)
+    again: dict[str, dict[int, Record]] = {name: {} for name in methods}
+    for (name, seed), cell in plan.items():
+        again[name][seed] = _checked(cell, methods[name][seed])
     return again
 
 

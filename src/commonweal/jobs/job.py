@@ -240,7 +240,7 @@ def federation_of(experiment: Experiment) -> Federation:
 def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
     if settings.engine == "flower":
         raise ConfigError(
-            "engine = 'flower': experiments run on Flower as an app; write one with "
+            f"engine = {settings.engine!r}: experiments run on Flower as an app; write one with "
             "commonweal flower export FILE DIR and start it with flwr run, or leave engine out"
         )
     return engines.simulate(

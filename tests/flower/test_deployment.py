@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 from commonweal.config.experiment import Experiment
 from commonweal.flower.app import open_node
 from commonweal.flower.export import export
-from commonweal.flower.reports import to_settings
+from commonweal.flower.node import to_settings
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from commonweal.record.record import Record

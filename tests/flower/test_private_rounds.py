@@ -16,7 +16,7 @@ from commonweal.base.errors import ConfigError, RunError
 from commonweal.data.population import Population
 from commonweal.flower import FairStrategy, name_clients, weigh_privately
 from commonweal.flower.arrays import Layout
-from commonweal.flower.private import PrivateRounds
+from commonweal.flower.private import PrivateRounds, draw_nodes
 from commonweal.record.record import Record
 from commonweal.rules.aaggff_d import AAggFFD
 from commonweal.samplers import Poisson
@@ -99,8 +99,8 @@ def test_only_the_model_and_public_numbers_are_published(tmp_path: Path) -> None
 def test_the_rate_does_not_depend_on_who_is_connected() -> None:
     rounds = PrivateRounds.of(PRIVATE)
     layout = Layout.of({"0": np.zeros(3, np.float32)})
-    rounds.algorithm(layout, AAggFFD(), SGD(), ROUNDS, 3)
-    drawn = [len(rounds.draw([11, 12], number)) for number in range(2000)]
+    algorithm = rounds.algorithm(layout, AAggFFD(), SGD(), ROUNDS, 3)
+    drawn = [len(draw_nodes(algorithm, [11, 12], number)) for number in range(2000)]
     assert np.mean(drawn) == pytest.approx(2 * 3 / CLIENTS, abs=0.05)
 
 

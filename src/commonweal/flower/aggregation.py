@@ -10,6 +10,7 @@ from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Outcome, Replies
 from commonweal.algorithms.averaging import Averaging
+from commonweal.algorithms.private import Private
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.tensors import State, Tensors
@@ -18,7 +19,8 @@ from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.flower.arrays import Layout
 from commonweal.flower.messages import to_arrays, values_of
-from commonweal.flower.reports import Report, client_ids, column
+from commonweal.flower.private import released
+from commonweal.flower.reports import Report, column
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.training.client_state import NO_STATE
@@ -37,6 +39,7 @@ class Aggregation:
     def __init__(self, layout: Layout, algorithm: Averaging, clients: int) -> None:
         self.layout = layout
         self.algorithm = algorithm
+        self.private = algorithm if isinstance(algorithm, Private) else None
         if algorithm.init_client(0).channels:
             channels = [catalog.describe(channel)["name"] for channel in algorithm.channels]
             raise ConfigError(
@@ -46,12 +49,12 @@ class Aggregation:
         names = tuple(map(str, range(clients)))
         self.state: State = algorithm.init(Population(names, torch.ones(clients), (), 1))
         self._updates: Tensor = torch.empty(0, layout.size)
-        self._data: dict[str, bytes] = {}  # of the arrays that `state["w"]` stands for
+        self._data: list[bytes] = []  # of the arrays that `state["w"]` stands for
 
     def receive(self, arrays: ArrayRecord) -> None:
         """Take over the model that Flower's loop holds, which is the one that clients train."""
         data = _data_of(arrays)
-        if list(map(id, data.values())) == list(map(id, self._data.values())):
+        if list(map(id, data)) == list(map(id, self._data)):
             return  # nobody has changed what `arrays` returned
         w = self.layout.vector(values_of(arrays))
         if not self._data:
@@ -76,10 +79,6 @@ class Aggregation:
             self._updates = torch.empty(clients, self.layout.size, dtype=self.layout.dtype)
         return self._updates[:clients]
 
-    def write_update(self, arrays: ArrayRecord, place: Tensor) -> None:
-        """Write the received model minus a client's to a row of the updates."""
-        self.layout.subtract(self.state["w"], values_of(arrays), place)
-
     def tell(
         self, reports: Sequence[Report], updates: Tensor, clients: int, fallback: bool
     ) -> Outcome:
@@ -91,18 +90,20 @@ class Aggregation:
             clients: How many clients are known.
             fallback: Weigh by sample counts instead, and leave the rule's state as it is.
         """
-        ids = client_ids(reports)
-        replies = Replies(ids, self._values(reports, updates))
+        values: Tensors = {}
+        if reports and self.private is not None:
+            values = released(self.private, self.state, updates, reports)
+        elif reports:
+            values = self._values(reports, updates)
+        ids = torch.tensor([report.client for report in reports], dtype=torch.int64)
         algorithm = replace(self.algorithm, rule=FedAvg()) if fallback else self.algorithm
-        outcome = algorithm.tell(self.state, replies, clients)
+        outcome = algorithm.tell(self.state, Replies(ids, values), clients)
         if fallback:
             outcome = replace(outcome, state=outcome.state | {"rule": self.state["rule"]})
         self.state = outcome.state
         return outcome
 
     def _values(self, reports: Sequence[Report], updates: Tensor) -> Tensors:
-        if not reports:
-            return {}
         values: Tensors = {"update": updates}
         for name in ("size", "loss", "score"):
             values[name] = column(reports, name)
@@ -116,7 +117,7 @@ class Aggregation:
         return self._encoded(reports, values) if self.algorithm.channels else values
 
     def _encoded(self, reports: Sequence[Report], values: Tensors) -> Tensors:
-        """What channels do at the client, done here where the client is not ours."""
+        """Do what channels do at the client, where the client is not ours."""
         seed, round = self.algorithm.seed, int(self.state["round"])
         streams = []
         for report in reports:
@@ -133,8 +134,8 @@ class Aggregation:
         return record
 
 
-def _data_of(arrays: ArrayRecord) -> dict[str, bytes]:
-    return {name: array.data for name, array in arrays.items()}
+def _data_of(arrays: ArrayRecord) -> list[bytes]:
+    return [array.data for array in arrays.values()]
 
 
 def dominance(outcome: Outcome, reports: Sequence[Report]) -> tuple[str, ...]:
@@ -156,10 +157,8 @@ def overshoot(
 ) -> tuple[str, ...]:
     """A warning where losses, by client, rise by much though the rule promises that all fall."""
     both = losses.keys() & before.keys()
-    now = last = 0.0
-    for client in both:
-        now += losses[client]
-        last += before[client]
+    now = sum(losses[client] for client in both)
+    last = sum(before[client] for client in both)
     if rule.kind.family != "direction" or now <= RISE * last:
         return ()
     return (

@@ -20,9 +20,16 @@ from commonweal.data.preprocessing import Preprocessing
 from commonweal.flower.engine import FlowerEngine
 from commonweal.flower.export import check_experiment
 from commonweal.flower.messages import settings_of, to_record, to_tensors
-from commonweal.flower.node import Node, NodeClient, RequestKey, Schema, states_folder
+from commonweal.flower.node import (
+    Node,
+    NodeClient,
+    RequestKey,
+    Schema,
+    parsed,
+    states_folder,
+    to_settings,
+)
 from commonweal.flower.own_table import OwnTable, TableOptions
-from commonweal.flower.reports import parsed, to_settings
 from commonweal.jobs import rounds
 from commonweal.jobs.job import (
     Job,

@@ -1,7 +1,4 @@
-"""What a Flower app sends, in Commonweal's terms: arrays as one vector, node ids.
-
-Nothing here imports flwr.
-"""
+"""A Flower app's arrays as one vector. Nothing here imports flwr."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,26 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.training.task import Task
 
 # What a module calls the statistics of its normalisation layers: averaged, never trained.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def to_id(node: int) -> int:
-    """A node's id (64 bits without sign) as a signed number: a client's id for rules.
-
-    >>> to_id(2**64 - 1), to_id(7)
-    (-1, 7)
-    """
-    return node - (1 << 64) if node >= 1 << 63 else node
-
-
-def name_id(name: str) -> int:
-    """The id of a client that is known by name."""
-    return to_id(randomness.key(name))
 
 
 @dataclass(frozen=True)

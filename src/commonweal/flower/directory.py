@@ -9,10 +9,11 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.base.tensors import State
-from commonweal.flower.arrays import name_id, to_id
 from commonweal.flower.messages import node_keys
+from commonweal.flower.reports import Evaluated
 
 
 @dataclass
@@ -20,9 +21,7 @@ class Known:
     """A client: its name, and its last evaluation."""
 
     name: str
-    loss: float | None = None
-    score: float = math.nan
-    evaluated: int = 0  # the round of the evaluation; 0: none yet
+    last: Evaluated = field(default_factory=Evaluated)
 
 
 @dataclass
@@ -42,14 +41,22 @@ class NodeKeys:
 
     def saved(self) -> Tensor:
         """All names and keys, for a checkpoint."""
-        return torch.tensor(list(json.dumps(self.bound).encode()), dtype=torch.uint8)
+        return _bytes(json.dumps(self.bound))
 
     def restore(self, saved: Tensor) -> None:
         """Take over the names of a checkpoint. Raises DataError where one has another key now."""
         now = self.bound
-        self.bound = json.loads(bytes(saved.tolist()))
+        self.bound = json.loads(_text(saved))
         for name, key in now.items():
             self.bind(name, key)
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _text(saved: Tensor) -> str:
+    return bytes(saved.tolist()).decode()
 
 
 @dataclass
@@ -106,9 +113,10 @@ class Directory:
         self._recall(node)
 
     def id(self, node: int) -> int:
-        """The id by which rules know a client."""
+        """The id by which rules know a client: 64 bits with a sign, of its node or its name."""
         name = self.known[node].name
-        return to_id(node) if name == str(node) else name_id(name)
+        unsigned = node if name == str(node) else randomness.key(name)
+        return unsigned - (1 << 64) if unsigned >= 1 << 63 else unsigned
 
     # Checkpoints
 
@@ -116,12 +124,10 @@ class Directory:
         """All clients, for a checkpoint."""
         nodes: State = {"keys": self.keys.saved()}
         for node, known in self.known.items():
-            loss = math.nan if known.loss is None else known.loss
-            values = [loss, known.score, float(known.evaluated)]
-            nodes[str(node)] = {
-                "name": torch.tensor(list(known.name.encode()), dtype=torch.uint8),
-                "evaluated": torch.tensor(values, dtype=torch.float64),
-            }
+            loss = math.nan if known.last.loss is None else known.last.loss
+            values = [loss, known.last.score, float(known.last.round)]
+            evaluated = torch.tensor(values, dtype=torch.float64)
+            nodes[str(node)] = {"name": _bytes(known.name), "evaluated": evaluated}
         return nodes
 
     def restore(self, saved: State) -> None:
@@ -130,10 +136,9 @@ class Directory:
         if "keys" in nodes:
             self.keys.restore(nodes.pop("keys"))
         for node, values in nodes.items():
-            loss, score, evaluated = values["evaluated"].tolist()
-            name = bytes(values["name"].tolist()).decode()
-            known_loss = None if math.isnan(loss) else loss
-            self.remembered[int(node)] = Known(name, known_loss, score, int(evaluated))
+            loss, score, number = values["evaluated"].tolist()
+            last = Evaluated(0, None if math.isnan(loss) else loss, score, int(number))
+            self.remembered[int(node)] = Known(_text(values["name"]), last)
         for known in list(self.known):
             self._recall(known)
 
@@ -146,9 +151,8 @@ class Directory:
 
     def _recall(self, node: int) -> None:
         """Give a client the name and the evaluation that it had before the run was resumed."""
-        before = self.remembered.get(node)
-        for client in self.remembered.values():
-            if before is None and client.name == self.known[node].name:
-                before = client
-        if before is not None and not self.known[node].evaluated:
+        known = self.known[node]
+        namesakes = (client for client in self.remembered.values() if client.name == known.name)
+        before = self.remembered.get(node) or next(namesakes, None)
+        if before is not None and not known.last.round:
             self.known[node] = replace(before)

@@ -29,15 +29,15 @@ from commonweal.flower.messages import (
     to_tensors,
     wait_for_nodes,
 )
-from commonweal.flower.node import RequestKey, Schema, agreed, fits, joined
+from commonweal.flower.node import RequestKey, Schema, agreed, fits, joined, to_settings
 from commonweal.flower.replies import check_reply, evaluated, gathered, unusual
-from commonweal.flower.reports import Problem, listed, to_settings
+from commonweal.flower.reports import Problem, listed
 from commonweal.record.client_states import StateStore
 from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
 
 AGAIN = 60.0  # seconds after which a node that has not said which client it is is asked again
-AWAY = Problem("unavailable", "its node is not connected")
+AWAY = Problem("its node is not connected", passing=True)
 
 
 class FlowerEngine(Engine, StateStore):
@@ -152,7 +152,7 @@ class FlowerEngine(Engine, StateStore):
                 self._admit(node, Schema.read(settings_of(answers.contents[node])))
                 return
         except DataError as error:
-            problem = Problem("schema", str(error))
+            problem = Problem(str(error))
         if not problem.passing:  # others are asked again
             self.refused[node] = problem.text
         if node not in self._warned:

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import Tensors
 from commonweal.flower.arrays import Layout
-from commonweal.flower.reports import Problem, Settings
+from commonweal.flower.reports import Numbers, Problem
 
 logger = logging.getLogger("flwr")
 
@@ -37,8 +36,9 @@ SUPERLINK = 1  # its node id
 UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
 EXPIRED = (3, 4)  # Flower's errors where a message or its reply has outlived its sender's patience
 
-Number = int | float
-Metric = Number | list[int] | list[float]
+Metric = int | float | Numbers
+Texts = list[str] | list[bytes] | list[bool]
+Settings = dict[str, int | float | str | bytes | bool | Numbers | Texts]
 
 
 def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
@@ -119,19 +119,23 @@ class Answers:
                 self.failed[node] = _problem(reply.error.code, reply.error.reason)
         for node in asked.values():
             if node not in self.contents:
-                self.failed.setdefault(node, Problem("silent", f"no reply {waited}"))
+                self.failed.setdefault(node, Problem(f"no reply {waited}", passing=True))
 
     @property
     def nodes(self) -> list[int]:
         """The nodes that were asked."""
         return sorted({*self.contents, *self.failed})
 
+    @property
+    def metrics(self) -> str:
+        """The names of all metrics that were reported."""
+        return ", ".join(sorted(set().union(*map(metrics_of, self.contents.values()))))
+
 
 def _problem(code: int, reason: str | None) -> Problem:
     lines = (reason or "").strip().splitlines()
     text = lines[-1].strip() if lines else "no reason given"
-    kind: Literal["app", "unavailable"] = "unavailable" if code == UNAVAILABLE else "app"
-    return Problem(kind, f"its app failed: {text[:200]} (Flower's error {code})")
+    return Problem(f"its app failed: {text[:200]} (Flower's error {code})", code == UNAVAILABLE)
 
 
 def settings_of(content: RecordDict) -> Settings:
@@ -176,6 +180,14 @@ def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
                 weights[name] = weights.get(name, 0.0) + weight
     means = {name: (total[name] / weights[name]).tolist() for name in total}
     return MetricRecord(means) if means else None
+
+
+def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
+    """The arrays of a reply, as views of the bytes that arrived. Raises DataError."""
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise DataError(f"it sent {len(records)} array records instead of one")
+    return values_of(records[0])
 
 
 def array_bytes(contents: Iterable[RecordDict]) -> int:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
+import pydantic
 import torch
 
 from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
@@ -24,16 +26,38 @@ from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.rows import Rows
 from commonweal.engines.engine import sample_parts
+from commonweal.flower.messages import Settings
 from commonweal.flower.own_table import TableSchema, check_table, goal_of, merged
-from commonweal.flower.reports import parsed, to_settings
 from commonweal.record.client_states import StateFiles
 from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import evaluate, evaluate_models
 from commonweal.training.uses import Uses
 from commonweal.training.vectorize import single
 
+Value = TypeVar("Value")
 STEPS = 1000  # more than a round has requests
 CLIENT = 0  # the number of a node's only client
+
+
+def to_settings(value: object) -> Settings:
+    """The fields of a dataclass as the settings of a message."""
+    settings: Settings = {}
+    for name, item in vars(value).items():
+        settings[name] = list(item) if isinstance(item, tuple) else item
+    return settings
+
+
+def parsed(kind: type[Value], settings: Mapping[str, object] | str) -> Value:
+    """Invert `to_settings`, or read JSON. Raises DataError where a node sent something else."""
+    adapter = pydantic.TypeAdapter(kind)
+    try:
+        if isinstance(settings, str):
+            return adapter.validate_json(settings)
+        return adapter.validate_python(dict(settings))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["msg"]
+        raise DataError(f"it does not describe its data as Commonweal does ({what})") from None
 
 
 @dataclass(frozen=True)

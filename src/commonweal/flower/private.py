@@ -11,25 +11,19 @@ from itertools import compress
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-)
+from flwr.serverapp import strategy
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Outcome, Replies
 from commonweal.algorithms.private import CLIP, PUBLIC, Private
 from commonweal.base import randomness
-from commonweal.base.errors import ConfigError
+from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.data.population import Population
 from commonweal.flower.arrays import Layout
-from commonweal.flower.messages import Metric, settings_of, to_arrays, values_of
+from commonweal.flower.messages import Metric, Settings, settings_of, to_arrays, values_of
 from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
-from commonweal.flower.reports import Problem, Report, Settings, client_ids, column
+from commonweal.flower.reports import Report, column
 from commonweal.privacy.entropy import coins, source
 from commonweal.privacy.release import contribute
 from commonweal.privacy.weighing import Asked, weigh
@@ -44,19 +38,14 @@ FORM = "private-form"  # settings of a message, metrics of a reply, and a record
 STATISTICS = "private-statistics"
 WEIGHT = "private-weight"
 MEMORY = "private-memory"
-WRAPPERS = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-)
 NO_MOD = (
     "its reply is not clipped and weighed: add the mod commonweal.flower.weigh_privately(my_loss) "
     "to its @app.train"
 )
+WRAPPERS = tuple(vars(strategy)[n] for n in vars(strategy) if n.startswith("DifferentialPrivacy"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrivateRounds:
     """What makes the rounds of a strategy private.
 
@@ -65,14 +54,12 @@ class PrivateRounds:
         cohort: S, the expected number of clients in a round.
         classes: Of the labels; public numbers of losses begin at log(classes).
         numbers: The parameters of the algorithm "private", such as epsilon.
-        protocol: That algorithm, once the model is known.
     """
 
     clients: int
     cohort: int
     classes: int
     numbers: Mapping[str, object]
-    protocol: Private | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> "PrivateRounds":
@@ -89,7 +76,7 @@ class PrivateRounds:
             counts[name] = value
         completed = dict(catalog.complete("algorithms", {"name": "private", **numbers}))
         del completed["name"]
-        return cls(counts["clients"], counts["cohort"], counts["classes"], completed)
+        return cls(**counts, numbers=completed)
 
     def algorithm(
         self, layout: Layout, rule: Rule, server: ServerOptimizer, rounds: int, seed: int
@@ -101,80 +88,68 @@ class PrivateRounds:
                 "start(num_rounds=...)"
             )
         names = tuple(map(str, range(self.clients)))
-        population = Population(names, torch.ones(self.clients), (), self.classes)
-        self.protocol = Private(
+        return Private(
             layout.task,
             rule,
             Client(),
             server,
             rounds=rounds,
             seed=seed,
-            population=population,
+            population=Population(names, torch.ones(self.clients), (), self.classes),
             cohort_size=self.cohort,
             sampler=Poisson(),
             **self.numbers,  # type: ignore[arg-type]  # checked by the catalog
         )
-        return self.protocol
 
-    @property
-    def opened(self) -> Private:
-        """The protocol of a run that has begun."""
-        assert self.protocol is not None
-        return self.protocol
 
-    def table(self) -> dict[str, object]:
-        """The algorithm as an experiment names it."""
-        return {"name": "private", **self.numbers}
+def draw_nodes(algorithm: Private, nodes: Sequence[int], round: int) -> list[int]:
+    """Toss a coin for every connected node. The rate does not depend on how many there are."""
+    entropy = source(algorithm.entropy, algorithm.seed, round, randomness.COHORT)
+    return list(compress(nodes, coins(algorithm.rate, len(nodes), entropy)))
 
-    def draw(self, nodes: Sequence[int], round: int) -> list[int]:
-        """Toss a coin for every connected node. The rate does not depend on how many there are."""
-        algorithm = self.opened
-        draw = source(algorithm.entropy, algorithm.seed, round, randomness.COHORT)
-        return list(compress(nodes, coins(algorithm.rate, len(nodes), draw)))
 
-    def settings(self, state: State) -> Settings:
-        """What the mod needs: the form of the rule, and the public numbers of the round."""
-        algorithm = self.opened
-        form = {
-            "rule": catalog.describe(algorithm.rule),
-            "cap": algorithm.cap,
-            "bound": algorithm.bound,
-            "adapts": algorithm.quantile != "none",
-        }
-        settings: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
-        for name, value in state["rule"].items():
-            settings[PUBLIC + name] = float(value)
-        return settings
+def mod_settings(algorithm: Private, state: State) -> Settings:
+    """What the mod needs: the form of the rule, and the public numbers of the round."""
+    form = {
+        "rule": catalog.describe(algorithm.rule),
+        "cap": algorithm.cap,
+        "bound": algorithm.bound,
+        "adapts": algorithm.quantile != "none",
+    }
+    settings: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
+    for name, value in state["rule"].items():
+        settings[PUBLIC + name] = float(value)
+    return settings
 
-    def tell(self, state: State, updates: Tensor, reports: Sequence[Report]) -> Outcome:
-        """Release what clients sent. It is bounded once more: they may run another program.
 
-        Args:
-            state: Of the server.
-            updates: (S, d), weighted by the clients.
-            reports: Of these clients.
-        """
-        algorithm = self.opened
-        values: Tensors = {}
-        if reports:
-            rows = [report.statistics for report in reports]
-            statistics = torch.tensor(rows, dtype=torch.float64).view(len(rows), -1)
-            bound = algorithm.sensitivity(state).update
-            sent = contribute(updates, torch.ones(len(rows)), statistics, bound, 1.0)
-            values = {"update": sent.updates, "statistics": sent.statistics}
-            values["weight"] = column(reports, "weight")
-        return algorithm.tell(state, Replies(client_ids(reports), values), self.clients)
+def read_weighed(algorithm: Private, report: Report, metrics: Mapping[str, Metric]) -> None:
+    """Read what the mod reported. Raises DataError where the client does not have it."""
+    statistics, weight = metrics.get(STATISTICS), metrics.get(WEIGHT)
+    if not isinstance(weight, float) or not isinstance(statistics, list):
+        raise DataError(NO_MOD)
+    if len(statistics) != algorithm.statistics:
+        raise DataError(NO_MOD)
+    report.statistics = statistics
+    report.weight = weight
 
-    def read(self, report: Report, metrics: Mapping[str, Metric]) -> None:
-        """Read what the mod reported; without it the report gets a problem."""
-        statistics, weight = metrics.get(STATISTICS), metrics.get(WEIGHT)
-        if not isinstance(statistics, list) or not isinstance(weight, float):
-            report.problem = Problem("arrays", NO_MOD)
-            return
-        report.statistics = statistics
-        report.weight = weight
-        if len(statistics) != self.opened.statistics:
-            report.problem = Problem("arrays", NO_MOD)
+
+def released(
+    algorithm: Private, state: State, updates: Tensor, reports: Sequence[Report]
+) -> Tensors:
+    """What clients sent, weighted, bounded once more: they may run another program.
+
+    Args:
+        algorithm: The protocol.
+        state: Of the server.
+        updates: (S, d), weighted by the clients.
+        reports: Of these clients.
+    """
+    rows = [report.statistics for report in reports]
+    statistics = torch.tensor(rows, dtype=torch.float64).view(len(rows), -1)
+    bound = algorithm.sensitivity(state).update
+    sent = contribute(updates, torch.ones(len(rows)), statistics, bound, 1.0)
+    weights = column(reports, "weight")
+    return {"update": sent.updates, "statistics": sent.statistics, "weight": weights}
 
 
 def check_wrapper(caller: object, rule: Rule, private: bool) -> str:

@@ -3,40 +3,25 @@
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord
 
 from commonweal import metrics
-from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
 from commonweal.base.tensors import State
 from commonweal.flower.directory import Directory
-from commonweal.flower.reports import Evaluated, Report, column, listed
+from commonweal.flower.reports import Evaluated, column, listed
 from commonweal.record.facts import RunFacts
 from commonweal.record.publication import private_folder, publish
-from commonweal.record.rounds import ClientTable, RoundRecord, decided
+from commonweal.record.rounds import ClientTable, RoundRecord
 from commonweal.record.store import Store
 from commonweal.training.evaluation import Evaluation
 
 RECORDS = "runs/flower"  # where records are written by default
 SAVE_EVERY = 2.0  # seconds between checkpoints; what is lost in between is computed again
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a round has done before its evaluation."""
-
-    number: int
-    outcome: Outcome
-    fallback: str  # the rule that decided instead, as no losses were known
-    reports: list[Report]  # of all nodes that were asked
-    warnings: tuple[str, ...]
-    bytes: dict[str, int]
-    seconds: float
-    public: dict[str, float]  # released numbers of a private round
 
 
 class Recorder:
@@ -57,7 +42,7 @@ class Recorder:
         resume: bool,
         score: str,
         higher_is_better: bool,
-        private: bool = False,
+        private: bool,
     ) -> None:
         self.resume = resume
         self.score = score
@@ -88,41 +73,35 @@ class Recorder:
 
     def write(
         self,
-        trained: Trained,
+        record: RoundRecord,
         evaluated: Mapping[int, Evaluated],
         directory: Directory,
         state: State,
-        seconds: float,
+        seconds: Mapping[str, float],
     ) -> None:
         """Write a round, with the evaluation after it, and now and then a checkpoint.
 
         Args:
-            trained: What the round did.
+            record: The round, without its evaluation.
             evaluated: What nodes reported of the model after it; empty: it was not evaluated.
             directory: The clients' names.
             state: Of the server, for the checkpoint.
-            seconds: The time of the evaluation.
+            seconds: By what they were spent on.
         """
-        names = []
-        missing = []
-        results = []
-        for node in directory.by_name:
-            names.append(directory[node].name)
-            results.append(evaluated.get(node, Evaluated()))
-            if node not in evaluated:
-                missing.append(directory[node].name)
-        evaluation = self._evaluation(results)
-        warnings = trained.warnings
+        nodes = directory.by_name
+        names = [directory[node].name for node in nodes]
+        evaluation = self._evaluation([evaluated.get(node, Evaluated()) for node in nodes])
+        missing = [directory[node].name for node in nodes if node not in evaluated]
         if evaluated and missing:
-            warnings += (f"not evaluated: {listed(missing)}",)
-        record = _round(trained, self._summary(evaluation, names), warnings)
+            warnings = (*record.warnings, f"not evaluated: {listed(missing)}")
+            record = replace(record, warnings=warnings)
+        record = replace(record, metrics=self._summary(evaluation, names))
         self.history.append(record)
         if self.store is None:
             return
-        timings = {"train": trained.seconds, "evaluate": seconds}
         test = ClientTable(names, evaluation) if evaluated else None
-        self.store.append(record, timings, test=test)
-        self.unsaved = (trained.number, {"server": state, "nodes": directory.saved()})
+        self.store.append(record, seconds, test=test)
+        self.unsaved = (record.number, {"server": state, "nodes": directory.saved()})
         if self.private or time.monotonic() - self.saved_at > SAVE_EVERY:
             self.save()
 
@@ -136,7 +115,6 @@ class Recorder:
                 publish(self.store.folder)
 
     def _evaluation(self, results: Sequence[Evaluated]) -> Evaluation:
-        """What clients reported, NaN where one was not asked or did not answer."""
         score = column(results, "score")
         sizes = column(results, "size")
         if (sizes == sizes.round()).all():
@@ -170,28 +148,6 @@ class Recorder:
             self.store.write_model(tensors)
             if self.private:
                 publish(self.store.folder)
-
-
-def _round(trained: Trained, summary: dict[str, float], warnings: tuple[str, ...]) -> RoundRecord:
-    reports = sorted(trained.reports, key=lambda report: report.name)
-    cohort = {report.client: report.name for report in reports}
-    dropped = {}
-    for report in reports:
-        if report.problem is not None:
-            dropped[report.name] = report.problem.text
-    return RoundRecord(
-        number=trained.number,
-        clients=tuple(cohort.values()),
-        losses=tuple(column(reports, "loss").tolist()),
-        scores=tuple(column(reports, "score").tolist()),
-        dropped=dropped,
-        warnings=warnings,
-        bytes=trained.bytes,
-        metrics=summary,
-        fallback=trained.fallback,
-        public=trained.public,
-        **decided(trained.outcome, cohort),
-    )
 
 
 def _folder(folder: Path, resume: bool) -> Path:

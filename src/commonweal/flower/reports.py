@@ -1,57 +1,33 @@
-"""What one node reports, and why a report cannot be used. Nothing here imports flwr."""
+"""What nodes report: sizes, losses and scores under the names that an app gives them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NoReturn, TypeVar
+from typing import Literal, NamedTuple
 
-import pydantic
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError, RunError
-from commonweal.config import catalog
-from commonweal.rules.rule import Rule
+from commonweal.rules.rule import Need
+from commonweal.training import scores
 
 SHOWN = 5  # clients or nodes that a message names
+PREFIXES = ("", "eval-", "evaluate-", "val-", "valid-", "validation-", "test-")
+# What apps call the loss and the score of an evaluation, where no key is given.
+LOSS_NAMES = [f"{prefix}loss" for prefix in PREFIXES]
+SCORE_NAMES = ["accuracy", *(f"{p}acc" for p in PREFIXES), *(f"{p}accuracy" for p in PREFIXES)]
+SCORE_NAMES.append("score")
 
+Losses = Literal["train", "evaluate"]  # where the losses come from that a rule decides by
 Numbers = list[int] | list[float]
-Texts = list[str] | list[bytes] | list[bool]
-Settings = dict[str, int | float | str | bytes | bool | Numbers | Texts]  # of a message
-Value = TypeVar("Value")
 
 
 class Problem(NamedTuple):
     """Why a node's reply cannot be used."""
 
-    kind: Literal["silent", "unavailable", "app", "name", "size", "loss", "arrays", "schema"]
     text: str
-
-    @property
-    def passing(self) -> bool:
-        """Whether the node may answer the next time without a change."""
-        return self.kind in ("silent", "unavailable")
-
-
-def to_settings(value: object) -> Settings:
-    """The fields of a dataclass as the settings of a message."""
-    settings: Settings = {}
-    for name, item in vars(value).items():
-        settings[name] = list(item) if isinstance(item, tuple) else item
-    return settings
-
-
-def parsed(kind: type[Value], settings: Mapping[str, object] | str) -> Value:
-    """Invert `to_settings`, or read JSON. Raises DataError where a node sent something else."""
-    adapter = pydantic.TypeAdapter(kind)
-    try:
-        if isinstance(settings, str):
-            return adapter.validate_json(settings)
-        return adapter.validate_python(dict(settings))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["msg"]
-        raise DataError(f"it does not describe its data as Commonweal does ({what})") from None
+    passing: bool = False  # whether the node may answer the next time without a change
 
 
 @dataclass
@@ -59,71 +35,42 @@ class Report:
     """What one node replied to a request for training."""
 
     node: int
-    client: int = 0  # the id by which rules know it
-    name: str = ""
+    client: int  # the id by which rules know it
+    name: str
+    problem: Problem | None = None
     size: float = math.nan
     loss: float | None = None  # of the received model; None: not known
     score: float = math.nan  # of the received model
     loss_after: float = math.nan  # of the trained model
     statistics: Numbers = field(default_factory=list)  # of a private round
     weight: float = math.nan  # by which the client weighed itself, in a private round
-    problem: Problem | None = None  # why the reply cannot be used
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evaluated:
     """What one node reported of the global model."""
 
     size: float = 0.0
     loss: float | None = None
     score: float = math.nan
+    round: int = 0  # 0: it was not evaluated yet
 
 
-def column(records: Sequence[Report | Evaluated], name: str) -> Tensor:
+def column(records: Iterable[Report | Evaluated], name: str) -> Tensor:
     """One number of all reports (S,), in float64. NaN: not known."""
-    numbers = []
-    for record in records:
-        value = vars(record)[name]
-        numbers.append(math.nan if value is None else value)
+    values = [vars(record)[name] for record in records]
+    numbers = [math.nan if value is None else value for value in values]
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def client_ids(reports: Sequence[Report]) -> Tensor:
-    """The clients' ids (S,)."""
-    return torch.tensor([report.client for report in reports], dtype=torch.int64)
-
-
 def check_trained(reports: Sequence[Report]) -> None:
-    """Raise RunError where all clients are refused for the same reason: no round will train."""
-    first = reports[0].problem if reports else None
-    if first is None or first.passing:
-        return
-    for report in reports:
-        if report.problem is None or report.problem.kind != first.kind:
-            return
-    raise RunError(
-        f"nothing can be trained: all {len(reports)} clients are refused; of the first: "
-        f"{first.text}"
-    )
-
-
-def no_losses(rule: Rule, what: str, sent: Iterable[str]) -> NoReturn:
-    """Raise RunError for a rule that needs losses.
-
-    Args:
-        rule: The rule.
-        what: What is missing.
-        sent: The keys that clients reported.
-    """
-    name = catalog.describe(rule)["name"]
-    raise RunError(
-        f"the rule {name!r} decides by the clients' losses of the received model, but {what} "
-        f"(they reported {', '.join(sorted(sent)) or 'nothing'}). Add the loss in the "
-        "ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
-        "commonweal.flower.loss_before_training, or use those of each client's last "
-        'evaluation, FairStrategy(..., losses="evaluate"). strict=False goes on with the '
-        "weights of FedAvg"
-    )
+    """Raise RunError where all clients are refused: no round will train."""
+    problems = [report.problem for report in reports if report.problem is not None]
+    if reports and len(problems) == len(reports) and not any(p.passing for p in problems):
+        raise RunError(
+            f"nothing can be trained: all {len(reports)} clients are refused; of the first: "
+            f"{problems[0].text}"
+        )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -134,3 +81,131 @@ def listed(names: Sequence[str]) -> str:
     """
     shown = ", ".join(sorted(names)[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def find_metric(
+    metrics: Mapping[str, object], names: Sequence[str], part: str = ""
+) -> float | None:
+    """Find a metric that is a number. `_` and `-` are the same.
+
+    Args:
+        metrics: The metrics by name.
+        names: Names to look for; the first that is there counts.
+        part: Where none of them is there, the only name that contains this is taken.
+
+    >>> find_metric({"eval_loss": 0.5}, ["loss", "eval-loss"])
+    0.5
+    >>> find_metric({"test_logloss": 0.7, "num-examples": 10}, ["loss"], part="loss")
+    0.7
+    """
+    numbers = {_key(n): float(v) for n, v in metrics.items() if isinstance(v, int | float)}
+    for key in map(_key, names):
+        if key in numbers:
+            return numbers[key]
+    similar = [key for key in numbers if part and part in key]
+    return numbers[similar[0]] if len(similar) == 1 else None
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-").lower()
+
+
+def score_name(key: str | None, higher_is_better: bool) -> str:
+    """The name by which a score is recorded: one of Commonweal's, or the app's own.
+
+    >>> score_name("eval_acc", True), score_name("test_f1_macro", True), score_name("mae", False)
+    ('accuracy', 'higher:test_f1_macro', 'mae')
+    """
+    if key is None or "acc" in key.lower():
+        return "accuracy"
+    known = scores.SCORES.get(_key(key))
+    if known is not None and known.lower_is_better != higher_is_better:
+        return _key(key)
+    return f"{'higher' if higher_is_better else 'lower'}:{key}"
+
+
+@dataclass
+class ReplyReader:
+    """Reads the metrics of replies. The fields are arguments of `FairStrategy`."""
+
+    losses: Losses
+    loss_key: str
+    evaluate_loss_key: str | None
+    score_key: str | None
+    higher_is_better: bool
+    size_key: str
+    max_examples: int | None
+    per_cent: bool = False  # whether scores that are fractions are reported in per cent
+
+    @property
+    def score(self) -> str:
+        """The name by which scores are recorded."""
+        return score_name(self.score_key, self.higher_is_better)
+
+    def fill(
+        self,
+        report: Report,
+        values: Mapping[str, object],
+        last: Evaluated,
+        needs: Collection[Need],
+    ) -> None:
+        """Fill in a report. Raises DataError where it cannot be used.
+
+        Args:
+            report: The report of one node.
+            values: The metrics of its reply.
+            last: The client's last evaluation.
+            needs: What the rule needs.
+        """
+        size = self._size(values)
+        loss = values.get(self.loss_key)
+        if isinstance(loss, list):
+            raise DataError(
+                f"its {self.loss_key!r} is a list of {len(loss)} numbers: report one number"
+            )
+        after = find_metric(values, ["loss-after"])
+        if after is not None:
+            report.loss_after = after
+        elif "loss_after" in needs:
+            raise DataError(
+                "the rule needs the loss after training: report it as the metric 'loss-after'"
+            )
+        report.size = size
+        report.loss = find_metric(values, [self.loss_key])
+        if report.loss is None and self.losses == "evaluate":
+            report.loss = last.loss
+        score = find_metric(values, ["score-before"])
+        report.score = last.score if score is None else score
+
+    def _size(self, values: Mapping[str, object]) -> float:
+        size = values.get(self.size_key)
+        if size is None:
+            raise DataError(
+                f"it sent no {self.size_key!r}, the number of its training samples, but "
+                f"{sorted(values)}: add it to the metrics of its reply"
+            )
+        if not isinstance(size, int | float) or not 0 < size < math.inf:
+            raise DataError(f"its {self.size_key!r} is {size!r}: it must be above 0")
+        if self.max_examples is not None and size > self.max_examples:
+            raise DataError(
+                f"it reports {size} samples, more than max_examples = {self.max_examples}"
+            )
+        return size
+
+    def evaluated(self, values: Mapping[str, object], round: int) -> Evaluated:
+        """Read an evaluation. Without a usable size it counts as one sample."""
+        size = find_metric(values, [self.size_key])
+        if size is None or not 0 < size < math.inf:
+            size = 1.0
+        loss_names = LOSS_NAMES if self.evaluate_loss_key is None else [self.evaluate_loss_key]
+        loss = find_metric(values, loss_names, "loss" if self.evaluate_loss_key is None else "")
+        score_names = SCORE_NAMES if self.score_key is None else [self.score_key]
+        score = find_metric(values, score_names, "acc" if self.score_key is None else "")
+        return Evaluated(size, loss, math.nan if score is None else score, round)
+
+    def to_fractions(self, evaluated: Collection[Evaluated]) -> None:
+        """Turn scores into fractions, where an app reports them in per cent."""
+        if scores.find(self.score).in_per_cent and (column(evaluated, "score") > 1).any():
+            self.per_cent = True
+        for result in evaluated if self.per_cent else ():
+            result.score /= 100

@@ -2,10 +2,10 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -16,39 +16,22 @@ import commonweal
 from commonweal.algorithms.algorithm import Outcome
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
-from commonweal.base.errors import ConfigError, DataError, DivergedError
+from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
 from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
+from commonweal.flower import messages, reports
+from commonweal.flower import private as private_rounds
 from commonweal.flower.aggregation import Aggregation, Named, built, dominance, overshoot
 from commonweal.flower.arrays import Layout
 from commonweal.flower.directory import Directory
-from commonweal.flower.messages import (
-    SLACK,
-    Answers,
-    array_bytes,
-    logger,
-    metrics_of,
-    settings_of,
-    values_of,
-    wait_for_nodes,
-    weighted_mean,
-)
+from commonweal.flower.messages import Answers, logger, metrics_of
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
-from commonweal.flower.reader import ReplyReader
-from commonweal.flower.recording import RECORDS, Recorder, Trained
-from commonweal.flower.reports import (
-    Evaluated,
-    Problem,
-    Report,
-    check_trained,
-    column,
-    listed,
-    no_losses,
-)
+from commonweal.flower.recording import RECORDS, Recorder
+from commonweal.flower.reports import Evaluated, Losses, Problem, ReplyReader, Report, column
 from commonweal.record.facts import RunFacts
-from commonweal.record.rounds import RoundRecord
+from commonweal.record.rounds import RoundRecord, decided
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
@@ -108,7 +91,7 @@ class FairStrategy(Strategy):
         channels: Iterable[Named | Channel] = (),
         *,
         private: Mapping[str, object] | None = None,
-        losses: Literal["train", "evaluate"] = "train",
+        losses: Losses = "train",
         strict: bool = True,
         loss_key: str = LOSS_KEY,
         evaluate_loss_key: str | None = None,
@@ -157,8 +140,8 @@ class FairStrategy(Strategy):
         self.weighted_by_key = weighted_by_key
         self.arrayrecord_key = arrayrecord_key
         self.configrecord_key = configrecord_key
-        self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean
-        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or messages.weighted_mean
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or messages.weighted_mean
         self._reader = ReplyReader(
             losses=losses,
             loss_key=loss_key,
@@ -220,7 +203,8 @@ class FairStrategy(Strategy):
         self._began = 0.0
         self._aggregation: Aggregation | None = None
         self._arrays = ArrayRecord()  # that Flower's loop holds
-        self._trained: Trained | None = None
+        self._trained: RoundRecord | None = None  # a round that is not recorded yet
+        self._train_seconds = 0.0
         self._losses: dict[int, float] = {}  # of the last round, by client
         self._diverged = 0  # rounds in a row in which no update is finite
         self._fallbacks = 0  # rounds with the weights of FedAvg
@@ -240,8 +224,8 @@ class FairStrategy(Strategy):
         logger.info("\t├──> server: %s", catalog.describe(self.server))
         for channel in self.channels:
             logger.info("\t├──> channel: %s", catalog.describe(channel))
-        folder = "not written" if self._recorder.store is None else str(self._recorder.store.folder)
-        logger.info("\t└──> record: %s", folder)
+        store = self._recorder.store
+        logger.info("\t└──> record: %s", "not written" if store is None else store.folder)
 
     def _check_wrapper(self) -> None:
         """Raise ConfigError where a privacy wrapper of Flower's that does not fit is the caller.
@@ -276,8 +260,7 @@ class FairStrategy(Strategy):
         self._patience = timeout if self.timeout is None else self.timeout
         self._rounds = num_rounds
         self._take_lr(train_config)
-        self._grid = grid
-        self._clients.meet(wait_for_nodes(grid, self.min_available_nodes, self.wait), grid)
+        self._wait_for_nodes(grid, self.min_available_nodes)
         with nullcontext() if self._recorder.store is None else self._recorder.store.locked():
             arrays = self._open(initial_arrays)
 
@@ -305,10 +288,9 @@ class FairStrategy(Strategy):
                 result.arrays = arrays
             self._recorder.write_model(result.arrays)
         if self._fallbacks:
+            rounds = len(self.history)
             logger.warning(
-                "FedAvg weights in %d of %d rounds: no losses were known",
-                self._fallbacks,
-                len(self._recorder.history),
+                "FedAvg weights in %d of %d rounds: no losses were known", self._fallbacks, rounds
             )
         return result
 
@@ -320,21 +302,33 @@ class FairStrategy(Strategy):
     def _shift(self, by_round: dict[int, MetricRecord]) -> dict[int, MetricRecord]:
         return {number + self._offset: record for number, record in by_round.items()}
 
+    def _wait_for_nodes(self, grid: Grid, least: int) -> list[int]:
+        self._grid = grid
+        nodes = messages.wait_for_nodes(grid, least, self.wait)
+        self._clients.meet(nodes, grid)
+        return nodes
+
     def _open(self, arrays: ArrayRecord) -> ArrayRecord:
         """Open the run's record. Returns the model to start from: a checkpoint's on resuming."""
-        layout = Layout.of(values_of(arrays))
+        layout = Layout.of(messages.values_of(arrays))
         algorithm = self._algorithm(layout)
         self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
         self._aggregation.receive(arrays)
         self._arrays = arrays
-        facts = self._facts(layout)
+        facts = RunFacts(
+            commonweal=commonweal.__version__,
+            engine="flower",
+            parameters=layout.size,
+            score=self._recorder.score,
+            clients=len(self._clients) if self.private is None else self.private.clients,
+            privacy=algorithm.promise,
+        )
         last, saved = self._recorder.open(self._text(), facts, algorithm.plans_rounds)
-        if last == 0:
-            return arrays
-        self._offset = last
-        self._clients.restore(saved["nodes"])
-        logger.info("resuming after round %d: Flower's log counts from 1 again", last)
-        self._arrays = self._aggregation.restore(saved["server"])
+        if last:
+            self._offset = last
+            self._clients.restore(saved["nodes"])
+            logger.info("resuming after round %d: Flower's log counts from 1 again", last)
+            self._arrays = self._aggregation.restore(saved["server"])
         return self._arrays
 
     def _algorithm(self, layout: Layout) -> Averaging:
@@ -348,6 +342,21 @@ class FairStrategy(Strategy):
             self.channels,
             max(1, self._rounds),
             self.seed,
+        )
+
+    def _text(self) -> str:
+        """The run as an experiment."""
+        algorithm = {} if self.private is None else self.private.numbers
+        return to_toml(
+            {
+                "rounds": self._rounds,
+                "seed": self.seed,
+                "engine": "flower",
+                "rule": catalog.describe(self.rule),
+                "server": catalog.describe(self.server),
+                "channels": [catalog.describe(channel) for channel in self.channels],
+                "algorithm": {"name": "private" if self.private else "averaging", **algorithm},
+            }
         )
 
     def _opened(self) -> Aggregation:
@@ -367,17 +376,19 @@ class FairStrategy(Strategy):
         nodes = []
         if self.private is None:
             least = self.min_train_nodes
-            nodes = self._sample(grid, server_round, self.fraction_train, least, "train")
+            nodes = self._sample(grid, server_round, self.fraction_train, least, randomness.COHORT)
         if self._aggregation is None:
             self._take_lr(config)
             arrays = self._open(arrays)
-        self._opened().receive(arrays)
+        aggregation = self._opened()
+        aggregation.receive(arrays)
         self._arrays = arrays
-        if self.private is not None:
+        if aggregation.private is not None:
             connected = sorted(grid.get_node_ids())
             self._clients.meet(connected, grid)
-            nodes = self.private.draw(connected, server_round + self._offset)
-            config.update(self.private.settings(self._opened().state))
+            number = server_round + self._offset
+            nodes = private_rounds.draw_nodes(aggregation.private, connected, number)
+            config.update(private_rounds.mod_settings(aggregation.private, aggregation.state))
         return self._messages(nodes, server_round, arrays, config, MessageType.TRAIN)
 
     def aggregate_train(
@@ -387,39 +398,17 @@ class FairStrategy(Strategy):
         aggregation = self._opened()
         self._record({})  # of a subclass that configures its rounds itself
         number = self._offset + len(self.history) + 1
-        down = array_bytes(message.content for message in self._sent)
+        down = messages.array_bytes(message.content for message in self._sent)
         answers = self._answers(replies)
-        reports = self._read(answers)
-        usable, updates = self._read_updates(reports, answers)
-        check_trained(reports)
-        fallback = self.private is None and self._lacks_losses(usable, answers)
-        warnings: tuple[str, ...] = ()
-        if self.private is None:
-            warnings = self._warnings(number, usable, fallback)
-            outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
-            warnings += dominance(outcome, usable) + self._overshoot(usable)
-        else:
-            outcome = self.private.tell(aggregation.state, updates, usable)
-            aggregation.state = outcome.state
-        for warning in warnings:
-            self._log_once(warning)
-        self._fallbacks += fallback
-        for report in reports:
-            if report.client in outcome.dropped:
-                report.problem = Problem("loss", outcome.dropped[report.client])
-            if report.problem is not None:
-                text = report.problem.text
-                logger.warning("round %d: client %s: %s", number, report.name, text)
-        self._trained = Trained(
-            number,
-            outcome,
-            "fedavg" if fallback else "",
-            reports,
-            (*warnings, *outcome.warnings),
-            {"down": down, "up": array_bytes(answers.contents.values())},
-            time.perf_counter() - self._began,
-            aggregation.algorithm.public_numbers(outcome.state),
-        )
+        traffic = {"down": down, "up": messages.array_bytes(answers.contents.values())}
+        asked, updates = self._read(answers)
+        reports.check_trained(asked)
+        usable = [report for report in asked if report.problem is None]
+        fallback = self._lacks_losses(usable, answers)
+        outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
+        warnings = self._warnings(number, usable, fallback, outcome)
+        self._trained = self._round(number, asked, outcome, warnings, traffic, fallback)
+        self._train_seconds = time.perf_counter() - self._began
         if self.private is not None:  # metrics of clients have no noise
             self._arrays = aggregation.arrays()
             return self._arrays, None
@@ -435,48 +424,74 @@ class FairStrategy(Strategy):
         """Whose replies came. A subclass may have asked other nodes than `_messages` did."""
         answers = Answers(self._sent, replies, f"within {self._patience:g} s")
         self._sent = []
-        self._clients.meet(answers.nodes, self._grid)
+        asked = answers.nodes
+        self._clients.meet(asked, self._grid)
+        for node, content in list(answers.contents.items()):
+            values = metrics_of(content) | messages.settings_of(content)
+            try:
+                if self.name_key in values:
+                    self._clients.name(node, str(values[self.name_key]), asked)
+            except DataError as error:
+                del answers.contents[node]
+                answers.failed[node] = Problem(str(error))
         return answers
 
-    def _read(self, answers: Answers) -> list[Report]:
-        """The reports of all nodes that were asked, ordered by client. Updates are read later."""
-        problems = dict(answers.failed)
-        for node in answers.contents:
-            try:
-                self._name(node, answers)
-            except DataError as error:
-                problems[node] = Problem("name", str(error))
-        reports = []
-        for node in answers.nodes:
-            known = self._clients[node]
-            report = Report(node, self._clients.id(node), known.name, problem=problems.get(node))
-            if report.problem is None:
-                values = metrics_of(answers.contents[node])
-                self._reader.fill(report, values, known, self.rule.needs)
-                if self.private is not None:
-                    self.private.read(report, values)
-            reports.append(report)
-        return sorted(reports, key=lambda report: report.client)
-
-    def _read_updates(
-        self, reports: Sequence[Report], answers: Answers
-    ) -> tuple[list[Report], torch.Tensor]:
-        """The usable reports with their updates (S, d); arrays that do not fit are a problem."""
+    def _read(self, answers: Answers) -> tuple[list[Report], torch.Tensor]:
+        """The reports of all nodes that were asked, by client, and updates (S, d) of the usable."""
         aggregation = self._opened()
-        updates = aggregation.place_of_updates(len(reports))
-        usable: list[Report] = []
-        for report in reports:
+        updates = aggregation.place_of_updates(len(answers.nodes))
+        row = 0
+        asked = []
+        for node in sorted(answers.nodes, key=self._clients.id):
+            known = self._clients[node]
+            report = Report(node, self._clients.id(node), known.name, answers.failed.get(node))
+            asked.append(report)
             if report.problem is not None:
                 continue
-            records = list(answers.contents[report.node].array_records.values())
+            content = answers.contents[node]
+            values = metrics_of(content)
             try:
-                if len(records) != 1:
-                    raise DataError(f"it sent {len(records)} array records instead of one")
-                aggregation.write_update(records[0], updates[len(usable)])
-                usable.append(report)
+                self._reader.fill(report, values, known.last, self.rule.needs)
+                if aggregation.private is not None:
+                    private_rounds.read_weighed(aggregation.private, report, values)
+                arrays = messages.arrays_in(content)
+                aggregation.layout.subtract(aggregation.state["w"], arrays, updates[row])
+                row += 1
             except DataError as error:
-                report.problem = Problem("arrays", str(error))
-        return usable, updates[: len(usable)]
+                report.problem = Problem(str(error))
+        return asked, updates[:row]
+
+    def _round(
+        self,
+        number: int,
+        asked: Sequence[Report],
+        outcome: Outcome,
+        warnings: Sequence[str],
+        traffic: dict[str, int],
+        fallback: bool,
+    ) -> RoundRecord:
+        """The record of a round, without its evaluation. What it says of clients is logged."""
+        for warning in warnings:
+            self._log_once(warning)
+        by_name = sorted(asked, key=lambda report: report.name)
+        for report in asked:
+            if report.client in outcome.dropped:
+                report.problem = Problem(outcome.dropped[report.client])
+        dropped = {r.name: r.problem.text for r in by_name if r.problem is not None}
+        for name, reason in dropped.items():
+            logger.warning("round %d: client %s: %s", number, name, reason)
+        return RoundRecord(
+            number=number,
+            clients=tuple(report.name for report in by_name),
+            losses=tuple(column(by_name, "loss").tolist()),
+            scores=tuple(column(by_name, "score").tolist()),
+            dropped=dropped,
+            warnings=(*warnings, *outcome.warnings),
+            bytes=traffic,
+            fallback="fedavg" if fallback else "",
+            public=self._opened().algorithm.public_numbers(outcome.state),
+            **decided(outcome, {report.client: report.name for report in asked}),
+        )
 
     def _check_diverged(self, number: int, outcome: Outcome) -> None:
         lost = len(outcome.clients) == 0 and bool(outcome.dropped)
@@ -490,19 +505,32 @@ class FairStrategy(Strategy):
 
     def _lacks_losses(self, usable: Sequence[Report], answers: Answers) -> bool:
         """Whether the rule needs losses and none is known. Raises RunError if that stays so."""
-        without = [report for report in usable if report.loss is None]
-        if "loss" not in self.rule.needs or not usable or len(without) < len(usable):
+        if self.private is not None or "loss" not in self.rule.needs or not usable:
             return False
-        evaluated = any(known.evaluated for known in self._clients.known.values())
+        if any(report.loss is not None for report in usable):
+            return False
+        evaluated = any(known.last.round for known in self._clients.known.values())
         if self.strict and (self.losses == "train" or evaluated):
-            sent: set[str] = set()
-            for content in answers.contents.values():
-                sent |= metrics_of(content).keys()
-            no_losses(self.rule, f"no client reported {self._reader.loss_key!r}", sent)
+            self._no_losses(f"no client reported {self._reader.loss_key!r}", answers)
+        self._fallbacks += 1
         return True
 
-    def _warnings(self, number: int, usable: Sequence[Report], fallback: bool) -> tuple[str, ...]:
-        """What the record of a round says about its clients and their losses."""
+    def _no_losses(self, what: str, answers: Answers) -> NoReturn:
+        raise RunError(
+            f"the rule {catalog.describe(self.rule)['name']!r} decides by the clients' losses of "
+            f"the received model, but {what} (they reported {answers.metrics or 'nothing'}). Add "
+            "the loss in the ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
+            "commonweal.flower.loss_before_training, or use those of each client's last "
+            'evaluation, FairStrategy(..., losses="evaluate"). strict=False goes on with the '
+            "weights of FedAvg"
+        )
+
+    def _warnings(
+        self, number: int, usable: Sequence[Report], fallback: bool, outcome: Outcome
+    ) -> list[str]:
+        """What the record of a round says about its clients, their losses and weights."""
+        if self.private is not None:
+            return []
         warnings = []
         if number == self._offset + 1 and self._clients.lost:
             warnings.append(
@@ -514,41 +542,33 @@ class FairStrategy(Strategy):
             warnings.append("no losses are known: this round has the weights of FedAvg")
         elif "loss" in self.rule.needs:
             warnings += self._loss_warnings(number, usable)
-        return tuple(warnings)
+        before = self._losses
+        self._losses = {r.client: r.loss for r in usable if r.loss is not None}
+        rise = overshoot(self.rule, before, self._losses)
+        return [*warnings, *dominance(outcome, usable), *rise]
 
     def _loss_warnings(self, number: int, usable: Sequence[Report]) -> list[str]:
-        if self.losses == "evaluate":
-            self._log_once(
-                "the rule uses losses of evaluations: its weights depend on the samples that "
-                "clients are scored on; the mod loss_before_training reports those of training "
-                "samples"
-            )
-        unknown = []
-        old = []
-        oldest = number
-        for report in usable:
-            evaluated = self._clients[report.node].evaluated
-            if report.loss is None:
-                unknown.append(report.name)
-            elif self.losses == "evaluate" and 0 < evaluated < number - 1:
-                old.append(report.name)
-                oldest = min(oldest, evaluated)
         warnings = []
+        unknown = [report.name for report in usable if report.loss is None]
         if unknown:
-            warnings.append(f"no loss is known of {listed(unknown)}: the others' mean is used")
-        if old:
-            age = f"up to {number - 1 - oldest} rounds old"
-            warnings.append(f"losses of earlier models, {age}, of {listed(old)}")
-        return warnings
-
-    def _overshoot(self, usable: Sequence[Report]) -> tuple[str, ...]:
-        """A warning where the losses have risen by much since the last round."""
-        before = self._losses
-        self._losses = {}
+            names = reports.listed(unknown)
+            warnings.append(f"no loss is known of {names}: the others' mean is used")
+        if self.losses == "train":
+            return warnings
+        self._log_once(
+            "the rule uses losses of evaluations: its weights depend on the samples that "
+            "clients are scored on; the mod loss_before_training reports those of training "
+            "samples"
+        )
+        old = {}  # the rounds of losses, by client
         for report in usable:
-            if report.loss is not None:
-                self._losses[report.client] = report.loss
-        return overshoot(self.rule, before, self._losses)
+            evaluated = self._clients[report.node].last.round
+            if report.loss is not None and 0 < evaluated < number - 1:
+                old[report.name] = evaluated
+        if old:
+            age = f"up to {number - 1 - min(old.values())} rounds old"
+            warnings.append(f"losses of earlier models, {age}, of {reports.listed(list(old))}")
+        return warnings
 
     # Evaluation
 
@@ -558,9 +578,8 @@ class FairStrategy(Strategy):
         """Sample nodes, and send them the arrays that Flower's loop holds."""
         self._began = time.perf_counter()
         self._arrays = arrays
-        nodes = self._sample(
-            grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes, "evaluate"
-        )
+        least, purpose = self.min_evaluate_nodes, randomness.purpose("evaluate")
+        nodes = self._sample(grid, server_round, self.fraction_evaluate, least, purpose)
         return self._messages(nodes, server_round, arrays, config, MessageType.EVALUATE)
 
     def aggregate_evaluate(
@@ -569,60 +588,45 @@ class FairStrategy(Strategy):
         """Record the clients' losses and scores, and aggregate their metrics."""
         number = server_round + self._offset
         answers = self._answers(replies)
-        evaluated: dict[int, Evaluated] = {}
-        sent: set[str] = set()
-        for node, content in answers.contents.items():
-            values = metrics_of(content)
-            sent |= values.keys()
-            try:
-                self._name(node, answers)
-            except DataError as error:
-                answers.failed[node] = Problem("name", str(error))
-                continue
-            evaluated[node] = self._reader.evaluated(values)
         for node, problem in answers.failed.items():
             logger.warning("evaluation: client %s: %s", self._clients[node].name, problem.text)
-        evaluated = self._reader.in_unit(evaluated)
-        for node, result in evaluated.items():
-            self._clients[node].loss = result.loss
-            self._clients[node].score = result.score
-            self._clients[node].evaluated = number
+        evaluated = {}
+        for node, content in answers.contents.items():
+            evaluated[node] = self._reader.evaluated(metrics_of(content), number)
+            self._clients[node].last = evaluated[node]
+        self._reader.to_fractions(evaluated.values())
         if evaluated:
-            self._check_evaluated(list(evaluated.values()), sent)
+            self._check_evaluated(evaluated.values(), answers)
         self._record(evaluated)
-        used = [answers.contents[node] for node in evaluated]
+        used = list(answers.contents.values())
         return self.evaluate_metrics_aggr_fn(used, self.weighted_by_key) if used else None
 
-    def _check_evaluated(self, evaluated: Sequence[Evaluated], sent: Iterable[str]) -> None:
+    def _check_evaluated(self, evaluated: Collection[Evaluated], answers: Answers) -> None:
         """Raise RunError where losses were asked for and none is there; warn without scores."""
         lacking = not column(evaluated, "loss").isfinite().any()
         if lacking and self.losses == "evaluate" and "loss" in self.rule.needs and self.strict:
             key = self._reader.evaluate_loss_key
-            what = f"none reported {key!r}"
-            if key is None:
-                what = "evaluations have no unique finite loss"
-            no_losses(self.rule, what + " (name it with evaluate_loss_key)", sent)
+            what = "evaluations have no unique finite loss"
+            if key is not None:
+                what = f"none reported {key!r}"
+            self._no_losses(what + " (name it with evaluate_loss_key)", answers)
         if column(evaluated, "score").isnan().all():
             self._log_once(
                 f"no client reported {self._reader.score_key or 'an accuracy'} (they reported "
-                f"{', '.join(sorted(sent))}), so that the record has no scores: name a number with "
+                f"{answers.metrics}), so that the record has no scores: name a number with "
                 "score_key, and higher_is_better=False where lower is better"
             )
 
     def _sample(
-        self, grid: Grid, server_round: int, fraction: float, least: int, purpose: str
+        self, grid: Grid, server_round: int, fraction: float, least: int, purpose: int
     ) -> list[int]:
         """Draw nodes, the same ones in every run where the nodes are the same."""
         if fraction == 0:
             return []
-        self._grid = grid
-        nodes = wait_for_nodes(grid, max(least, self.min_available_nodes), self.wait)
-        self._clients.meet(nodes, grid)
+        nodes = self._wait_for_nodes(grid, max(least, self.min_available_nodes))
         size = min(len(nodes), max(least, int(len(nodes) * fraction)))
         ordered = [node for node in self._clients.by_name if node in nodes]
-        number = server_round + self._offset
-        code = randomness.COHORT if purpose == "train" else randomness.purpose(purpose)
-        stream = randomness.stream(self.seed, number, 0, code)
+        stream = randomness.stream(self.seed, server_round + self._offset, 0, purpose)
         drawn = stream.choice(len(ordered), size, replace=False)
         return [ordered[k] for k in sorted(drawn.tolist())]
 
@@ -636,55 +640,27 @@ class FairStrategy(Strategy):
     ) -> list[Message]:
         config["server-round"] = server_round + self._offset
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        self._sent = [Message(content, node, kind, ttl=self._patience + SLACK) for node in nodes]
+        ttl = self._patience + messages.SLACK
+        self._sent = [Message(content, node, kind, ttl=ttl) for node in nodes]
         return list(self._sent)
-
-    def _name(self, node: int, answers: Answers) -> None:
-        """Name a client as it names itself. Raises DataError where another has the name."""
-        content = answers.contents[node]
-        name = settings_of(content).get(self.name_key, metrics_of(content).get(self.name_key))
-        if name is not None:
-            self._clients.name(node, str(name), answers.nodes)
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
             self._logged.add(text)
             logger.warning(text)
 
-    # The run's record
-
-    def _text(self) -> str:
-        """The run as an experiment."""
-        return to_toml(
-            {
-                "rounds": self._rounds,
-                "seed": self.seed,
-                "engine": "flower",
-                "rule": catalog.describe(self.rule),
-                "server": catalog.describe(self.server),
-                "channels": [catalog.describe(channel) for channel in self.channels],
-                "algorithm": self.private.table() if self.private else {"name": "averaging"},
-            }
-        )
-
-    def _facts(self, layout: Layout) -> RunFacts:
-        return RunFacts(
-            commonweal=commonweal.__version__,
-            engine="flower",
-            parameters=layout.size,
-            score=self._recorder.score,
-            clients=len(self._clients) if self.private is None else self.private.clients,
-            privacy=self._opened().algorithm.promise,
-        )
-
     def _record(self, evaluated: Mapping[int, Evaluated]) -> None:
         """Write the round that was trained, with the evaluation after it."""
-        if self._trained is not None:
-            seconds = time.perf_counter() - self._began
-            self._opened().receive(self._arrays)  # a subclass may have changed them
-            state = self._opened().state
-            self._recorder.write(self._trained, evaluated, self._clients, state, seconds)
-            self._trained = None
-            if self._rounds == 0:  # nobody says when a loop of the user's own ends
-                self._recorder.save()
-                self._recorder.write_model(self._arrays)
+        if self._trained is None:
+            return
+        aggregation = self._opened()
+        aggregation.receive(self._arrays)  # a subclass may have changed them
+        seconds = {
+            "train": self._train_seconds,
+            "evaluate": time.perf_counter() - self._began,
+        }
+        record, self._trained = self._trained, None
+        self._recorder.write(record, evaluated, self._clients, aggregation.state, seconds)
+        if self._rounds == 0:  # nobody says when a loop of the user's own ends
+            self._recorder.save()
+            self._recorder.write_model(self._arrays)

@@ -20,6 +20,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, flatten
 from commonweal.checks.rules import (
     RULE_CHECKS,
+    Trial,
     check_rule,
     falling_weight,
     find_problem,
@@ -138,14 +139,14 @@ def test_a_larger_loss_never_lowers_a_clients_weight(case: Case) -> None:
     """Also for mixing rules without a response, of which the contract does not ask it."""
     rule = rule_of(case)
     if rule.mixing and response_rises(rule) is not False:
-        assert falling_weight(rule, 6, 0) is None
+        assert list(falling_weight(Trial(rule, 6, 0))) == []
 
 
 def test_the_inverted_response_of_the_authors_lowers_weights() -> None:
     """The normal CDF of the authors' code falls with the loss, and the rule says so."""
     rule = AAggFFS(variant="reference", cdf="normal")
     assert response_rises(rule) is False
-    assert falling_weight(rule, 6, 0) is not None
+    assert list(falling_weight(Trial(rule, 6, 0))) != []
 
 
 # Rules that break the contract, each in one way
@@ -395,7 +396,7 @@ def test_every_check_is_seen_to_fail() -> None:
 
 @pytest.mark.parametrize(("name", "rule", "words"), BROKEN)
 def test_a_broken_rule_fails_the_check(name: str, rule: Rule, words: str) -> None:
-    problem = find_problem(RULE_CHECKS[name], rule, 6, 0)
+    problem = find_problem(RULE_CHECKS[name], Trial(rule, 6, 0))
     assert problem is not None
     assert words in problem
     with pytest.raises(ConfigError, match=rf"rule {type(rule).__name__} fails the check '"):

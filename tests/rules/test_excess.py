@@ -7,7 +7,7 @@ import torch
 
 import commonweal
 from commonweal.base.errors import ConfigError
-from commonweal.checks.rules import RULE_CHECKS, find_problem
+from commonweal.checks.rules import RULE_CHECKS, Trial, find_problem
 from commonweal.rules import AFL, OWA, Excess, FedAvg, QFedAvg
 from rule_helpers import play, reports, vowel, weigh
 
@@ -54,7 +54,7 @@ def test_noise_takes_all_of_afls_weight_but_not_that_of_the_excess() -> None:
 def test_it_keeps_the_contract_with_losses_alone(name: str) -> None:
     """Clients that differ in what they reach alone are not equal."""
     rule = Excess(AFL(), alone=(0.1, 0.2, 0.1, 0.4, 0.5, 0.6))
-    assert find_problem(RULE_CHECKS[name], rule, 6, 0) is None
+    assert find_problem(RULE_CHECKS[name], Trial(rule, 6, 0)) is None
 
 
 def test_a_client_that_joins_late_has_the_mean_of_the_others() -> None:

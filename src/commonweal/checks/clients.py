@@ -11,7 +11,7 @@ from torch import nn
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors, flatten, stack
-from commonweal.checks.rules import find_problem, not_frozen, same_bits
+from commonweal.checks.rules import Problems, copy, find_problem, not_frozen, same_bits
 from commonweal.data.rows import Rows
 from commonweal.training.batches import schedule
 from commonweal.training.client import Client
@@ -66,7 +66,7 @@ def _without_axis(values: Tensors) -> Tensors:
     return {name: value[0] for name, value in values.items()}
 
 
-ClientCheck = Callable[[Bench], str | None]  # what is wrong
+ClientCheck = Callable[[Bench], Problems]
 
 
 def check_client(client: Client) -> list[str]:
@@ -90,57 +90,53 @@ def _task() -> Task:
         return Task(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)))
 
 
-def _frozen(bench: Bench) -> str | None:
+def _frozen(bench: Bench) -> Problems:
     return not_frozen(bench.client)
 
 
-def _fits(bench: Bench) -> str | None:
+def _fits(bench: Bench) -> Problems:
     bench.client.check(bench.task, ROUNDS)
-    return None
+    yield from ()
 
 
-def _reply(bench: Bench) -> str | None:
+def _reply(bench: Bench) -> Problems:
     reply, _ = bench.train_alone(0)
     update = reply.get("update")
     if update is None or update.shape != bench.task.initial.shape:
-        return "its reply has no 'update' of the model's size: return {'update': ...} first"
-    if not update.isfinite().all():
-        return "its update is not finite after a round with its default parameters"
-    return None
+        yield "its reply has no 'update' of the model's size: return {'update': ...} first"
+    elif not update.isfinite().all():
+        yield "its update is not finite after a round with its default parameters"
 
 
-def _state(bench: Bench) -> str | None:
+def _state(bench: Bench) -> Problems:
     before = bench.states[0]
     _, after = bench.train_alone(0)
     if _shapes(before) != _shapes(after):
-        return (
-            f"its state changes from {_shapes(before)} to {_shapes(after)}: keep names and shapes"
-        )
+        yield f"its state changes from {_shapes(before)} to {_shapes(after)}: keep names and shapes"
     if before and not same_bits(before, safetensors.torch.load(safetensors.torch.save(before))):
-        return "its state does not survive a file"
-    return None
+        yield "its state does not survive a file"
 
 
 def _shapes(values: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in sorted(values.items())}
 
 
-def _inputs(bench: Bench) -> str | None:
+def _inputs(bench: Bench) -> Problems:
     given = flatten({"message": bench.message, "state": bench.states[0]})
-    copies = {name: value.clone() for name, value in given.items()}
+    copies = copy(given)
     bench.train_alone(0)
     changed = [name for name in given if not torch.equal(given[name], copies[name])]
-    return f"it changes {changed}, which it was given" if changed else None
+    if changed:
+        yield f"it changes {changed}, which it was given"
 
 
-def _pure(bench: Bench) -> str | None:
+def _pure(bench: Bench) -> Problems:
     first, second = bench.train_alone(0), bench.train_alone(0)
     if not (same_bits(first[0], second[0]) and same_bits(first[1], second[1])):
-        return "the same message, state and random numbers give different replies"
-    return None
+        yield "the same message, state and random numbers give different replies"
 
 
-def _together(bench: Bench) -> str | None:
+def _together(bench: Bench) -> Problems:
     """Clients of different sizes, at once and one by one."""
     group = bench.train(list(range(len(SIZES))), vmap_clients)
     for client in range(len(SIZES)):
@@ -148,42 +144,39 @@ def _together(bench: Bench) -> str | None:
         for name, value in (reply | state).items():
             other = (group.replies | group.states)[name][client]
             if not torch.allclose(value.double(), other.double(), rtol=2e-3, atol=2e-5):
-                return f"{name!r} differs between clients run together and one by one"
-    return None
+                yield f"{name!r} differs between clients run together and one by one"
 
 
-def _trains(bench: Bench) -> str | None:
+def _trains(bench: Bench) -> Problems:
     reply, state = bench.train_alone(0)
-    moved = bool(reply["update"].any()) or not same_bits(state, bench.states[0])
-    return None if moved else "a round changes neither the model nor the client's state"
+    if not reply["update"].any() and same_bits(state, bench.states[0]):
+        yield "a round changes neither the model nor the client's state"
 
 
-def _uses(bench: Bench) -> str | None:
+def _uses(bench: Bench) -> Problems:
     _, state = bench.train_alone(0)
     client = bench.client
     uses = client.uses(bench.task, bench.message, state)
     ends = client.endpoints(bench.task, bench.message, state)
     if any(model.shape != bench.task.initial.shape for model in (*uses.models, *ends)):
-        return "`uses` and `endpoints` must give vectors of the model's size"
+        yield "`uses` and `endpoints` must give vectors of the model's size"
     if len(uses.weights) != len(uses.models) + bool(len(uses.linear)):
-        return "`uses` must give one weight per model"
+        yield "`uses` must give one weight per model"
     if not (uses.weights >= 0).all() or abs(float(uses.weights.sum()) - 1) > 1e-5:
-        return f"the weights of `uses` are {uses.weights.tolist()}: they must be a convex mixture"
+        yield f"the weights of `uses` are {uses.weights.tolist()}: they must be a convex mixture"
     is_own = any(not torch.equal(model, bench.message["w"]) for model in uses.models)
     if is_own and not client.personalizes:
-        return "clients use a model of their own: set personalizes = True"
-    return None
+        yield "clients use a model of their own: set personalizes = True"
 
 
-def _private(bench: Bench) -> str | None:
+def _private(bench: Bench) -> Problems:
     mask = bench.client.private(bench.task)
     if mask is None:
-        return None
+        return
     if mask.shape != bench.task.initial.shape or mask.dtype != torch.bool:
-        return "`private` must be a mask of the model's size"
+        yield "`private` must be a mask of the model's size"
     if "private" not in bench.states[0]:
-        return "it has private coordinates, but its state has no 'private'"
-    return None
+        yield "it has private coordinates, but its state has no 'private'"
 
 
 CLIENT_CHECKS: dict[str, ClientCheck] = {

@@ -7,8 +7,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, get_args
+from typing import get_args
 
 import safetensors.torch
 import torch
@@ -16,29 +17,48 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors, flatten, unflatten
-from commonweal.checks.samples import (
-    equal_reports,
-    extreme_reports,
-    large_ids,
-    late_reports,
-    sample_reports,
-    sample_rounds,
-    sample_setting,
-    twin_reports,
-)
+from commonweal.checks import samples
 from commonweal.data.population import Setting
-from commonweal.rules.rule import (
-    Combinator,
-    Decision,
-    Need,
-    Reports,
-    Rule,
-    Stateless,
-    prior_weights,
-    unusable,
-)
+from commonweal.rules.rule import Combinator, Decision, Need, Reports, Rule, Stateless, unusable
 
-RuleCheck = Callable[[Rule, int, int], str | None]  # rule, clients, seed -> what is wrong
+Problems = Iterator[str]  # what is wrong, if anything
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A rule with a simulated population of K clients."""
+
+    rule: Rule
+    clients: int
+    seed: int
+
+    @cached_property
+    def start(self) -> State:
+        return self.rule.init(samples.sample_setting(self.clients))
+
+    @cached_property
+    def later(self) -> State:
+        """The state after some rounds."""
+        *_, (_, decision) = self.play(samples.sample_rounds(self.seed, self.clients))
+        return decision.state
+
+    def reports(self, absent: int = 0, seed: int = 0) -> Reports:
+        """An ordinary round."""
+        size = max(1, self.clients - absent)
+        return samples.sample_reports(self.seed + seed, size, self.clients)
+
+    def play(
+        self, rounds: Iterable[Reports], state: State | None = None
+    ) -> Iterator[tuple[Reports, Decision]]:
+        """The rounds with their decisions, each from the state of the one before."""
+        state = self.start if state is None else state
+        for reports in rounds:
+            decision = self.rule(reports, state)
+            yield reports, decision
+            state = decision.state
+
+
+RuleCheck = Callable[[Trial], Problems]
 
 
 def check_rule(rule: Rule, clients: int = 6, seeds: int = 1) -> list[str]:
@@ -56,92 +76,60 @@ def check_rule(rule: Rule, clients: int = 6, seeds: int = 1) -> list[str]:
         raise ConfigError(f"{rule!r} is not a rule: give an instance of a subclass of Rule")
     for name, check in RULE_CHECKS.items():
         for seed in range(seeds):
-            problem = find_problem(check, rule, clients, seed)
+            problem = find_problem(check, Trial(rule, clients, seed))
             if problem is not None:
                 raise ConfigError(f"rule {type(rule).__name__} fails the check {name!r}: {problem}")
     return list(RULE_CHECKS)
 
 
-def find_problem(check: Callable[..., str | None], *given: object) -> str | None:
+def find_problem(check: Callable[..., Problems], *given: object) -> str | None:
     """Run one check. An exception in what it checks is a problem, too."""
     try:
-        return check(*given)
+        return next(check(*given), None)
     except Exception as error:
         return f"it raises {type(error).__name__}: {error}"
 
 
-def start(rule: Rule, clients: int) -> State:
-    return rule.init(sample_setting(clients))
-
-
-def play(rule: Rule, rounds: Iterable[Reports], state: State) -> Iterator[tuple[Reports, Decision]]:
-    """The rounds with their decisions, each from the state of the one before."""
-    for reports in rounds:
-        decision = rule(reports, state)
-        yield reports, decision
-        state = decision.state
-
-
-def after_rounds(rule: Rule, clients: int, seed: int) -> State:
-    """The state after some rounds."""
-    state = start(rule, clients)
-    for _, decision in play(rule, sample_rounds(seed, clients), state):
-        state = decision.state
-    return state
-
-
-def both_states(rule: Rule, clients: int, seed: int) -> tuple[State, State]:
-    """The state before the first round, and one after some rounds."""
-    return start(rule, clients), after_rounds(rule, clients, seed)
-
-
-def copy_reports(reports: Reports) -> Reports:
-    """A copy that shares no memory. Indexing by positions copies."""
-    return reports.subset(torch.arange(len(reports.ids)))
-
-
-def copy_state(state: State) -> Tensors:
-    return {name: value.clone() for name, value in flatten(state).items()}
+def copy(values: Tensors) -> Tensors:
+    return {name: value.clone() for name, value in values.items()}
 
 
 def same_bits(a: Tensors, b: Tensors) -> bool:
-    if a.keys() != b.keys():
-        return False
-    return all(torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def close(a: Tensor, b: Tensor, rtol: float = 1e-7, atol: float = 1e-9) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=rtol, atol=atol)
 
 
-def wrong_weights(decision: Decision, reports: Reports) -> str | None:
+def wrong_weights(decision: Decision, reports: Reports) -> Problems:
     """What is wrong with the weights of any rule."""
     problem = unusable(decision.weights, len(reports.ids))
-    if problem is None and not torch.isfinite(decision.weights).all():
-        return f"weights are not finite: {decision.weights.tolist()}"
-    return problem
+    if problem is not None:
+        yield problem
+    elif not torch.isfinite(decision.weights).all():
+        yield f"weights are not finite: {decision.weights.tolist()}"
 
 
-def not_mixing(rule: Rule, weights: Tensor) -> str | None:
+def not_mixing(rule: Rule, weights: Tensor) -> Problems:
     """What is wrong with the weights of a rule that says they are mixing coefficients."""
-    if not rule.mixing:
-        return None
-    if (weights < 0).any():
-        return f"mixing is true, but a weight is {weights.min().item():g}"
-    total = weights.sum().item()
-    if abs(total - 1) > 1e-9:
-        return f"mixing is true, but the weights sum to {total:g}"
-    return None
+    if rule.mixing and (weights < 0).any():
+        yield f"mixing is true, but a weight is {weights.min().item():g}"
+    if rule.mixing and abs(weights.sum().item() - 1) > 1e-9:
+        yield f"mixing is true, but the weights sum to {weights.sum().item():g}"
 
 
-def not_weights(rule: Rule, decision: Decision, reports: Reports) -> str | None:
-    return wrong_weights(decision, reports) or not_mixing(rule, decision.weights)
+def not_finite(state: State) -> Problems:
+    for name, value in flatten(state).items():
+        if not torch.isfinite(value).all():
+            yield f"its state {name!r} is not finite"
 
 
-def not_frozen(part: object) -> str | None:
+def not_frozen(part: object) -> Problems:
     """What keeps a rule or a client method from being a value."""
     if not is_dataclass(part) or isinstance(part, type):
-        return "it is not a dataclass: write @dataclass(frozen=True) above the class"
+        yield "it is not a dataclass: write @dataclass(frozen=True) above the class"
+        return
     name = "some_attribute"
     try:
         setattr(part, name, 1)
@@ -149,267 +137,209 @@ def not_frozen(part: object) -> str | None:
         pass
     else:
         delattr(part, name)
-        return "its attributes can be set: write @dataclass(frozen=True) above the class"
+        yield "its attributes can be set: write @dataclass(frozen=True) above the class"
     again = replace(part)
     if again != part or hash(again) != hash(part):
-        return "two of it with equal fields are not equal: write @dataclass(frozen=True)"
-    return None
+        yield "two of it with equal fields are not equal: write @dataclass(frozen=True)"
 
 
-def _frozen(rule: Rule, clients: int, seed: int) -> str | None:
-    return not_frozen(rule)
+def _frozen(trial: Trial) -> Problems:
+    return not_frozen(trial.rule)
 
 
-def _pure(rule: Rule, clients: int, seed: int) -> str | None:
-    state = after_rounds(rule, clients, seed)
-    reports = sample_reports(seed, max(1, clients - 1), clients)
-    first = rule(reports, state)
-    second = rule(copy_reports(reports), state)
+def _pure(trial: Trial) -> Problems:
+    first = trial.rule(trial.reports(absent=1), trial.later)
+    second = trial.rule(trial.reports(absent=1), trial.later)
     if not torch.equal(first.weights, second.weights):
-        return "the same reports and state give different weights"
+        yield "the same reports and state give different weights"
     if not same_bits(flatten(first.state), flatten(second.state)):
-        return "the same reports and state give different states"
-    return None
+        yield "the same reports and state give different states"
 
 
-def _inputs(rule: Rule, clients: int, seed: int) -> str | None:
-    state = after_rounds(rule, clients, seed)
-    before = copy_state(state)
-    reports = sample_reports(seed, max(1, clients // 2), clients)
-    original = copy_reports(reports)
-    following = rule(reports, state).state
-    if not same_bits(flatten(state), before):
-        return "it changes the state that it receives"
-    if not same_bits(reports.tensors, original.tensors):
-        return "it changes the reports that it receives"
-    following_before = copy_state(following)
+def _inputs(trial: Trial) -> Problems:
+    reports = trial.reports(absent=trial.clients // 2)
+    state_before = copy(flatten(trial.later))
+    reports_before = copy(reports.tensors)
+    following = flatten(trial.rule(reports, trial.later).state)
+    if not same_bits(flatten(trial.later), state_before):
+        yield "it changes the state that it receives"
+    if not same_bits(reports.tensors, reports_before):
+        yield "it changes the reports that it receives"
+    following_before = copy(following)
     for value in reports.tensors.values():
         value.zero_()
-    if not same_bits(flatten(following), following_before):
-        return "its new state shares memory with the reports: clone them"
-    return None
+    if not same_bits(following, following_before):
+        yield "its new state shares memory with the reports: clone them"
 
 
-def _weights(rule: Rule, clients: int, seed: int) -> str | None:
-    for reports, decision in play(rule, sample_rounds(seed, clients), start(rule, clients)):
-        problem = wrong_weights(decision, reports)
-        if problem:
-            return problem
-    return None
+def _weights(trial: Trial) -> Problems:
+    for reports, decision in trial.play(samples.sample_rounds(trial.seed, trial.clients)):
+        yield from wrong_weights(decision, reports)
 
 
-def _state(rule: Rule, clients: int, seed: int) -> str | None:
-    initial, state = both_states(rule, clients, seed)
-    problem = _not_tensors(initial) or _not_tensors(state)
-    if problem:
-        return problem
-    loaded = _written_and_read(state)
-    if not same_bits(flatten(loaded), flatten(state)):
-        return "its state changes when it is written to a file and read back"
-    rounds = list(sample_rounds(seed + 50, clients))
-    expected = play(rule, rounds, state)
-    played = play(rule, rounds, loaded)
-    for (_, one), (_, other) in zip(expected, played, strict=True):
-        if not torch.equal(one.weights, other.weights):
-            return "it decides differently after its state was written to a file and read back"
-    return None
+def _state(trial: Trial) -> Problems:
+    yield from _not_tensors(trial.start)
+    yield from _not_tensors(trial.later)
+    written = {name: value.contiguous() for name, value in copy(flatten(trial.later)).items()}
+    loaded = unflatten(safetensors.torch.load(safetensors.torch.save(written)))
+    if not same_bits(flatten(loaded), flatten(trial.later)):
+        yield "its state changes when it is written to a file and read back"
+    rounds = list(samples.sample_rounds(trial.seed + 50, trial.clients))
+    played = zip(trial.play(rounds, trial.later), trial.play(rounds, loaded), strict=True)
+    if not all(torch.equal(one.weights, other.weights) for (_, one), (_, other) in played):
+        yield "it decides differently after its state was written to a file and read back"
 
 
-def _written_and_read(state: State) -> State:
-    values = {name: value.contiguous() for name, value in copy_state(state).items()}
-    return unflatten(safetensors.torch.load(safetensors.torch.save(values)))
-
-
-def _not_tensors(state: State) -> str | None:
+def _not_tensors(state: State) -> Problems:
     if type(state) is not dict:
-        return f"its state is a {type(state).__name__}, not a dict"
+        yield f"its state is a {type(state).__name__}, not a dict"
     for name, value in state.items():
         if not isinstance(name, str) or "/" in name:
-            return f"its state has the name {name!r}: names are strings without '/'"
-        problem = _not_tensors(value) if isinstance(value, dict) else None
-        if problem is None and not isinstance(value, dict | Tensor):
-            problem = f"its state has a {type(value).__name__} named {name!r}, not a tensor"
-        if problem:
-            return problem
-    return None
+            yield f"its state has the name {name!r}: names are strings without '/'"
+        if isinstance(value, dict):
+            yield from _not_tensors(value)
+        elif not isinstance(value, Tensor):
+            yield f"its state has a {type(value).__name__} named {name!r}, not a tensor"
 
 
-def _order(rule: Rule, clients: int, seed: int) -> str | None:
-    reports = sample_reports(seed, max(1, clients - 1), clients)
-    generator = torch.Generator().manual_seed(seed + 7)
+def _order(trial: Trial) -> Problems:
+    rule = trial.rule
+    reports = trial.reports(absent=1)
+    following = trial.reports(absent=2, seed=1)
+    generator = torch.Generator().manual_seed(trial.seed + 7)
     order = torch.randperm(len(reports.ids), generator=generator)
-    following = sample_reports(seed + 1, max(1, clients - 2), clients)
-    for state in both_states(rule, clients, seed):
+    for state in (trial.start, trial.later):
         decision = rule(reports, state)
         permuted = rule(reports.subset(order), state)
         if not close(permuted.weights, decision.weights[order]):
-            return "weights depend on the order of the reports"
+            yield "weights depend on the order of the reports"
         expected = rule(following, decision.state).weights
         if not close(rule(following, permuted.state).weights, expected):
-            return "the next round's weights depend on the order of the reports"
-    return None
+            yield "the next round's weights depend on the order of the reports"
 
 
-def _twins(rule: Rule, clients: int, seed: int) -> str | None:
-    if clients < 3:
-        return None
-    rounds = [twin_reports(seed + 100 * t, clients) for t in range(4)]
-    for _, decision in play(rule, rounds, start(rule, clients)):
+def _twins(trial: Trial) -> Problems:
+    if trial.clients < 3:
+        return
+    rounds = [samples.twin_reports(trial.seed + 100 * t, trial.clients) for t in range(4)]
+    for _, decision in trial.play(rounds):
         if not close(decision.weights[2], decision.weights[0]):
-            return "clients that report the same do not get the same weight"
-    return None
+            yield "clients that report the same do not get the same weight"
 
 
-def _alike(rule: Rule, clients: int, seed: int) -> str | None:
-    rounds = [equal_reports(clients)] * 3
-    for _, decision in play(rule, rounds, start(rule, clients)):
+def _alike(trial: Trial) -> Problems:
+    for _, decision in trial.play([samples.equal_reports(trial.clients)] * 3):
         weights = decision.weights
-        spread = weights.max() - weights.min()
-        if spread >= 1e-9 or weights[0] <= 0:
-            return f"equal reports of all clients give the weights {weights.tolist()}"
-    return None
+        if weights.max() - weights.min() >= 1e-9 or weights[0] <= 0:
+            yield f"equal reports of all clients give the weights {weights.tolist()}"
 
 
-def _one(rule: Rule, clients: int, seed: int) -> str | None:
-    reports = sample_reports(seed, 1, clients)
-    for state in both_states(rule, clients, seed):
-        decision = rule(reports, state)
-        problem = wrong_weights(decision, reports)
-        if problem:
-            return problem
+def _one(trial: Trial) -> Problems:
+    reports = trial.reports(absent=trial.clients)
+    for state in (trial.start, trial.later):
+        decision = trial.rule(reports, state)
+        yield from wrong_weights(decision, reports)
         if decision.weights[0] <= 0:
-            return f"a single reporter gets the weight {decision.weights[0].item():g}"
-    return None
+            yield f"a single reporter gets the weight {decision.weights[0].item():g}"
 
 
-def _precision(rule: Rule, clients: int, seed: int) -> str | None:
-    state = after_rounds(rule, clients, seed)
-    size = max(1, clients - 1)
-    single = rule(sample_reports(seed, size, clients, torch.float32), state)
-    double = rule(sample_reports(seed, size, clients, torch.float64), state)
-    if not close(single.weights, double.weights, rtol=1e-5, atol=1e-6):
-        return "the same numbers in float32 and float64 give different weights: compute in float64"
-    return None
+def _precision(trial: Trial) -> Problems:
+    reports = trial.reports(absent=1)
+    columns = {name: value.double() for name, value in reports.tensors.items()}
+    columns["ids"] = reports.ids
+    exact = Reports(clients=trial.clients, checked=True, **columns)
+    single = trial.rule(reports, trial.later).weights
+    if not close(single, trial.rule(exact, trial.later).weights, rtol=1e-5, atol=1e-6):
+        yield "the same numbers in float32 and float64 give different weights: compute in float64"
 
 
-def _extremes(rule: Rule, clients: int, seed: int) -> str | None:
-    following = sample_reports(seed + 3, 1, clients)
-    for name, reports in extreme_reports(clients, seed).items():
-        rounds = [reports, reports, following]
-        for received, decision in play(rule, rounds, start(rule, clients)):
-            problem = wrong_weights(decision, received) or _infinite(decision.state)
-            if problem:
-                return f"with {name}, {problem}"
-    return None
+def _extremes(trial: Trial) -> Problems:
+    following = samples.sample_reports(trial.seed + 3, 1, trial.clients)
+    for name, extreme in samples.extreme_reports(trial.clients, trial.seed).items():
+        for reports, decision in trial.play([extreme, extreme, following]):
+            for problem in (*wrong_weights(decision, reports), *not_finite(decision.state)):
+                yield f"with {name}, {problem}"
 
 
-def _infinite(state: State) -> str | None:
-    for name, value in flatten(state).items():
-        if not torch.isfinite(value).all():
-            return f"its state {name!r} is not finite"
-    return None
+def _mixing(trial: Trial) -> Problems:
+    for _, decision in trial.play(samples.sample_rounds(trial.seed, trial.clients, count=8)):
+        yield from not_mixing(trial.rule, decision.weights)
 
 
-def _mixing(rule: Rule, clients: int, seed: int) -> str | None:
-    rounds = sample_rounds(seed, clients, count=8)
-    for _, decision in play(rule, rounds, start(rule, clients)):
-        problem = not_mixing(rule, decision.weights)
-        if problem:
-            return problem
-    return None
+def _ids(trial: Trial) -> Problems:
+    ids = samples.large_ids(trial.clients, trial.seed)
+    usual = samples.sample_rounds(trial.seed, trial.clients)
+    for reports, decision in trial.play(replace(round, ids=ids[round.ids]) for round in usual):
+        yield from wrong_weights(decision, reports)
+        yield from not_mixing(trial.rule, decision.weights)
 
 
-def _ids(rule: Rule, clients: int, seed: int) -> str | None:
-    ids = large_ids(clients, seed)
-    rounds = [replace(plain, ids=ids[plain.ids]) for plain in sample_rounds(seed, clients)]
-    for reports, decision in play(rule, rounds, start(rule, clients)):
-        problem = not_weights(rule, decision, reports)
-        if problem:
-            return f"with ids such as {reports.ids[0].item()}, {problem}"
-    return None
+def _late(trial: Trial) -> Problems:
+    rounds = [samples.late_reports(trial.seed + 9 + t, trial.clients) for t in range(3)]
+    for reports, decision in trial.play(rounds, trial.later):
+        yield from wrong_weights(decision, reports)
+        yield from not_mixing(trial.rule, decision.weights)
+        yield from not_finite(decision.state)
 
 
-def _late(rule: Rule, clients: int, seed: int) -> str | None:
-    rounds = [late_reports(seed + 9 + t, clients) for t in range(3)]
-    for reports, decision in play(rule, rounds, after_rounds(rule, clients, seed)):
-        problem = not_weights(rule, decision, reports) or _infinite(decision.state)
-        if problem:
-            return f"after two clients join, {problem}"
-    return None
-
-
-def _needs(rule: Rule, clients: int, seed: int) -> str | None:
-    unknown = rule.needs - set(get_args(Need))
+def _needs(trial: Trial) -> Problems:
+    needs = trial.rule.needs
+    unknown = needs - set(get_args(Need))
     if unknown:
-        return f"it needs {sorted(unknown)}; known: {', '.join(get_args(Need))}"
-    state = after_rounds(rule, clients, seed)
-    reports = sample_reports(seed, max(1, clients - 1), clients)
+        yield f"it needs {sorted(unknown)}; known: {', '.join(get_args(Need))}"
+    reports = trial.reports(absent=1)
     try:
-        decision = rule(needed_only(reports, rule), state)
+        decision = trial.rule(needed_only(reports, trial.rule), trial.later)
     except Exception as error:
-        return f"it uses more than its `needs`, {sorted(rule.needs)}: {error}"
-    if not torch.equal(decision.weights, rule(reports, state).weights):
-        return "its weights depend on more than its `needs`"
-    return None
+        yield f"it uses more than its `needs`, {sorted(needs)}: {error}"
+        return
+    if not torch.equal(decision.weights, trial.rule(reports, trial.later).weights):
+        yield "its weights depend on more than its `needs`"
 
 
 def needed_only(reports: Reports, rule: Rule) -> Reports:
-    unknown = torch.ones_like(reports.losses)
     return replace(
         reports,
-        losses=reports.losses if "loss" in rule.needs else unknown,
+        losses=reports.losses if "loss" in rule.needs else torch.ones_like(reports.losses),
         scores=reports.scores if "score" in rule.needs else None,
         updates=reports.updates if "update" in rule.needs else None,
         losses_after=reports.losses_after if "loss_after" in rule.needs else None,
     )
 
 
-def _setting(rule: Rule, clients: int, seed: int) -> str | None:
-    by_setting = _initial(rule, Setting(clients=clients))
-    by_number = _initial(rule, clients)
-    if by_setting is None or by_number is None:
-        agree = by_setting is by_number
-    else:
-        agree = same_bits(by_setting, by_number)
-    return None if agree else "init(clients) is not init(Setting(clients)): use Setting.of"
+def _setting(trial: Trial) -> Problems:
+    by_setting = _initial(trial.rule, Setting(clients=trial.clients))
+    by_number = _initial(trial.rule, trial.clients)
+    if not same_bits(by_setting, by_number):
+        yield "init(clients) is not init(Setting(clients)): use Setting.of"
 
 
-def _initial(rule: Rule, setting: Setting | int) -> Tensors | None:
-    """The first state, or None if the setting does not say enough."""
+def _initial(rule: Rule, setting: Setting | int) -> Tensors:
+    """The first state. A setting that does not say enough has none."""
     try:
         return flatten(rule.init(setting))
     except ConfigError:
-        return None
+        return {"refused": torch.empty(0)}
 
 
-def _distribution(rule: Rule, clients: int, seed: int) -> str | None:
-    for state in both_states(rule, clients, seed):
-        for count in (clients, clients + 2):
-            p = rule.distribution(state, count)
-            if p is not None and not _on_simplex(p, count):
-                return f"its distribution over {count} clients is {p.tolist()}"
-    return None
+def _distribution(trial: Trial) -> Problems:
+    for state in (trial.start, trial.later):
+        for count in (trial.clients, trial.clients + 2):
+            p = trial.rule.distribution(state, count)
+            if p is None:
+                continue
+            if p.shape != (count,) or (p < 0).any() or abs(p.sum().item() - 1) > 1e-9:
+                yield f"its distribution over {count} clients is {p.tolist()}"
 
 
-def _on_simplex(p: Tensor, clients: int) -> bool:
-    if p.shape != (clients,) or (p < 0).any():
-        return False
-    return abs(p.sum().item() - 1) <= 1e-9
-
-
-def _regret(rule: Rule, clients: int, seed: int) -> str | None:
-    losses = sample_reports(seed, clients, clients).losses.double()
-    response = rule.response(losses)
-    if response is not None and not _is_response(response, clients):
-        return f"its response to {clients} losses is {response.tolist()}"
-    bound = rule.bound(100, clients)
+def _regret(trial: Trial) -> Problems:
+    clients = trial.clients
+    response = trial.rule.response(trial.reports().losses.double())
+    if response is not None and not (response.shape == (clients,) and response.isfinite().all()):
+        yield f"its response to {clients} losses is {response.tolist()}"
+    bound = trial.rule.bound(100, clients)
     if bound is not None and not 0 <= bound < float("inf"):
-        return f"its bound on the regret is {bound}"
-    return None
-
-
-def _is_response(response: Tensor, clients: int) -> bool:
-    return response.shape == (clients,) and bool(response.isfinite().all())
+        yield f"its bound on the regret is {bound}"
 
 
 @dataclass(frozen=True)
@@ -418,18 +348,15 @@ class Probe(Stateless):
 
     losses: tuple[float, ...] = ()
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"size", "loss", "score"})
-    logarithmic: ClassVar[bool] = True
-    local_run: ClassVar[str] = "a run of local models"
+    needs = frozenset({"size", "loss", "score"})
+    logarithmic = True
+    local_run = "a run of local models"
 
     def with_local_losses(self, losses: tuple[float, ...]) -> "Probe":
         return Probe(losses)
 
     def init(self, setting: Setting | int) -> State:
         return {"clients": torch.tensor(Setting.of(setting).clients)}
-
-    def weigh(self, reports: Reports) -> Tensor:
-        return prior_weights(reports, "uniform")
 
     def response(self, losses: Tensor) -> Tensor:
         return losses
@@ -441,88 +368,72 @@ class Probe(Stateless):
     averaged = distribution
 
 
-def _combinator(rule: Rule, clients: int, seed: int) -> str | None:
-    if not isinstance(rule, Combinator):
-        return None
-    outer = replace(rule, rule=Probe())
-    losses = sample_reports(seed, clients, clients).losses
-    state = outer.init(sample_setting(clients))
-    inner = outer.with_local_losses((1.0,) * clients).rule
+def _combinator(trial: Trial) -> Problems:
+    if not isinstance(trial.rule, Combinator):
+        return
+    outer = replace(trial.rule, rule=Probe())
+    losses = trial.reports().losses
+    state = outer.init(samples.sample_setting(trial.clients))
+    inner = outer.with_local_losses((1.0,) * trial.clients).rule
     passed_on = {
         "needs": Probe.needs <= outer.needs,
         "logarithmic": outer.logarithmic,
         "local_run": outer.local_run is not None,
-        "with_local_losses": isinstance(inner, Probe) and len(inner.losses) == clients,
+        "with_local_losses": isinstance(inner, Probe) and len(inner.losses) == trial.clients,
         "response": outer.response(losses) is not None,
-        "cohort_response": outer.cohort_response(losses, 2 * clients) is not None,
-        "distribution": outer.distribution(state, clients) is not None,
-        "averaged": outer.averaged(state, clients) is not None,
+        "cohort_response": outer.cohort_response(losses, 2 * trial.clients) is not None,
+        "distribution": outer.distribution(state, trial.clients) is not None,
+        "averaged": outer.averaged(state, trial.clients) is not None,
     }
     forgotten = [name for name, is_passed_on in passed_on.items() if not is_passed_on]
-    return f"its rule has {', '.join(forgotten)}, and it does not" if forgotten else None
+    if forgotten:
+        yield f"its rule has {', '.join(forgotten)}, and it does not"
 
 
 def response_rises(rule: Rule) -> bool | None:
     """Whether the rule's response grows with the loss. None: it has no response."""
-    losses = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    response = rule.response(losses)
-    if response is None:
-        return None
-    return bool((response.diff() >= 0).all())
+    response = rule.response(torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
+    return None if response is None else bool((response.diff() >= 0).all())
 
 
-def _monotone(rule: Rule, clients: int, seed: int) -> str | None:
-    if rule.mixing and response_rises(rule):
-        return falling_weight(rule, clients, seed)
-    return None
+def _monotone(trial: Trial) -> Problems:
+    if trial.rule.mixing and response_rises(trial.rule):
+        yield from falling_weight(trial)
 
 
-def falling_weight(rule: Rule, clients: int, seed: int) -> str | None:
+def falling_weight(trial: Trial) -> Problems:
     """Find a client whose weight falls when its loss rises, unless its report is rejected."""
-    reports = sample_reports(seed + 20, max(1, clients - 2), clients)
-    for state in both_states(rule, clients, seed):
+    reports = trial.reports(absent=2, seed=20)
+    for state in (trial.start, trial.later):
         for position in range(len(reports.ids)):
-            weights = rising_loss(rule, reports, state, position)
-            for last, weight in pairwise(weights):
+            for last, weight in pairwise(_weights_by_loss(trial.rule, reports, state, position)):
                 if weight < last - 1e-9:
-                    return f"a client's weight falls from {last:g} to {weight:g} as its loss rises"
-    return None
+                    yield f"a client's weight falls from {last:g} to {weight:g} as its loss rises"
 
 
-def rising_loss(rule: Rule, reports: Reports, state: State, position: int) -> list[float]:
+def _weights_by_loss(rule: Rule, reports: Reports, state: State, position: int) -> Iterator[float]:
     """The weights of a client as its loss rises, as long as its report is not rejected."""
     client = int(reports.ids[position])
-    weights = []
     for factor in (1.0, 1.05, 1.5, 4.0):
         losses = reports.losses.clone()
         losses[position] *= factor
         decision = rule(replace(reports, losses=losses), state)
         if client in decision.dropped or client in decision.capped:
             break
-        weights.append(decision.weights[position].item())
-    return weights
+        yield decision.weights[position].item()
 
 
-def _reasons(rule: Rule, clients: int, seed: int) -> str | None:
-    state = start(rule, clients)
-    for reports in extreme_reports(clients, seed).values():
-        problem = _wrong_reasons(rule(reports, state), reports)
-        if problem:
-            return problem
-    return None
-
-
-def _wrong_reasons(decision: Decision, reports: Reports) -> str | None:
-    if not all(isinstance(warning, str) for warning in decision.warnings):
-        return f"its warnings are {decision.warnings!r}, not strings"
-    clients = reports.ids.tolist()
-    for reasons in (decision.dropped, decision.capped):
-        if not reasons.keys() <= set(clients):
-            return f"it gives reasons for {sorted(reasons)}, who did not all report"
-    dropped = [client in decision.dropped for client in clients]
-    if decision.weights[dropped].any():
-        return "a client that is dropped has a weight"
-    return None
+def _reasons(trial: Trial) -> Problems:
+    for reports in samples.extreme_reports(trial.clients, trial.seed).values():
+        decision = trial.rule(reports, trial.start)
+        if not all(isinstance(warning, str) for warning in decision.warnings):
+            yield f"its warnings are {decision.warnings!r}, not strings"
+        clients = reports.ids.tolist()
+        for reasons in (decision.dropped, decision.capped):
+            if not reasons.keys() <= set(clients):
+                yield f"it gives reasons for {sorted(reasons)}, who did not all report"
+        if decision.weights[[client in decision.dropped for client in clients]].any():
+            yield "a client that is dropped has a weight"
 
 
 RULE_CHECKS: dict[str, RuleCheck] = {

@@ -23,9 +23,7 @@ def sample_setting(clients: int) -> Setting:
     return Setting(clients=clients, groups=names, label_counts=counts)
 
 
-def sample_reports(
-    seed: int, size: int, clients: int, dtype: torch.dtype = torch.float32
-) -> Reports:
+def sample_reports(seed: int, size: int, clients: int) -> Reports:
     """An ordinary round: losses between 0.1 and 3, and updates that partly agree."""
     generator = torch.Generator().manual_seed(seed)
     losses = 0.1 + 2.9 * torch.rand(size, generator=generator)
@@ -33,11 +31,11 @@ def sample_reports(
     return Reports(
         ids=torch.randperm(clients, generator=generator)[:size],
         sizes=torch.randint(1, 200, (size,), generator=generator),
-        losses=losses.to(dtype),
+        losses=losses,
         clients=clients,
-        scores=torch.rand(size, generator=generator).to(dtype),
-        updates=updates.to(dtype),
-        losses_after=(0.8 * losses).to(dtype),
+        scores=torch.rand(size, generator=generator),
+        updates=updates,
+        losses_after=0.8 * losses,
     )
 
 
@@ -49,32 +47,21 @@ def sample_rounds(seed: int, clients: int, count: int = 4) -> Iterator[Reports]:
 
 def equal_reports(clients: int) -> Reports:
     """A round in which all clients report the same."""
-    ones = torch.ones(clients)
-    return Reports(
-        ids=torch.arange(clients),
-        sizes=10 * ones,
-        losses=0.7 * ones,
-        clients=clients,
-        scores=0.5 * ones,
-        updates=torch.ones(clients, 3),
-        losses_after=0.6 * ones,
-    )
+    return _repeated(sample_reports(0, clients, clients), torch.zeros(clients, dtype=torch.int64))
 
 
 def twin_reports(seed: int, clients: int) -> Reports:
     """A round in which client 2 reports what client 0 does. They are of the same group."""
     position = torch.arange(clients)
     position[2] = 0
-    reports = sample_reports(seed, clients, clients)
-    return Reports(
-        ids=torch.arange(clients),
-        sizes=reports.sizes[position],
-        losses=reports.losses[position],
-        clients=clients,
-        scores=required(reports.scores, "scores")[position],
-        updates=required(reports.updates, "updates")[position],
-        losses_after=required(reports.losses_after, "losses after training")[position],
-    )
+    return _repeated(sample_reports(seed, clients, clients), position)
+
+
+def _repeated(reports: Reports, position: Tensor) -> Reports:
+    """A round in which client i reports what is at `position[i]`."""
+    columns = {name: value[position] for name, value in reports.tensors.items()}
+    columns["ids"] = torch.arange(len(position))
+    return Reports(clients=reports.clients, checked=True, **columns)
 
 
 def late_reports(seed: int, clients: int) -> Reports:

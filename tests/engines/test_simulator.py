@@ -590,7 +590,7 @@ def test_several_scores_are_evaluated_in_one_pass() -> None:
     algorithm = averaging(task)
     found = Simulator(f).evaluate(algorithm, algorithm.init(f.population))
     assert list(found.scores) == ["accuracy", "top-5", "ece"]
-    alone = replace(task, score="top-5", also=())
+    alone = task.replace(score="top-5", also=())
     single = Simulator(f).evaluate(averaging(alone), algorithm.init(f.population))
     assert torch.equal(found.scores["top-5"], single.score)
     assert torch.equal(found.losses, single.losses)

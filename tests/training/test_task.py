@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -289,7 +288,7 @@ def test_the_gradient_is_that_of_the_plain_module(name: str) -> None:
 @cases("kind", ["mlp", "norm", "cnn"])
 def test_mixed_precision_trains_as_autocast_does_and_evaluates_in_float32(kind: str) -> None:
     exact = Task(module(kind))
-    task = replace(exact, precision="bfloat16")
+    task = exact.replace(precision="bfloat16")
     x, y = some_rows(kind)
     w = moved(task).requires_grad_()
     loss = task.batch_loss(w, even(x, y))[0]

@@ -360,7 +360,7 @@ class Averaging(Algorithm):
     @cached_property
     def _reporting(self) -> Task:
         """The task with the main score only."""
-        return replace(self.task, also=()) if self.task.also else self.task
+        return self.task.replace(also=()) if self.task.also else self.task
 
     def evaluate_received(self, message: Tensors, group: Group) -> Evaluation:
         """Evaluate the received model, with each client's private part, on the training samples."""

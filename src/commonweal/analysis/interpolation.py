@@ -5,7 +5,7 @@ clients' samples in this process.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -161,7 +161,7 @@ def evaluate_score(
     """
     models = Models(job, state)
     rows = rows or models.federation.test
-    task = replace(job.task, score=score, also=())
+    task = job.task.replace(score=score, also=())
     shared = evaluate(task, models.message["w"], rows)
     if not (own and job.algorithm.personalizes):
         return shared

@@ -1,7 +1,5 @@
 """What is computed of a run's models once, when it ends: intervals and the threshold."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -108,7 +106,7 @@ def _never_predicted(job: Job, w: Tensor) -> tuple[str, ...]:
 
 
 def _stats(task: Task, score: str, w: Tensor, rows: Rows) -> Tensor:
-    return evaluate_rows(replace(task, score=score, also=()), w, rows)[1][score]
+    return evaluate_rows(task.replace(score=score, also=()), w, rows)[1][score]
 
 
 # The threshold

@@ -296,11 +296,11 @@ def fitted(task: Task, federation: Federation, settings: RunSettings) -> Task:
     if log and target is None:
         same = float(federation.train.y[0])
         raise ConfigError(f"target = 'log': all labels are {same:g}, which leaves nothing to learn")
-    task = replace(task, target=target, class_weight=_class_weight(settings, federation))
+    task = task.replace(target=target, class_weight=_class_weight(settings, federation))
     if not log:
         return task
     variance = float(federation.train.y.double().var(correction=0))
-    return replace(task, log_target=True, variance=variance)
+    return task.replace(log_target=True, variance=variance)
 
 
 def _class_weight(settings: RunSettings, federation: Federation) -> tuple[float, ...] | None:
@@ -399,17 +399,20 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     settings = RunSettings(**given)
     task = task.suited_to(federation.loss)
     if settings.precision != "float32":
-        task = replace(task, precision=settings.precision)
+        task = task.replace(precision=settings.precision)
     federation = _divided(federation.with_loss(task.loss), settings)
     federation = with_loss(federation, settings)
     if settings.scores:
         score, *also = settings.scores
-        task = replace(task, score=score, also=tuple(also))
+        changed = {} if score == task.score else {"score": score}  # it may be the user's function
+        task = task.replace(also=tuple(also), **changed)
     for key in GIVEN:
         kind = KINDS[PARTS[key]]
         parts.setdefault(key, [] if kind.several else kind.default)
     if task.target is None and not isinstance(parts["algorithm"], Algorithm):
-        task = fitted(replace(task, loss=federation.loss), federation, settings)
+        if federation.loss != task.loss:
+            task = task.replace(loss=federation.loss)
+        task = fitted(task, federation, settings)
     return _job(task, _engine(federation, settings), parts, settings, None)
 
 

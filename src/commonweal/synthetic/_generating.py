@@ -38,13 +38,10 @@ from commonweal.training.task import Batch, Task
 class GeneratorTask(Task):
     """A task that generates samples from `latent` uniform numbers each."""
 
-    latent: int
-    population: Population
-
     def __init__(self, module: nn.Module, latent: int, population: Population) -> None:
         super().__init__(module, "cross-entropy")
-        object.__setattr__(self, "latent", latent)
-        object.__setattr__(self, "population", population)
+        self.latent = latent
+        self.population = population
 
     def generator_loss(self, w: Tensor, batch: Batch, noise: Tensor) -> Tensor:
         """The batch's loss, from uniform numbers (B, latent)."""

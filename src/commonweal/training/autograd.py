@@ -76,7 +76,7 @@ def _divided(task: Task, mask: Tensor) -> tuple[Task, Task] | None:
         return None
     if task.size != parameters:  # buffers, or parameters that are not trained
         return None
-    return Task(module[:first], implied=True), replace(task, module=module[first:])
+    return Task(module[:first]), task.replace(module=module[first:])
 
 
 @dataclass(frozen=True, eq=False)

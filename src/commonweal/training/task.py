@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +56,6 @@ BATCHNORM = nn.modules.batchnorm._BatchNorm
 LOSS = "lower:loss"  # the score of a task with a loss of its own, by default
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class Task:
     """A module with its loss and its score. A run starts from the module's values.
 
@@ -86,21 +84,6 @@ class Task:
     'torch.nn.modules.loss:CrossEntropyLoss'
     """
 
-    module: nn.Module
-    loss: str
-    score: str
-    also: tuple[str, ...]
-    target: tuple[float, float] | None
-    output: Pick | None
-    lower_is_better: bool
-    own_loss: OwnLoss | None
-    own_score: OwnScore | None
-    implied: bool  # neither the loss nor its function was given
-    class_weight: tuple[float, ...] | None
-    log_target: bool
-    variance: float | None
-    precision: str
-
     def __init__(
         self,
         module: nn.Module,
@@ -110,50 +93,52 @@ class Task:
         target: tuple[float, float] | None = None,
         output: Pick | None = None,
         lower_is_better: bool = False,
-        own_loss: OwnLoss | None = None,
-        own_score: OwnScore | None = None,
-        implied: bool = False,
         class_weight: tuple[float, ...] | None = None,
         log_target: bool = False,
         variance: float | None = None,
         precision: str = "float32",
     ) -> None:
-        _check_arguments(module, also, target, class_weight, lower_is_better, output)
-        implied = implied or loss == ""
-        for key, function in (("loss", loss), ("score", score)):
-            if isinstance(function, type):
-                raise ConfigError(f"{key} = {function!r} is a class: give {function.__name__}()")
-            if not isinstance(function, str) and not callable(function):
-                raise ConfigError(f"{key} = {function!r}: give the name of a {key}, or a function")
+        self._given = {name: value for name, value in locals().items() if name != "self"}
+        _check_arguments(**self._given)
+        self.module = module
+        self.also = tuple(also)
+        self.output = output
+        self.target = target
+        self.class_weight = class_weight
+        self.variance = variance
+        self.precision = precision
+        self.implied = loss == ""  # the labels may suggest another loss than this one
+        self.own_loss: OwnLoss | None = None
+        self.own_score: OwnScore | None = None
         if not isinstance(loss, str):
-            own_loss = None if known_loss(loss) else OwnLoss(loss)
+            self.own_loss = None if known_loss(loss) else OwnLoss(loss)
             loss = known_loss(loss) or function_name(loss)
         if not isinstance(score, str):
-            own_score = OwnScore(score, lower_is_better)
+            self.own_score = OwnScore(score, lower_is_better)
             score = score_name(score, lower_is_better)
-        if own_loss is not None and not score:
-            own_score, score = OwnScore(own_loss, lower_is_better=True), LOSS
-        loss = loss or "cross-entropy"
-        values: dict[str, object] = {
-            "module": module,
-            "loss": loss,
-            "score": score or scores.DEFAULTS.get(loss, "accuracy"),
-            "also": tuple(also),
-            "target": target,
-            "output": output,
-            "lower_is_better": lower_is_better,
-            "own_loss": own_loss,
-            "own_score": own_score,
-            "implied": implied,
-            "class_weight": None if class_weight is None else tuple(class_weight),
-            "log_target": log_target or loss == "poisson",
-            "variance": variance,
-            "precision": precision,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        elif self.own_loss is not None and not score:
+            self.own_score, score = OwnScore(self.own_loss, lower_is_better=True), LOSS
+        self.loss = loss or "cross-entropy"
+        self.score = score or scores.DEFAULTS.get(self.loss, "accuracy")
+        self.scores = tuple(dict.fromkeys((self.score, *also)))  # the main one first
+        self.log_target = log_target or loss == "poisson"
         self._check_names()
         _check_module(module)
+        pieces = _pieces(module)
+        self.names = tuple(pieces)
+        self.shapes = [piece.shape for piece in pieces.values()]
+        self.sizes = [piece.numel() for piece in pieces.values()]
+        self.size = sum(self.sizes)
+        trainable = [p.numel() for p in module.parameters() if p.requires_grad]
+        self.num_trainable = sum(trainable)  # coordinates; those after them are buffers
+        self._buffer_names = self.names[len(trainable) :]
+        self._fixed_on: dict[torch.device, Tensors] = {}
+        self._drawing: dict[torch.Size, bool] = {}
+        self._widths: dict[torch.Size, int] = {}
+
+    def replace(self, **changes: Any) -> "Task":
+        """The task with some arguments changed."""
+        return Task(**self._given | changes)
 
     def __repr__(self) -> str:
         name = type(self.module).__name__
@@ -178,9 +163,7 @@ class Task:
                 "labels with several numbers per sample, or of shape (N, 1), do not say which loss "
                 f"fits: give one, Task({name}(...), loss=...)"
             )
-        default = scores.DEFAULTS.get(self.loss, "accuracy")
-        score = "" if self.score == default else self.score
-        return replace(self, loss=loss, score=score, implied=False)
+        return self.replace(loss=loss)
 
     @property
     def functions(self) -> dict[str, object]:
@@ -194,42 +177,7 @@ class Task:
             functions["output"] = self.output
         return functions
 
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """All scores, the main one first."""
-        return tuple(dict.fromkeys((self.score, *self.also)))
-
     # The vector
-
-    @cached_property
-    def _pieces(self) -> dict[str, Tensor]:
-        return _pieces(self.module)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._pieces)
-
-    @cached_property
-    def shapes(self) -> tuple[torch.Size, ...]:
-        return tuple(p.shape for p in self._pieces.values())
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [p.numel() for p in self._pieces.values()]
-
-    @cached_property
-    def size(self) -> int:
-        return sum(self.sizes)
-
-    @cached_property
-    def num_trainable(self) -> int:
-        """The number of trainable coordinates; those after them are buffers."""
-        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-
-    @cached_property
-    def _buffer_names(self) -> tuple[str, ...]:
-        trainable = sum(p.requires_grad for p in self.module.parameters())
-        return self.names[trainable:]
 
     def trainable(self, w: Tensor) -> Tensor:
         """The trainable prefix of w: without buffers w itself, as a slice's backward allocates."""
@@ -245,7 +193,7 @@ class Task:
     @cached_property
     def initial(self) -> Tensor:
         """The module's own values."""
-        return torch.cat([p.flatten() for p in self._pieces.values()]).to(torch.float32)
+        return torch.cat([piece.flatten() for piece in _pieces(self.module).values()])
 
     def reinitialised(self, seed: int) -> "Task":
         """The task with another random initialisation.
@@ -257,7 +205,7 @@ class Task:
             torch.manual_seed(seed)
             for _, reset in modules.resettable(module):
                 reset()
-        return replace(self, module=module)
+        return self.replace(module=module)
 
     @property
     def is_drawn(self) -> bool:
@@ -407,10 +355,6 @@ class Task:
             self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
         return self._fixed_on[device]
 
-    @cached_property
-    def _fixed_on(self) -> dict[torch.device, dict[str, Tensor]]:
-        return {}
-
     # Evaluation
 
     def outputs(self, w: Tensor, x: Inputs) -> Tensor:
@@ -503,10 +447,6 @@ class Task:
         """Whether a layer draws random numbers in training."""
         return any(modules.draws(layer) for layer in self.module.modules())
 
-    @cached_property
-    def _drawing(self) -> dict[torch.Size, bool]:
-        return {}
-
     def draws_inside(self, x: Inputs) -> bool:
         """Whether training on samples like x draws random numbers, in a layer or in a forward."""
         shape = x.shape[1:]
@@ -517,10 +457,6 @@ class Task:
                 deepcopy(self.module).train()(*args, **kwargs)
                 self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
         return self._drawing[shape]
-
-    @cached_property
-    def _widths(self) -> dict[torch.Size, int]:
-        return {}
 
     def width(self, x: Inputs) -> int:
         """The numbers that a sample of x and its activations hold, the same on every machine."""
@@ -535,25 +471,30 @@ class Task:
 
 def _check_arguments(
     module: object,
+    loss: object,
+    score: object,
     also: object,
     target: tuple[float, float] | None,
-    class_weight: tuple[float, ...] | None,
-    lower_is_better: object,
     output: object,
+    lower_is_better: object,
+    class_weight: tuple[float, ...] | None,
+    **_: object,
 ) -> None:
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"module = {module!r}: give a torch.nn.Module")
+    expect("module", module, nn.Module, "a torch.nn.Module")
+    for key, function in (("loss", loss), ("score", score)):
+        if isinstance(function, type):
+            raise ConfigError(f"{key} = {function!r} is a class: give {function.__name__}()")
+        if not isinstance(function, str):
+            expect_callable(key, function, f"the name of a {key}, or a function")
     expect_names("also", also)
     if target is not None:
         expect("target", target, tuple, "(mean, deviation)")
-        if len(target) != 2 or not all(isinstance(item, int | float) for item in target):
-            raise ConfigError(f"target = {target!r}: give (mean, deviation)")
-        if not target[1] > 0:
-            raise ConfigError(f"target = {target}: the deviation must be above 0")
-    if class_weight is not None:
-        expect("class_weight", class_weight, list | tuple, "a number for each class")
-        for weight in class_weight:
-            expect("class_weight", weight, int | float, "a number for each class")
+        is_pair = len(target) == 2 and all(isinstance(item, int | float) for item in target)
+        if not is_pair or not target[1] > 0:
+            raise ConfigError(f"target = {target!r}: give (mean, deviation), with deviation > 0")
+    expect("class_weight", class_weight, list | tuple | None, "a number for each class")
+    for weight in class_weight or ():
+        expect("class_weight", weight, int | float, "a number for each class")
     expect("lower_is_better", lower_is_better, bool, "True or False")
     if output is not None:
         expect_callable("output", output, "a function that picks the outputs")

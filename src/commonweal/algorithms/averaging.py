@@ -41,7 +41,7 @@ from commonweal.training.batches import BatchSchedule, schedule
 from commonweal.training.client import Client, Stage
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
-from commonweal.training.local import Trained, start_models, train_locally
+from commonweal.training.local import Trained, start_vectors, train_locally
 from commonweal.training.task import Task
 from commonweal.training.uses import one_model
 
@@ -367,8 +367,8 @@ class Averaging(Algorithm):
         if self.client.private(self.task) is None:
             return evaluate(self._reporting, message["w"], group.rows, group.ids)
         states, count = group.states.method, len(group.ids)
-        models = start_models(self.client, self.task, message, states, count, group.vectorize)
-        return self._evaluate_each(models, group)
+        vectors = start_vectors(self.client, self.task, message, states, count, group.vectorize)
+        return self._evaluate_each(vectors["w"], group)
 
     def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
         """The losses (S,) after local training, on the same samples."""

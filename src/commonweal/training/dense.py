@@ -218,8 +218,8 @@ class DenseTrainer(Trainer):
 
     @torch.no_grad()
     def first_updates(
-        self, received: Tensor, batch: Batch, place: Tensor | None, losses: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self, received: Tensor, batch: Batch, place: Tensor | None, watched: Tensor
+    ) -> Tensor:
         update = place
         if update is None:
             update = received.new_empty(len(batch.y), len(received))
@@ -230,9 +230,9 @@ class DenseTrainer(Trainer):
         layers = self.stack.views(update)
         for layer, inputs, grad in zip(layers, grads.inputs, grads.outputs, strict=True):
             _add(layer, inputs, grad, beta=0.0, alpha=self.optimizer.lr)
-        if not losses:
-            return update, None
-        return update, self.stack.mean_losses(grads.predictions, batch)
+        if len(watched):
+            watched[0] = self.stack.mean_losses(grads.predictions, batch)
+        return update
 
     @cached_property
     def terms(self) -> dict[str, Proximal]:

@@ -70,31 +70,50 @@ def train_locally(
     """
     message = move(message, rows.device)
     states = move(states, rows.device)
-    gathered = _Gathered(len(plan.sizes))
+    clients = len(plan.sizes)
+    gathered: tuple[Tensors, Tensors, Tensors] = ({}, {}, {})
     for positions in chunks(task, rows, plan, at_once):
         where = _adjacent(positions)
-        own_states = select(states, where)
+        place = None
+        if isinstance(where, slice) and not models:  # updates are written to where they stay
+            if "update" not in gathered[0]:
+                gathered[0]["update"] = message["w"].new_empty(clients, task.size)
+            place = gathered[0]["update"][where]
         own_plan = plan.of(positions)
-        group = _Group(client, task, message, own_states, rows, own_plan, vectorize)
-        place = None if models else gathered.place("update", where, message["w"])
-        watched = _FirstEpoch(own_plan, rows.device, losses)
+        group = _Group(client, task, message, select(states, where), rows, own_plan, vectorize)
+        first_epoch = own_plan.first_epoch() if losses else np.empty((0, len(positions)))
+        batches = torch.from_numpy(first_epoch).to(rows.device)  # (steps, S) their sizes
+        watched = torch.zeros_like(batches)  # their losses
         trained = group.train(models, place, watched)
         if losses:
-            trained.replies["train_loss"] = watched.means()
-        gathered.put(where, trained)
-    return gathered.trained()
+            # A loss of a later epoch may be infinite, which times 0 is not 0.
+            totals = torch.where(batches > 0, watched * batches, 0.0)
+            trained[0]["train_loss"] = totals.sum(0) / batches.sum(0)
+        for target, values in zip(gathered, trained, strict=True):
+            for name, value in values.items():
+                if where == slice(0, clients):
+                    target[name] = value
+                elif value is not place:
+                    if name not in target:
+                        target[name] = value.new_empty(clients, *value.shape[1:])
+                    target[name][where] = value
+    replies, states, trained_models = (move(values, "cpu") for values in gathered)
+    return Trained(replies, states, trained_models["w"])
 
 
-def start_models(
+def start_vectors(
     client: Client, task: Task, message: Tensors, states: Tensors, count: int, vectorize: Vectorize
-) -> Tensor:
-    """The models (S, d) with which S = `count` clients start, from their states (S, ...)."""
+) -> Tensors:
+    """The vectors (S, ...) with which S = `count` clients start, from their states (S, ...)."""
+    if states:
 
-    # The second argument gives vmap the size of the group where clients have no state.
-    def start(state: Tensors, _: Tensor) -> Tensor:
-        return client.start(task, message, state)["w"]
+        def start(state: Tensors) -> Tensors:
+            return client.start(task, message, state)
 
-    return vectorize(start, (0, 0))(states, torch.empty(count))
+        return vectorize(start, (0,))(states)
+    # Clients without a state start alike: vmap would take as long as a step of a small model.
+    alike = client.start(task, message, {})
+    return {name: value.expand(count, *value.shape) for name, value in alike.items()}
 
 
 def _adjacent(positions: np.ndarray) -> slice | Tensor:
@@ -102,46 +121,6 @@ def _adjacent(positions: np.ndarray) -> slice | Tensor:
     if (np.diff(positions) == 1).all():
         return slice(int(positions[0]), int(positions[-1]) + 1)
     return torch.from_numpy(positions)
-
-
-class _Gathered:
-    """The results of groups, written to the places of their clients as they come."""
-
-    def __init__(self, clients: int) -> None:
-        self.clients = clients
-        self.replies: Tensors = {}
-        self.states: Tensors = {}
-        self.models: Tensors = {}
-
-    def _is_whole(self, where: slice | Tensor) -> bool:
-        return isinstance(where, slice) and where == slice(0, self.clients)
-
-    def place(self, name: str, where: slice | Tensor, like: Tensor) -> Tensor | None:
-        """Where the reply (S, d) of some clients goes; None: it must be written later."""
-        if self._is_whole(where) or not isinstance(where, slice):
-            return None
-        if name not in self.replies:
-            self.replies[name] = like.new_empty(self.clients, *like.shape)
-        return self.replies[name][where]
-
-    def put(self, where: slice | Tensor, trained: Trained) -> None:
-        self._write(self.replies, where, trained.replies)
-        self._write(self.states, where, trained.states)
-        self._write(self.models, where, {"w": trained.models})
-
-    def _write(self, target: Tensors, where: slice | Tensor, values: Tensors) -> None:
-        if self._is_whole(where):
-            target |= values
-            return
-        for name, value in values.items():
-            if name not in target:
-                target[name] = value.new_empty(self.clients, *value.shape[1:])
-            if _begin(target[name][where]) != _begin(value):
-                target[name][where] = value
-
-    def trained(self) -> Trained:
-        models = self.models["w"].cpu()
-        return Trained(move(self.replies, "cpu"), move(self.states, "cpu"), models)
 
 
 def _storage(value: Tensor) -> int:
@@ -155,21 +134,6 @@ def _begin(value: Tensor) -> tuple[int, int]:
     return _storage(value), int(value.storage_offset())
 
 
-class _FirstEpoch:
-    """The mean losses of clients over the batches of their first epoch, if they are asked for."""
-
-    def __init__(self, plan: BatchSchedule, device: torch.device, asked: bool) -> None:
-        samples = plan.first_epoch() if asked else np.empty((0, len(plan.sizes)), np.float32)
-        self.samples = torch.from_numpy(samples).to(device)  # (steps, S) of each batch
-        self.losses = torch.zeros_like(self.samples)
-        self.steps = len(self.samples)
-
-    def means(self) -> Tensor:
-        # A loss of a later epoch may be infinite, which times 0 is not 0.
-        totals = torch.where(self.samples > 0, self.losses * self.samples, 0.0)
-        return totals.sum(0) / self.samples.sum(0)
-
-
 class _Vectors(dict[str, Tensor]):
     """Vectors after training. w may be given by the update alone: few replies need w."""
 
@@ -177,13 +141,6 @@ class _Vectors(dict[str, Tensor]):
         if name == "w":
             return self["received"] - self["update"]
         raise KeyError(name)
-
-
-class _View(NamedTuple):
-    """Some neighbouring clients: their vectors, and what takes their steps."""
-
-    vectors: Tensors
-    steps: Steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,57 +208,37 @@ class _Group:
             trainers.append(trainer)
         return tuple(trainers)
 
-    def train(self, models: bool, place: Tensor | None, watched: _FirstEpoch) -> Trained:
-        """All steps of the clients, and their replies.
+    def train(
+        self, models: bool, place: Tensor | None, watched: Tensor
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        """All steps of the clients. Returns their replies, their states and {"w": models}.
 
         Args:
-            models: Whether the trained models are returned along with the replies.
+            models: Whether the trained models (S, d) are returned; otherwise they are (S, 0).
             place: Where the updates (S, d) go, if that is known.
-            watched: Gets the losses of the first epoch.
+            watched: Gets the losses of the first batches (steps, S), as many as it has rows.
         """
         received = self.message["w"]
-        steps = torch.from_numpy(self.plan.steps).to(self.rows.device)
-        vectors = self._start(len(steps))
+        clients = len(self.plan.steps)
+        vectors = start_vectors(
+            self.client, self.task, self.message, self.states, clients, self.vectorize
+        )
         taken = 0
         starts_at_received = _begin(vectors["w"]) == _begin(received)
         if self.trainers[0].first_is_shared and starts_at_received:
-            update = self._first_updates(place, watched)
+            index, weight, _ = self._drawn(0, clients)
+            batch = Batch(self.rows.inputs[index], self.rows.y[index], weight)
+            update = self.trainers[0].first_updates(received, batch, place, watched)
             if self.plan.steps[0] == 1 and not models:
                 del vectors["w"]
-                return self._replied(vectors | {"update": update}, steps, models, update)
+                return self._replied(vectors | {"update": update}, models, update)
             vectors["w"] = torch.sub(received, update, out=update)
             taken = 1
         self._own_copies(vectors, None if taken else place)
-        vectors["received"] = received.expand(len(steps), -1)
+        vectors["received"] = received.expand(clients, -1)
         with _seeded(self.task, self.plan.seeds, self.rows):
             self._take_steps(vectors, taken, watched)
-        return self._replied(vectors, steps, models, place)
-
-    # Before the steps
-
-    def _start(self, clients: int) -> Tensors:
-        """The vectors (S, ...) with which the clients start."""
-        if self.states:
-
-            def start(state: Tensors) -> Tensors:
-                return self.client.start(self.task, self.message, state)
-
-            return self.vectorize(start, (0,))(self.states)
-        # Clients without a state start alike: vmap would take as long as a step of a small model.
-        alike = self.client.start(self.task, self.message, {})
-        return {name: value.expand(clients, *value.shape) for name, value in alike.items()}
-
-    def _first_updates(self, place: Tensor | None, watched: _FirstEpoch) -> Tensor:
-        """The updates (S, d) after a first step that all clients take from the received model."""
-        index, weight, _ = self._drawn(0, len(self.plan.steps))
-        batch = Batch(self.rows.inputs[index], self.rows.y[index], weight)
-        first = self.trainers[0]
-        update, losses = first.first_updates(
-            self.message["w"], batch, place, losses=watched.steps > 0
-        )
-        if losses is not None:
-            watched.losses[0] = losses
-        return update
+        return self._replied(vectors, models, place)
 
     def _own_copies(self, vectors: Tensors, place: Tensor | None) -> None:
         """Let steps change the vectors without changing the message, the states or each other.
@@ -324,12 +261,12 @@ class _Group:
 
     # The steps
 
-    def _take_steps(self, vectors: Tensors, taken: int, watched: _FirstEpoch) -> None:
+    def _take_steps(self, vectors: Tensors, taken: int, watched: Tensor) -> None:
         """Change the vectors by all steps of their clients but the first `taken`."""
         memory = {name: self.optimizer.memory(vectors[name]) for name in self.objective.trained}
         phase_ends = np.cumsum([int(phase.epochs) for phase in self.phases[:-1]])  # epochs
         before = np.zeros(len(self.plan.steps), dtype=np.int64)
-        views: dict[tuple[int, int, int], _View] = {}  # to slice takes time
+        by_part: dict[tuple[int, int, int], Steps] = {}  # to slice takes time
         reading = self._reading(taken)
         for step in range(taken, self.plan.steps[0]):
             active = self._count_active(step)
@@ -342,23 +279,22 @@ class _Group:
             before[:active] = phases
             for a, b in _runs(phases, epochs, self.trainers):
                 phase = int(phases[a])
-                view = views.get((a, b, phase))
-                if view is None:
-                    view = self._view(phase, vectors, memory, a, b)
-                    views[a, b, phase] = view
+                if (a, b, phase) not in by_part:
+                    by_part[a, b, phase] = self._steps(phase, vectors, memory, a, b)
+                steps = by_part[a, b, phase]
                 rows = index[a:b]
                 if read is None:
-                    x = view.steps.inputs(self.rows, rows, int(epochs[a]))
+                    x = steps.inputs(self.rows, rows, int(epochs[a]))
                 else:
                     x = read[slice(a, b)]
                 if self.rows.transform is not None:
                     seeds = [seed + step for seed in self.plan.seeds[a:b]]
                     x = _transformed(self.rows.transform, x, seeds)
                 batch = Batch(x, self.rows.y[rows], weight[a:b])
-                is_watched = step < watched.steps
-                losses = self._step(view, batch, noise[a:b], step == 0, is_watched)
+                is_watched = step < len(watched)
+                losses = self._step(steps, batch, noise[a:b], step == 0, is_watched)
                 if is_watched and losses is not None:
-                    watched.losses[step, a:b] = losses
+                    watched[step, a:b] = losses
 
     def _count_active(self, step: int) -> int:
         """How many clients, the first ones, take this step."""
@@ -377,49 +313,48 @@ class _Group:
         index, _, _ = self.plan.at(step, self._count_active(step))
         return self.rows.inputs.begin(index)
 
-    def _view(self, phase: int, vectors: Tensors, memory: Memory, a: int, b: int) -> _View:
-        """The clients a, ..., b - 1 in a phase."""
+    def _steps(self, phase: int, vectors: Tensors, memory: Memory, a: int, b: int) -> Steps:
+        """The steps of the clients a, ..., b - 1 in a phase."""
         part = slice(a, b)
-        own = select(vectors, part)
         own_memory = {name: select(values, part) for name, values in memory.items()}
-        return _View(own, self.trainers[phase].on(own, own_memory, a))
+        return self.trainers[phase].on(select(vectors, part), own_memory, a)
 
     def _step(
-        self, view: _View, batch: Batch, noise: Tensor, first: bool, watched: bool
+        self, steps: Steps, batch: Batch, noise: Tensor, first: bool, watched: bool
     ) -> Tensor | None:
         """Take the gradient steps on a batch. Returns its losses before them, if `watched`."""
-        losses = view.steps(batch, noise, first, watched)
+        losses = steps(batch, noise, first, watched)
         for _ in range(1, self.objective.steps):
-            view.steps(batch, noise, False, False)
+            steps(batch, noise, False, False)
         if self.objective.after is not None:
-            changed = self.objective.after(view.vectors, self.lr)
-            for name, value in changed.items():
-                view.vectors[name].copy_(value)
+            for name, value in self.objective.after(steps.vectors, self.lr).items():
+                steps.vectors[name].copy_(value)
         return losses
 
     # After the steps
 
     def _replied(
-        self, vectors: Tensors, steps: Tensor, models: bool, place: Tensor | None
-    ) -> Trained:
-        """What the clients reply after training, and their next states."""
+        self, vectors: Tensors, models: bool, place: Tensor | None
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        """What the clients reply after training, their next states and {"w": models}."""
         received = self.message["w"]
-        replies, states = self._replies(vectors, steps)
+        replies, states = self._replies(vectors)
         if "w" not in vectors:
             update = vectors["update"]
-            return Trained({"update": update, **replies}, states, update[:, :0])
+            return {"update": update, **replies}, states, {"w": update[:, :0]}
         w = vectors["w"]
         if models:
-            return Trained({"update": received - w, **replies}, states, w)
+            return {"update": received - w, **replies}, states, {"w": w}
         target = w if place is None else place
         replies = _apart(replies, target)
         states = _apart(states, target)
         update = torch.sub(received, w, out=target)
-        return Trained({"update": update, **replies}, states, w[:, :0])
+        return {"update": update, **replies}, states, {"w": w[:, :0]}
 
-    def _replies(self, vectors: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+    def _replies(self, vectors: Tensors) -> tuple[Tensors, Tensors]:
         """What the clients send in addition to their updates, and their next states."""
         client, task, message = self.client, self.task, self.message
+        steps = torch.from_numpy(self.plan.steps).to(self.rows.device)
 
         def reply(vectors: Tensors, state: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
             named = _Vectors(vectors | {"received": message["w"]})
@@ -440,30 +375,24 @@ def _transformed(transform: Transform, x: Inputs, seeds: list[int]) -> Tensor:
         raise DataError(f"transform needs samples with one input, not {kind}: leave it out")
     batches = []
     for batch, seed in zip(x, seeds, strict=True):
-        own_seed = seed % (1 << 62)
-        generator = torch.Generator().manual_seed(own_seed)
+        generator = torch.Generator().manual_seed(seed % (1 << 62))
         with shared_generator() as shared:
-            shared.manual_seed(own_seed)  # of transforms that draw from torch's generator
-            batches.append(_one_transformed(transform, batch, generator))
+            shared.manual_seed(seed % (1 << 62))  # of transforms that draw from torch's generator
+            try:
+                changed = transform(batch, generator)
+            except Exception as error:  # of a user's own code
+                reason = f"{type(error).__name__}: {error}"[:200]
+                raise DataError(
+                    f"transform raised {reason}: give a function of a batch and a torch.Generator"
+                ) from error
+        if not isinstance(changed, Tensor) or changed.shape != batch.shape:
+            shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise DataError(
+                f"transform made {shape} of a batch of shape {tuple(batch.shape)}: let it return a "
+                "tensor of the same shape"
+            )
+        batches.append(changed)
     return torch.stack(batches)
-
-
-def _one_transformed(transform: Transform, x: Tensor, generator: torch.Generator) -> Tensor:
-    """A client's batch as a user's function returns it."""
-    try:
-        changed = transform(x, generator)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"transform raised {reason[:200]}: give a function of a batch and a torch.Generator"
-        ) from error
-    if not isinstance(changed, Tensor) or changed.shape != x.shape:
-        shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-        raise DataError(
-            f"transform made {shape} of a batch of shape {tuple(x.shape)}: let it return a tensor "
-            "of the same shape"
-        )
-    return changed
 
 
 def _runs(

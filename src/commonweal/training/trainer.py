@@ -52,21 +52,23 @@ class Trainer:
         return False
 
     def first_updates(
-        self, received: Tensor, batch: Batch, place: Tensor | None, losses: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self, received: Tensor, batch: Batch, place: Tensor | None, watched: Tensor
+    ) -> Tensor:
         """The updates (S, d) after the first step, where all clients start at one model (d,).
 
         Args:
             received: The model.
             batch: The clients' batches.
             place: Where the updates are written. None: to a new tensor.
-            losses: Whether the mean losses (S,) of the batches are returned along with them.
+            watched: Gets the mean losses (S,) of the batches as its first row, if it has rows.
         """
         raise NotImplementedError
 
 
 class Steps:
     """The steps of neighbouring clients, which change their vectors in place."""
+
+    vectors: Tensors  # (S, ...) by name
 
     def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Inputs:
         """What the layers that move are given for the samples (S, B) with these numbers."""

@@ -4,7 +4,7 @@ Functions take a job and the server's state, as `reopen(folder)` gives them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def reliability(job: Job, state: State) -> dict[str, Tensor]:
 
 def _bins(models: Models, personal: bool) -> Tensor:
     test = models.federation.test
-    task = replace(models.job.task, score="ece", also=())
+    task = models.job.task.replace(score="ece", also=())
     others = set(models.federation.scored.tolist())
     parts = []
     if personal:

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import platformdirs
 import torch
@@ -22,14 +24,15 @@ from commonweal.flower.export import check_experiment
 from commonweal.flower.messages import settings_of, to_record, to_tensors
 from commonweal.flower.node import (
     Node,
-    NodeClient,
+    Parts,
     RequestKey,
     Schema,
     parsed,
-    states_folder,
+    parts_of,
+    schema_of,
     to_settings,
 )
-from commonweal.flower.own_table import OwnTable, TableOptions
+from commonweal.flower.own_table import OwnTable
 from commonweal.jobs import rounds
 from commonweal.jobs.job import (
     Job,
@@ -52,14 +55,6 @@ def _read(experiment: Experiment | str | Path) -> Experiment:
 
 
 def _task(experiment: Experiment, schema: Schema) -> Task:
-    given = {
-        "loss": experiment.loss,
-        "target": experiment.target,
-        "class_weight": experiment.class_weight,
-    }
-    for key, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{key} = {value!r} does not work on Flower: leave it out")
     return build_task(
         experiment,
         shape=schema.shape,
@@ -88,31 +83,20 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
     Args:
         experiment: The experiment, or the path of its TOML file.
     """
-    return client_app(lambda config: open_node(experiment, config))
-
-
-def client_app(build: Callable[[Config], Node]) -> ClientApp:
-    """A ClientApp whose functions call `Algorithm.answer` for the node's own samples.
-
-    Args:
-        build: From the node's and the run's configuration to the node.
-    """
     app = ClientApp()
     nodes: dict[int, Node] = {}
 
     def opened(context: Context) -> Node:
         if context.node_id not in nodes:
-            nodes[context.node_id] = build({**context.run_config, **context.node_config})
+            config = {**context.run_config, **context.node_config}
+            nodes[context.node_id] = open_node(experiment, config)
         return nodes[context.node_id]
 
-    def received(message: Message, context: Context) -> tuple[NodeClient, Algorithm, RequestKey]:
+    def received(message: Message, context: Context) -> tuple[Node, Schema, RequestKey]:
         node = opened(context)
         records = message.content.config_records
         key = parsed(RequestKey, records["request"])
-        run = node.setting(key.run, records.get("setting"))
-        client = node.client(run.table)
-        schema = replace(client.schema, outputs=run.outputs, score=run.score, target=run.target)
-        return client, node.algorithm(schema), key
+        return node, node.setting(key.run, records.get("setting")), key
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -127,20 +111,20 @@ def client_app(build: Callable[[Config], Node]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        client, algorithm, key = received(message, context)
+        node, setting, key = received(message, context)
         records = message.content.array_records
         each = to_tensors(records["each"]) if "each" in records else {}
         purpose = str(message.content.config_records["request"]["purpose"])
         request = Request(torch.tensor([0]), to_tensors(records["message"]), purpose, each)
-        values = client.answer(algorithm, request, key)
+        values = node.answer(setting, request, key)
         return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        client, algorithm, key = received(message, context)
+        node, setting, key = received(message, context)
         model = to_tensors(message.content.array_records["message"])
         part = str(message.content.config_records["request"]["part"])
-        values = client.evaluate(algorithm, model, key, part)
+        values = node.evaluate(setting, model, key, part)
         return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
 
     return app
@@ -150,23 +134,47 @@ def open_node(experiment: Experiment | str | Path, config: Config) -> Node:
     """The node that a configuration names."""
     given = _read(experiment)
     check_experiment(given)
-    schema, client = _own_file(given, config) if "data" in config else _shared(given, config)
+    schema, parts = (_own_file if "data" in config else _shared)(given, config)
+    default = platformdirs.user_state_path("commonweal") / "flower"
+    states = Path(str(config.get(STATES, default))).expanduser()
 
     @cache
-    def algorithm(schema: Schema) -> Algorithm:
+    def build(schema: Schema) -> Algorithm:
         return build_algorithm(given, _task(given, schema), schema.population)
 
-    return Node(schema, client, algorithm, states_folder(_states(config), schema.name))
+    return Node(schema, parts, build, given.seed, states / quote(schema.name, safe=""))
 
 
-Opened = tuple[Schema, Callable[[str], NodeClient]]
+Opened = tuple[Schema, Callable[[str], Parts]]
 
 
 def _shared(experiment: Experiment, config: Config) -> Opened:
     """A client of the experiment's dataset."""
     federation = with_validation(build_dataset(experiment), experiment)
-    client = NodeClient(federation, _name(federation, config), experiment.seed, _states(config))
-    return client.schema, lambda preprocessing: client
+    number = _number(federation, config)
+
+    @cache
+    def parts(preprocessing: str) -> Parts:
+        return parts_of(federation, number, experiment.seed)
+
+    return schema_of(federation, number), parts
+
+
+def _number(federation: Federation, config: Config) -> int:
+    if "client" in config:
+        name, names = str(config["client"]), federation.names
+        if name not in names:
+            raise DataError(
+                f"no client is called {name!r}: this node's client must be one of "
+                f"{list(names[:5])}, ..."
+            )
+        return names.index(name)
+    number = config.get("partition-id")
+    if number is None:
+        raise ConfigError("a node needs client=NAME in its --node-config: who is it?")
+    if not 0 <= int(number) < federation.clients:
+        raise DataError(f"partition-id = {number}, but there are {federation.clients} clients")
+    return int(number)
 
 
 def _own_file(experiment: Experiment, config: Config) -> Opened:
@@ -178,34 +186,15 @@ def _own_file(experiment: Experiment, config: Config) -> Opened:
             f"data = {config['data']!r}: only the dataset 'table' reads a node's own file, not "
             f"{experiment.dataset['name']!r}"
         )
-    values = {key: value for key, value in experiment.dataset.items() if key != "name"}
-    options = TableOptions.read(values | {"path": str(config["data"])})
-    table = OwnTable(str(config["client"]), options)
+    table = OwnTable(str(config["client"]), str(config["data"]), experiment.dataset)
 
     @cache
-    def client(preprocessing: str) -> NodeClient:
+    def parts(preprocessing: str) -> Parts:
         federation = table.prepared(Preprocessing.read(preprocessing))
-        federation = with_validation(federation, experiment)
-        return NodeClient(federation, table.name, experiment.seed, _states(config))
+        return parts_of(with_validation(federation, experiment), 0, experiment.seed)
 
     samples = table.training_rows(experiment.validation)
-    return Schema(table.name, samples, table=json.dumps(asdict(table.describe()))), client
-
-
-def _name(federation: Federation, config: Config) -> str:
-    if "client" in config:
-        return str(config["client"])
-    number = config.get("partition-id")
-    if number is None:
-        raise ConfigError("a node needs client=NAME in its --node-config: who is it?")
-    if not 0 <= int(number) < federation.clients:
-        raise DataError(f"partition-id = {number}, but there are {federation.clients} clients")
-    return federation.names[int(number)]
-
-
-def _states(config: Config) -> Path:
-    default = platformdirs.user_state_path("commonweal") / "flower"
-    return Path(str(config.get(STATES, default))).expanduser()
+    return Schema(table.name, samples, table=json.dumps(asdict(table.describe()))), parts
 
 
 # The server's side
@@ -229,21 +218,11 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        chosen = dict(settings)
+        chosen: dict[str, Any] = dict(settings)
         for key in SETTINGS:
-            value = context.run_config.get(key, "")
-            if value != "":
-                chosen[key] = value
-        run_on(
-            grid,
-            given,
-            out=str(chosen.get("out", "")),
-            resume=bool(chosen.get("resume", False)),
-            nodes=int(chosen.get("nodes", 1)),
-            wait=float(chosen.get("wait", 120.0)),
-            timeout=float(chosen.get("timeout", 120.0)),
-            bind_names=bool(chosen.get("bind_names", True)),
-        )
+            if context.run_config.get(key, "") != "":
+                chosen[key] = context.run_config[key]
+        run_on(grid, given, **chosen)
 
     return app
 

@@ -84,6 +84,10 @@ docs/flower.md of Commonweal shows how to make the certificates and keys.
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError for settings that mean nothing on Flower."""
+    for key in ("loss", "target", "class_weight"):
+        if vars(experiment)[key] is not None:
+            given = f"{key} = {vars(experiment)[key]!r}"
+            raise ConfigError(f"{given} does not work on Flower: leave it out")
     if experiment.holdout_clients:
         raise ConfigError(
             f"holdout_clients = {experiment.holdout_clients}: on Flower every connected client "

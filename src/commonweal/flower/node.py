@@ -1,16 +1,11 @@
-"""A client on a machine of its own: its samples, its dataset schema, and its state on disk.
-
-Nothing here imports flwr.
-"""
+"""A client on a machine of its own: its samples, its dataset schema, and its state on disk."""
 
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote
 
 import pydantic
 import torch
@@ -27,7 +22,7 @@ from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.rows import Rows
 from commonweal.engines.engine import sample_parts
 from commonweal.flower.messages import Settings
-from commonweal.flower.own_table import TableSchema, check_table, goal_of, merged
+from commonweal.flower.own_table import TableSchema, check_table, merged
 from commonweal.record.client_states import StateFiles
 from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import evaluate, evaluate_models
@@ -94,18 +89,32 @@ class Schema:
         )
 
 
+def schema_of(federation: Federation, number: int) -> Schema:
+    """The schema of a client of a federation."""
+    return Schema(
+        name=federation.names[number],
+        samples=int(federation.train.sizes[number]),
+        shape=tuple(federation.train.inputs.shape[1:]),
+        labels=tuple(federation.train.y.shape[1:]),
+        outputs=federation.outputs,
+        loss=federation.loss,
+        score=federation.score,
+        group="" if federation.groups is None else federation.groups[number],
+        position=number if federation.clients > 1 else -1,
+        target=federation.target or (),
+    )
+
+
 def agreed(clients: Sequence[Schema]) -> Preprocessing | None:
     """How clients with own files prepare them; None where they have none."""
     tables = {}
-    without = ""
     for client in clients:
         if client.table:
             tables[client.name] = parsed(TableSchema, client.table)
-        else:
-            without = client.name
+    without = [client.name for client in clients if not client.table]
     if tables and without:
         raise DataError(
-            f"{next(iter(tables))!r} has its own file, but {without!r} has none: give each node "
+            f"{next(iter(tables))!r} has its own file, but {without[0]!r} has none: give each node "
             "data= in its --node-config, or none of them"
         )
     return merged(tables) if tables else None
@@ -116,10 +125,12 @@ def fits(client: Schema, common: Preprocessing | None) -> Schema:
     if common is None or not client.table:
         return client
     check_table(common, parsed(TableSchema, client.table))
-    goal = goal_of(common)
+    outputs = len(common.class_names)
+    client = replace(client, shape=(len(common.features),))
+    if outputs:
+        return replace(client, outputs=outputs, loss="cross-entropy", score="accuracy")
     target = (common.target["mean"], common.target["deviation"]) if common.target else ()
-    shape = (len(common.features),)
-    return replace(client, shape=shape, target=target, **goal._asdict())
+    return replace(client, outputs=1, loss="squared", score="r2", target=target)
 
 
 def joined(clients: Sequence[Schema]) -> tuple[Population, Schema]:
@@ -172,14 +183,40 @@ class RequestKey:
         return self.round * STEPS + self.step
 
 
+Parts = dict[str, Rows]  # a client's samples by what they are for
+
+
+def parts_of(federation: Federation, number: int, seed: int) -> Parts:
+    """The samples of a client of a federation; parts that do not exist are left out."""
+    inner = hold_out(federation, seed)
+    parts = {
+        "train": federation.train,
+        "test": federation.test,
+        "validation": federation.validation,
+        "everything": federation.undivided,
+        "kept": inner.train,
+        "held": inner.validation,
+    }
+    return {name: rows.client(number) for name, rows in parts.items() if rows is not None}
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
-    """What a node has before the clients have agreed on how tables are prepared."""
+    """A client, alone on its node.
+
+    Args:
+        schema: What it says about its dataset.
+        parts: Its samples, given the preprocessing of the run (JSON, empty where there is none).
+        build: The algorithm, given what is common to all clients of the run.
+        seed: Of the run.
+        folder: Of its states, by run.
+    """
 
     schema: Schema
-    client: "Callable[[str], NodeClient]"  # from the preprocessing, empty where there is none
-    algorithm: Callable[[Schema], Algorithm]
-    folder: Path  # of its client's states, by run
+    parts: Callable[[str], Parts]
+    build: Callable[[Schema], Algorithm]
+    seed: int
+    folder: Path
 
     def setting(self, run: str, record: Mapping[str, object] | None) -> Schema:
         """What is the same for all clients of a run: a node gets it once, and keeps it."""
@@ -192,96 +229,17 @@ class Node:
             raise DataError(f"this node has no setting of run {run}: the server will send it again")
         return Schema.read(json.loads(path.read_bytes()))
 
-    def finish(self, run: str, keep: bool) -> None:
-        """Delete the states of a run that is over.
+    def algorithm(self, setting: Schema) -> Algorithm:
+        """The algorithm of a run, for this client."""
+        return self.build(replace(setting, name=self.schema.name, samples=self.schema.samples))
 
-        Args:
-            run: The run's key.
-            keep: Keep the last state, which holds the client's personal model.
-        """
-        if keep:
-            StateFiles(self.folder / run).prune(CLIENT)
-        elif run:
-            shutil.rmtree(self.folder / run, ignore_errors=True)
-
-
-def states_folder(folder: Path, client: str) -> Path:
-    """Where a client's states are, by run."""
-    return folder / quote(client, safe="")
-
-
-@dataclass(frozen=True, eq=False)
-class NodeClient:
-    """A client of a federation, alone on its node.
-
-    Args:
-        federation: Which has its samples, and may have others'.
-        name: Of the client.
-        seed: Of the run.
-        states: A folder with the states of clients, by client and run.
-    """
-
-    federation: Federation
-    name: str
-    seed: int
-    states: Path
-
-    @cached_property
-    def number(self) -> int:
-        """Of the client in the federation."""
-        names = self.federation.names
-        if self.name not in names:
-            raise DataError(
-                f"no client is called {self.name!r}: this node's client must be one of "
-                f"{list(names[:5])}, ..."
-            )
-        return names.index(self.name)
-
-    @cached_property
-    def schema(self) -> Schema:
-        federation, number = self.federation, self.number
-        return Schema(
-            name=self.name,
-            samples=int(federation.train.sizes[number]),
-            shape=tuple(federation.train.inputs.shape[1:]),
-            labels=tuple(federation.train.y.shape[1:]),
-            outputs=federation.outputs,
-            loss=federation.loss,
-            score=federation.score,
-            group="" if federation.groups is None else federation.groups[number],
-            position=number if federation.clients > 1 else -1,
-            target=federation.target or (),
-        )
-
-    @cached_property
-    def _parts(self) -> dict[str, Rows]:
-        """The client's samples by what they are for; parts that do not exist are left out."""
-        inner = hold_out(self.federation, self.seed)
-        parts = {
-            "train": self.federation.train,
-            "test": self.federation.test,
-            "validation": self.federation.validation,
-            "everything": self.federation.undivided,
-            "kept": inner.train,
-            "held": inner.validation,
-        }
-        own = {}
-        for name, rows in parts.items():
-            if rows is not None:
-                own[name] = rows.client(self.number)
-        return own
-
-    def _samples(self, algorithm: Algorithm) -> dict[str, Rows]:
-        """The samples to train on, and those that a method holds out, as in the simulator."""
-        parts = sample_parts(algorithm, "validation" in self._parts)
-        return {name: self._parts[part] for name, part in parts.items()}
-
-    # Requests
-
-    def answer(self, algorithm: Algorithm, request: Request, key: RequestKey) -> Tensors:
+    def answer(self, setting: Schema, request: Request, key: RequestKey) -> Tensors:
         """Answer a request from the client's own samples; its state stays here."""
-        client = randomness.key(self.name)
-        files = StateFiles(states_folder(self.states, self.name) / key.run)
+        algorithm = self.algorithm(setting)
+        own = self.parts(setting.table)
+        samples = sample_parts(algorithm, "validation" in own)
+        client = randomness.key(self.schema.name)
+        files = StateFiles(self.folder / key.run)
         state = files.newest(CLIENT, key.version) or first_state(algorithm, self.seed, client)
         states = stack_states([state])
         purpose = randomness.purpose(request.purpose)
@@ -293,7 +251,7 @@ class NodeClient:
             vectorize=single,
             each=request.each,
             at_once=None,
-            **self._samples(algorithm),
+            **{name: own[part] for name, part in samples.items()},
         )
         replies, after = algorithm.answer(request._replace(clients=group.ids), group)
         if after and after is not states:
@@ -301,13 +259,12 @@ class NodeClient:
             files.prune(CLIENT, (key.saved + 1) * STEPS)  # no resumed run can need older ones
         return replies
 
-    def evaluate(
-        self, algorithm: Algorithm, message: Tensors, key: RequestKey, part: str
-    ) -> Tensors:
+    def evaluate(self, setting: Schema, message: Tensors, key: RequestKey, part: str) -> Tensors:
         """The loss and the scores of the global model, and of this client's personal model."""
-        if part not in self._parts:
+        algorithm = self.algorithm(setting)
+        rows = self.parts(setting.table).get(part)
+        if rows is None:
             raise DataError(f"there are no {part} samples here")
-        rows = self._parts[part]
         task = algorithm.task
         shared = evaluate(task, message["w"], rows)
         undefined = len(task.undefined(rows.y, rows.offsets)) > 0
@@ -317,10 +274,21 @@ class NodeClient:
         if not algorithm.personalizes:
             return values
         own = shared
-        files = StateFiles(states_folder(self.states, self.name) / key.run)
-        state = files.newest(CLIENT, (key.round + 1) * STEPS)
+        state = StateFiles(self.folder / key.run).newest(CLIENT, (key.round + 1) * STEPS)
         if state is not None and len(rows.y):
             uses = Uses(*(value[None] for value in algorithm.uses(message, state)))
             own = evaluate_models(task, uses, rows, torch.tensor([0]), single)
         values["own_loss"] = own.losses
         return values | {f"own_score/{name}": value for name, value in own.scores.items()}
+
+    def finish(self, run: str, keep: bool) -> None:
+        """Delete the states of a run that is over.
+
+        Args:
+            run: The run's key.
+            keep: Keep the last state, which holds the client's personal model.
+        """
+        if keep:
+            StateFiles(self.folder / run).prune(CLIENT)
+        elif run:
+            shutil.rmtree(self.folder / run, ignore_errors=True)

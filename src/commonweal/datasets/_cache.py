@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -36,23 +36,12 @@ def cached(name: str, sources: Sequence[Path], parse: Parse, options: str = "") 
             shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-    except OSError:  # the cache cannot be written: do without it
-        return _in_memory(parse)
-    return _parsed_to(folder, work, parse)
-
-
-def _parsed_to(folder: Path, work: Path, parse: Parse) -> Arrays:
-    def new(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        return _file(work / f"{name}.npy", shape, dtype)
-
-    try:
-        parse(new)
-        os.replace(work, folder)
-    except OSError:  # no space, or another process was faster
-        return _mapped(folder) if folder.is_dir() else _in_memory(parse)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as work:
+            parse(partial(_file, Path(work)))
+            os.replace(work, folder)
+    except OSError:  # the cache cannot be written, or another process was faster
+        if not folder.is_dir():
+            return _in_memory(parse)
     return _mapped(folder)
 
 
@@ -82,14 +71,14 @@ def _in_memory(parse: Parse) -> Arrays:
 
 
 def _check_array(shape: tuple[int, ...], dtype: DTypeLike) -> None:
-    """Raise DataError for an array that does not fit into memory."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     shown = " x ".join(f"{side:,}" for side in shape)
     check_memory(f"an array of {shown} numbers", size, DataError)
 
 
-def _file(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+def _file(folder: Path, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     _check_array(shape, dtype)
+    path = folder / f"{name}.npy"
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
     # Reserve the space now: a full disk is an error here, but a crash while writing mapped memory.
     if sys.platform == "linux":

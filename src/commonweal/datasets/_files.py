@@ -12,7 +12,8 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +51,7 @@ def data_root() -> Path:
 
 def find(folder: str, name: str, dir: str | None) -> Path | None:
     """A file or folder of that name in `dir` or its `folder`, or in the data directory's."""
-    places = [data_root() / folder]
-    if dir is not None:
-        places = [Path(dir), Path(dir) / folder]
+    places = [data_root() / folder] if dir is None else [Path(dir), Path(dir) / folder]
     plain = name.removesuffix(".gz").removesuffix(".xz")
     for place in places:
         for suffix in ("", *PACKED):
@@ -64,38 +63,30 @@ def find(folder: str, name: str, dir: str | None) -> Path | None:
 
 def locate(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> list[Path]:
     """The paths of a dataset's files. The error says which file to put where."""
-    paths = []
-    missing = []
-    for name in names:
-        path = find(folder, name, dir)
-        if path is None:
-            missing.append(name)
-        elif path.suffix and path.is_dir():  # only folders have no suffix
-            raise DataError(_unreadable(path, IsADirectoryError()))
-        else:
-            paths.append(path)
+    paths = [(name, find(folder, name, dir)) for name in names]
+    missing = ", ".join(name for name, path in paths if path is None)
     if missing:
-        raise DataError(_not_found(dataset, folder, missing, dir))
-    return paths
+        place, other = Path(dir or ""), ""
+        if dir is None:
+            place = data_root() / folder
+            other = f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
+        raise DataError(
+            f"dataset {dataset!r}: {missing} not found in {str(place)!r}: {advice(dataset)}{other}"
+        )
+    there = [path for _, path in paths if path is not None]
+    for path in there:
+        if path.suffix and path.is_dir():  # only folders have no suffix
+            raise DataError(_unreadable(path, IsADirectoryError()))
+    return there
 
 
 def locate_one(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> Path:
     """The path of the first of several files or folders that is there."""
-    *others, last = names
-    for name in others:
+    for name in names:
         path = find(folder, name, dir)
         if path is not None:
             return path
-    return locate(dataset, folder, [last], dir)[0]
-
-
-def _not_found(dataset: str, folder: str, missing: Sequence[str], dir: str | None) -> str:
-    place, other = Path(dir or ""), ""
-    if dir is None:
-        place = data_root() / folder
-        other = f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
-    names = ", ".join(missing)
-    return f"dataset {dataset!r}: {names} not found in {str(place)!r}: {advice(dataset)}{other}"
+    return locate(dataset, folder, names[-1:], dir)[0]
 
 
 def _unreadable(path: Path, error: BaseException) -> str:
@@ -170,62 +161,41 @@ def read_npz(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
 
 def list_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     """The names of the files in a folder, .zip or .tar. Their contents are not read."""
-    try:
-        if not path.is_dir():
-            check_plain(path)
-        return [name for name in _names(path) if name.endswith(suffixes)]
-    except READ_ERRORS as error:
-        raise DataError(_unreadable(path, error)) from None
-
-
-def _names(path: Path) -> list[str]:
-    if path.is_dir():
-        return [file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()]
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            return [name for name in archive.namelist() if not name.endswith("/")]
-    with tarfile.open(path) as archive:
-        return [_plain(member) for member in archive if member.isfile()]
+    return [name for name, _ in _members(path, suffixes, read=False)]
 
 
 def read_members(path: Path, suffixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, bytes]]:
     """The files in a folder, .zip or .tar with their contents, by name (a .tar in its order)."""
+    return _members(path, suffixes, read=True)
+
+
+def _members(path: Path, suffixes: tuple[str, ...], read: bool) -> Iterator[tuple[str, bytes]]:
     try:
-        if not path.is_dir():
-            check_plain(path)
-        if path.is_dir():
-            yield from _read_folder(path, suffixes)
-        elif path.suffix == ".zip":
-            yield from _read_zip(path, suffixes)
-        else:
-            yield from _read_tar(path, suffixes)
+        for name, size, content in _entries(path):
+            if name.endswith(suffixes):
+                if read:
+                    check_memory(f"{name!r} in {str(path)!r}", size, DataError)
+                yield name, content() if read else b""
     except READ_ERRORS as error:
         raise DataError(_unreadable(path, error)) from None
 
 
-def _read_folder(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and file.name.endswith(suffixes):
-            yield file.relative_to(path).as_posix(), read_bytes(file)
-
-
-def _read_zip(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(path) as archive:
-        for name in sorted(archive.namelist()):
-            if name.endswith(suffixes) and not name.endswith("/"):
-                size = archive.getinfo(name).file_size
-                check_memory(f"{name!r} in {str(path)!r}", size, DataError)
-                yield name, archive.read(name)
-
-
-def _read_tar(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if member.isfile() and member.name.endswith(suffixes):
-                check_memory(f"{member.name!r} in {str(path)!r}", member.size, DataError)
-                content = archive.extractfile(member) or io.BytesIO()
-                yield _plain(member), content.read()
-
-
-def _plain(member: tarfile.TarInfo) -> str:
-    return member.name.removeprefix("./")
+def _entries(path: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    """The name and size of each file, and the function that reads it."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                yield file.relative_to(path).as_posix(), 0, partial(read_bytes, file)
+        return
+    check_plain(path)
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            for name in sorted(archive.namelist()):
+                if not name.endswith("/"):
+                    yield name, archive.getinfo(name).file_size, partial(archive.read, name)
+        return
+    with tarfile.open(path) as tape:
+        for member in filter(tarfile.TarInfo.isfile, tape):
+            content = tape.extractfile(member)
+            assert content is not None
+            yield member.name.removeprefix("./"), member.size, content.read

@@ -1,9 +1,8 @@
 """Images in files: decoded once, cropped and resized to one size, stored as bytes."""
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,12 +10,12 @@ from torch.nn.functional import interpolate
 
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import New
+from commonweal.datasets._cache import New, write
 from commonweal.datasets._files import list_members, read_members
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
 BLOCK = 10_000  # images that are resized at once
-T = TypeVar("T")
+Known = tuple[int | str, ...]  # what is known of an image: a value per column
 
 
 def resize(x: np.ndarray, size: int) -> np.ndarray:
@@ -32,31 +31,21 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
     return resized
 
 
-def match_images(path: Path, describe: Callable[[str], T | None]) -> dict[str, T]:
+def match_images(path: Path, describe: Callable[[str], Known | None]) -> dict[str, Known]:
     """The images of a folder or archive, with what `describe` says of a name (None: not used)."""
-    described = {}
-    for name in list_members(path, SUFFIXES):
-        value = describe(name)
-        if value is not None:
-            described[name] = value
-    return described
+    described = {name: describe(name) for name in list_members(path, SUFFIXES)}
+    return {name: known for name, known in described.items() if known is not None}
 
 
-def fill_images(
-    new: New, path: Path, wanted: Mapping[str, T], size: int, crop: int | None = None
-) -> list[T]:
-    """Write the wanted images as x (N, 3, size, size); return their values in the same order."""
-    _check_images(path, wanted)
-    x = new("x", (len(wanted), 3, size, size), np.uint8)
-    values: list[T] = []
-    for name, data in read_members(path, SUFFIXES):
-        if name in wanted:
-            x[len(values)] = _decode(data, f"{path}/{name}", size, crop)
-            values.append(wanted[name])
-    return values
-
-
-def _check_images(path: Path, wanted: Mapping[str, T]) -> None:
+def write_images(
+    new: New,
+    path: Path,
+    wanted: Mapping[str, Known],
+    size: int,
+    columns: Sequence[str] = ("y", "official"),
+    crop: int | None = None,
+) -> None:
+    """Write the wanted images as x (N, 3, size, size), and what is known of them as columns."""
     if not wanted:
         raise DataError(f"{str(path)!r} holds no images where they are expected")
     missing = sorted(set(wanted) - set(list_members(path, SUFFIXES)))
@@ -65,6 +54,14 @@ def _check_images(path: Path, wanted: Mapping[str, T]) -> None:
         raise DataError(
             f"{str(path)!r} lacks {len(missing)} of {len(wanted)} images, such as {some}"
         )
+    x = new("x", (len(wanted), 3, size, size), np.uint8)
+    known: list[Known] = []
+    for name, data in read_members(path, SUFFIXES):
+        if name in wanted:
+            x[len(known)] = _decode(data, f"{path}/{name}", size, crop)
+            known.append(wanted[name])
+    for column, values in zip(columns, zip(*known, strict=True), strict=True):
+        write(new, **{column: values})
 
 
 def _decode(data: bytes, name: str, size: int, crop: int | None) -> np.ndarray:

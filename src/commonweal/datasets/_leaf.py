@@ -7,7 +7,7 @@ Caldas et al. 2018: `{"users": [...], "num_samples": [...], "user_data": {user: 
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -16,13 +16,15 @@ from numpy.typing import ArrayLike
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import Arrays, New, write
+from commonweal.datasets._cache import Arrays, New, cached, write
 from commonweal.datasets._files import data_root, read_bytes
 from commonweal.datasets._shared import TaskOptions, natural_federation
 from commonweal.datasets._sources import advice
 
 SUFFIXES = (".json", ".json.gz")
 Values = list[Any]  # of json: numbers, texts or lists, by the dataset
+# A client, its x and y, and their part: "train", "test" or "", for all of them or per row
+ClientRows = tuple[str, np.ndarray, np.ndarray, ArrayLike]
 
 
 class User(NamedTuple):
@@ -56,51 +58,40 @@ def leaf_users(paths: list[Path]) -> Iterator[User]:
         try:
             content = json.loads(read_bytes(path))
             for name in content["users"]:
-                rows = content["user_data"][name]
-                yield _user(path, str(name), rows["x"], rows["y"])
+                x, y = content["user_data"][name]["x"], content["user_data"][name]["y"]
+                if len(x) != len(y):
+                    raise ValueError(f"user {name!r} has {len(x)} x and {len(y)} y")
+                yield User(str(name), x, y, _part(path))
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__} {error}"
             raise DataError(f"{str(path)!r} is not LEAF's json: {reason}") from None
 
 
-def _user(path: Path, name: str, x: Values, y: Values) -> User:
-    if len(x) != len(y):
-        raise DataError(f"{str(path)!r}: user {name!r} has {len(x)} x and {len(y)} y: get it again")
-    return User(name, x, y, _part(path))
+def cached_rows(
+    name: str, sources: Sequence[Path], read: Callable[[], Iterable[ClientRows]], options: str = ""
+) -> Arrays:
+    """The arrays x, y, owner, part and names of rows that are read once, client by client.
 
+    A client may come several times. Clients are in the order of their names.
+    """
 
-class RowCollector:
-    """Grows by some rows of one client at a time. A client may come several times."""
-
-    def __init__(self) -> None:
-        self.x: list[np.ndarray] = []
-        self.y: list[np.ndarray] = []
-        self.owner: list[np.ndarray] = []
-        self.part: list[np.ndarray] = []
-        self.ids: dict[str, int] = {}
-
-    def add(self, name: str, x: ArrayLike, y: ArrayLike, part: ArrayLike = "") -> None:
-        """Rows of one client; `part` is "train", "test" or "", for all of them or per row."""
-        rows = np.asarray(x)
-        client = self.ids.setdefault(name, len(self.ids))
-        self.x.append(rows)
-        self.y.append(np.asarray(y))
-        self.owner.append(np.full(len(rows), client))
-        self.part.append(np.broadcast_to(np.asarray(part, dtype="U5"), len(rows)))
-
-    def write(self, new: New) -> None:
-        """Write the arrays x, y, owner, part and names, with the clients in the order of names."""
-        if not any(len(rows) for rows in self.x):
+    def parse(new: New) -> None:
+        rows = list(read())
+        sizes = [len(y) for _, _, y, _ in rows]
+        if not sum(sizes):
             raise DataError("the files hold no rows: get them again")
-        names, position = np.unique(list(self.ids), return_inverse=True)
+        clients, x, y, parts = zip(*rows, strict=True)
+        names, position = np.unique(clients, return_inverse=True)
         write(
             new,
-            x=np.concatenate(self.x),
-            y=np.concatenate(self.y),
-            part=np.concatenate(self.part),
-            owner=position[np.concatenate(self.owner)],
+            x=np.concatenate(x),
+            y=np.concatenate(y),
+            owner=np.repeat(position, sizes),
+            part=np.concatenate(list(map(np.broadcast_to, parts, sizes))),
             names=names,
         )
+
+    return cached(name, sources, parse, options)
 
 
 def leaf_federation(
@@ -111,33 +102,21 @@ def leaf_federation(
     **task: Unpack[TaskOptions],
 ) -> Federation:
     """A federation of the arrays x, y, owner, names and part: LEAF's own split, or a share."""
-    part = arrays["part"]
+    part, owner = arrays["part"], arrays["owner"]
     unsplit = bool((part == "").any() or (part == "train").all())
-    if unsplit:
-        part = np.full(len(part), "train")
-    rows, owner, names = _with_training_rows(arrays, part == "train")
-    left_out = len(arrays["names"]) - len(names)
+    trains = np.zeros(len(arrays["names"]), dtype=bool)
+    trains[owner if unsplit else owner[part == "train"]] = True
+    left_out = int((~trains).sum())
     if left_out:
         task["notes"] = (f"{left_out} users without training rows are left out",)
+    rows = np.flatnonzero(trains[owner])
     return natural_federation(
         arrays["x"][rows],
         arrays["y"][rows],
-        owner,
+        (trains.cumsum() - 1)[owner[rows]],
         test if unsplit else part[rows] == "test",
         seed,
         clients,
-        names,
+        arrays["names"][trains].tolist(),
         **task,
     )
-
-
-def _with_training_rows(
-    arrays: Arrays, is_train: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """The rows of users who have training rows, their owners, and these users' names."""
-    owner = arrays["owner"]
-    trains = np.zeros(len(arrays["names"]), dtype=bool)
-    trains[owner[is_train]] = True
-    position = trains.cumsum() - 1
-    rows = np.flatnonzero(trains[owner])
-    return rows, position[owner[rows]], arrays["names"][trains].tolist()

@@ -14,7 +14,7 @@ from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data.federation import Federation
 from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._files import locate, locate_one, read_members, read_pairs, read_text
-from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._images import Known, match_images, write_images
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
 
 MANUAL = (
@@ -52,13 +52,17 @@ def celeba(
 
     def parse(new: New) -> None:
         photos = from_leaf(lists) if source == "leaf" else from_lists(lists[0], lists[1], attribute)
-        chosen = _with_enough_photos(photos, least)
-        rows = fill_images(new, images, _by_path(images, chosen), size)
-        people, labels, parts = zip(*rows, strict=True)
-        names = sorted(set(people), key=lambda name: (len(name), name))
+        count = Counter(photo.person for photo in photos.values())
+        names = [person for person in count if count[person] >= least]
+        names.sort(key=lambda name: (len(name), name))
         ids = dict(zip(names, range(len(names)), strict=True))
-        owner = [ids[person] for person in people]
-        write(new, y=labels, part=parts, owner=owner, names=names)
+        known: dict[str, Known] = {}
+        for name, photo in photos.items():
+            if photo.person in ids:
+                known[name] = photo.label, photo.part, ids[photo.person]
+        paths = _by_path(images, known)
+        write_images(new, images, paths, size, ("y", "part", "owner"))
+        write(new, names=names)
 
     options = f"{source} {attribute} {least} {size}"
     arrays = cached("celeba", [*lists, images], parse, options)
@@ -73,12 +77,7 @@ def _lists(dir: str | None) -> list[Path]:
     return [*identities, locate_one("celeba", "celeba", ATTRIBUTES, dir)]
 
 
-def _with_enough_photos(photos: dict[str, Photo], least: int) -> dict[str, Photo]:
-    count = Counter(photo.person for photo in photos.values())
-    return {name: photo for name, photo in photos.items() if count[photo.person] >= least}
-
-
-def _by_path(images: Path, chosen: dict[str, Photo]) -> dict[str, Photo]:
+def _by_path(images: Path, chosen: dict[str, Known]) -> dict[str, Known]:
     """The wanted photos by their names in the folder or archive."""
     paths = match_images(images, lambda path: chosen.get(PurePosixPath(path).name))
     if len(paths) < len(chosen):

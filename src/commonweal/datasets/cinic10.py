@@ -5,9 +5,9 @@ Darlow et al. 2018; CINIC-10.tar.gz, or its folders {train,valid,test}/<class>/*
 
 from pathlib import PurePosixPath
 
-from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import find, locate
-from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._images import match_images, write_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
 SOURCES = """
@@ -29,9 +29,7 @@ def cinic10(part: Part = "all", test: Test = 0.2, seed: int = 0, dir: str | None
     path = archive or locate("cinic10", "cinic10", PARTS, dir)[0].parent
 
     def parse(new: New) -> None:
-        rows = fill_images(new, path, match_images(path, _describe), 32)
-        labels, official = zip(*rows, strict=True)
-        write(new, y=labels, official=official)
+        write_images(new, path, match_images(path, _describe), 32)
 
     return pool_of(cached("cinic10", [path], parse), part, test, seed, outputs=10)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate, read_pairs, read_text
-from commonweal.datasets._images import fill_images
+from commonweal.datasets._images import write_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
 MANUAL = "the lists and images that its authors give on request (github Cysu/noisy_label)"
@@ -44,9 +44,7 @@ def clothing1m(
     def parse(new: New) -> None:
         chosen = _read_labels(lists[0], lists[1], is_test=False)
         chosen |= _read_labels(lists[2], lists[3], is_test=True)
-        rows = fill_images(new, images, chosen, size)
-        y, official = zip(*rows, strict=True)
-        write(new, y=y, official=official)
+        write_images(new, images, chosen, size)
 
     arrays = cached("clothing1m", [*lists, images], parse, f"{labels} {size}")
     return pool_of(arrays, part, test, seed, outputs=14)

@@ -4,11 +4,18 @@ Caldas et al. 2018; the json files that LEAF makes, in `femnist` (`train` and `t
 A client is a writer.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
+from commonweal.datasets._leaf import (
+    ClientRows,
+    cached_rows,
+    leaf_federation,
+    leaf_files,
+    leaf_users,
+)
 
 MANUAL = (
     "the files data/train and data/test that LEAF makes (github TalwalkarLab/leaf, data/femnist)"
@@ -30,16 +37,13 @@ def femnist(
     """
     paths = leaf_files("femnist", "femnist_sample" if sample else "femnist", dir)
 
-    def parse(new: New) -> None:
-        rows = RowCollector()
+    def read() -> Iterator[ClientRows]:
         for user in leaf_users(paths):
             grey = np.round(np.array(user.x, dtype=np.float64) * 255)
             x = grey.astype(np.uint8).reshape(-1, 1, 28, 28)
-            y = np.array(user.y, dtype=np.int64)
-            rows.add(user.name, x, y, user.part)
-        rows.write(new)
+            yield user.name, x, np.array(user.y, dtype=np.int64), user.part
 
-    return leaf_federation(cached("femnist", paths, parse), test, seed, clients, outputs=62)
+    return leaf_federation(cached_rows("femnist", paths, read), test, seed, clients, outputs=62)
 
 
 ENTRIES = {"femnist": femnist}

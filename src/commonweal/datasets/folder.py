@@ -12,10 +12,10 @@ import numpy as np
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import read_npz
 from commonweal.datasets._fit import Options
-from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._images import match_images, write_images
 from commonweal.datasets._shared import natural_federation
 from commonweal.datasets._table_files import Batch, read_batches
 from commonweal.datasets._tables import Names, Roles, names_in, read_table
@@ -106,9 +106,7 @@ def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int)
 
 def _from_images(root: Path, size: int, clients: int | None, test: float, seed: int) -> Federation:
     def parse(new: New) -> None:
-        rows = fill_images(new, root, match_images(root, _describe), size)
-        owners, labels = zip(*rows, strict=True)
-        write(new, client=owners, label=labels)
+        write_images(new, root, match_images(root, _describe), size, ("client", "label"))
 
     arrays = cached("folder", [root], parse, str(size))
     classes, y = np.unique(arrays["label"], return_inverse=True)

@@ -5,15 +5,17 @@ recordings.tar.xz in `fsdd`. A small substitute for Speech Commands. A client is
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Literal
+
+import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave, spectra
-from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate_one, read_members
-from commonweal.datasets._leaf import RowCollector
+from commonweal.datasets._leaf import ClientRows, cached_rows
 from commonweal.datasets._shared import Test, natural_federation
 
 MANUAL = (
@@ -41,15 +43,13 @@ def fsdd(
     """
     path = locate_one("fsdd", "fsdd", ["recordings", "recordings.tar.xz"], dir)
 
-    def parse(new: New) -> None:
-        rows = RowCollector()
+    def read() -> Iterator[ClientRows]:
         for name, data in sorted(read_members(path, (".wav",))):
             digit, speaker, number = _describe(name)
             part = "test" if number < TEST_RECORDINGS else "train"
-            rows.add(speaker, [read_wave(data, name, RATE, RATE)], [digit], part)
-        rows.write(new)
+            yield speaker, read_wave(data, name, RATE, RATE)[None], np.array([digit]), part
 
-    arrays = cached("fsdd", [path], parse)
+    arrays = cached_rows("fsdd", [path], read)
     return natural_federation(
         spectra(arrays["x"]) if features == "spectra" else arrays["x"],
         arrays["y"],

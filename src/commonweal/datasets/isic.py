@@ -13,9 +13,9 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import find, locate, read_text
-from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._images import match_images, write_images
 from commonweal.datasets._shared import Test, natural_federation
 
 MANUAL = (
@@ -63,9 +63,7 @@ def isic(
             for image in lesions.keys() - _described(sources[-1]):
                 del lesions[image]
         chosen = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
-        rows = fill_images(new, images, chosen, size, crop=200)
-        labels, centres, is_test = zip(*rows, strict=True)
-        write(new, y=labels, centre=centres, official=is_test)
+        write_images(new, images, chosen, size, ("y", "centre", "official"), crop=200)
 
     arrays = cached("isic", sources, parse, str(size))
     centres, owner = np.unique(arrays["centre"], return_inverse=True)

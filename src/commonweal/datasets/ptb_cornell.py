@@ -5,16 +5,15 @@ Cornell movie lines in `cornell`. Clients are "document" and "conversation".
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate, read_text
-from commonweal.datasets._leaf import RowCollector, leaf_federation
+from commonweal.datasets._leaf import ClientRows, cached_rows, leaf_federation
 from commonweal.datasets._words import END, encode, vocabulary
 
 MANUAL = (
@@ -43,18 +42,16 @@ def ptb_cornell(
     paths = locate("ptb-cornell", "ptb", ["ptb.train.txt", "ptb.test.txt"], dir)
     paths += locate("ptb-cornell", film_folder, [film_lines], dir)
 
-    def parse(new: New) -> None:
+    def read() -> Iterator[ClientRows]:
         texts = _read(paths, test)
         known = vocabulary(_training_words(texts), words)
-        rows = RowCollector()
         for (name, part), sentences in texts.items():
             stream: list[int] = []
             for sentence in sentences:
                 stream += [*encode(sentence, known), END]
-            rows.add(name, *_windows(np.array(stream), length), part)
-        rows.write(new)
+            yield name, *_windows(np.array(stream), length), part
 
-    arrays = cached("ptb-cornell", paths, parse, f"{length} {words} {test}")
+    arrays = cached_rows("ptb-cornell", paths, read, f"{length} {words} {test}")
     return leaf_federation(arrays, test, 0, outputs=words, loss="tokens", score="likelihood")
 
 

@@ -9,8 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._leaf import RowCollector, User, leaf_federation, leaf_files, leaf_users
+from commonweal.datasets._leaf import (
+    ClientRows,
+    User,
+    cached_rows,
+    leaf_federation,
+    leaf_files,
+    leaf_users,
+)
 from commonweal.datasets._words import BEGIN, END, PAD, UNKNOWN, encode, vocabulary
 
 MANUAL = (
@@ -37,19 +43,17 @@ def reddit(
     """
     paths = leaf_files("reddit", "reddit", dir)
 
-    def parse(new: New) -> None:
+    def read() -> Iterator[ClientRows]:
         known = vocabulary(_training_words(paths), words) | SPECIAL
-        rows = RowCollector()
         for user in leaf_users(paths):
             codes = []
             for inputs, targets in _sequences(user):
                 codes.append([encode(inputs, known), encode(targets, known)])
             x, y = np.array(codes, dtype=np.int64).reshape(-1, 2, LENGTH).swapaxes(0, 1)
             y = np.where(y < len(SPECIAL), -1, y)
-            rows.add(user.name, x.astype(np.int32), y, user.part)
-        rows.write(new)
+            yield user.name, x.astype(np.int32), y, user.part
 
-    arrays = cached("reddit", paths, parse, str(words))
+    arrays = cached_rows("reddit", paths, read, str(words))
     return leaf_federation(
         arrays, test, seed, clients, outputs=words, loss="tokens", score="token-accuracy"
     )

@@ -14,9 +14,15 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import Arrays, New, cached
+from commonweal.datasets._cache import Arrays
 from commonweal.datasets._files import locate_one, read_members
-from commonweal.datasets._leaf import RowCollector, leaf_federation, leaf_files, leaf_users
+from commonweal.datasets._leaf import (
+    ClientRows,
+    cached_rows,
+    leaf_federation,
+    leaf_files,
+    leaf_users,
+)
 
 MANUAL = (
     "the Moby edition, a text file per play (github martin-gorner/tensorflow-rnn-shakespeare), "
@@ -56,15 +62,15 @@ ENTRIES = {"shakespeare": shakespeare}
 def _read_plays(least: int, stride: int, test: float, dir: str | None) -> Arrays:
     path = locate_one("shakespeare", "shakespeare", ["plays", ARCHIVE], dir)
 
-    def parse(new: New) -> None:
-        rows = RowCollector()
+    def read() -> Iterator[ClientRows]:
         for name, text in read_roles(path):
             if len(text) >= max(least, CONTEXT + 2):
-                x, y = _windows(text, stride)
-                rows.add(name, x, y, _parts(len(y), test))
-        rows.write(new)
+                codes = encode(text)
+                x = np.lib.stride_tricks.sliding_window_view(codes[:-1], CONTEXT)[::stride]
+                y = codes[CONTEXT::stride].astype(np.int64)
+                yield name, x, y, _parts(len(y), test)
 
-    return cached("shakespeare", [path], parse, f"{least} {stride} {test}")
+    return cached_rows("shakespeare", [path], read, f"{least} {stride} {test}")
 
 
 def encode(text: str) -> np.ndarray:
@@ -86,12 +92,6 @@ def _parts(rows: int, test: float) -> np.ndarray:
     rounded = np.floor((1 - test) * rows + 0.5)
     train_rows = min(rounded, max(1, rows - 1))
     return np.where(np.arange(rows) >= train_rows, "test", "train")
-
-
-def _windows(text: str, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    codes = encode(text)
-    x = np.lib.stride_tricks.sliding_window_view(codes[:-1], CONTEXT)[::stride]
-    return x, codes[CONTEXT::stride].astype(np.int64)
 
 
 def read_roles(path: Path) -> Iterator[tuple[str, str]]:
@@ -137,13 +137,9 @@ def _speeches(text: str) -> dict[str, str]:
 def _read_leaf(dir: str | None) -> Arrays:
     paths = leaf_files("shakespeare", "shakespeare_leaf", dir)
 
-    def parse(new: New) -> None:
-        rows = RowCollector()
+    def read() -> Iterator[ClientRows]:
         for user in leaf_users(paths):
-            contexts = [encode(text) for text in user.x]
-            x = np.array(contexts, dtype=np.int32).reshape(-1, CONTEXT)
-            y = encode("".join(user.y))
-            rows.add(user.name, x, y.astype(np.int64), user.part)
-        rows.write(new)
+            x = np.array(list(map(encode, user.x)), dtype=np.int32).reshape(-1, CONTEXT)
+            yield user.name, x, encode("".join(user.y)).astype(np.int64), user.part
 
-    return cached("shakespeare-leaf", paths, parse)
+    return cached_rows("shakespeare-leaf", paths, read)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from commonweal.base.errors import ConfigError, DataError, install
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import locate
-from commonweal.datasets._leaf import RowCollector, leaf_federation
+from commonweal.datasets._leaf import ClientRows, cached_rows, leaf_federation
 from commonweal.datasets._shared import choose_clients
 from commonweal.datasets._words import encode, shift, vocabulary
 
@@ -36,19 +35,18 @@ def stackoverflow(
     """
     paths = locate("stackoverflow", "stackoverflow", FILES, dir)
 
-    def parse(new: New) -> None:
+    def read() -> Iterator[ClientRows]:
         train = dict(_read_texts(paths[0], texts))
         test = dict(_read_texts(paths[1], texts))
         authors = _choose_authors(sorted(set(train) & set(test)), clients, seed)
         known = vocabulary(_words_of(train, authors), words)
-        rows = RowCollector()
         for part, content in (("train", train), ("test", test)):
             for name in authors:
                 codes = [encode(text, known) for text in content[name]]
-                rows.add(name, *shift(codes, length), part)
-        rows.write(new)
+                yield name, *shift(codes, length), part
 
-    arrays = cached("stackoverflow", paths, parse, f"{clients} {texts} {length} {words} {seed}")
+    options = f"{clients} {texts} {length} {words} {seed}"
+    arrays = cached_rows("stackoverflow", paths, read, options)
     return leaf_federation(arrays, 0.2, seed, outputs=words, loss="tokens", score="token-accuracy")
 
 

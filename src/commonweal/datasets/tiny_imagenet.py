@@ -7,9 +7,9 @@ The publisher's test part has no labels: its validation part is used as the test
 from pathlib import Path, PurePosixPath
 
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import New, cached, write
+from commonweal.datasets._cache import New, cached
 from commonweal.datasets._files import list_members, locate_one, read_members
-from commonweal.datasets._images import fill_images, match_images
+from commonweal.datasets._images import match_images, write_images
 from commonweal.datasets._shared import Part, Pool, Test, pool_of
 
 SOURCES = """
@@ -33,9 +33,7 @@ def tiny_imagenet(
     def parse(new: New) -> None:
         labels = _read_labels(path)
         images = match_images(path, lambda name: _describe(name, labels))
-        rows = fill_images(new, path, images, 64)
-        y, official = zip(*rows, strict=True)
-        write(new, y=y, official=official)
+        write_images(new, path, images, 64)
 
     return pool_of(cached("tiny-imagenet", [path], parse), part, test, seed)
 

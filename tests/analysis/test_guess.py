@@ -268,7 +268,7 @@ def test_a_polish_hospitals_export(tmp_path: Path) -> None:
         "label": "Zgon", "client": "Szpital", "drop": ["Kod pocztowy"], "missing": ["Wiek=999"],
     }  # fmt: skip
     assert said["N chorego"].startswith("left out: it looks like an id")
-    assert said["Wiek"].startswith("number; 34 missing (11.3 %)")
+    assert said["Wiek"].startswith("number; '999' count as missing; 34 missing (11.3 %)")
     assert said["Kod pocztowy"].startswith("left out: codes that differ in most rows (guessed)")
     assert said["Masa"] == "number with the unit kg"
     assert said["Koszt"] == "number with decimal commas"

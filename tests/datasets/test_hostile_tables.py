@@ -3,6 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_values_that_are_not_finite_are_noted() -> None:
 
 
 def test_time_zones_have_minutes() -> None:
-    parse = plain_table.parser(Column("c", "date", order="year-month-day"))
+    parse = partial(plain_table.parse, Column("c", "date", order="year-month-day"))
     assert parse("2026-01-01T05:30+05:30") == parse("2026-01-01") == parse("2025-12-31T22:00-0200")
 
 

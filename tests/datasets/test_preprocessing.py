@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,13 @@ def test_a_german_table_is_the_same_table(tmp_path: Path) -> None:
     [("78,0", 78.0), ("1.234,5", 1234.5), ("-0,25", -0.25), ("12", 12.0), ("2.000.000", 2e6)],
 )
 def test_decimal_commas(text: str, number: float) -> None:
-    assert plain_table.parser(Column("a", "number", decimal=","))(text) == number
+    assert plain_table.parse(Column("a", "number", decimal=","), text) == number
 
 
 @pytest.mark.parametrize("text", ["12.5", "1.23,4", "a", "1,2,3", "1_0"])
 def test_what_is_no_decimal_comma(text: str) -> None:
     with pytest.raises(ValueError):
-        plain_table.parser(Column("a", "number", decimal=","))(text)
+        plain_table.parse(Column("a", "number", decimal=","), text)
 
 
 def test_notations_of_dates() -> None:
@@ -175,7 +176,7 @@ def test_notations_of_dates() -> None:
         "yearmonthday": [("20240131", "2024-01-31"), ("19991231.0", "1999-12-31")],
     }  # fmt: skip
     for order, pairs in cases.items():
-        parse = plain_table.parser(Column("d", "date", order=order))
+        parse = partial(plain_table.parse, Column("d", "date", order=order))
         for text, iso in pairs:
             days = (np.datetime64(iso, "ms") - np.datetime64("1970-01-01", "ms")) / np.timedelta64(
                 1, "D"
@@ -188,7 +189,7 @@ def test_notations_of_dates() -> None:
 def test_dates_are_days_and_times_of_year_and_week() -> None:
     column = Column("d", "date", order="year-month-day")
     texts = ["1970-01-01", "2024-02-29T12:00", "2024-01-01", ""]
-    days = [plain_table.parser(column)(text) for text in texts[:2]]
+    days = [plain_table.parse(column, text) for text in texts[:2]]
     assert days == [0, int(np.datetime64("2024-02-29").astype(int)) + 0.5]
     x = Preprocessing((column,)).rows({"d": texts})
     assert x[:, 0].tolist() == pytest.approx([0, 19782.5, 19723, 0])

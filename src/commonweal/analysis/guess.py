@@ -73,9 +73,8 @@ def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Gues
     """Look at a table. toml: where the experiment will be written, to which paths are relative."""
     encoding, seen = _look(path)
     chosen = _choose(seen, label, client)
-    contents = open_table(path, chosen.roles, "auto", encoding)
-    missing = _missing(contents)
-    contents = contents.revised(Roles(chosen.roles.label, missing=missing))
+    missing = _missing(open_table(path, chosen.roles, "auto", encoding))
+    contents = open_table(path, replace(chosen.roles, missing=missing), "auto", encoding)
     again = same_as_client(contents)
     codes = [name for name in contents.profiles if _is_code(contents, name) and name not in again]
     rare = [name for name in codes if contents.profiles[name].mostly_differs]
@@ -83,7 +82,7 @@ def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Gues
     drop = (*again, *rare)
     final = replace(chosen.roles, drop=drop, categories=tuple(codes), missing=missing)
     options = {key: value for key, value in asdict(final).items() if value}
-    contents = contents.revised(final)
+    contents = open_table(path, final, "auto", encoding)
     loaded = load_table(contents, "auto", Options(), None, 0.2, 0)
     is_pool = isinstance(loaded, Pool)
     federation = build_federation(loaded, IID(CLIENTS_OF_POOL) if is_pool else None)

@@ -8,15 +8,13 @@ import gzip
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import Literal
 
 import numpy as np
-
-Parse = Callable[[str], float]  # a string to a number; NaN: missing; ValueError: not a number
 
 OTHER = "other"  # the level of strings that are not among the levels
 GAP = "missing"  # the level of missing strings
@@ -62,9 +60,18 @@ TIME = re.compile(
     r"\s*(?P<half>[AaPp][Mm])?)?\s*(Z|UTC|(?P<zone>[-+](0\d|1[0-4]))(:?(?P<shift>[0-5]\d))?)?"
 )
 INVISIBLE = "\ufeff\u200b\u2060"  # byte order marks of joined files, and spaces of no width
-COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([. \u00a0\u202f]\d{3})+)(,\d+)?([eE][-+]?\d+)?")
-GROUPED_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([,' \u00a0\u202f]\d{3})+)(\.\d+)?")
 GROUPED = ".,"  # decimal points, and thousands that are set apart
+NOTATIONS = {  # by `Column.decimal`: how numbers are written, and what sets their thousands apart
+    ".": (re.compile("[^_]*"), "_"),  # Python reads 1_000
+    ",": (
+        re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([. \u00a0\u202f]\d{3})+)(,\d+)?([eE][-+]?\d+)?"),
+        r"[. \u00a0\u202f]",
+    ),
+    GROUPED: (
+        re.compile(r"[-+]?(\d+|[1-9]\d{0,2}([,' \u00a0\u202f]\d{3})+)(\.\d+)?"),
+        r"[,' \u00a0\u202f]",
+    ),
+}
 LARGEST = 1e30  # a feature: a model of float32 gives no numbers far beyond it
 FAR = 0.5  # of the training rows' range, by which a value may lie outside
 UNIT = re.compile(  # of a number in the same cell: 70.5 kg, 95 %, $1,234
@@ -119,25 +126,14 @@ def is_missing(text: str) -> bool:
     return stripped(text) in MISSING
 
 
-def _number(text: str) -> float:
-    if "_" in text:  # Python reads 1_000
+def _number(text: str, decimal: str = ".") -> float:
+    pattern, between = NOTATIONS[decimal]
+    if not pattern.fullmatch(text):
         raise ValueError(text)
+    if decimal != ".":
+        text = re.sub(between, "", text).replace(",", ".")
     value = float(text)
     return value if math.isfinite(value) else math.nan
-
-
-def _comma_number(text: str) -> float:
-    """A number such as 1.234,5 or 1 234,5: the comma is decimal, the others group the digits."""
-    if not COMMA_NUMBER.fullmatch(text):
-        raise ValueError(text)
-    return _number(re.sub(r"[^-+,\deE]", "", text).replace(",", "."))
-
-
-def _grouped_number(text: str) -> float:
-    """A number such as 1,234.5 or 1'234: the point is decimal, the others group the digits."""
-    if not GROUPED_NUMBER.fullmatch(text):
-        raise ValueError(text)
-    return _number(re.sub(r"[^-+.\d]", "", text))
 
 
 def plain_code(text: str) -> str:
@@ -150,28 +146,19 @@ def plain_code(text: str) -> str:
     return whole[1] if whole else text
 
 
-def _truth(words: Sequence[str]) -> Parse:
-    def parse(text: str) -> float:
-        return float(list(words).index(text.lower()))
-
-    return parse
-
-
-def _days(order: str) -> Parse:
+def _days(text: str, order: str) -> float:
     """Days since 1 January 1970."""
-    pattern = DATES[order]
-
-    def parse(text: str) -> float:
-        date = pattern.match(text)
-        time = TIME.fullmatch(text, date.end()) if date else None
-        if date is None or time is None:
-            raise ValueError(text)
-        if len(date["year"]) == 2 and date["month"].isdigit() and text[len(date["day"])] == "-":
+    date = DATES[order].match(text)
+    time = TIME.fullmatch(text, date.end()) if date else None
+    if date is None or time is None:
+        raise ValueError(text)
+    year = int(date["year"])
+    if len(date["year"]) == 2:
+        if date["month"].isdigit() and text[len(date["day"])] == "-":
             raise ValueError(text)  # 21-04-05 may begin with the year
-        day = datetime(_year(date["year"]), _month(date["month"]), int(date["day"]))
-        return (day - EPOCH).days + _seconds(time) / 86400
-
-    return parse
+        year += 1900 if year >= CENTURY else 2000
+    day = datetime(year, _month(date["month"]), int(date["day"]))
+    return (day - EPOCH).days + _seconds(time) / 86400
 
 
 def _seconds(time: re.Match[str]) -> float:
@@ -184,13 +171,6 @@ def _seconds(time: re.Match[str]) -> float:
     return 3600 * hours + 60 * minutes + float(time["second"] or 0)
 
 
-def _year(text: str) -> int:
-    year = int(text)
-    if len(text) == 4:
-        return year
-    return year + (1900 if year >= CENTURY else 2000)
-
-
 def _month(text: str) -> int:
     if text.isdigit():
         return int(text)
@@ -200,37 +180,26 @@ def _month(text: str) -> int:
     raise ValueError(text)
 
 
-NOTATIONS = {".": _number, ",": _comma_number, GROUPED: _grouped_number}  # by `Column.decimal`
+def parse(column: Column, text: str) -> float:
+    """A string of a column as a number, NaN where it is missing.
 
-
-def parser(column: Column) -> Parse:
-    """The function that turns a string of this column into a number, NaN where it is missing."""
-    parse: Parse
-    if column.becomes == "number":
-        parse = _with_unit(column)
-    elif column.becomes == "boolean":
-        parse = _truth(column.words)
-    elif column.becomes == "date":
-        parse = _days(column.order)
-    else:
+    Raises:
+        ValueError: It is none.
+    """
+    text = stripped(text)
+    if text in MISSING or text in column.missing_as:
+        return math.nan
+    if column.becomes == "boolean":
+        return float(column.words.index(text.lower()))
+    if column.becomes == "date":
+        return _days(text, column.order)
+    if column.becomes != "number":
         raise ValueError(f"column {column.name!r} is {column.becomes}, which has no numbers")
-    return lambda text: math.nan if is_missing(text) else parse(stripped(text))
-
-
-def _with_unit(column: Column) -> Parse:
-    """Read numbers of a column, without their unit; NaN for those that mean a missing value."""
-    parse, unit = NOTATIONS[column.decimal], column.unit
-    numbers = [_number(text) for text in column.missing_as if is_number(text)]
-
-    def read(text: str) -> float:
-        if text in column.missing_as:
-            return math.nan
-        if unit:
-            text = text.removesuffix(unit).removeprefix(unit).strip()
-        value = parse(text)
-        return math.nan if value in numbers else value
-
-    return read if unit or column.missing_as else parse
+    if column.unit:
+        text = text.removesuffix(column.unit).removeprefix(column.unit).strip()
+    value = _number(text, column.decimal)
+    missing = [_number(text) for text in column.missing_as if is_number(text)]
+    return math.nan if value in missing else value
 
 
 def is_number(text: str) -> bool:
@@ -253,53 +222,45 @@ def unit_of(text: str) -> str:
 def _values(column: Column, texts: Sequence[str]) -> np.ndarray:
     """A column's numbers (n,), or the positions of its levels."""
     different = list(dict.fromkeys(texts))
-    values: Iterable[float]
-    if column.becomes == "text":
-        values = level_positions(column, different)[:-1]
-    else:
-        values = _parsed(column, different)
+    is_text = column.becomes == "text"
+    values = level_positions(column, different)[:-1] if is_text else _parsed(column, different)
     by_text = dict(zip(different, values, strict=True))
     return np.array(list(map(by_text.__getitem__, texts)))
 
 
-def _parsed(column: Column, texts: Sequence[str]) -> Iterable[float]:
+def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
     """The numbers of strings, in the training rows' notation or, if all fit it, in another."""
-    if fits(column, texts):
-        return map(parser(column), texts)
     readings = []
-    for notation in notations(column):
-        if fits(notation, texts):
-            readings.append(list(map(parser(notation), texts)))
-    for values in readings:
+    for notation in notations_of(column, texts):
+        readings.append([parse(notation, text) for text in texts])
+    if not readings:
+        wrong = next(text for text in texts if not fits(column, [text]))
+        raise ValueError(
+            f"column {column.name!r}: {wrong!r} is not a {column.becomes}, but the training rows "
+            "hold only those: correct it, or leave it empty"
+        )
+    for values in readings[1:]:
         for text, one, other in zip(texts, readings[0], values, strict=True):
-            if one != other and not is_missing(text):
+            if one != other and not math.isnan(one):
                 raise ValueError(
                     f"column {column.name!r}: {text!r} can be read in two ways: write it as in the "
                     "training rows"
                 )
-    if readings:
-        return readings[0]
-    wrong = next(text for text in texts if not fits(column, [text]))
-    raise ValueError(
-        f"column {column.name!r}: {wrong!r} is not a {column.becomes}, but the training rows hold "
-        "only those: correct it, or leave it empty"
-    )
+    return readings[0]
 
 
-def notation_of(column: Column, texts: Sequence[str]) -> Column | None:
-    """The column in the first notation that all strings fit, the training rows' before others."""
-    for notation in (column, *notations(column)):
-        if fits(notation, texts):
-            return notation
-    return None
+def notations_of(column: Column, texts: Sequence[str]) -> list[Column]:
+    """The column in the training rows' notation, or else in all others that the strings fit."""
+    if fits(column, texts):
+        return [column]
+    return [notation for notation in notations(column) if fits(notation, texts)]
 
 
 def fits(column: Column, texts: Iterable[str]) -> bool:
     """Whether all strings can be read as what the column holds."""
-    parse = parser(column)
     try:
         for text in texts:
-            parse(text)
+            parse(column, text)
     except ValueError:
         return False
     return True

@@ -8,6 +8,7 @@ public file are used as they are, and say nothing about the clients.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -139,13 +140,13 @@ def _doubts(column: Column, texts: Sequence[str]) -> list[str]:
         some = _first(new)
         return [f"{column.name}: {some} not in the training rows, taken as {where}"] if new else []
     notes = []
-    notation = plain_table.notation_of(column, sorted(stated))
-    if notation is not None and column.becomes == "number":
-        parse = plain_table.parser(notation)
+    notations = plain_table.notations_of(column, sorted(stated))
+    if notations and column.becomes == "number":
+        parse = partial(plain_table.parse, notations[0])
         endless = {text for text in stated - set(column.missing_as) if np.isnan(parse(text))}
         if endless:
             notes.append(f"{column.name}: {_first(endless)} has no finite value, taken as missing")
-    if notation not in (None, column):
+    if notations and column not in notations:
         kind = f"{column.becomes}s"
         notes.append(f"{column.name}: {kind} are in another notation than in training, and read")
     return notes

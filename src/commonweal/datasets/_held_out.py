@@ -19,8 +19,8 @@ class Parts(NamedTuple):
     """The rows of a table that are used."""
 
     rows: np.ndarray  # (n,) their numbers in the table
-    names: list[str]  # of the clients; empty: no column names them
-    owner: np.ndarray | None  # (n,) positions among the names
+    names: list[str]  # of the clients; where no column names them, they are one
+    owner: np.ndarray  # (n,) positions among the names
     test: float | np.ndarray  # the share that is tested, drawn at random, or a mask (n,)
     notes: tuple[str, ...]
 
@@ -43,11 +43,8 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     tested, others = _tested(table, rows, fold) if split else ([], [])
     if split:
         notes.append(f"tested: rows with {split} = {some(tested)}; trained on: {some(others)}")
-    coded = table.clients()
-    if coded is None:
-        owner = np.zeros(len(rows), np.int64)
-        return Parts(rows, [], None, _test_rows(table, rows, owner, test, tested), tuple(notes))
-    names, owner = coded[0], coded[1][rows]
+    names, codes = table.clients() or (np.array(["all"]), np.zeros(table.rows, np.int64))
+    owner = codes[rows]
     mask = _test_rows(table, rows, owner, test, tested)
     is_train = ~mask if isinstance(mask, np.ndarray) else np.ones(len(rows), dtype=bool)
     sizes = np.bincount(owner, minlength=len(names))

@@ -5,11 +5,12 @@ the arrays: numbers (days of dates), and codes of strings. What they become as f
 on training rows later.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import ID
 from commonweal.data.split import repeated
-from commonweal.datasets._cache import Arrays, New, cached, write
+from commonweal.datasets._cache import New, cached, write
 from commonweal.datasets._table_files import Batches
 
 if TYPE_CHECKING:
@@ -110,20 +111,20 @@ def _has_codes(values: "pyarrow.Array") -> bool:
     return bool(pyarrow.compute.any(codes).as_py())
 
 
-def _encoded(values: "pyarrow.Array") -> tuple[list[str], np.ndarray]:
-    """The different strings, stripped, and each row's position among them; -1 where missing."""
+def _encode(values: "pyarrow.Array", known: dict[str, int], is_number: bool = False) -> np.ndarray:
+    """The codes of strings, which are numbered in `known` as they come; -1: missing."""
     import pyarrow
 
     coded = values.cast(pyarrow.string()).dictionary_encode()
-    texts = list(map(plain_table.stripped, coded.dictionary.to_pylist()))
-    damaged = next((text for text in texts if "\0" in text), None)
-    if damaged is not None:
-        raise DataError(f"the table has NUL bytes, as in {damaged[:60]!r}: the file is damaged")
-    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    gaps = np.flatnonzero(list(map(plain_table.is_missing, texts)))
-    if len(gaps):
-        codes = np.where(np.isin(codes, gaps), -1, codes)
-    return texts, codes
+    codes = []
+    for text in map(plain_table.stripped, coded.dictionary.to_pylist()):
+        if "\0" in text:
+            raise DataError(f"the table has NUL bytes, as in {text[:60]!r}: the file is damaged")
+        name = plain_table.plain_code(text) if is_number else text  # 7.0 is written as 7
+        codes.append(-1 if plain_table.is_missing(text) else known.setdefault(name, len(known)))
+    indices = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    encoded: np.ndarray = np.array([*codes, -1], np.int32)[indices]
+    return encoded
 
 
 @dataclass(frozen=True)
@@ -177,28 +178,25 @@ class _Scan:
     def add(self, values: "pyarrow.Array") -> None:
         first = self.rows == 0
         self.rows += len(values)
-        self.gaps += values.null_count
-        if values.null_count == len(values) and not first:
+        if not first and (values.null_count == len(values) or not self.possible):
+            self.gaps += values.null_count
             return
         if first and _has_codes(values):
             self.possible = [c for c in self.possible if c.becomes != "number"]
         numbers = _cast(values) if self._may_be_plain else None
-        if numbers is not None:
-            different = self._add_numbers(numbers, first)
-            self.gaps += int(np.isnan(numbers).sum()) - values.null_count
+        if numbers is None:
+            texts: dict[str, int] = {}
+            self.gaps += int((_encode(values, texts) < 0).sum())
+            self._add_texts(list(texts), first)
         else:
-            different = self._add_texts(values, first)
+            known = numbers[~np.isnan(numbers)]
+            self.gaps += len(values) - len(known)
+            self.possible = [c for c in self.possible if c.becomes == "number"]
+            self._measure(known)
+            self.is_day = self.is_day and self.whole and _are_days(known)
         if first:
-            self.different = different
+            self.different = len(texts) if numbers is None else len(np.unique(known))
             self.first_rows = len(values)
-
-    def _add_numbers(self, numbers: np.ndarray, first: bool) -> int:
-        """Take plain numbers into account. Returns how many differ, in the first batch."""
-        self.possible = [c for c in self.possible if c.becomes == "number"]
-        known = numbers[~np.isnan(numbers)]
-        self._measure(known)
-        self.is_day = self.is_day and self.whole and _are_days(known)
-        return len(np.unique(known)) if first else 0
 
     def _measure(self, numbers: np.ndarray) -> None:
         self.whole = self.whole and bool((numbers == np.round(numbers)).all())
@@ -209,29 +207,23 @@ class _Scan:
     def _may_be_plain(self) -> bool:
         return bool(self.possible) and self.possible[0].becomes == "number"
 
-    def _add_texts(self, values: "pyarrow.Array", first: bool) -> int:
-        if not self.possible and not first:
-            return 0
-        texts, codes = _encoded(values)
-        known = list(dict.fromkeys(text for text in texts if not plain_table.is_missing(text)))
-        self.gaps += int((codes < 0).sum()) - values.null_count
+    def _add_texts(self, texts: Sequence[str], first: bool) -> None:
         self.is_day = False
-        with_comma = sum("," in text for text in known)
+        with_comma = sum("," in text for text in texts)
         self.has_comma |= with_comma > 0
-        self.has_none |= with_comma < len(known)
+        self.has_none |= with_comma < len(texts)
         if first:
-            units = Counter(map(plain_table.unit_of, known[:LEAST_NUMBERS]))
+            units = Counter(map(plain_table.unit_of, texts[:LEAST_NUMBERS]))
             unit = max(units, key=lambda name: units[name], default="")
             self.possible += [replace(column, unit=unit) for column in NUMBERS if unit]
         possible = []
         for column in self.possible:
-            odd = _odd(column, known)
+            odd = _odd(column, texts)
             if odd is not None:
                 possible.append(replace(column, missing_as=odd))
         self.possible = possible
         if self._may_be_plain and not possible[0].missing_as:
-            self._measure(np.array(list(map(plain_table.parser(possible[0]), known))))
-        return len(known)
+            self._measure(np.array([plain_table.parse(possible[0], text) for text in texts]))
 
     def profile(self) -> Profile:
         column = self._column()
@@ -328,50 +320,39 @@ def survey(batches: Batches) -> Survey:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the cache holds about a table besides its numbers and codes."""
+    """The columns of a table that have a role."""
 
-    rows: int
     roles: Roles
     label: str
-    event: str | None
+    event: str | None  # of survival times
+    happened: str  # the value of `event` that means that there was one; empty: not given
     client: tuple[str, ...]  # the columns that name clients together
-    happened: str = ""  # the value of `event` that means that there was one; empty: not given
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-    numbers: tuple[str, ...] = ()  # the columns that are stored as numbers
-    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as codes of these strings
 
     @classmethod
     def of(cls, table: Survey, roles: Roles) -> "Facts":
-        """The columns of a table that have a role. Raises DataError where one is not there."""
+        """Find the columns. Raises DataError where one is not there."""
         label, *further = columns_in(roles.label, table)
         if len(further) > 1:
             raise DataError(f"label = {roles.label!r}: name one column, or two, time and event")
         event, happened = further[0] if further else None, ""
         if event is not None and event not in table.profiles:
             event, _, happened = event.partition("=")
-        client = roles.client
-        if client is None and CLIENT in table.profiles:
-            client = CLIENT
-        facts = cls(
-            rows=table.rows,
-            roles=roles,
-            label=label,
-            event=event,
-            happened=happened,
-            client=() if client is None else columns_in(client, table),
-        )
-        order, split = roles.order, roles.split
+        given = roles.client
+        if given is None and CLIENT in table.profiles:
+            given = CLIENT
+        client = () if given is None else columns_in(given, table)
         table.check("label", [label])
-        if facts.event is not None and facts.event not in table.profiles:
+        if event is not None and event not in table.profiles:
             some = list(table.profiles)[:10]
-            raise DataError(f"label names the events {facts.event!r}, which is no column: {some}")
-        table.check("client", facts.client)
+            raise DataError(f"label names the events {event!r}, which is no column: {some}")
+        table.check("client", client)
         table.check("drop", roles.drop)
         table.check("keep", roles.keep)
         table.check("categories", roles.categories)
         table.check("missing", [entry.rpartition("=")[0] for entry in roles.missing])
-        table.check("order", [order] if order else [])
-        table.check("split", [split] if split else [])
+        table.check("order", [roles.order] if roles.order else [])
+        table.check("split", [roles.split] if roles.split else [])
+        facts = cls(roles, label, event, happened, client)
         twice = repeated([*facts.no_features, *roles.categories])
         if twice:
             raise DataError(
@@ -383,9 +364,15 @@ class Facts:
     @property
     def no_features(self) -> tuple[str, ...]:
         """The columns that are used, but not as features."""
-        event = () if self.event is None else (self.event,)
-        split = (self.roles.split,) if self.roles.split else ()
-        return (self.label, *event, *self.client, *split)
+        names = (self.label, self.event, *self.client, self.roles.split)
+        return tuple(filter(None, names))
+
+    def left_out(self, table: Survey) -> dict[str, str]:
+        """The columns that are no features, and why."""
+        used = (*self.no_features, *self.roles.keep, *self.roles.categories)
+        why = {name: ID for name, p in table.profiles.items() if p.is_id and name not in used}
+        dropped = [name for name in self.roles.drop if name not in self.no_features]
+        return why | dict.fromkeys(dropped, "dropped")
 
 
 def columns_in(names: str, table: Survey) -> tuple[str, ...]:
@@ -396,84 +383,46 @@ def columns_in(names: str, table: Survey) -> tuple[str, ...]:
 # The second pass
 
 
-def _fill(new: New, batches: Batches, table: Survey, roles: Roles) -> None:
-    """Write the columns' numbers and codes, and `facts`, what they are."""
-    facts = Facts.of(table, roles)
-    table = _with_missing(table, roles.missing)
-    ignored: dict[str, str] = {}  # column -> why
-    coded: list[str] = []
-    plain: list[str] = []
-    for name, profile in table.profiles.items():
-        if name not in facts.no_features and name in roles.drop:
-            ignored[name] = "dropped"
-        elif profile.is_id and name not in (*facts.no_features, *roles.keep, *roles.categories):
-            ignored[name] = ID
-        if name in ignored and name != roles.order:
-            continue
-        is_coded = profile.column.becomes == "text" or name in (*facts.client, *roles.categories)
-        (coded if is_coded else plain).append(name)
-    numbers = new("numbers", (len(plain), table.rows), np.float64)
-    codes = new("codes", (len(coded), table.rows), np.int32)
-    known: dict[str, dict[str, int]] = {name: {} for name in coded}
-    start = 0
-    for batch in batches():
-        rows = slice(start, start + len(next(iter(batch.values()))))
-        for name, values in zip(plain, numbers, strict=True):
-            values[rows] = _numbers(table.profiles[name].column, batch[name])
-        for name, values in zip(coded, codes, strict=True):
-            if len(known[name]) <= MANY or name in facts.client:
-                is_number = table.profiles[name].column.becomes == "number"
-                values[rows] = _codes(known[name], batch[name], is_number)
-        start = rows.stop
-    texts = {}
-    profiles = {}
-    for name, values in zip(coded, codes, strict=True):
-        if len(known[name]) > MANY and name not in facts.client:
-            ignored[name] = f"it has more than {MANY:,} different strings"
-        texts[name] = _sort(known[name], values)
-    for name, profile in table.profiles.items():
-        column = Column(name, "text") if name in texts else profile.column
-        if name in ignored:
-            column = Column(name, "nothing", ignored[name], is_id=ignored[name] == ID)
-        profiles[name] = replace(profile, column=column)
-    filled = replace(facts, profiles=profiles, numbers=tuple(plain), texts=texts)
-    write(new, facts=_array(_FACTS.dump_json(filled)))
-
-
-def _with_missing(table: Survey, missing: Sequence[str]) -> Survey:
-    """The survey, with the numbers that mean a missing value: "column=number"."""
-    profiles = dict(table.profiles)
+def _with_missing(table: Survey, missing: Sequence[str]) -> dict[str, Column]:
+    """What the columns hold, with the numbers that mean a missing value: "column=number"."""
+    columns = {name: profile.column for name, profile in table.profiles.items()}
     for entry in missing:
         name, _, value = entry.rpartition("=")
-        profile = profiles[name]
-        column = profile.column
+        column = columns[name]
         if column.becomes != "number" or not plain_table.is_number(value):
             raise DataError(
                 f"missing = {entry!r}: write column=number; {name!r} holds {column.becomes}s"
             )
-        column = replace(column, missing_as=(*column.missing_as, value))
-        profiles[name] = replace(profile, column=column)
-    return Survey(table.rows, profiles)
+        columns[name] = replace(column, missing_as=(*column.missing_as, value))
+    return columns
 
 
-def _codes(known: dict[str, int], values: "pyarrow.Array", is_number: bool) -> np.ndarray:
-    """The codes of a batch of strings, which are numbered as they come; -1: missing."""
-    texts, codes = _encoded(values)
-    number = []
-    for text in texts:
-        name = plain_table.plain_code(text) if is_number else text  # 7.0 is written as 7
-        number.append(-1 if plain_table.is_missing(text) else known.setdefault(name, len(known)))
-    coded: np.ndarray = np.array([*number, -1], np.int32)[codes]
-    return coded
-
-
-def _sort(known: Mapping[str, int], codes: np.ndarray) -> tuple[str, ...]:
-    """The strings in alphabetical order, by which the codes are changed in place."""
-    texts = tuple(sorted(known))
-    rank = np.full(len(texts) + 1, -1, np.int32)
-    rank[[known[text] for text in texts]] = np.arange(len(texts))
-    codes[...] = rank[codes]
-    return texts
+def _fill(
+    new: New,
+    batches: Batches,
+    rows: int,
+    plain: Sequence[Column],
+    coded: Sequence[Column],
+    clients: Sequence[str],
+) -> None:
+    """Write the columns' numbers and codes, and `texts`, the strings that have these codes."""
+    numbers = new("numbers", (len(plain), rows), np.float64)
+    codes = new("codes", (len(coded), rows), np.int32)
+    known: list[dict[str, int]] = [{} for _ in coded]
+    start = 0
+    for batch in batches():
+        part = slice(start, start + len(next(iter(batch.values()))))
+        for column, values in zip(plain, numbers, strict=True):
+            values[part] = _numbers(column, batch[column.name])
+        for column, values, texts in zip(coded, codes, known, strict=True):
+            if len(texts) <= MANY or column.name in clients:
+                values[part] = _encode(batch[column.name], texts, column.becomes == "number")
+        start = part.stop
+    for values, texts in zip(codes, known, strict=True):
+        rank = np.full(len(texts) + 1, -1, np.int32)  # alphabetical; code -1 stays what it is
+        rank[[texts[text] for text in sorted(texts)]] = np.arange(len(texts))
+        values[...] = rank[values]
+    write(new, texts=_array(json.dumps(list(map(sorted, known))).encode()))
 
 
 def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
@@ -483,8 +432,9 @@ def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
     if cast is not None:
         gaps = [float(text) for text in column.missing_as if plain_table.is_number(text)]
         return np.where(np.isin(cast, gaps), np.nan, cast) if gaps else cast
-    texts, codes = _encoded(values)
-    parse = plain_table.parser(column)
+    texts: dict[str, int] = {}
+    codes = _encode(values, texts)
+    parse = partial(plain_table.parse, column)
     numbers: np.ndarray = np.array([*map(parse, texts), np.nan])[codes]
     return numbers
 
@@ -492,7 +442,6 @@ def _numbers(column: Column, values: "pyarrow.Array") -> np.ndarray:
 # From the cache
 
 _SURVEY = pydantic.TypeAdapter(Survey)
-_FACTS = pydantic.TypeAdapter(Facts)
 
 
 def _array(text: bytes) -> np.ndarray:
@@ -521,11 +470,33 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
         options: By which it is read.
     """
     seen = read_survey(file, batches, options)
+    facts = Facts.of(seen, roles)
+    left_out = facts.left_out(seen)
+    plain: list[Column] = []
+    coded: list[Column] = []
+    columns = _with_missing(seen, roles.missing)
+    for name, column in columns.items():
+        if name not in left_out or name == roles.order:
+            is_coded = column.becomes == "text" or name in (*facts.client, *roles.categories)
+            (coded if is_coded else plain).append(column)
 
     def parse(new: New) -> None:
-        _fill(new, batches, seen, roles)
+        _fill(new, batches, seen.rows, plain, coded, facts.client)
 
-    return Table.read(cached("table", [file], parse, repr((roles, options))))
+    arrays = cached("table", [file], parse, repr((roles, options)))
+    texts: dict[str, Coded] = {}
+    strings = json.loads(arrays["texts"].tobytes())
+    for column, own, codes in zip(coded, strings, np.asarray(arrays["codes"]), strict=True):
+        texts[column.name] = np.array(own, dtype=str), codes
+        columns[column.name] = Column(column.name, "text")
+        if len(own) > MANY and column.name not in facts.client:
+            left_out[column.name] = f"it has more than {MANY:,} different strings"
+    for name, why in left_out.items():
+        columns[name] = Column(name, "nothing", why, is_id=why == ID)
+    profiles = {name: replace(p, column=columns[name]) for name, p in seen.profiles.items()}
+    numbers = zip(plain, np.asarray(arrays["numbers"]), strict=True)
+    by_name = {column.name: values for column, values in numbers}
+    return Table(facts, seen.rows, profiles, by_name, texts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -533,49 +504,14 @@ class Table:
     """The columns of a table: what they hold, and their numbers or codes."""
 
     facts: Facts
+    rows: int
+    profiles: Mapping[str, Profile]
     stored_numbers: Mapping[str, np.ndarray]
     stored_texts: Mapping[str, Coded]
-
-    @classmethod
-    def read(cls, arrays: Arrays) -> "Table":
-        facts = _FACTS.validate_json(arrays["facts"].tobytes())
-        numbers = zip(facts.numbers, np.asarray(arrays["numbers"]), strict=True)
-        texts = {}
-        for name, codes in zip(facts.texts, np.asarray(arrays["codes"]), strict=True):
-            texts[name] = np.array(facts.texts[name], dtype=str), codes
-        return cls(facts, dict(numbers), texts)
-
-    def revised(self, roles: Roles) -> "Table":
-        """The table with further columns left out, with numbers as codes or as missing values."""
-        texts = dict(self.stored_texts)
-        numbers = dict(self.stored_numbers)
-        profiles = dict(self.profiles)
-        for name in roles.drop:
-            column = Column(name, "nothing", "dropped")
-            profiles[name] = replace(profiles[name], column=column)
-        for entry in roles.missing:
-            name, _, value = entry.rpartition("=")
-            numbers[name] = np.where(numbers[name] == float(value), np.nan, numbers[name])
-        for name in roles.categories:
-            values = numbers[name]
-            different, codes = np.unique(values, return_inverse=True)  # NaN is the last
-            known = different[~np.isnan(different)]
-            names = np.array([f"{value:.0f}" for value in known.tolist()], dtype=str)
-            texts[name] = names, np.where(np.isnan(values), -1, codes)
-            profiles[name] = replace(profiles[name], column=Column(name, "text"))
-        return Table(replace(self.facts, profiles=profiles), numbers, texts)
-
-    @property
-    def profiles(self) -> Mapping[str, Profile]:
-        return self.facts.profiles
 
     @property
     def label(self) -> str:
         return self.facts.label
-
-    @property
-    def rows(self) -> int:
-        return self.facts.rows
 
     def column(self, name: str) -> Column:
         """What a column holds, before any fit."""

@@ -23,7 +23,6 @@ from commonweal.datasets._files import read_npz
 from commonweal.datasets._fit import Options, fit
 from commonweal.datasets._held_out import Test, divide_rows
 from commonweal.datasets._shared import Pool, TaskOptions, natural_federation, standardized
-from commonweal.datasets._shared import Test as Share
 from commonweal.datasets._table_files import read_batches, separator_in
 from commonweal.datasets._tables import (
     CLIENT,
@@ -152,23 +151,20 @@ def load_table(
         "notes": (*labels.notes, *parts.notes),
         "class_names": labels.class_names,
     }
-    if parts.owner is not None:
+    if table.facts.client:
         return natural_federation(
             features, labels.y, parts.owner, parts.test, seed, clients, parts.names, **learned
         )
     if clients is not None:
         raise ConfigError(_no_clients(clients))
     official = np.zeros(len(rows), dtype=bool)
-    share: Share = "official"
     if not isinstance(parts.test, np.ndarray):
-        share = parts.test
-    elif labels.class_names:
-        official = parts.test
-    else:
+        return Pool(features, labels.y, official, parts.test, seed, partition=None, **learned)
+    if not labels.class_names:
         raise ConfigError(
             "a split by order or column needs classes, or a column of clients: name it (client)"
         )
-    return Pool(features, labels.y, official, share, seed, partition=None, **learned)
+    return Pool(features, labels.y, parts.test, "official", seed, partition=None, **learned)
 
 
 def _no_clients(clients: int) -> str:

@@ -373,10 +373,9 @@ class _Truth:
         notation = max(notations, key=lambda notation: _fitting(notation, texts))
         known = [plain_table.fits(notation, [text]) for text in texts]
         self._note_strange(texts, known)
-        parse = plain_table.parser(notation)
         values = []
         for text, is_known in zip(texts, known, strict=True):
-            values.append(parse(text) if is_known else math.nan)
+            values.append(plain_table.parse(notation, text) if is_known else math.nan)
         return torch.tensor(values, dtype=torch.float64)
 
     def _note_strange(self, texts: Sequence[str], known: Sequence[bool]) -> None:

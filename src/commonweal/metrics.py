@@ -32,20 +32,9 @@ from torch import Tensor
 from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import DataError
 
-__all__ = [
-    "Against",
-    "Paired",
-    "against",
-    "angle",
-    "best",
-    "better_off",
-    "dkw_floor",
-    "excess_max",
-    "gap",
-    "gini",
-    "holm",
-]
-__all__ += ["kl", "mean", "paired", "seeds_needed", "spread", "std", "summary", "wilson", "worst"]
+__all__ = ["Against", "Paired", "against", "angle", "best", "better_off", "dkw_floor", "excess_max"]
+__all__ += ["gap", "gini", "holm", "kl", "mean", "paired", "seeds_needed", "spread", "std"]
+__all__ += ["summary", "wilson", "worst"]
 
 Array: TypeAlias = NDArray[np.float64]
 Scores: TypeAlias = ArrayLike | Tensor  # (K,)
@@ -115,8 +104,7 @@ def worst(
     >>> worst([4, 1, 3, 2]), worst([4, 1, 3, 2], share=0.5)
     (1.0, 1.5)
     """
-    highest = _is_true(lower_is_better)
-    return _extreme(x, share, weights, names, highest)
+    return _extreme(x, share, weights, names, _is_true(lower_is_better))
 
 
 def best(
@@ -134,8 +122,7 @@ def best(
     >>> best([4, 1, 3, 2]), best([4, 1, 3, 2], share=0.5)
     (4.0, 3.5)
     """
-    highest = not _is_true(lower_is_better)
-    return _extreme(x, share, weights, names, highest)
+    return _extreme(x, share, weights, names, not _is_true(lower_is_better))
 
 
 def gap(
@@ -203,28 +190,24 @@ def summary(
     """
     v, w = _load(x, None, names)
     v = np.sort(v)
-    low = {k: _first(v, w, k and k / 100) for k in (None, 5, 10, 20)}
-    high = {k: _first(v[::-1], w, k and k / 100) for k in (None, 5, 10, 20)}
-    means = {"mean": _mean(v, w)}
-    if weights is not None:
-        means["weighted_mean"] = mean(x, weights, names=names)
-    negative = v[0] < 0
+    shares = {"": None, "_5": 0.05, "_10": 0.1, "_20": 0.2}
+    low = {tail: _first(v, w, share) for tail, share in shares.items()}
+    high = {tail: _first(v[::-1], w, share) for tail, share in shares.items()}
     worst, best = (high, low) if _is_true(lower_is_better) else (low, high)
+    weighted = {} if weights is None else {"weighted_mean": mean(x, weights, names=names)}
+    negative = v[0] < 0
     return {
-        **means,
-        **_by_tail("worst", worst),
-        **_by_tail("best", {k: best[k] for k in (None, 5, 10)}),
+        "mean": _mean(v, w),
+        **weighted,
+        **{f"worst{tail}": value for tail, value in worst.items()},
+        **{f"best{tail}": best[tail] for tail in ("", "_5", "_10")},
         "std": _std(v, w),
         "gini": math.nan if negative else _gini(v, w),
-        "gap": high[None] - low[None],
-        "gap_10": high[10] - low[10],
+        "gap": high[""] - low[""],
+        "gap_10": high["_10"] - low["_10"],
         "angle": _angle(v, w),
         "kl": math.nan if negative else _kl(v, w),
     }
-
-
-def _by_tail(name: str, values: dict[int | None, float]) -> dict[str, float]:
-    return {name if k is None else f"{name}_{k}": value for k, value in values.items()}
 
 
 # Comparisons
@@ -299,12 +282,11 @@ def seeds_needed(
     _check_share("confidence", confidence)
     _check_share("power", power)
     expect_int("most", most, least=2, most=MOST_SEEDS)
-    first, second = _pair(a, b, unit="seed")
-    error = _standard_error(first, second, _rounding(a, b))
-    difference = mean(first - second)
+    differences, error, _ = _differences(a, b)
+    difference = mean(differences)
     if math.isnan(error) or difference == 0:
         return None
-    effect = abs(difference) / (error * math.sqrt(first.size))
+    effect = abs(difference) / (error * math.sqrt(differences.size))
     for seeds in range(2, most + 1):
         critical = float(stdtrit(seeds - 1, (1 + confidence) / 2))
         if _power(seeds, effect * math.sqrt(seeds), critical) >= power:
@@ -391,40 +373,35 @@ def paired(a: Scores, b: Scores, confidence: float = 0.95) -> Paired:
     False
     """
     _check_share("confidence", confidence)
-    first, second = _pair(a, b, unit="seed")
-    differences = first - second
+    differences, error, noise = _differences(a, b)
     difference = mean(differences)
-    rounding = _rounding(a, b)
-    error = _standard_error(first, second, rounding)
     if math.isnan(error):
         return Paired(difference, math.nan, math.nan, False)
-    half = error * float(stdtrit(first.size - 1, (1 + confidence) / 2))
-    half += _step(differences, rounding * _scale(first, second)) / (2 * first.size)
+    half = error * float(stdtrit(differences.size - 1, (1 + confidence) / 2))
+    half += _step(differences, noise) / (2 * differences.size)
     return Paired(difference, difference - half, difference + half, abs(difference) > half)
 
 
-def _rounding(*given: Scores) -> float:
-    """How large rounding errors may be, relative to values of these types."""
-    errors = [ROUNDING]
-    for values in given:
-        if isinstance(values, Tensor):
-            if values.is_floating_point():
-                errors.append(8 * torch.finfo(values.dtype).eps)
-        elif np.asarray(values).dtype.kind == "f":
-            errors.append(8 * float(np.finfo(np.asarray(values).dtype).eps))
-    return max(errors)
+def _differences(a: Scores, b: Scores) -> tuple[Array, float, float]:
+    """a - b by seed, the standard error of their mean, and what may be rounding errors.
+
+    The standard error is NaN for one seed, or if all differences are equal.
+    """
+    first, second = _pair(a, b, unit="seed")
+    differences = first - second
+    scale = max(np.abs(first).max(), np.abs(second).max())
+    noise = float(max(ROUNDING, _rounding(a), _rounding(b)) * scale)
+    if differences.size < 2 or np.ptp(differences) <= noise:
+        return differences, math.nan, noise
+    return differences, float(differences.std(ddof=1)) / math.sqrt(differences.size), noise
 
 
-def _scale(a: Array, b: Array) -> float:
-    return float(max(np.abs(a).max(), np.abs(b).max()))
-
-
-def _standard_error(a: Array, b: Array, rounding: float) -> float:
-    """Standard error of the mean of a - b. NaN for one seed, or if all differences are equal."""
-    differences = a - b
-    if a.size < 2 or np.ptp(differences) <= rounding * _scale(a, b):
-        return math.nan
-    return float(differences.std(ddof=1)) / math.sqrt(a.size)
+def _rounding(values: Scores) -> float:
+    """How large rounding errors may be, relative to values of this type."""
+    if isinstance(values, Tensor):
+        return 8 * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    given = np.asarray(values).dtype
+    return 8 * float(np.finfo(given).eps) if given.kind == "f" else 0.0
 
 
 def _step(values: Array, noise: float) -> float:
@@ -536,14 +513,10 @@ def _refuse(
     if not bad.any():
         return
     positions = np.flatnonzero(bad).tolist()
-    shown = [f"{v[i]} at {unit} {_label(i, names)}" for i in positions[:SHOWN]]
+    labels = {i: str(i) if names is None else repr(names[i]) for i in positions[:SHOWN]}
+    shown = ", ".join(f"{v[i]} at {unit} {label}" for i, label in labels.items())
     more = len(positions) - SHOWN
-    end = f" and {more} more" if more > 0 else ""
-    raise DataError(f"{requirement}; got {', '.join(shown)}{end}")
-
-
-def _label(position: int, names: Names) -> str:
-    return str(position) if names is None else repr(names[position])
+    raise DataError(f"{requirement}; got {shown}" + (f" and {more} more" if more > 0 else ""))
 
 
 def _pair(a: Scores, b: Scores, names: Names = None, unit: str = "client") -> tuple[Array, Array]:

@@ -126,11 +126,7 @@ def best(
 
 
 def gap(
-    x: Scores,
-    share: float | None = None,
-    weights: Scores | None = None,
-    *,
-    names: Names = None,
+    x: Scores, share: float | None = None, weights: Scores | None = None, *, names: Names = None
 ) -> float:
     """Best minus worst, each over `share` of the clients (None: one client).
 
@@ -178,10 +174,7 @@ def kl(x: Scores, weights: Scores | None = None, *, names: Names = None) -> floa
 
 
 def summary(
-    x: Scores,
-    weights: Scores | None = None,
-    names: Names = None,
-    lower_is_better: bool = False,
+    x: Scores, weights: Scores | None = None, names: Names = None, lower_is_better: bool = False
 ) -> dict[str, float]:
     """The metrics that a run records, without weights; `weighted_mean` is added if there are any.
 
@@ -333,11 +326,7 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
 
 
 def dkw_floor(
-    scores: Scores,
-    share: float = 0.8,
-    confidence: float = 0.95,
-    *,
-    lower_is_better: bool = False,
+    scores: Scores, share: float = 0.8, confidence: float = 0.95, *, lower_is_better: bool = False
 ) -> tuple[float, float]:
     """What new clients get at least, from the scores of clients drawn like them: (share, score).
 
@@ -474,11 +463,7 @@ def _check_share(name: str, value: object) -> None:
 
 
 def _vector(
-    x: Scores,
-    what: str,
-    names: Names = None,
-    unit: str = "client",
-    size: int | None = None,
+    x: Scores, what: str, names: Names = None, unit: str = "client", size: int | None = None
 ) -> Array:
     try:
         is_complex = x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)
@@ -503,11 +488,7 @@ def _vector(
 
 
 def _refuse(
-    bad: NDArray[np.bool_],
-    v: Array,
-    requirement: str,
-    names: Names,
-    unit: str = "client",
+    bad: NDArray[np.bool_], v: Array, requirement: str, names: Names, unit: str = "client"
 ) -> None:
     """Raise DataError for the values where `bad` is true."""
     if not bad.any():

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import State, Tensors
-from commonweal.rules._outliers import (
-    FEW,
-    LEAST,
-    cosines_to_others,
-    excess,
-    median,
-)
+from commonweal.rules._outliers import FEW, LEAST, cosines_to_others, excess, median
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Reports, required
 

@@ -49,9 +49,7 @@ class AAggFFD(Rule):
     lipschitz: float | None = None
 
     kind = Kind(
-        "online",
-        "S/K CDF(f / mean f), doubly robust",
-        "follow the regularised leader, entropic",
+        "online", "S/K CDF(f / mean f), doubly robust", "follow the regularised leader, entropic"
     )
     grid = Grid(cdf=("weibull", "frechet", "gumbel", "exponential", "logistic", "normal"))
 
@@ -99,11 +97,7 @@ class AAggFFD(Rule):
         if self.scale == "spacing":  # fitted to the losses of the cohort
             return None
         return PrivateAAggFFD(
-            cdf=self.cdf,
-            low=self.low,
-            high=self.high,
-            scale=self.scale,
-            lipschitz=self.lipschitz,
+            cdf=self.cdf, low=self.low, high=self.high, scale=self.scale, lipschitz=self.lipschitz
         )
 
     def response(self, losses: Tensor) -> Tensor:

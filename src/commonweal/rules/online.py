@@ -46,14 +46,7 @@ __all__ = [
 ]
 
 CDF = Literal[
-    "weibull",
-    "frechet",
-    "gumbel",
-    "exponential",
-    "logistic",
-    "normal",
-    "clipped",
-    "subtracted",
+    "weibull", "frechet", "gumbel", "exponential", "logistic", "normal", "clipped", "subtracted"
 ]
 
 # App. B.1, with scale 1, as functions of a loss relative to the cohort's mean. The last two are the

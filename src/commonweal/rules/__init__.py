@@ -28,36 +28,7 @@ from commonweal.rules.term import TERM
 from commonweal.rules.uniform import Uniform
 from commonweal.rules.vred import VRed
 
-__all__ = [
-    "AAggFFD",
-    "AAggFFS",
-    "AFL",
-    "AdaFed",
-    "CVaR",
-    "Decision",
-    "Directions",
-    "EG",
-    "Excess",
-    "FedAvg",
-    "FedDGGA",
-    "FedFA",
-    "FedFV",
-    "FedMDFG",
-    "FedMGDA",
-    "FedMGDAPlus",
-    "GIFAIR",
-    "Grouped",
-    "Guarded",
-    "Kind",
-    "MaxFL",
-    "OWA",
-    "PropFair",
-    "QFedAvg",
-    "Reports",
-    "Rule",
-    "SemiVRed",
-    "Stateless",
-    "TERM",
-    "Uniform",
-    "VRed",
-]
+__all__ = ["AAggFFD", "AAggFFS", "AFL", "AdaFed", "CVaR", "Decision", "Directions", "EG", "Excess"]
+__all__ += ["FedAvg", "FedDGGA", "FedFA", "FedFV", "FedMDFG", "FedMGDA", "FedMGDAPlus", "GIFAIR"]
+__all__ += ["Grouped", "Guarded", "Kind", "MaxFL", "OWA", "PropFair", "QFedAvg", "Reports", "Rule"]
+__all__ += ["SemiVRed", "Stateless", "TERM", "Uniform", "VRed"]

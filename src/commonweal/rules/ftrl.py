@@ -24,15 +24,7 @@ from torch import Tensor
 
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules.online import (
-    CDF,
-    Scale,
-    check_range,
-    decision_gradient,
-    doubly_robust,
-    on_cohort,
-    response,
-)
+from commonweal.rules import online
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.rules.simplex import minimize
 from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
@@ -55,16 +47,16 @@ class FTRL(Rule):
             fits it to every cohort's losses by maximum spacing.
     """
 
-    cdf: CDF = "normal"
+    cdf: online.CDF = "normal"
     low: float = 0.0
     high: float | None = None
-    scale: Scale = 1.0
+    scale: online.Scale = 1.0
 
     kind = Kind("online", "CDF(f / mean f) / K", "follow the regularised leader")
     logarithmic = True
 
     def __post_init__(self) -> None:
-        check_range(type(self).__name__.lower(), self.low, self.high, self.scale)
+        online.check_range(type(self).__name__.lower(), self.low, self.high, self.scale)
 
     def regularizer(self, p: Tensor, t: int) -> Tensor:
         """Return R(p) for the decision after t rounds: convex, smooth for p > 0, written in torch.
@@ -85,9 +77,9 @@ class FTRL(Rule):
         if clients > len(state["p"]):
             state = self._extended(state, clients)
         r = self.cohort_response(reports.losses, clients)
-        g = decision_gradient(state["p"], doubly_robust(r, index, clients))
+        g = online.decision_gradient(state["p"], online.doubly_robust(r, index, clients))
         following = {**self._decide(g, state), "slots": slots}
-        return Decision(on_cohort(following["p"], index), following)
+        return Decision(online.on_cohort(following["p"], index), following)
 
     def _decide(self, g: Tensor, state: State) -> State:
         """Minimise eq. 6 with this round's gradient g."""
@@ -115,7 +107,7 @@ class FTRL(Rule):
 
     def cohort_response(self, losses: Tensor, clients: int) -> Tensor:
         """Eq. 8 in the range of the whole population, [0, 1/K]."""
-        return response(losses, self.cdf, self._high(clients), self.low, self.scale)
+        return online.response(losses, self.cdf, self._high(clients), self.low, self.scale)
 
     def _high(self, clients: int) -> float:
         return 1 / clients if self.high is None else self.high

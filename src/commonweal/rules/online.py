@@ -30,20 +30,8 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError, DivergedError
 from commonweal.rules.rule import Prior, Reports, prior_weights
 
-__all__ = [
-    "CDF",
-    "CDFS",
-    "Scale",
-    "check_range",
-    "decision_gradient",
-    "doubly_robust",
-    "mixture",
-    "on_cohort",
-    "relative",
-    "response",
-    "scaled_cdf",
-    "spacing_scale",
-]
+__all__ = ["CDF", "CDFS", "Scale", "check_range", "decision_gradient", "doubly_robust", "mixture"]
+__all__ += ["on_cohort", "relative", "response", "scaled_cdf", "spacing_scale"]
 
 CDF = Literal[
     "weibull", "frechet", "gumbel", "exponential", "logistic", "normal", "clipped", "subtracted"

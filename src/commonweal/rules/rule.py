@@ -16,6 +16,7 @@ updates, in `direction = weights @ updates`, and the next state.
 tensor([0.2689, 0.7311], dtype=torch.float64)
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,6 +36,14 @@ Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
 Grid = dict[str, tuple[float | str, ...]]  # values of parameters that a publication tried
 
+COLUMNS = {  # of reports, and what one value is called where it must be finite
+    "ids": None,
+    "sizes": "size",
+    "losses": "loss",
+    "losses_after": "loss after training",
+    "scores": None,
+    "updates": "update",
+}
 BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: they fit a cache
 
 
@@ -67,45 +76,23 @@ class Reports:
     checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        columns = self._columns()
+        columns = self.tensors
         _check_shapes(columns)
         if self.checked:
-            del columns["updates"]
-        unusable = _unusable(columns)
-        if unusable:
-            client, reason = next(iter(unusable.items()))
+            columns.pop("updates", None)
+        for client, reason in _unusable(columns).items():
             raise DataError(
                 f"Reports: {reason} (client {client}); correct it, or leave such clients out by "
                 "Reports.finite(...)"
             )
 
-    def _columns(self) -> dict[str, Tensor | None]:
-        return {
-            "ids": self.ids,
-            "sizes": self.sizes,
-            "losses": self.losses,
-            "scores": self.scores,
-            "updates": self.updates,
-            "losses_after": self.losses_after,
-        }
-
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The columns that were reported, by name."""
-        return {name: value for name, value in self._columns().items() if value is not None}
+        return {name: vars(self)[name] for name in COLUMNS if vars(self)[name] is not None}
 
     @classmethod
-    def finite(
-        cls,
-        *,
-        ids: Tensor,
-        sizes: Tensor,
-        losses: Tensor,
-        clients: int,
-        scores: Tensor | None = None,
-        updates: Tensor | None = None,
-        losses_after: Tensor | None = None,
-    ) -> "tuple[Reports, dict[int, str]]":
+    def finite(cls, *, clients: int, **columns: Tensor | None) -> "tuple[Reports, dict[int, str]]":
         """Build the reports without clients whose values cannot be used.
 
         Returns:
@@ -123,20 +110,19 @@ class Reports:
         >>> reports.ids.tolist(), left_out
         ([4], {7: 'its loss is nan'})
         """
-        columns = {"ids": ids, "sizes": sizes, "losses": losses, "losses_after": losses_after}
-        columns |= {"scores": scores, "updates": updates}
-        _check_shapes(columns)
-        left_out = _unusable(columns)
-        usable = torch.tensor([client not in left_out for client in ids.tolist()])
+        reported = {name: value for name, value in columns.items() if value is not None}
+        _check_shapes(reported)
+        left_out = _unusable(reported)
+        clients_by_position = reported["ids"].tolist()
+        usable = torch.tensor([client not in left_out for client in clients_by_position])
         if not usable.any():
+            first = clients_by_position[0]
             raise DataError(
-                f"Reports: none of {len(ids)} clients can be used; of client {int(ids[0])}, "
-                f"{left_out[int(ids[0])]}"
+                f"Reports: none of {len(usable)} clients can be used; of client {first}, "
+                f"{left_out[first]}"
             )
-        usable_columns = {
-            name: value[usable] for name, value in columns.items() if value is not None
-        }
-        return cls(clients=clients, checked=True, **usable_columns), left_out
+        values = {name: value[usable] for name, value in reported.items()}
+        return cls(clients=clients, checked=True, **values), left_out
 
     @cached_property
     def norms(self) -> Tensor:
@@ -162,61 +148,41 @@ class Reports:
         return Reports(clients=self.clients, checked=True, **columns)
 
 
-SINGULAR = {
-    "sizes": "size",
-    "losses": "loss",
-    "losses_after": "loss after training",
-    "updates": "update",
-}
-
-
-def _check_shapes(columns: Mapping[str, Tensor | None]) -> None:
+def _check_shapes(columns: Mapping[str, Tensor]) -> None:
     """Raise DataError unless every column is a tensor with one row per client, each only once."""
-    ids = columns["ids"]
-    for name, value in columns.items():
-        if value is None and name not in ("ids", "sizes", "losses"):
-            continue
-        if not isinstance(value, Tensor) or not isinstance(ids, Tensor):
+    for name in ("ids", "sizes", "losses", *columns):
+        value = columns.get(name)
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
             raise DataError(
                 f"Reports {name} is a {type(value).__name__}: give a tensor, as by "
-                f"torch.as_tensor({name})"
+                f"torch.as_tensor({name}), which is dense"
             )
-        if value.layout != torch.strided or value.is_meta:
-            raise DataError(
-                f"Reports {name} is {value.layout} on {value.device}: give a dense tensor"
-            )
+        ids = columns["ids"]
         dimensions = 2 if name == "updates" else 1
         if value.ndim != dimensions or len(value) != len(ids):
-            shape = "(S, d)" if name == "updates" else "(S,)"
             raise DataError(
                 f"Reports {name} has the shape {tuple(value.shape)} for {ids.numel()} clients: "
-                f"give {shape}, one row per client"
+                f"give {'(S, d)' if dimensions == 2 else '(S,)'}, one row per client"
             )
-    assert ids is not None
     if len(ids) == 0 or ids.is_floating_point():
         raise DataError(
             f"Reports ids = {ids.tolist()}: give the id of at least one client, as an integer"
         )
-    ordered = ids.sort().values
-    twice = ordered[1:] == ordered[:-1]
-    if twice.any():
-        client = int(ordered[1:][twice][0])
+    client, times = Counter(ids.tolist()).most_common(1)[0]
+    if times > 1:
         raise DataError(f"Reports: client {client} reports twice; keep one of its reports")
 
 
-def _unusable(columns: Mapping[str, Tensor | None]) -> dict[int, str]:
+def _unusable(columns: Mapping[str, Tensor]) -> dict[int, str]:
     """Why the values of some clients cannot be used, by id."""
     reasons: dict[int, str] = {}
-    for name, singular in SINGULAR.items():
-        value = columns.get(name)
-        if value is None:
+    for name, singular in COLUMNS.items():
+        if singular is None or name not in columns:
             continue
+        value = columns[name]
         usable = is_finite(value)
         if name == "sizes":
             usable = usable & (value > 0)
-        if usable.all():
-            continue
-        assert columns["ids"] is not None
         for position in (~usable).nonzero()[:, 0].tolist():
             shown = "not finite" if name == "updates" else f"{float(value[position]):g}"
             reasons.setdefault(int(columns["ids"][position]), f"its {singular} is {shown}")
@@ -467,8 +433,7 @@ class Combinator(Rule):
 
 def prior_weights(reports: Reports, prior: Prior) -> Tensor:
     """Return the weights (S,) before losses are known: by sample count, or uniform."""
-    if prior == "sizes":
-        sizes = reports.sizes.double()
-    else:
-        sizes = torch.ones(len(reports.ids), dtype=torch.float64)
+    sizes = reports.sizes.double()
+    if prior == "uniform":
+        sizes = torch.ones_like(sizes)
     return sizes / sizes.sum()

@@ -18,16 +18,8 @@ from torch import Tensor
 
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
 
-__all__ = [
-    "best_fixed",
-    "minimize",
-    "project",
-    "project_ball",
-    "project_hull",
-    "project_inside",
-    "quadratic",
-    "solve",
-]
+__all__ = ["best_fixed", "minimize", "project", "project_ball", "project_hull", "project_inside"]
+__all__ += ["quadratic", "solve"]
 
 Array = npt.NDArray[np.float64]
 

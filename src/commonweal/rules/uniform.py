@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from commonweal.privacy.form import PrivateForm
-from commonweal.rules.online import mixture
-from commonweal.rules.rule import Kind, Reports, Stateless
+from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Uniform(Stateless):
         return torch.zeros_like(losses)
 
     def weigh(self, reports: Reports) -> Tensor:
-        return mixture(reports, self.response(reports.losses.double()), "uniform")
+        return prior_weights(reports, "uniform")
 
 
 ENTRIES = {"uniform": Uniform}

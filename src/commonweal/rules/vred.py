@@ -28,21 +28,23 @@ class VRed(Stateless):
     mixing = False
 
     def __post_init__(self) -> None:
-        check_bounds("vred beta", self.beta, least=0)
+        check_bounds(f"{type(self).__name__} beta", self.beta, least=0)
+
+    def deviations(self, reports: Reports) -> Tensor:
+        """The deviation (S,) of each loss, with a mean of 0."""
+        p = prior_weights(reports, "sizes")
+        f = reports.losses.double()
+        return f - p @ f
 
     def weigh(self, reports: Reports) -> Tensor:
-        p = prior_weights(reports, "sizes")
-        f = reports.losses.double()
-        return p * (1 + 2 * self.beta * (f - p @ f))
+        return prior_weights(reports, "sizes") * (1 + 2 * self.beta * self.deviations(reports))
 
     def warnings(self, reports: Reports) -> tuple[str, ...]:
-        p = prior_weights(reports, "sizes")
-        f = reports.losses.double()
-        below = float(p @ f - f.min())
+        below = -float(self.deviations(reports).min())
         if 2 * self.beta * below <= 1:
             return ()
         return (
-            f"vred: beta = {self.beta:g} makes weights negative; "
+            f"{type(self).__name__}: beta = {self.beta:g} makes weights negative; "
             f"with these losses it must stay below {1 / (2 * below):.3g}",
         )
 

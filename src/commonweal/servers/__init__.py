@@ -7,14 +7,5 @@ from commonweal.servers.polyak import Polyak
 from commonweal.servers.server import ServerOptimizer
 from commonweal.servers.sgd import SGD
 
-__all__ = [
-    "SGD",
-    "AMSGrad",
-    "Adagrad",
-    "Adam",
-    "Ball",
-    "Optimistic",
-    "Polyak",
-    "ServerOptimizer",
-    "Yogi",
-]
+__all__ = ["SGD", "AMSGrad", "Adagrad", "Adam", "Ball", "Optimistic", "Polyak"]
+__all__ += ["ServerOptimizer", "Yogi"]

@@ -318,7 +318,9 @@ def test_the_weight_of_the_partners_is_in_the_record_and_the_tables(tmp_path: Pa
     page = document.render(Comparison.in_folders([tmp_path]), "Report")
     assert "Weight of partners" in page
     assert all(f"<td>{weight:.2f}</td>" in page for weight in learned)
-    assert list(run_view(record, "finished").partners.values()) == pytest.approx(learned)
+    partners = run_view(record, "finished")["partners"]
+    assert isinstance(partners, dict)
+    assert list(partners.values()) == pytest.approx(learned)
 
 
 def test_two_phase_says_so_too() -> None:

@@ -81,8 +81,8 @@ def test_reports_pages_and_json_leave_clients_out(tmp_path: Path) -> None:
     assert summary["metrics"] is None and summary["clients"] == []
     assert_public(json.dumps(summary["privacy"]))
     page = views.run_view(record, "finished")
-    assert page.clients == [] and page.curves == {} and "epsilon" in str(page.private)
-    assert_public(json.dumps(page.facts))
+    assert page["clients"] == [] and page["curves"] == {} and "epsilon" in str(page["private"])
+    assert_public(json.dumps(page["facts"]))
     described = runs.scan(tmp_path)
     assert [each.id for each in described] == ["run"]  # the private part is not listed
     (run,) = described

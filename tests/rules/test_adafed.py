@@ -505,7 +505,7 @@ def test_a_run_records_its_descent(tmp_path: Path) -> None:
     shown = run_summary(record)["descent"]
     assert isinstance(shown, dict)
     assert shown["length"] == rounds[-1].length
-    assert run_view(record, "finished").rates == rounds[-1].rates
+    assert run_view(record, "finished")["rates"] == rounds[-1].rates
     compared = Comparison.of({"adafed": [record]}).with_curves(["improved", "length"])
     assert compared.results[0].metrics[0]["length"] == rounds[-1].length
 

@@ -610,8 +610,9 @@ def test_a_long_run_is_drawn_from_some_of_its_rounds(page: Page, tmp_path: Path)
     assert record.rounds[-1].number == 5000 and record.evaluated[-1].number == 4999
     view = views.run_view(record, "stopped")
     whole = views.run_view(Record.read(folder), "stopped")
-    assert view.clients == whole.clients and view.round == whole.round
-    curve = view.curves["mean"]
+    assert view["clients"] == whole["clients"] and view["round"] == whole["round"]
+    assert isinstance(view["curves"], dict)
+    curve = view["curves"]["mean"]
     assert len(curve["round"]) <= 300 and curve["round"][-1] == 4999
     shown = dict(zip(curve["round"], curve["mean"], strict=True))
     assert all(shown[number] == pytest.approx(number / 100) for number in curve["round"][2:])

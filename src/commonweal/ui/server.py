@@ -41,29 +41,15 @@ HEADERS = {
     b"cache-control": b"no-store",
 }
 
-Answer = Callable[[Path, Request], dict[str, object]]
-Writer = Callable[[Path, Request], tuple[bytes, str]]  # contents and media type
-
 
 def application(root: Path) -> Starlette:
     """The page of the runs below a folder."""
     root = root.resolve()
+    answers = [Route(f"/api/{name}", partial(_answer, root, name)) for name in ANSWERS]
+    static = Mount("/static", StaticFiles(directory=STATIC))
     trusted = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
     return Starlette(
-        routes=[
-            Route("/", _index),
-            Route("/api/home", partial(_answer, root, _home)),
-            Route("/api/sentence", partial(_answer, root, _sentence)),
-            Route("/api/compare", partial(_answer, root, _compare)),
-            Route("/api/client", partial(_answer, root, _client)),
-            Route("/api/run", partial(_answer, root, _run)),
-            Route("/api/follow", partial(_follow, root)),
-            Route("/api/figure", partial(_file, root, _draw)),
-            Route("/api/table", partial(_file, root, _write_table)),
-            Route("/api/report", partial(_file, root, _write_report)),
-            Mount("/static", StaticFiles(directory=STATIC)),
-        ],
-        middleware=[Middleware(_Headers), trusted],
+        routes=[Route("/", _index), *answers, static], middleware=[Middleware(_Headers), trusted]
     )
 
 
@@ -86,6 +72,13 @@ async def _index(request: Request) -> Response:
     return FileResponse(STATIC / "index.html")
 
 
+async def _answer(root: Path, name: str, request: Request) -> Response:
+    try:
+        return await run_in_threadpool(ANSWERS[name], root, request)
+    except Exception as error:
+        return _json(_problem(error), 404)
+
+
 def _problem(error: Exception) -> dict[str, object]:
     """A folder may hold anything: the page says what is wrong."""
     if isinstance(error, CommonwealError):
@@ -96,13 +89,6 @@ def _problem(error: Exception) -> dict[str, object]:
 def _json(value: dict[str, object], status: int = 200) -> Response:
     data = to_json(value, indent=None)
     return Response(data, status_code=status, media_type="application/json")
-
-
-async def _answer(root: Path, answer: Answer, request: Request) -> Response:
-    try:
-        return _json(await run_in_threadpool(answer, root, request))
-    except Exception as error:
-        return _json(_problem(error), 404)
 
 
 def _folder(root: Path, name: str) -> Path:
@@ -166,21 +152,23 @@ def _compared(root: Path, request: Request) -> tuple[Comparison, dict[str, list[
 # Answers
 
 
-def _home(root: Path, request: Request) -> dict[str, object]:
+def _home(root: Path, request: Request) -> Response:
     everything = runs.scan(root)
     selected = runs.select(everything, request.query_params.get("words", ""))
     broken = [run for run in selected if isinstance(run, runs.Broken)]
-    return {
-        "folder": shown(str(root)),
-        "federations": list(map(asdict, runs.federations(selected))),
-        "broken": [{"id": run.id, "problem": run.problem} for run in broken],
-        "matching": len(selected),
-        "all": len(everything),
-        "running": any(run.state == "running" for run in selected),
-    }
+    return _json(
+        {
+            "folder": shown(str(root)),
+            "federations": list(map(asdict, runs.federations(selected))),
+            "broken": [{"id": run.id, "problem": run.problem} for run in broken],
+            "matching": len(selected),
+            "all": len(everything),
+            "running": any(run.state == "running" for run in selected),
+        }
+    )
 
 
-def _sentence(root: Path, request: Request) -> dict[str, object]:
+def _sentence(root: Path, request: Request) -> Response:
     """A federation's answer, and by run who is better off. It takes longer than the list."""
     comparison, ids = _compared(root, request)
     summary = comparison.summary
@@ -188,31 +176,26 @@ def _sentence(root: Path, request: Request) -> dict[str, object]:
     for gained in summary.gains:
         if summary.seeds > 1:
             better[ids[gained.label][0]] = f"{len(gained.better)} of {len(gained.clients)}"
-    return {"sentence": answer(summary), "better": better}
+    return _json({"sentence": answer(summary), "better": better})
 
 
-def _compare(root: Path, request: Request) -> dict[str, object]:
-    return asdict(views.compare(*_compared(root, request)))
+def _compare(root: Path, request: Request) -> Response:
+    return _json(views.compare(*_compared(root, request)))
 
 
-def _client(root: Path, request: Request) -> dict[str, object]:
+def _client(root: Path, request: Request) -> Response:
     comparison, _ = _compared(root, request)
-    return asdict(views.client_view(comparison, request.query_params.get("name", "")))
+    return _json(views.client_view(comparison, request.query_params.get("name", "")))
 
 
-def _run(root: Path, request: Request) -> dict[str, object]:
+def _run(root: Path, request: Request) -> Response:
     folder = _requested(root, request)
     described = runs.describe(root, folder)
     if isinstance(described, runs.Broken):
         raise RunError(described.problem)
     record = Record.sample(folder, views.MOST_POINTS)
-    view = views.run_view(record, described.state)
-    return asdict(view) | {
-        "id": described.id,
-        "state": described.state,
-        "federation": described.federation,
-        "rule": _rule(record),
-    }
+    names = {"id": described.id, "state": described.state, "federation": described.federation}
+    return _json(views.run_view(record, described.state) | names | {"rule": _rule(record)})
 
 
 def _rule(record: Record) -> dict[str, object]:
@@ -231,8 +214,7 @@ FORMS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 TABLES: dict[str, Format] = {"csv": "csv", "tex": "latex", "md": "markdown"}
 
 
-def _draw(root: Path, request: Request) -> tuple[bytes, str]:
-    """A figure as a file."""
+def _figure(root: Path, request: Request) -> Response:
     form = request.query_params.get("form", "png")
     what = request.query_params.get("what", "")
     if form not in FORMS:
@@ -245,45 +227,36 @@ def _draw(root: Path, request: Request) -> tuple[bytes, str]:
         figure = comparison.plot(what)
     else:
         raise RunError(f"there is no figure {what!r}")
-    return figures.draw(figure, form), FORMS[form]
+    return _file(request, figures.draw(figure, form), FORMS[form])
 
 
-def _write_table(root: Path, request: Request) -> tuple[bytes, str]:
-    """The table of a comparison as a file."""
+def _table(root: Path, request: Request) -> Response:
     form = request.query_params.get("form", "csv")
     if form not in TABLES:
         raise RunError(f"there is no format {form!r}: take {', '.join(TABLES)}")
     comparison, _ = _compared(root, request)
     table = str(render(comparison.summary, TABLES[form]))
-    return table.encode(), "text/plain; charset=utf-8"
+    return _file(request, table.encode(), "text/plain; charset=utf-8")
 
 
-def _write_report(root: Path, request: Request) -> tuple[bytes, str]:
+def _report(root: Path, request: Request) -> Response:
     comparison, _ = _compared(root, request)
-    title = request.query_params.get("title", "Report")
-    return document.render(comparison, title).encode(), "text/html; charset=utf-8"
+    page = document.render(comparison, request.query_params.get("title", "Report"))
+    return _file(request, page.encode(), "text/html; charset=utf-8")
 
 
-async def _file(root: Path, write: Writer, request: Request) -> Response:
+def _file(request: Request, data: bytes, kind: str) -> Response:
     """A file; it is downloaded where the page asks for it by name."""
-    try:
-        data, kind = await run_in_threadpool(write, root, request)
-    except Exception as error:
-        return _json(_problem(error), 404)
-    name = request.query_params.get("file", "")
-    headers = {}
-    if name:
-        safe = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
-        headers["content-disposition"] = f'attachment; filename="{safe}"'
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", request.query_params.get("file", ""))
+    headers = {"content-disposition": f'attachment; filename="{name}"'} if name else {}
     return Response(data, media_type=kind, headers=headers)
 
 
-async def _follow(root: Path, request: Request) -> Response:
-    try:
-        folder = _requested(root, request)
-    except Exception as error:
-        return _json(_problem(error), 404)
-    return StreamingResponse(_events(folder), media_type="text/event-stream")
+# A run that goes on
+
+
+def _follow(root: Path, request: Request) -> Response:
+    return StreamingResponse(_events(_requested(root, request)), media_type="text/event-stream")
 
 
 async def _events(folder: Path) -> AsyncIterator[str]:
@@ -315,3 +288,16 @@ async def _events(folder: Path) -> AsyncIterator[str]:
 
 def _event(name: str, value: dict[str, object]) -> str:
     return f"event: {name}\ndata: {to_json(value, indent=None).decode()}\n"
+
+
+ANSWERS: dict[str, Callable[[Path, Request], Response]] = {
+    "home": _home,
+    "sentence": _sentence,
+    "compare": _compare,
+    "client": _client,
+    "run": _run,
+    "figure": _figure,
+    "table": _table,
+    "report": _report,
+    "follow": _follow,
+}

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commonweal.analysis.compare import Result
 from commonweal.analysis.curves import improved_by_round
@@ -19,7 +17,6 @@ from commonweal.record.record import Record
 from commonweal.record.rounds import spaced
 from commonweal.report.clients import (
     NAMES,
-    ClientLines,
     gain_cell,
     local_of,
     partner_weights,
@@ -29,11 +26,8 @@ from commonweal.report.compare import Comparison
 from commonweal.report.document import experiment_text
 from commonweal.report.figures import band
 from commonweal.report.formats import scale, score_name, show_score, unit, worst_first
-from commonweal.report.overview import Overview, overview
+from commonweal.report.overview import overview
 from commonweal.report.run_table import promised
-
-Array: TypeAlias = NDArray[np.float64]
-Curve: TypeAlias = Mapping[str, Sequence[float]]  # round, mean, low, high; as shown
 
 MOST_POINTS = 300  # of a chart
 METRICS = {"worst_10": "worst 10 % of clients", "mean": "mean over clients"}
@@ -42,58 +36,39 @@ METRICS = {"worst_10": "worst 10 % of clients", "mean": "mean over clients"}
 # Comparisons
 
 
-@dataclass(frozen=True)
-class ComparisonView:
-    """Answer, picture and numbers of compared runs."""
-
-    overview: Overview
-    left_out: list[str]  # runs and seeds, with the reason
-    score: str
-    plot: ClientLines
-    factor: float  # by which scores of the plot are shown
-    unit: str
-    metrics: dict[str, str]
-    curves: dict[str, dict[str, Curve]]  # by method and metric
-    settings: dict[str, list[str]]  # by method, in which they differ
-    runs: dict[str, list[str]]  # folders by method
-
-
-def compare(comparison: Comparison, ids: Mapping[str, list[str]]) -> ComparisonView:
-    """What the page shows of a comparison.
-
-    Args:
-        comparison: The runs.
-        ids: The names of its runs on the page, by label.
-    """
-    factor = scale(comparison.score)
+def compare(comparison: Comparison, ids: Mapping[str, list[str]]) -> dict[str, object]:
+    """Answer, picture and numbers of compared runs, whose names on the page are given by label."""
     curves = {}
     for label, records in comparison.methods.items():
-        curves[label] = {metric: _curve(records, metric, factor) for metric in METRICS}
-    return ComparisonView(
-        overview=overview(comparison),
-        left_out=comparison.failures,
-        score=score_name(comparison.score),
-        plot=comparison.client_lines,
-        factor=factor,
-        unit=unit(comparison.score).strip(),
-        metrics=METRICS,
-        curves=curves,
-        settings=_differing(comparison.records),
-        runs={label: ids.get(label, []) for label in comparison.records},
-    )
+        curves[label] = {metric: _curve(records, metric) for metric in METRICS}
+    return _units(comparison.score) | {
+        "overview": asdict(overview(comparison)),
+        "left_out": comparison.failures,
+        "plot": asdict(comparison.client_lines),
+        "metrics": METRICS,
+        "curves": curves,
+        "settings": _differing(comparison.records),
+        "runs": {label: ids.get(label, []) for label in comparison.records},
+    }
 
 
-def _shown(value: float, factor: float) -> float | None:
+def _units(score: str) -> dict[str, object]:
+    """How the page writes a score: values are multiplied by the factor."""
+    return {"score": score_name(score), "unit": unit(score).strip(), "factor": scale(score)}
+
+
+def _shown(value: float, factor: float = 1.0) -> float | None:
     return round(factor * value, 6) if math.isfinite(value) else None
 
 
-def _curve(records: Sequence[Record], metric: str, factor: float) -> Curve:
+def _curve(records: Sequence[Record], metric: str) -> dict[str, list[float]]:
+    """Round, mean, lowest and highest over seeds, as shown."""
     over_rounds = band(records, metric)
     shown = spaced(len(over_rounds.round), MOST_POINTS)
     curve: dict[str, list[float]] = {"round": [over_rounds.round[k] for k in shown]}
     columns = {"mean": over_rounds.mean, "low": over_rounds.low, "high": over_rounds.high}
     for name, values in columns.items():
-        curve[name] = (factor * values[shown]).round(6).tolist()
+        curve[name] = (scale(records[0].facts.score) * values[shown]).round(6).tolist()
     return curve
 
 
@@ -113,62 +88,35 @@ def _differing(runs: Mapping[str, Sequence[Record]]) -> dict[str, list[str]]:
 # One run
 
 
-@dataclass(frozen=True)
-class RunView:
-    """One run: its clients now, its curve, and its experiment."""
-
-    label: str
-    dataset: str
-    score: str
-    unit: str
-    private: list[str]  # what a private run promises
-    total: int
-    round: int
-    seconds_left: float | None
-    resume: str  # the command that continues it, where it was stopped
-    curves: dict[str, Curve]
-    descent: dict[str, tuple[list[int], list[float | None]]]  # rounds and values
-    rates: dict[str, float]  # of descent in the last round, by client
-    partners: dict[str, float]  # the weight of other than local models, by client
-    metrics: dict[str, str]
-    clients: list[tuple[str, str, str]]  # name, score, test samples; the worst first
-    experiment: str
-    facts: dict[str, object]
-
-
-def run_view(record: Record, state: str) -> RunView:
-    """What the page shows of one run.
+def run_view(record: Record, state: str) -> dict[str, object]:
+    """One run, perhaps with a part of its rounds: its clients now, curves, and experiment.
 
     Args:
-        record: The run, perhaps with a part of its rounds.
+        record: The run.
         state: finished, running or stopped.
     """
-    factor = scale(record.facts.score)
     last = record.rounds[-1].number if record.rounds else 0
     facts = record.facts.table()
     facts.pop("privacy", None)  # in words, in `private`
     curves = {}
     if record.evaluated:
-        curves = {key: _curve([record], key, factor) for key in METRICS}
-    return RunView(
-        label=method_of(record),
-        dataset=data_name(record),
-        score=score_name(record.facts.score),
-        unit=unit(record.facts.score).strip(),
-        private=promised(record),
-        total=record.total,
-        round=last,
-        seconds_left=_seconds_left(record, last) if state == "running" else None,
-        resume=_resume(record) if state == "stopped" else "",
-        curves=curves,
-        descent=_descent(record),
-        rates=record.rounds[-1].rates if record.rounds else {},
-        partners=partner_weights(record),
-        metrics=METRICS,
-        clients=_clients(record),
-        experiment=experiment_text(record),
-        facts=facts,
-    )
+        curves = {metric: _curve([record], metric) for metric in METRICS}
+    return _units(record.facts.score) | {
+        "label": method_of(record),
+        "dataset": data_name(record),
+        "private": promised(record),
+        "total": record.total,
+        "round": last,
+        "seconds_left": _seconds_left(record, last) if state == "running" else None,
+        "resume": _resume(record) if state == "stopped" else "",
+        "curves": curves,
+        "descent": _descent(record),
+        "rates": record.rounds[-1].rates if record.rounds else {},
+        "partners": partner_weights(record),
+        "clients": _clients(record),
+        "experiment": experiment_text(record),
+        "facts": facts,
+    }
 
 
 def _descent(record: Record) -> dict[str, tuple[list[int], list[float | None]]]:
@@ -238,37 +186,11 @@ class ClientMethod:
     events: list[str]
 
 
-@dataclass(frozen=True)
-class ClientView:
+def client_view(comparison: Comparison, name: str) -> dict[str, object]:
     """One client under all methods."""
-
-    name: str
-    dataset: str
-    names: list[str]  # of all clients
-    sentence: str
-    score: str
-    unit: str
-    factor: float
-    plot: ClientLines  # of this client
-    samples: str
-    share: str  # of the test samples of all clients
-    methods: list[ClientMethod]
-    before: str
-    after: str
-
-
-def client_view(comparison: Comparison, name: str) -> ClientView:
-    """What the page shows of one client.
-
-    Args:
-        comparison: The runs in which it took part.
-        name: The client.
-    """
     names = list(comparison.used[0].clients)
     if name not in names:
         raise RunError(f"no client of these runs is called {name!r}")
-    score = comparison.score
-    factor = scale(score)
     local = local_of(comparison.baselines)
     methods = []
     for result in (*comparison.used, *comparison.baselines):
@@ -278,21 +200,19 @@ def client_view(comparison: Comparison, name: str) -> ClientView:
     samples = samples_of(comparison.first)
     place = names.index(name)
     plot = comparison.client_lines
-    return ClientView(
-        name=name,
-        dataset=data_name(comparison.first),
-        names=names,
-        sentence=_client_sentence(name, methods, local is not None, comparison.summary.seeds),
-        score=score_name(score),
-        unit=unit(score).strip(),
-        factor=factor,
-        plot=replace(plot, lines=[line for line in plot.lines if line.client == name]),
-        samples=str(samples.get(name, "")),
-        share=f"{100 * samples.get(name, 0) / max(1, sum(samples.values())):.1f} %",
-        methods=methods,
-        before=names[place - 1],
-        after=names[(place + 1) % len(names)],
-    )
+    own = [line for line in plot.lines if line.client == name]
+    return _units(comparison.score) | {
+        "name": name,
+        "dataset": data_name(comparison.first),
+        "names": names,
+        "sentence": _client_sentence(name, methods, local is not None, comparison.summary.seeds),
+        "plot": asdict(replace(plot, lines=own)),
+        "samples": str(samples.get(name, "")),
+        "share": f"{100 * samples.get(name, 0) / max(1, sum(samples.values())):.1f} %",
+        "methods": list(map(asdict, methods)),
+        "before": names[place - 1],
+        "after": names[(place + 1) % len(names)],
+    }
 
 
 def _client_method(result: Result, local: Result | None, record: Record, name: str) -> ClientMethod:
@@ -309,7 +229,7 @@ def _client_method(result: Result, local: Result | None, record: Record, name: s
     shown = [evaluated[k] for k in spaced(len(evaluated), MOST_POINTS)]
     is_weighted = result.label != ALONE
     parts = _parts(record, name, values) if is_weighted else []
-    weights = [part.weight for part in parts if part.weight is not None]
+    weights = [weight for _, weight, _ in parts if weight is not None]
     thin = [parts[k] for k in spaced(len(parts), MOST_POINTS)]
     events = _events(record, name) if is_weighted else []
     return ClientMethod(
@@ -322,9 +242,9 @@ def _client_method(result: Result, local: Result | None, record: Record, name: s
         weight=f"{np.mean(weights):.2f}" if weights else "",
         rounds=[record.rounds[k].number for k in shown],
         scores=[_shown(used[k], factor) for k in shown],
-        weights_at=[part.round for part in thin],
-        weights=[part.weight for part in thin],
-        losses=[part.loss for part in thin],
+        weights_at=[number for number, _, _ in thin],
+        weights=[weight for _, weight, _ in thin],
+        losses=[loss for _, _, loss in thin],
         events=events[-MOST_POINTS:],
     )
 
@@ -349,16 +269,10 @@ def _client_sentence(
     return f"{name} is significantly {' and '.join(parts)} than with local training."
 
 
-class _Part(NamedTuple):
-    """A client's part in a round: its weight and loss relative to the mean of the cohort."""
-
-    round: int
-    weight: float | None
-    loss: float | None
-
-
-def _parts(record: Record, name: str, values: Mapping[str, Sequence[float]]) -> list[_Part]:
-    """The rounds in which a client took part."""
+def _parts(
+    record: Record, name: str, values: Mapping[str, Sequence[float]]
+) -> list[tuple[int, float | None, float | None]]:
+    """The rounds of a client, with its weight and loss relative to the mean of the cohort."""
     parts = []
     for done, weight, loss in zip(record.rounds, values["weight"], values["loss"], strict=True):
         if math.isnan(weight) and math.isnan(loss) and name not in done.dropped:
@@ -367,8 +281,8 @@ def _parts(record: Record, name: str, values: Mapping[str, Sequence[float]]) -> 
         losses = columns["loss"]
         finite = losses[np.isfinite(losses)]
         mean = float(finite.mean()) if len(finite) else 0.0
-        relative = _shown(loss / mean, 1.0) if mean else None
-        parts.append(_Part(done.number, _shown(weight * len(columns["weight"]), 1.0), relative))
+        relative = _shown(loss / mean) if mean else None
+        parts.append((done.number, _shown(weight * len(columns["weight"])), relative))
     return parts
 
 

@@ -479,7 +479,6 @@ async function showRun(query) {
   window.addEventListener("theme", drawCurve);
   leave = () => { window.removeEventListener("theme", drawCurve); if (source) source.close(); forget(); };
   if (view.state === "finished") return;
-  const factor = view.unit ? 100 : 1;
   source = new EventSource(`/api/follow?${new URLSearchParams({ id })}`);
   source.addEventListener("rounds", async (event) => {
     const news = JSON.parse(event.data);
@@ -487,7 +486,7 @@ async function showRun(query) {
     for (const each of news.evaluated) {
       if (each.round <= last) continue;
       columns.round.push(each.round);
-      for (const name of ["mean", "worst_10"]) columns[name].push(each.metrics[name] === undefined ? null : factor * each.metrics[name]);
+      for (const name of ["mean", "worst_10"]) columns[name].push(each.metrics[name] === undefined ? null : view.factor * each.metrics[name]);
     }
     if (news.round === view.round && view.state === "stopped") return;  // nothing new
     tell("running", news.round);

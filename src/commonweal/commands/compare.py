@@ -125,7 +125,7 @@ def compare(
         names = choices if rules is None else chosen  # those that were not tuned stay as they are
         chosen = [choices[name][0] if name in choices else name for name in names]
     _check_mistakes(form, chosen)
-    from commonweal.analysis.plan import baseline_cells, cells, in_ranks, seed_list
+    from commonweal.analysis.plan import baseline_cells, cells, in_ranks, seed_list, shard_of
     from commonweal.config.experiment import named
 
     base, stem, suffix = named(file, changes or [])
@@ -134,7 +134,7 @@ def compare(
     with_ranks = in_ranks(base)
     plan = cells(base, chosen, numbers, vary or [], folder, settings)
 
-    from commonweal.analysis.compare import Data
+    from commonweal.analysis.compare import Data, failed_lines
     from commonweal.analysis.rank_pool import leading
     from commonweal.report import figures
     from commonweal.report.compare import Comparison
@@ -143,13 +143,22 @@ def compare(
     figures.check_suffix(picture, curves)
     metrics = None if columns is None else chosen_columns(columns)
     with leading(with_ranks) as ranks:
-        if shard is not None:
-            _run_shard(base, plan, numbers, folder, shard, jobs, baselines, quiet)
-            return
         data = Data()
-        if baselines or (baselines is None and _clients(plan[0], data) <= MOST_BASELINES):
+        if baselines is None and shard is None:
+            baselines = _clients(plan[0], data) <= MOST_BASELINES
+        if baselines:
             plan += baseline_cells(base, numbers, folder)
-        failures = run_cells(plan, quiet, jobs, ranks, data)
+        own = plan if shard is None else shard_of(plan, shard)
+        failures = run_cells(own, quiet, jobs, ranks, data)
+    if shard is not None:
+        for line in failed_lines(own, failures):
+            console.say(line)
+        if not quiet:
+            console.say(
+                f"{len(own)} of {len(plan)} runs (part {shard}) are in {folder}: when all parts "
+                "are, the same command without --shard prints the comparison"
+            )
+        return
     comparison = Comparison.of_plan(plan, failures)
     print_comparison(comparison, form, metrics, decimals)
     for line in comparison.failures:
@@ -167,33 +176,6 @@ def _clients(cell: "Cell", data: "Data") -> int:
     if cell.finished:
         return Record.read(cell.folder).facts.clients
     return data.job(cell.experiment).population.clients
-
-
-def _run_shard(
-    base: Mapping[str, object],
-    plan: Sequence["Cell"],
-    seeds: Sequence[int],
-    folder: Path,
-    shard: str,
-    jobs: int,
-    baselines: bool | None,
-    quiet: bool,
-) -> None:
-    """Run a part of a comparison, which is printed when all parts are there."""
-    from commonweal.analysis.compare import failed_lines
-    from commonweal.analysis.plan import baseline_cells, shard_of
-
-    if baselines:
-        plan = [*plan, *baseline_cells(base, seeds, folder)]
-    own = shard_of(plan, shard)
-    failures = run_cells(own, quiet, jobs)
-    for line in failed_lines(own, failures):
-        console.say(line)
-    if not quiet:
-        console.say(
-            f"{len(own)} of {len(plan)} runs (part {shard}) are in {folder}: when all parts "
-            "are, the same command without --shard prints the comparison"
-        )
 
 
 def _check_mistakes(form: str, rules: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """`commonweal data`: describe datasets and download their files."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +59,10 @@ def data_show(
         described = {"dataset": experiment.dataset, **facts}
         console.show_json({**described, "remarks": remarks, "picture": str(path)})
     elif not quiet:
-        _print_facts(facts)
+        table = console.plain_table()
+        for key, value in facts.items():
+            table.add_row(f"[bold]{escape(key)}[/bold]", shown(str(value), "markup"))
+        console.out.print(table)
         for sentence in (*remarks, f"drawn to {path}"):
             console.show(sentence)
 
@@ -71,13 +73,6 @@ def _of_dataset(change: str) -> str:
     if head in ("dataset", "partition", "label_noise", "noise", "seed", "score"):
         return change
     return f"dataset.{change}"
-
-
-def _print_facts(facts: Mapping[str, object]) -> None:
-    table = console.plain_table()
-    for key, value in facts.items():
-        table.add_row(f"[bold]{escape(key)}[/bold]", shown(str(value), "markup"))
-    console.out.print(table)
 
 
 @data.command(name="get")

@@ -6,13 +6,14 @@ import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import typer
 from packaging.requirements import InvalidRequirement, Requirement
 
 from commonweal import __version__
 from commonweal.base.errors import install
+from commonweal.commands.options import Json
 
 State = Literal["ok", "optional", "problem"]
 MARKS: dict[State, str] = {"ok": "ok     ", "optional": "-      ", "problem": "PROBLEM"}
@@ -42,11 +43,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON value.")
-    ] = False,
-) -> None:
+def doctor(as_json: Json = False) -> None:
     """Report what is installed, what is missing, and how to install it.
 
     Include the output when you report a problem. Exit code 2 means that nothing can run.
@@ -155,11 +152,7 @@ def _torch() -> Iterator[Finding]:
     yield Finding("torch", "ok", f"{torch.__version__}, {build}")
     asked = os.environ.get("OMP_NUM_THREADS")
     by = f" (OMP_NUM_THREADS={asked})" if asked else ""
-    yield Finding("threads", "ok", f"{torch.get_num_threads()} of {_cores()} cores{by}")
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
+    yield Finding("threads", "ok", f"{torch.get_num_threads()} of {os.cpu_count()} cores{by}")
 
 
 def _extras() -> Iterator[Finding]:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from commonweal.commands.options import Changes, ExperimentFile
+
 flower = typer.Typer(help="Run an experiment on Flower, across machines.", no_args_is_help=True)
 
 
@@ -15,12 +17,9 @@ def main() -> None:
 
 @flower.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="An experiment, such as examples/vowel.toml.")],
+    file: ExperimentFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The app's folder, a new one.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[key=value ...]", help="Changes to the experiment."),
-    ] = None,
+    changes: Changes = None,
     nodes: Annotated[int, typer.Option(help="Nodes that must be connected at the start.")] = 2,
 ) -> None:
     """Write an experiment as a complete Flower app, for `flwr run`.

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from commonweal.jobs.job import Job
-    from commonweal.jobs.rounds import Round
 
     Samples = tuple[Tensor, Tensor]  # synthetic samples and their labels
 
@@ -83,7 +82,8 @@ def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -
                 advance(done)
                 last = done.number
                 remarks.about_round(done)
-                _picture_round(folder, done)
+                if done.evaluation is not None:
+                    _write_picture(folder, last, job.algorithm.samples(done.state))
     except KeyboardInterrupt:
         saved = last or _saved_rounds(folder)
         console.say(
@@ -101,12 +101,6 @@ def _saved_rounds(folder: Path) -> int:
 
     started = (folder / "experiment.toml").exists()
     return len(Record.read(folder).rounds) if started else 0
-
-
-def _picture_round(folder: Path, done: "Round") -> None:
-    """Write a picture of the synthetic rows after an evaluated round, if there are any."""
-    if done.evaluation is not None:
-        _write_picture(folder, done.number, done.job.algorithm.samples(done.state))
 
 
 def _missing_picture(folder: Path) -> "tuple[int, Samples | None] | None":

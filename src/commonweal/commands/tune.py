@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -142,7 +142,7 @@ def _finish(
     """Write what was chosen, draw the front and print both. names: what users call some rules"""
     from commonweal.analysis import tuning
     from commonweal.report import figures
-    from commonweal.report.formats import show_score
+    from commonweal.report.formats import add_columns, show_score
     from commonweal.training.scores import find
 
     lower = find(score).lower_is_better
@@ -159,10 +159,8 @@ def _finish(
     if quiet:
         return
     table = Table(title=f"{score} on validation samples, chosen by {by}", box=None)
-    # Texts are folded, not cropped.
-    for title in ("chosen", "settings", "mean", "worst 10 %"):
-        justify: Literal["left", "right"] = "left" if title == "chosen" else "right"
-        table.add_column(title, justify=justify, overflow="fold")
+    add_columns(table, "chosen")
+    add_columns(table, "settings", "mean", "worst 10 %", right=True)
     for rule, choice in best.items():
         values = (show_score(value, score) for value in (choice.best.mean, choice.best.worst))
         name = " ".join([catalog.with_name(names.get(rule), choice.text), *choice.settings])

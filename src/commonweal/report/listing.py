@@ -1,6 +1,7 @@
 """What `commonweal list` shows, read from the source: importing torch would take seconds."""
 
 import ast
+import re
 from pathlib import Path
 
 from commonweal.config import catalog
@@ -29,25 +30,10 @@ def families() -> dict[str, list[Entry]]:
     """The rules by family, from rules without memory to combinators."""
     lines: dict[str, list[Entry]] = {family: [] for family in FAMILIES}
     for entry in catalog.entries("rules").values():
-        lines[_family(entry)].append(entry)
+        kind = re.search(r'kind = Kind\(\s*"(\w+)"', _source(entry.module))  # one per module
+        assert kind is not None, entry.module
+        lines[kind[1]].append(entry)
     return lines
-
-
-def _family(entry: Entry) -> str:
-    """The first argument of the rule's `kind = Kind(...)`, which its class may inherit."""
-    classes = {n.name: n for n in _parse(entry.module).body if isinstance(n, ast.ClassDef)}
-    node = classes[entry.attribute]
-    while (family := _own_family(node)) is None:
-        node = next(classes[ast.unparse(base)] for base in node.bases)
-    return family
-
-
-def _own_family(node: ast.ClassDef) -> str | None:
-    for statement in node.body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "kind":
-            assert isinstance(statement.value, ast.Call)
-            return str(ast.literal_eval(statement.value.args[0]))
-    return None
 
 
 def _metrics() -> dict[str, str]:
@@ -76,5 +62,9 @@ def _scores() -> dict[str, str]:
 
 
 def _parse(module: str) -> ast.Module:
+    return ast.parse(_source(module))
+
+
+def _source(module: str) -> str:
     path = ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return path.read_text(encoding="utf-8")

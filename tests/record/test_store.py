@@ -672,7 +672,7 @@ def test_numbers_that_no_run_writes_are_refused(finished: Record, tmp_path: Path
         s = Store(tmp_path / name)
         s.folder.mkdir()
         s.append(a_round(1), {})
-        place = s.values.append(round_columns(a_round(1), {"a": 0, "b": 1}) | {name: values})
+        place = s.values.append(round_columns(a_round(1), {}, {"a": 0, "b": 1}) | {name: values})
         (line,) = as_documented(s.folder)
         crafted = {"round": 1, "chunk": place, "new": line["new"], "metrics": {}}
         (s.folder / "rounds.jsonl").write_bytes(to_json(crafted, indent=None))

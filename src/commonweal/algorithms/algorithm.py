@@ -91,12 +91,6 @@ class Outcome:
     diverged: frozenset[int] = frozenset()  # those of the dropped whose numbers are not finite
     descent: Descent | None = None  # along the direction taken, of the clients whose replies count
 
-    def rates(self) -> dict[int, float]:
-        """The rates of descent by client id; empty where the rule chooses no direction."""
-        if self.descent is None:
-            return {}
-        return dict(zip(self.clients.tolist(), self.descent.rates.tolist(), strict=True))
-
 
 def unchanged(state: State, replies: Replies) -> Outcome:
     """The outcome of a round in which no reply can be used."""

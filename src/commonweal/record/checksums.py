@@ -36,7 +36,9 @@ def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, dict[s
     """
     try:
         tensors = safetensors.torch.load(data)
-        facts = _facts(data)
+        (length,) = struct.unpack("<Q", data[:8])
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__")
+        facts = None if metadata is None else dict(json.loads(metadata[KEY]))
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{name} cannot be read ({error})") from None
     if facts is None:
@@ -46,18 +48,6 @@ def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, dict[s
     if facts.pop("digest", None) != _digest(tensors, facts):
         raise RunError(f"{name} was changed after it was written: its digest differs")
     return tensors, facts
-
-
-def _facts(data: bytes) -> dict[str, str] | None:
-    """What the metadata says; None where there is none."""
-    (length,) = struct.unpack("<Q", data[:8])
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__")
-    if metadata is None:
-        return None
-    facts = json.loads(metadata[KEY])
-    if not isinstance(facts, dict):
-        raise ValueError("its metadata is not a table")
-    return facts
 
 
 def _digest(tensors: Tensors, facts: Mapping[str, str]) -> str:

@@ -7,8 +7,7 @@ of entries in the column `NAME.values`.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -58,32 +57,41 @@ class Chunks:
         """A chunk's columns. Raises RunError where they are not those that were written."""
         if self._last is not None and self._last[0] == place:
             return self._last[1]
-        with self._open() as file:
-            data = _read(file, place)
-        if digest(data) != place.digest:
-            raise RunError(f"{str(self.path)!r} was changed after it was written: run again")
+        (data,) = self._checked([place])
         try:
             stored = safetensors.numpy.load(data)
-            columns = {n: _decoded(n, stored) for n in stored if not n.endswith(VALUES)}
+            columns = {name: _wide(values) for name, values in stored.items()}
+            for name in [name for name in columns if name.endswith(VALUES)]:
+                codes = name.removesuffix(VALUES)
+                columns[codes] = np.take(columns.pop(name), columns[codes].astype(int))
         except (safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
             raise RunError(f"{str(self.path)!r} is damaged ({error}): run again") from None
         self._last = (place, columns)
         return columns
 
-    def damaged(self, places: Iterable[Place]) -> str:
-        """What is wrong with the chunks at these places; empty where nothing is."""
-        end = 0
-        try:
-            with self._open() as file:
+    def check(self, places: Sequence[Place]) -> None:
+        """Raise RunError where the file does not consist of the chunks at these places."""
+        ends = [0, *(place.end for place in places)]
+        if any(place.at != end for place, end in zip(places, ends, strict=False)):
+            raise RunError(f"{str(self.path)!r} is damaged: its chunks do not adjoin")
+        for _ in self._checked(places):
+            pass
+
+    def _checked(self, places: Sequence[Place]) -> Iterator[bytes]:
+        """The bytes of chunks. The file is not mapped to memory: a resumed run may cut it."""
+        with reading(self.path):
+            check_plain(self.path)
+            with open(self.path, "rb") as file:
                 for place in places:
-                    data = _read(file, place)
-                    if place.at != end or digest(data) != place.digest:
+                    if place.end > os.fstat(file.fileno()).st_size:
+                        raise OSError(0, "it is shorter than it was written")
+                    data = os.pread(file.fileno(), place.size, place.at)
+                    if digest(data) != place.digest:
                         name = repr(str(self.path))
-                        return f"{name} was changed after it was written: its digest differs"
-                    end = place.end
-        except RunError as error:
-            return str(error)
-        return ""
+                        raise RunError(
+                            f"{name} was changed after it was written: its digest differs"
+                        )
+                    yield data
 
     def cut(self, end: int) -> None:
         """Remove what was written after some byte."""
@@ -92,14 +100,6 @@ class Chunks:
         with open(self.path, "ab") as file:
             os.ftruncate(file.fileno(), end)
             os.fsync(file.fileno())
-
-    @contextmanager
-    def _open(self) -> Iterator[int]:
-        """The file's handle. Not mapped to memory: the file may be cut by a resumed run."""
-        with reading(self.path):
-            check_plain(self.path)
-            with open(self.path, "rb") as file:
-                yield file.fileno()
 
 
 # What is stored
@@ -130,17 +130,5 @@ def _narrow(values: Array) -> Array:
     return values.astype("<u1" if most < 1 << 8 else "<u2" if most < 1 << 16 else "<u4")
 
 
-def _decoded(name: str, stored: Columns) -> Array:
-    if name + VALUES not in stored:
-        return _wide(stored[name])
-    return np.take(_wide(stored[name + VALUES]), stored[name].astype(np.int64))
-
-
 def _wide(values: Array) -> Array:
     return values.astype("<f8" if values.dtype.kind == "f" else "<i8")
-
-
-def _read(file: int, place: Place) -> bytes:
-    if place.end > os.fstat(file).st_size:
-        raise OSError(0, "it is shorter than it was written")
-    return os.pread(file, place.size, place.at)

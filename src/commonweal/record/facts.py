@@ -104,7 +104,16 @@ def read_facts(folder: Path) -> RunFacts:
         RunError: the folder is of another format
     """
     data = read_plain(folder / NAME)
-    _check_format(folder, _parse(data).get("format"))
+    given = _parse(data).get("format")
+    if type(given) is not int:
+        raise ValueError(f"{NAME} says format = {given!r}")
+    if given != FORMAT:
+        is_newer = given > FORMAT
+        raise RunError(
+            f"{str(folder)!r} was written by {'a newer' if is_newer else 'an older'} version "
+            f"(format {given}, this one reads {FORMAT}): "
+            f"{'update commonweal' if is_newer else 'run again'}"
+        )
     try:
         return parse_json(RunFacts, data)
     except ValueError as error:
@@ -118,29 +127,14 @@ def _parse(data: bytes) -> Table:
     return table
 
 
-def _check_format(folder: Path, given: object) -> None:
-    """Raise RunError where a folder was written by a version that writes other files."""
-    if given == FORMAT:
-        return
-    if type(given) is not int:
-        raise ValueError(f"{NAME} says format = {given!r}")
-    age, remedy = ("a newer", "update commonweal") if given > FORMAT else ("an older", "run again")
-    raise RunError(
-        f"{str(folder)!r} was written by {age} version (format {given}, this one reads {FORMAT}): "
-        f"{remedy}"
-    )
-
-
-def damaged_facts(folder: Path) -> list[str]:
-    """What is wrong with run.json."""
+def checked_facts(folder: Path) -> RunFacts:
+    """Read run.json. Raises RunError where it is not as it was written."""
     path = folder / NAME
     try:
-        read_facts(folder)
+        facts = read_facts(folder)
         is_whole = is_sealed(read_plain(path))
-    except RunError as error:
-        return [str(error)]
     except (OSError, ValueError, RecursionError) as error:
-        return [f"{str(path)!r} cannot be read ({error})"]
+        raise RunError(f"{str(path)!r} cannot be read ({error})") from None
     if not is_whole:
-        return [f"{str(path)!r} was changed after it was written: its digest differs"]
-    return []
+        raise RunError(f"{str(path)!r} was changed after it was written: its digest differs")
+    return facts

@@ -5,22 +5,32 @@ The promise of a private run covers its model and the numbers that were released
 run's folder, which is a run's folder itself: `show RUN/private` reads it.
 """
 
-import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, write_file
 from commonweal.base.plain import to_json
 from commonweal.config.experiment import to_toml
 from commonweal.record.artifacts import MODEL, PREPARATION
-from commonweal.record.facts import RunFacts, write_facts
+from commonweal.record.facts import write_facts
 from commonweal.record.record import PRIVATE, Record
 from commonweal.record.rounds import ROUNDS
+from commonweal.record.store import remove_leftovers
 
 MARK = "PRIVATE.txt"
-WRITTEN = (MARK, "experiment.toml", "run.json", ROUNDS, PREPARATION, MODEL)
+# The facts that are counted in clients' samples, left out of what is published.
+COUNTED = (
+    "unscored",
+    "notes",
+    "train_rows",
+    "test_rows",
+    "validation_rows",
+    "held_out",
+    "majority",
+)
 ABOUT = """Values of single clients: losses, scores, cohorts, failures, times and states.
 
 The promise of privacy does not cover this folder. Publish the folder above, without this one.
@@ -39,11 +49,12 @@ def publish(private: Path) -> None:
     """Write what may be published of a run to the folder above it."""
     record = Record.read(private)
     public = private.parent
-    _remove_leftovers(public)
-    _remove_leftovers(private)
+    remove_leftovers(public)
+    remove_leftovers(private)
     write_file(private / MARK, ABOUT.encode())
     write_file(public / "experiment.toml", _experiment(private))
-    write_facts(public, _facts(record.facts))
+    uncounted: dict[str, Any] = dict.fromkeys((*COUNTED, "data"))
+    write_facts(public, replace(record.facts, **uncounted))
     lines = [{"round": entry.number, "public": entry.public} for entry in record.rounds]
     write_file(public / ROUNDS, b"".join(to_json(line, indent=None) for line in lines))
     if (private / PREPARATION).exists():  # with public statistics: others are refused
@@ -52,35 +63,12 @@ def publish(private: Path) -> None:
         write_file(public / MODEL, read_plain(private / MODEL))
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that a process which was killed left behind."""
-    names = "|".join(map(re.escape, WRITTEN))
-    for path in folder.glob("*.part"):
-        if re.fullmatch(rf"({names})\.\d+\.part", path.name) and path.is_file():
-            path.unlink()
-
-
 def _experiment(private: Path) -> bytes:
     """The experiment without a hash of the data, by which guesses could be confirmed."""
-    text = read_plain(private / "experiment.toml").decode()
-    tables = tomllib.loads(text)
+    data = read_plain(private / "experiment.toml")
+    tables = tomllib.loads(data.decode())
     dataset = tables.get("dataset")
     if not isinstance(dataset, dict) or "digest" not in dataset:
-        return text.encode()
+        return data
     del dataset["digest"]
     return to_toml(tables).encode()
-
-
-def _facts(facts: RunFacts) -> RunFacts:
-    """The facts without what was counted in clients' samples."""
-    return replace(
-        facts,
-        unscored=None,
-        notes=None,
-        train_rows=None,
-        test_rows=None,
-        majority=None,
-        validation_rows=None,
-        held_out=None,
-        data=None,
-    )

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -107,47 +107,50 @@ class RoundRecord(RoundSummary):
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
 
 
-class Decided(TypedDict):
-    """The part of a round's record that follows from its outcome."""
-
-    weights: dict[str, float]
-    capped: dict[str, str]
-    length: float | None
-    rates: dict[str, float]
-
-
-def decided(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> Decided:
-    """What a round's record says of its outcome, by the clients' names."""
-    weights = zip(outcome.clients.tolist(), outcome.weights.tolist(), strict=True)
+def decided(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> dict[str, Any]:
+    """The fields of a round's record that follow from its outcome, by the clients' names."""
+    used = [names[client] for client in outcome.clients.tolist()]
+    descent = outcome.descent
     return {
-        "weights": {names[client]: weight for client, weight in weights},
+        "weights": dict(zip(used, outcome.weights.tolist(), strict=True)),
         "capped": {names[client]: reason for client, reason in outcome.capped.items()},
-        "length": None if outcome.descent is None else outcome.descent.length,
-        "rates": {names[client]: rate for client, rate in outcome.rates().items()},
+        "length": None if descent is None else descent.length,
+        "rates": {} if descent is None else dict(zip(used, descent.rates.tolist(), strict=True)),
     }
 
 
-def round_columns(record: RoundRecord, numbers: Mapping[str, int]) -> Columns:
-    """The values of a round's clients as arrays, by the names that the module lists."""
+def round_columns(
+    record: RoundRecord, tables: Mapping[str, "ClientTable"], numbers: Mapping[str, int]
+) -> Columns:
+    """The values of a round's clients as arrays, by the names that the module lists.
+
+    Args:
+        record: The round.
+        tables: Its evaluations, by the part of the data.
+        numbers: The clients' numbers by name.
+    """
+
+    def numbered(names: Iterable[str]) -> Array:
+        return np.array([numbers[name] for name in names], dtype=np.int64)
+
     columns: Columns = {
-        "client": numbered(record.clients, numbers),
+        "client": numbered(record.clients),
         "loss": np.array(record.losses, dtype=np.float64),
         "score": np.array(record.scores, dtype=np.float64),
         "weight": np.array(list(record.weights.values()), dtype=np.float64),
     }
     if tuple(record.weights) != tuple(record.clients):
-        columns["weighted"] = numbered(record.weights, numbers)
+        columns["weighted"] = numbered(record.weights)
     if record.rates:
         columns["rate"] = np.array([record.rates[name] for name in record.weights])
     if record.mixture:
-        columns["mixed"] = numbered(record.mixture, numbers)
+        columns["mixed"] = numbered(record.mixture)
         columns["mixture"] = np.array(list(record.mixture.values()), dtype=np.float64)
+    for part, table in tables.items():
+        columns[f"{part}.client"] = numbered(table.names)
+        for name, values in table.columns().items():
+            columns[f"{part}.{name}"] = values.numpy()
     return columns
-
-
-def numbered(names: Iterable[str], numbers: Mapping[str, int]) -> Array:
-    """The numbers of clients."""
-    return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +178,9 @@ class ClientTable:
         sizes = tensors.pop("rows")
         if not bool(((sizes >= 0) & sizes.isfinite()).all()):
             raise ValueError("numbers of rows that are negative or not finite")
-        of_personal = {n: tensors.pop(n) for n in list(tensors) if n.startswith(PERSONAL)}
-        personal = None
-        if of_personal:
-            stripped = {n.removeprefix(PERSONAL): value for n, value in of_personal.items()}
-            personal = _evaluation(stripped, score, sizes)
+        of_personal = [name for name in tensors if name.startswith(PERSONAL)]
+        own = {name.removeprefix(PERSONAL): tensors.pop(name) for name in of_personal}
+        personal = _evaluation(own, score, sizes) if own else None
         return cls(names, _evaluation(tensors, score, sizes, personal))
 
     def csv(self) -> bytes:
@@ -229,9 +230,8 @@ class StoredRound(RoundRecord):
     _chunks: Chunks
 
     def __init__(self, line: Line, names: Sequence[str], chunks: Chunks) -> None:
-        values = vars(line) | {"number": line.round, "place": line.chunk}
-        for name, value in (values | {"names": names, "_chunks": chunks}).items():
-            object.__setattr__(self, name, value)
+        own = {"number": line.round, "place": line.chunk, "names": names, "_chunks": chunks}
+        vars(self).update(vars(line), **own)
 
     def __repr__(self) -> str:
         return f"<StoredRound {self.number}: {len(self.columns()['client'])} clients>"
@@ -298,10 +298,8 @@ class StoredRound(RoundRecord):
     def table(self, part: Part) -> tuple[tuple[str, ...], Columns] | None:
         """Names and columns of the evaluation on test samples, or of clients that are held out."""
         start = f"{part}."
-        columns = {}
-        for name in sorted(self.columns(), key=_order):
-            if name.startswith(start):
-                columns[name.removeprefix(start)] = self.columns()[name]
+        named = sorted(item for item in self.columns().items() if item[0].startswith(start))
+        columns = {name.removeprefix(start): values for name, values in named}
         if not columns:
             return None
         return self._named(columns.pop("client")), columns
@@ -320,13 +318,6 @@ def _key(column: str, columns: Columns) -> str:
     if column in ("weighted", "weight", "rate") and "weighted" in columns:
         return "weighted"
     return "client"
-
-
-def _order(column: str) -> tuple[bool, int, str]:
-    """Sizes, score and loss stand first, personal models last."""
-    name = column.removeprefix(PERSONAL)
-    first = ("rows", "score", "loss")
-    return name != column, first.index(name) if name in first else len(first), name
 
 
 def best_round(

@@ -44,8 +44,8 @@ from commonweal.record.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from commonweal.record.columns import Chunks, Columns
-from commonweal.record.facts import RunFacts, damaged_facts, read_facts, write_facts
+from commonweal.record.columns import Chunks
+from commonweal.record.facts import RunFacts, checked_facts, read_facts, write_facts
 from commonweal.record.record import final_tables
 from commonweal.record.rounds import (
     NAMING,
@@ -53,21 +53,18 @@ from commonweal.record.rounds import (
     VALUES,
     ClientTable,
     RoundRecord,
-    numbered,
     parse_line,
     round_columns,
 )
-from commonweal.record.verify import damaged_rounds, first_lines
+from commonweal.record.verify import checked_lines, first_lines
 
 TIMINGS = "timings.jsonl"
 EXPERIMENT = "experiment.toml"
 STARTED = ("run.json", LOCK)  # left by a kill at the very start
-PART = r"(\.\d+)?\.part"  # the end of a temporary name, with the id of the process
-# What is replaced as a whole.
-WHOLE = (
-    r"(run|experiment|rounds|timings|model|best|checkpoint|synthetic|preparation|clients|unseen|final)"
-    r"\.[a-z]+"
-)
+# The temporary names of files that are replaced as a whole, with the id of the process.
+WHOLE = r"run|experiment|rounds|timings|model|best|checkpoint|synthetic|preparation|clients|unseen"
+TEMPORARY = rf"(({WHOLE}|final)\.[a-z]+|PRIVATE\.txt|\d{{6,}}\.png)(\.\d+)?\.part"
+Changes: TypeAlias = dict[str, tuple[object, object]]  # by key, the values before and after
 
 
 class Store:
@@ -99,19 +96,17 @@ class Store:
         self._check_format()
         known = self.folder / EXPERIMENT
         changed = changed_keys(known, experiment) if known.exists() else {}
-        difference = _difference(changed)
-        longer = resume and _adds_rounds(changed)
-        if longer and plans_rounds and self._has_rounds:
+        if not (resume and _adds_rounds(changed)):
+            self._check(known, changed, resume)
+        elif plans_rounds and self._has_rounds:
             raise RunError(
                 f"{str(self.folder)!r} was planned for {changed['rounds'][0]} rounds, and its "
                 "method, rule or algorithm depends on that: more rounds need a run of their own "
                 "(--out, or out=)"
             )
-        if not longer:
-            self._check(known, difference, resume)
         last, saved = self._resumed(facts)
         self._cut(last)
-        if difference or not known.exists():
+        if changed or not known.exists():
             write_facts(self.folder, facts)
             write_file(known, experiment.encode())
         self._experiment = digest(read_plain(known))  # an earlier version may have written it
@@ -124,23 +119,21 @@ class Store:
         except (OSError, ValueError, RecursionError):
             return  # there is none yet, or a resumed run reports it
 
-    def _check(self, known: Path, difference: str, resume: bool) -> None:
+    def _check(self, known: Path, changed: Changes, resume: bool) -> None:
         """Raise RunError where the folder holds something else."""
         folder = repr(str(self.folder))
         # A run that failed before its first round, by a mistake in the experiment, is replaced.
-        if difference and self._has_rounds:
+        if changed and self._has_rounds:
             raise RunError(
-                f"{folder} holds another experiment ({difference}): choose another folder "
-                "(--out, or out=)"
+                f"{folder} holds another experiment ({_difference(changed)}): choose another "
+                "folder (--out, or out=)"
             )
-        if known.exists():
-            if not difference and not resume:
-                raise RunError(
-                    f"{folder} holds this run already: continue it with --resume (resume=True), or "
-                    "choose another folder (--out, or out=)"
-                )
-            return
-        if not self.folder.exists():
+        if known.exists() and not changed and not resume:
+            raise RunError(
+                f"{folder} holds this run already: continue it with --resume (resume=True), or "
+                "choose another folder (--out, or out=)"
+            )
+        if known.exists() or not self.folder.exists():
             return
         if self.folder.is_file() or any(not _starts(p.name) for p in self.folder.iterdir()):
             raise RunError(f"{folder} is not empty and holds no run: choose another folder")
@@ -162,15 +155,16 @@ class Store:
         self._numbers.clear()
         if checkpoint is None:
             return 0, {}
-        lines = first_lines(self.folder / ROUNDS, checkpoint.last)
-        problems = [*damaged_rounds(self.folder, checkpoint, lines), *damaged_facts(self.folder)]
-        if problems:
-            raise RunError(f"{problems[0]}: {START_AGAIN}")
+        try:
+            lines = checked_lines(self.folder, checkpoint)
+            before = checked_facts(self.folder)
+        except RunError as error:
+            raise RunError(f"{error}: {START_AGAIN}") from None
         for line in lines:
             self._lines.update(line)
             if NAMING in line:
                 self._number(parse_line(line).new)
-        self._check_data(facts)
+        self._check_data(before, facts)
         return checkpoint.last, checkpoint.state
 
     def _number(self, names: Iterable[str]) -> None:
@@ -178,18 +172,13 @@ class Store:
         for name in names:
             self._numbers.setdefault(name, len(self._numbers))
 
-    def _check_data(self, now: RunFacts) -> None:
+    def _check_data(self, before: RunFacts, now: RunFacts) -> None:
         """Raise RunError where the data is not that with which the run began."""
-        before = read_facts(self.folder)
         if before.data == now.data:
             return
-        counts = {
-            "clients": (before.clients, now.clients),
-            "train_rows": (before.train_rows, now.train_rows),
-            "test_rows": (before.test_rows, now.test_rows),
-        }
         changed = []
-        for key, (old, new) in counts.items():
+        for key in ("clients", "train_rows", "test_rows"):
+            old, new = getattr(before, key), getattr(now, key)
             if old != new:
                 changed.append(f"{key} was {old} and is {new}")
         what = ", ".join(changed) or "the numbers of clients and rows are the same, some value not"
@@ -205,14 +194,10 @@ class Store:
             lines = b"".join(first_lines(path, last))
             if path.exists() and path.stat().st_size > len(lines):
                 write_file(path, lines)
-        place = None
-        for line in first_lines(self.folder / ROUNDS, last)[-1:]:
-            place = parse_line(line).chunk
+        places = [parse_line(line).chunk for line in first_lines(self.folder / ROUNDS, last)[-1:]]
         with writing(self.values.path):
-            self.values.cut(0 if place is None else place.end)
-        for path in (*self.folder.glob("*.part"), *(self.folder / "pictures").glob("*.part")):
-            if re.fullmatch(rf"({WHOLE}|\d{{6,}}\.png){PART}", path.name) and path.is_file():
-                path.unlink()
+            self.values.cut(places[0].end if places and places[0] else 0)
+        remove_leftovers(self.folder)
 
     def remove_model(self) -> None:
         """Delete the model of a run that starts again: it would be taken for a finished one."""
@@ -222,21 +207,23 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def append(
-        self,
-        record: RoundRecord,
-        seconds: Mapping[str, float],
-        *,
-        test: ClientTable | None = None,
-        unseen: ClientTable | None = None,
+        self, record: RoundRecord, seconds: Mapping[str, float], **evaluated: ClientTable | None
     ) -> None:
-        """Write a round, its evaluations, and the seconds by what they were spent on."""
-        tables: dict[str, ClientTable] = {}
-        if test is not None:
-            tables["test"] = test
-        if unseen is not None:
-            tables["unseen"] = unseen
-        new = self._number_new(record, tables)
-        place = self.values.append(self._columns(record, tables))  # before its line
+        """Write a round.
+
+        Args:
+            record: The round.
+            seconds: By what they were spent on.
+            evaluated: The evaluations on `test` samples, and of `unseen` clients.
+        """
+        tables = {part: table for part, table in evaluated.items() if table is not None}
+        before = len(self._numbers)
+        self._number([*record.clients, *record.weights, *record.mixture])
+        for table in tables.values():
+            self._number(table.names)
+        new = list(self._numbers)[before:]
+        columns = round_columns(record, tables, self._numbers)
+        place = self.values.append(columns)  # before its line
         line = {"round": record.number, "chunk": place, "new": new, **record.line()}
         self._lines.update(self._append(ROUNDS, line))
         self._digests[record.number] = self._lines.hexdigest()
@@ -247,29 +234,12 @@ class Store:
         append(self.folder / name, data)
         return data
 
-    def _number_new(self, record: RoundRecord, tables: Mapping[str, ClientTable]) -> list[str]:
-        """Number the clients that have no number yet, and return their names."""
-        before = len(self._numbers)
-        self._number([*record.clients, *record.weights, *record.mixture])
-        for table in tables.values():
-            self._number(table.names)
-        return list(self._numbers)[before:]
-
-    def _columns(self, record: RoundRecord, tables: Mapping[str, ClientTable]) -> Columns:
-        columns = round_columns(record, self._numbers)
-        for part, table in tables.items():
-            columns[f"{part}.client"] = numbered(table.names, self._numbers)
-            for name, values in table.columns().items():
-                columns[f"{part}.{name}"] = values.numpy()
-        return columns
-
     def checkpoint(self, last: int, state: Mapping[str, State | Tensor]) -> None:
         """Write the state after a round. It never outlives the rounds that it stands for."""
         for path in (self.values.path, self.folder / ROUNDS):
             with writing(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
-        rounds = self._digests[last]
-        write_checkpoint(self.folder, last, state, self._experiment, rounds)
+        write_checkpoint(self.folder, last, state, self._experiment, self._digests[last])
         self._digests.clear()
 
     def write_model(self, tensors: Tensors) -> None:
@@ -281,10 +251,14 @@ class Store:
 
 def _starts(name: str) -> bool:
     """Whether a kill before the first round can have left a file of that name."""
-    return name in STARTED or re.fullmatch(WHOLE + PART, name) is not None
+    return name in STARTED or re.fullmatch(TEMPORARY, name) is not None
 
 
-Changes: TypeAlias = dict[str, tuple[object, object]]  # by key, the values before and after
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files that a process which was killed left behind."""
+    for path in (*folder.glob("*.part"), *(folder / "pictures").glob("*.part")):
+        if re.fullmatch(TEMPORARY, path.name) and path.is_file():
+            path.unlink()
 
 
 def changed_keys(known: Path, experiment: str) -> Changes:
@@ -300,11 +274,8 @@ def changed_keys(known: Path, experiment: str) -> Changes:
     for key, field in RunSettings.model_fields.items():
         if key in after and not field.is_required():
             before.setdefault(key, field.default)  # a key that an earlier version did not have
-    changes: Changes = {}
-    for key in dict.fromkeys([*after, *sorted(before)]):
-        if before.get(key) != after.get(key):
-            changes[key] = (before.get(key), after.get(key))
-    return changes
+    pairs = {key: (before.get(key), after.get(key)) for key in [*after, *sorted(before)]}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _adds_rounds(changed: Changes) -> bool:
@@ -316,13 +287,10 @@ def _adds_rounds(changed: Changes) -> bool:
 
 
 def _difference(changed: Changes) -> str:
-    """The first change in words; empty where there is none."""
-    for key, (before, after) in changed.items():
-        if key == EXPERIMENT:
-            return f"its {EXPERIMENT} cannot be read"
-        if key == "rounds" and _adds_rounds(changed):
-            return f"{before} rounds, not {after}; --resume adds rounds"
-        if after is not None:
-            return f"not {key} = {after!r}"
-        return f"it has {key} = {before!r}"
-    return ""
+    """The first change in words."""
+    key, (before, after) = next(iter(changed.items()))
+    if key == EXPERIMENT:
+        return f"its {EXPERIMENT} cannot be read"
+    if _adds_rounds(changed):
+        return f"{before} rounds, not {after}; --resume adds rounds"
+    return f"it has {key} = {before!r}" if after is None else f"not {key} = {after!r}"

@@ -23,6 +23,7 @@ from commonweal.jobs.rounds import Round, run
 from commonweal.privacy.entropy import Bytes, source
 from commonweal.privacy.form import Weighed
 from commonweal.privacy.release import Sensitivity, release
+from commonweal.privacy.weighing import CLIP
 from commonweal.rules import CVaR, FedAvg, Rule
 from commonweal.rules._private import PrivateTERM
 from commonweal.rules.aaggff_d import AAggFFD
@@ -106,7 +107,7 @@ def test_releases_keep_the_promise_and_waste_nothing() -> None:
 
 
 def equal_weights(self: Private, state: State) -> Sensitivity:
-    clip = float(state[module.CLIP])
+    clip = float(state[CLIP])
     return Sensitivity(clip, self.statistics, self.chosen_noise, self.share)
 
 

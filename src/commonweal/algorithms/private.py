@@ -6,7 +6,7 @@ after McMahan et al., ICLR 2018, with the bound of Andrew et al., NeurIPS 2021. 
 the proofs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -28,15 +28,13 @@ from commonweal.privacy.entropy import Entropy, coins, source
 from commonweal.privacy.form import Federated, PrivateForm, guessing_loss, number
 from commonweal.privacy.promise import Promise
 from commonweal.privacy.release import Sensitivity, adapted_clip, release
-from commonweal.privacy.weighing import Asked, weigh
+from commonweal.privacy.weighing import CLIP, PUBLIC, weigh
 from commonweal.rules.rule import Rule
 from commonweal.samplers.poisson import Poisson
 from commonweal.samplers.sampler import Sampler
 from commonweal.samplers.uniform import Uniform
 from commonweal.training.client_state import ClientState
 
-PUBLIC = "public-"  # prefix of public numbers in a message
-CLIP = "clip-bound"
 NEAREST = {
     "afl": "aaggff-d",
     "aaggff-s": "aaggff-d",
@@ -95,95 +93,72 @@ class Private(Averaging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_numbers()
-        self._check_sampling()
-        if self.rule.private is None:
-            raise ConfigError(f"private: {_unavailable(self.rule)}")
-        if self.client.init_shared(self.task):
-            name = catalog.describe(self.client).name
-            raise ConfigError(
-                f"private: client {name!r} has the server keep what clients sent without noise: "
-                "use 'sgd' or 'fedprox'"
+        for problem in (*self._wrong_numbers(), *self._wrong_parts()):
+            raise ConfigError(f"private: {problem}")
+
+    def _wrong_numbers(self) -> Iterator[str]:
+        if (self.epsilon is None) == (self.noise is None):
+            given = f"epsilon = {self.epsilon}, noise = {self.noise}"
+            yield f"{given}: give one of them, the other follows"
+        for name in ("epsilon", "noise", "clip", "cap", "bound"):
+            value = vars(self)[name]
+            if value is not None and not value > 0:
+                yield f"{name} = {value}: it must be above 0"
+        if not 0 < self.share < 1:
+            yield f"share = {self.share}: it must be between 0 and 1"
+        if self.quantile != "none" and not 0 < self.quantile < 1:
+            yield f'quantile = {self.quantile}: it must be between 0 and 1, or "none"'
+        if not 0 < self.chosen_delta < 1 / self.clients:
+            yield (
+                f"delta = {self.delta} with {self.clients} clients: it must be above 0 and below "
+                f"1 / {self.clients}, or the promise allows to give a client away"
             )
+
+    def _wrong_parts(self) -> Iterator[str]:
+        everyone = self.rate == 1 and isinstance(self.sampler, Uniform | None)
+        if not everyone and not isinstance(self.sampler, Poisson):
+            reason = "draws clients by what must stay private"
+            if isinstance(self.sampler, Uniform):
+                reason = "draws cohorts of a fixed size, for which epsilon is several times larger"
+            name = catalog.describe(self.sampler).name
+            yield f'sampler {name!r} {reason}: set sampler = "poisson", or cohort = "all"'
+        if self.rule.private is None:
+            yield _unavailable(self.rule)
+        client = f"client {catalog.describe(self.client).name!r}"
+        if self.client.init_shared(self.task):
+            yield f"{client} has the server keep what clients sent: use 'sgd' or 'fedprox'"
         if "mix" in self.client.exchanges(self.rounds, self.rounds):
-            name = catalog.describe(self.client).name
-            raise ConfigError(
-                f"private: client {name!r} learns its mixing weights from sums without noise: "
-                "give it a fixed weight, or use 'ditto' or 'fedper'"
+            yield (
+                f"{client} learns its mixing weights from sums without noise: give it a fixed "
+                "weight, or use 'ditto' or 'fedper'"
             )
         if self.channels:
             names = [catalog.describe(channel).name for channel in self.channels]
-            raise ConfigError(f"private: it clips by itself: remove channels = {names}")
-        if self._sent_buffers:
-            raise ConfigError(
-                f"private: the model sends {self._sent_buffers} averages over samples (BatchNorm): "
-                "use a model without them, or client = 'fedbn', which keeps them at the client"
-            )
-
-    def _check_numbers(self) -> None:
-        if (self.epsilon is None) == (self.noise is None):
-            given = f"epsilon = {self.epsilon}, noise = {self.noise}"
-            raise ConfigError(f"private: {given}: give one of them, the other follows")
-        bounds = {"epsilon": self.epsilon, "noise": self.noise, "clip": self.clip}
-        bounds |= {"cap": self.cap, "bound": self.bound}
-        for name, value in bounds.items():
-            if value is not None and not value > 0:
-                raise ConfigError(f"private: {name} = {value}: it must be above 0")
-        if not 0 < self.share < 1:
-            raise ConfigError(f"private: share = {self.share}: it must be between 0 and 1")
-        if self.quantile != "none" and not 0 < self.quantile < 1:
-            raise ConfigError(
-                f'private: quantile = {self.quantile}: it must be between 0 and 1, or "none" '
-                "for a fixed clip"
-            )
-        if not 0 < self.chosen_delta < 1 / self.clients:
-            raise ConfigError(
-                f"private: delta = {self.delta} with {self.clients} clients: it must be above 0 "
-                f"and below 1 / {self.clients}, or the promise allows to give a client away"
-            )
-
-    def _check_sampling(self) -> None:
-        everyone = self.rate == 1 and isinstance(self.sampler, Uniform | None)
-        if everyone or isinstance(self.sampler, Poisson):
-            return
-        name = catalog.describe(self.sampler).name
-        reason = "draws clients by what must stay private"
-        if isinstance(self.sampler, Uniform):
-            reason = "draws cohorts of a fixed size, for which epsilon is several times larger"
-        raise ConfigError(
-            f'private: sampler {name!r} {reason}: set sampler = "poisson", or cohort = "all"'
-        )
-
-    @property
-    def _sent_buffers(self) -> int:
-        """How many numbers that are no parameters leave a client."""
+            yield f"it clips by itself: remove channels = {names}"
         mask = self.client.private(self.task)
         buffers = torch.arange(self.task.size) >= self.task.num_trainable
-        return int(buffers.sum() if mask is None else (buffers & ~mask).sum())
+        sent = int((buffers if mask is None else buffers & ~mask).sum())
+        if sent:
+            yield (
+                f"the model sends {sent} averages over samples (BatchNorm): use a model without "
+                "them, or client = 'fedbn', which keeps them at the client"
+            )
 
     def check(self, settings: RunSettings, federation: Federation | None) -> None:
         """Raise ConfigError where something of a run would be published without noise."""
-        if settings.patience is not None:
-            raise ConfigError(
-                f"private: patience = {settings.patience} stops where clients' scores say: "
-                "leave it out"
-            )
-        if settings.validation:
-            raise ConfigError(
-                f"private: validation = {settings.validation:g} chooses the best round by "
-                "clients' samples: leave it out"
-            )
-        if settings.synthetic_from:
-            raise ConfigError(
-                f"private: synthetic_from = {settings.synthetic_from!r} starts from a run "
-                "without noise: leave it out"
-            )
-        if federation is None:
-            return
-        fitted = "statistics of the features" if federation.pooled else ""
-        if federation.target is not None:
-            fitted = "the mean and deviation of the labels"
-        if fitted:
+        choosing = {
+            "patience": "stops where clients' scores say",
+            "validation": "chooses the best round by clients' samples",
+            "synthetic_from": "starts from a run without noise",
+        }
+        for key, reason in choosing.items():
+            value = getattr(settings, key)
+            if value:
+                raise ConfigError(f"private: {key} = {value!r} {reason}: leave it out")
+        if federation is not None and (federation.pooled or federation.target is not None):
+            fitted = "statistics of the features"
+            if federation.target is not None:
+                fitted = "the mean and deviation of the labels"
             raise ConfigError(
                 f"private: the data is scaled by {fitted} in clients' training samples, which "
                 "would be published with the model: scale it by public numbers beforehand, or "
@@ -284,8 +259,7 @@ class Private(Averaging):
 
     def sensitivity(self, state: State) -> Sensitivity:
         """How far one client can move the sums of this round."""
-        most = self.form.most(state["rule"])
-        bound = most * float(state[CLIP])
+        bound = self.form.most(state["rule"]) * float(state[CLIP])
         return Sensitivity(bound, self.statistics, self.chosen_noise, self.share)
 
     def _sums(self, replies: Replies) -> tuple[Tensor, Tensor]:
@@ -338,15 +312,9 @@ class Private(Averaging):
         self, updates: Tensor, losses: Tensor, memory: Tensors, message: Mapping[str, Tensor]
     ) -> tuple[Tensors, Tensors]:
         """What clients send, bounded, and what they remember. The message has public numbers."""
-        public = {n.removeprefix(PUBLIC): v for n, v in message.items() if n.startswith(PUBLIC)}
-        asked = Asked(public, float(message[CLIP]), self.quantile != "none")
-        sent, remembered = weigh(self.form, updates, losses, memory, asked)
-        replies = {
-            "update": sent.updates,
-            "statistics": sent.statistics,
-            "weight": sent.weights,
-        }
-        return replies, remembered
+        sent, memory = weigh(self.form, updates, losses, memory, message, self.quantile != "none")
+        values = {"update": sent.updates, "statistics": sent.statistics, "weight": sent.weights}
+        return values, memory
 
 
 def _unavailable(rule: Rule) -> str:

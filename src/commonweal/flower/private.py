@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp import strategy
 from torch import Tensor
 
-from commonweal.algorithms.private import CLIP, PUBLIC, Private
+from commonweal.algorithms.private import Private
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import State, Tensors
@@ -26,7 +26,7 @@ from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
 from commonweal.flower.reports import Report, column
 from commonweal.privacy.entropy import coins, source
 from commonweal.privacy.release import contribute
-from commonweal.privacy.weighing import Asked, weigh
+from commonweal.privacy.weighing import CLIP, PUBLIC, weigh
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.rules.uniform import Uniform
@@ -221,18 +221,13 @@ def _weighed(
     if private is None:
         raise ConfigError(f"private: rule {form['rule']['name']!r} has no private form here")
     private = replace(private, cap=form["cap"], bound=form["bound"])
-    public = {}
-    for name, value in settings.items():
-        if name.startswith(PUBLIC):
-            public[name.removeprefix(PUBLIC)] = torch.tensor(value, dtype=torch.float64)
     memory = {name: value[None] for name, value in private.init_client().items()}
     stored = dict(context.state.config_records.get(MEMORY) or {})
     for name in memory:
         if name in stored:
             memory[name] = torch.tensor([float(str(stored[name]))], dtype=torch.float64)
-    asked = Asked(public, float(str(settings[CLIP])), bool(form["adapts"]))
     losses = torch.tensor([loss], dtype=torch.float64)
-    sent, memory = weigh(private, update, losses, memory, asked)
+    sent, memory = weigh(private, update, losses, memory, settings, form["adapts"])
     if memory:
         remembered: Settings = {name: float(value[0]) for name, value in memory.items()}
         context.state[MEMORY] = ConfigRecord(remembered)

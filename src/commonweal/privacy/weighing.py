@@ -1,6 +1,6 @@
 """What clients of a private round do after training, wherever they run."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,17 +9,17 @@ from commonweal.base.tensors import Tensors
 from commonweal.privacy.form import PrivateForm
 from commonweal.privacy.release import Contribution, contribute
 
-
-class Asked(NamedTuple):
-    """What clients receive with the model."""
-
-    public: Tensors  # numbers of the form
-    clip: float
-    adapts: bool  # whether the clip bound follows a quantile, for which clients send a bit
+PUBLIC = "public-"  # prefix of public numbers in a message
+CLIP = "clip-bound"
 
 
 def weigh(
-    form: PrivateForm, updates: Tensor, losses: Tensor, memory: Tensors, asked: Asked
+    form: PrivateForm,
+    updates: Tensor,
+    losses: Tensor,
+    memory: Tensors,
+    message: Mapping[str, object],
+    adapts: bool,
 ) -> tuple[Contribution, Tensors]:
     """Return what clients send, bounded, and what they remember.
 
@@ -28,15 +28,20 @@ def weigh(
         updates: (S, d), without what stays at the client.
         losses: (S,) of the received model.
         memory: (S, ...) of each client.
-        asked: What the server sent.
+        message: What the server sent: public numbers of the form, and the clip bound.
+        adapts: Whether the clip bound follows a quantile, for which clients send a bit.
     """
-    weighed = form.weigh(losses.double().clamp(0, form.bound), memory, asked.public)
+    public = {}
+    for name, value in message.items():
+        if name.startswith(PUBLIC):
+            public[name.removeprefix(PUBLIC)] = torch.as_tensor(value, dtype=torch.float64)
+    clip = float(torch.as_tensor(message[CLIP], dtype=torch.float64))
+    weighed = form.weigh(losses.double().clamp(0, form.bound), memory, public)
     statistics = weighed.statistics
-    if asked.adapts:
-        fits = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64) <= asked.clip
+    if adapts:
+        fits = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64) <= clip
         statistics = torch.cat([statistics, fits.double()[:, None] - 0.5], 1)
-    most = form.most(asked.public)
-    sent = contribute(updates, weighed.weights, statistics, asked.clip, most)
+    sent = contribute(updates, weighed.weights, statistics, clip, form.most(public))
     following = {}
     for name, value in weighed.memory.items():
         following[name] = torch.where(sent.usable & value.isfinite(), value, memory[name])

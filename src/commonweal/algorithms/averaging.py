@@ -134,13 +134,14 @@ class Averaging(Algorithm):
     def message(self, state: State) -> Tensors:
         return self.ask(state) | {"w": self.model(state)}
 
-    def round(self, state: State, sample: Sample) -> Conversation:
+    def exchange(self, state: State, sample: Sample) -> Conversation:
+        """Ask a cohort for updates, and move the model along them."""
         replies = yield Request(self.cohort(state, sample), self.ask(state))
-        outcome = self.tell(state, replies, sample.population.clients)
-        return (yield from self.after_round(outcome, sample))
+        return self.tell(state, replies, sample.population.clients)
 
-    def after_round(self, outcome: Outcome, sample: Sample) -> Conversation:
-        """Make the further requests of the client method to all clients, and add warnings."""
+    def round(self, state: State, sample: Sample) -> Conversation:
+        """Make an exchange, and the further requests of the client method to all clients."""
+        outcome = yield from self.exchange(state, sample)
         state = outcome.state
         everyone = torch.arange(sample.population.clients)
         for purpose in self.client.exchanges(int(state["round"]) - 1, self.rounds):
@@ -224,10 +225,16 @@ class Averaging(Algorithm):
         rng = randomness.stream(self.seed, int(state["round"]), 0, randomness.RELEASE)
         for channel in reversed(self.path):
             direction = channel.release(direction, weights, rng)
-        return server_step(self.task, self.server, state, direction)
+        n = self.task.num_trainable
+        w = state["w"]
+        trained, memory = self.server(w[:n], direction[:n], state["server"])
+        moved = torch.cat([trained, w[n:] - direction[n:]])
+        return state | {"round": state["round"] + 1, "w": moved, "server": memory}
 
     def model(self, state: State) -> Tensor:
-        return server_model(self.task, self.server, state)
+        n = self.task.num_trainable
+        w: Tensor = state["w"]
+        return torch.cat([self.server.output(w[:n], state["server"]), w[n:]])
 
     def mixture(self, state: State, clients: int) -> Tensor | None:
         return self.rule.averaged(state["rule"], clients)
@@ -281,7 +288,7 @@ class Averaging(Algorithm):
         states = local_fit.watch(self.client, self._reporting, request, group, trained.states)
         replies = trained.replies | before | self.size(group)
         if "loss_after" in self.rule.needs:
-            replies["loss_after"] = self.evaluate_trained(trained, reporting)
+            replies["loss_after"] = self._evaluate_each(trained.models, reporting).losses
         return self.encode(replies, states, group)
 
     def reporting(self, group: Group, work: Work) -> Group:
@@ -354,7 +361,9 @@ class Averaging(Algorithm):
             if stage.counter:
                 after |= {stage.counter: before[stage.counter] + times[:, None]}
             after = keep_finite(before, after, trained.replies["update"])
-            states = after if everyone else _written(states, positions, after)
+            if not everyone:
+                after = {n: states[n].index_copy(0, positions, after[n]) for n in states}
+            states = after
         return trained._replace(states=states)
 
     @cached_property
@@ -369,10 +378,6 @@ class Averaging(Algorithm):
         states, count = group.states.method, len(group.ids)
         vectors = start_vectors(self.client, self.task, message, states, count, group.vectorize)
         return self._evaluate_each(vectors["w"], group)
-
-    def evaluate_trained(self, trained: Trained, group: Group) -> Tensor:
-        """The losses (S,) after local training, on the same samples."""
-        return self._evaluate_each(trained.models, group).losses
 
     def _evaluate_each(self, models: Tensor, group: Group) -> Evaluation:
         """Evaluate the models (S, d) of a group's clients."""
@@ -397,14 +402,6 @@ class Averaging(Algorithm):
         return replies, group.states._replace(method=method, channels=channels)
 
 
-def _written(states: Tensors, positions: Tensor, after: Tensors) -> Tensors:
-    """The states with those of some clients replaced."""
-    written = {}
-    for name, value in states.items():
-        written[name] = value.index_copy(0, positions, after[name])
-    return written
-
-
 def _rounds_due(stage: Stage, states: Tensors, request: Request, clients: int) -> Tensor:
     """How many rounds of a stage the clients (S,) of a group have to train."""
     due = torch.ones(clients, dtype=torch.int64)
@@ -421,22 +418,6 @@ def _warned(outcome: Outcome, warning: str) -> Outcome:
     return replace(outcome, warnings=(*outcome.warnings, warning))
 
 
-def server_step(task: Task, server: ServerOptimizer, state: State, direction: Tensor) -> State:
-    """The state of a server after its optimizer's step along a direction (d,)."""
-    n = task.num_trainable
-    w = state["w"]
-    trained, memory = server(w[:n], direction[:n], state["server"])
-    moved = torch.cat([trained, w[n:] - direction[n:]])
-    return state | {"round": state["round"] + 1, "w": moved, "server": memory}
-
-
-def server_model(task: Task, server: ServerOptimizer, state: State) -> Tensor:
-    """The model (d,) that a server publishes."""
-    n = task.num_trainable
-    w: Tensor = state["w"]
-    return torch.cat([server.output(w[:n], state["server"]), w[n:]])
-
-
 def buffer_weights(weights: Tensor) -> Tensor:
     """Weights (S,) for averages of buffers: at least 0, with sum 1."""
     positive = weights.clamp(min=0)
@@ -449,10 +430,8 @@ def first_batches(rows: Rows, plan: BatchSchedule) -> Rows:
     """The samples that each client of a schedule takes at its first step."""
     index, weight, _ = plan.at(0, len(plan.sizes))
     taken = weight > 0
-    zero = torch.zeros(1, dtype=torch.int64)
-    offsets = torch.cat([zero, taken.sum(1).cumsum(0)])
-    chosen = index[taken]
-    return rows.take(chosen, offsets)
+    offsets = torch.nn.functional.pad(taken.sum(1).cumsum(0), (1, 0))
+    return rows.take(index[taken], offsets)
 
 
 def label_counts(group: Group, classes: int) -> Tensor:

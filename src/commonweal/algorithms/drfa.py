@@ -5,15 +5,14 @@ Two exchanges per round: clients sampled by lam train; then clients sampled unif
 loss of the mean model after a random number of the local steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from commonweal.algorithms.algorithm import (
-    Algorithm,
     Conversation,
     Group,
     Outcome,
@@ -22,20 +21,19 @@ from commonweal.algorithms.algorithm import (
     Sample,
     unchanged,
 )
-from commonweal.algorithms.averaging import buffer_weights, server_model, server_step
+from commonweal.algorithms.averaging import Averaging, buffer_weights
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.tensors import State, Tensors
+from commonweal.channels.channel import Channel
 from commonweal.data.population import Population
+from commonweal.rules.fedavg import FedAvg
+from commonweal.rules.rule import Rule
 from commonweal.rules.simplex import project
 from commonweal.samplers.by_weight import ByWeight
 from commonweal.samplers.uniform import Uniform
-from commonweal.servers.server import ServerOptimizer
-from commonweal.training.batches import schedule
 from commonweal.training.client import Client, sgd_parameters
 from commonweal.training.client_state import ClientState
-from commonweal.training.evaluation import evaluate
-from commonweal.training.local import train_locally
 from commonweal.training.objective import Objective
 from commonweal.training.task import Task
 
@@ -62,7 +60,7 @@ class _Snapshot(Client):
 
 
 @dataclass(frozen=True, eq=False)
-class DRFA(Algorithm):
+class DRFA(Averaging):
     """w <- mean of the models after tau steps; lam <- project(lam + tau ascent v)
 
     v_i = K / S f_i(w') for S uniformly sampled clients, else 0; w' is the mean of the models
@@ -70,21 +68,14 @@ class DRFA(Algorithm):
     ascent: the step size of lam; steps: tau, where the client's `steps` is not set
     """
 
-    task: Task
-    client: Client
-    server: ServerOptimizer
-    rounds: int = 100
-    seed: int = 0
+    rule: Rule = field(default=FedAvg(), init=False)
+    channels: tuple[Channel, ...] = field(default=(), init=False)
+    loss: Literal["always"] = field(default="always", init=False)
     ascent: float = 0.01
     steps: int = 10
 
-    on_devices: ClassVar[bool] = True
-
-    @property
-    def plans_rounds(self) -> bool:
-        return False
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.ascent > 0 or self.steps < 1:
             raise ConfigError(
                 f"drfa ascent = {self.ascent}, steps = {self.steps}: both must be above 0"
@@ -98,19 +89,14 @@ class DRFA(Algorithm):
         return self.client.steps or self.steps
 
     @cached_property
-    def _trainer(self) -> _Snapshot:
-        return _Snapshot(**(sgd_parameters(self.client) | {"steps": self.tau}))
+    def _trainer(self) -> Averaging:
+        client = _Snapshot(**(sgd_parameters(self.client) | {"steps": self.tau}))
+        return Averaging(self.task, self.rule, client, self.server, loss=self.loss)
 
     def init(self, population: Population) -> State:
-        w = self.task.initial.clone()
-        clients = population.clients
-        return {
-            "round": torch.tensor(1),
-            "w": w,
-            "server": self.server.init(self.task.trainable(w)),
-            "lam": torch.full((clients,), 1 / clients, dtype=torch.float64),
-            "mean": torch.zeros(clients, dtype=torch.float64),  # of lam over the rounds
-        }
+        zeros = torch.zeros(population.clients, dtype=torch.float64)
+        mixtures = {"lam": zeros + 1 / population.clients, "mean": zeros}  # over the rounds
+        return super().init(population) | mixtures
 
     def round(self, state: State, sample: Sample) -> Conversation:
         number = int(state["round"])
@@ -131,7 +117,7 @@ class DRFA(Algorithm):
         judged = (yield Request(asked, message, "loss")).finite()
         update = trained.values["update"]
         direction = buffer_weights(weights).to(update.dtype) @ update
-        following = server_step(self.task, self.server, state, direction)
+        following = self.move(state, direction, weights)
         following |= {"lam": self._ascend(lam, judged), "mean": _averaged(state, lam)}
         failed = trained.failed | judged.failed
         diverged = trained.diverged | judged.diverged
@@ -147,28 +133,13 @@ class DRFA(Algorithm):
     def mixture(self, state: State, clients: int) -> Tensor | None:
         return _grown(state["mean"], clients) if int(state["round"]) > 1 else None
 
-    def model(self, state: State) -> Tensor:
-        return server_model(self.task, self.server, state)
-
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
-        rows, ids = group.rows, group.ids
-        reported = evaluate(self.task, request.message["w"], rows, ids)
+        reported = self.evaluate_received(request.message, group)
         replies = {"loss": reported.losses, "score": reported.score}
-        if request.purpose == "loss":
-            return replies, group.states
-        plan = schedule(self._trainer, self.task, rows, ids, group.streams)
-        trained = train_locally(
-            self._trainer,
-            self.task,
-            request.message,
-            group.states.method,
-            rows,
-            plan,
-            group.vectorize,
-            group.at_once,
-            models=False,
-        )
-        return replies | trained.replies, group.states
+        if request.purpose == "train":
+            work = self._trainer.work(request, group)
+            replies |= self._trainer.train(work, request, group).replies
+        return replies, group.states
 
 
 def _grown(lam: Tensor, clients: int) -> Tensor:

@@ -49,10 +49,6 @@ class TwoPhase(Averaging):
                 "use the algorithm 'averaging'"
             )
 
-    def round(self, state: State, sample: Sample) -> Conversation:
-        outcome = yield from self.exchange(state, sample)
-        return (yield from self.after_round(outcome, sample))
-
     def exchange(self, state: State, sample: Sample) -> Conversation:
         """Losses first, then weighted updates."""
         clients = sample.population.clients

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base import randomness
-from commonweal.base.errors import CommonwealWarning
+from commonweal.base.errors import CommonwealWarning, ConfigError
 from commonweal.base.tensors import State, Tensors, is_finite, select
 from commonweal.config.experiment import RunSettings
 from commonweal.data.federation import Federation
@@ -35,6 +35,13 @@ from commonweal.training.vectorize import Vectorize
 TrainingLoss = Literal["received", "first batch", "first epoch"]
 NONE: Tensors = {}
 NOBODY: dict[int, str] = {}
+RANGES: dict[str, Callable[[float], bool]] = {  # of parameters
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "at least 2": lambda value: value >= 2,
+    "above 0": lambda value: value > 0,
+    "from 0 to 1": lambda value: 0 <= value <= 1,
+}
 
 
 class Request(NamedTuple):
@@ -63,19 +70,14 @@ class Replies(NamedTuple):
             if name in optional or not value.is_floating_point():
                 continue
             for client in self.clients[~is_finite(value)].tolist():
-                reasons.setdefault(client, _not_finite(name))
+                what = "a finite number" if name == "loss" else "finite: local training diverged"
+                reasons.setdefault(client, f"its {name} is not {what}")
         if not reasons:
             return self
         usable = torch.tensor([client not in reasons for client in self.clients.tolist()])
         values = select(self.values, usable)
         diverged = self.diverged | reasons.keys()
         return Replies(self.clients[usable], values, self.failed | reasons, diverged)
-
-
-def _not_finite(name: str) -> str:
-    if name == "loss":
-        return "its loss is not a finite number"
-    return f"its {name} is not finite: local training diverged"
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +210,22 @@ class Algorithm:
     def promise(self) -> Promise | None:
         """What the run promises about the privacy of its clients; None: nothing."""
         return None
+
+    def _check_fields(self, range: str, *names: str) -> None:
+        """Raise ConfigError for a parameter out of one of the RANGES. None is not checked."""
+        for name in names:
+            value = vars(self)[name]
+            if value is not None and not RANGES[range](value):
+                kind = type(self).__name__.lower()
+                raise ConfigError(f"{kind} {name} = {value}: it must be {range}")
+
+    def _check_plain_sgd(self) -> None:
+        """Raise ConfigError where clients do not train by plain local SGD."""
+        if type(self.client) is not Client:
+            kind, client = type(self).__name__.lower(), type(self.client).__name__
+            raise ConfigError(
+                f"{kind} trains by plain local SGD, not by {client}: use client 'sgd'"
+            )
 
     def check(self, settings: RunSettings, federation: Federation | None) -> None:
         """Raise ConfigError where the algorithm cannot run with these settings or this data.

@@ -23,7 +23,7 @@ from commonweal.algorithms.algorithm import (
 )
 from commonweal.algorithms.averaging import Averaging, buffer_weights
 from commonweal.base import randomness
-from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.errors import RunError
 from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
 from commonweal.data.population import Population
@@ -76,13 +76,8 @@ class DRFA(Averaging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ascent > 0 or self.steps < 1:
-            raise ConfigError(
-                f"drfa ascent = {self.ascent}, steps = {self.steps}: both must be above 0"
-            )
-        if type(self.client) is not Client:
-            name = type(self.client).__name__
-            raise ConfigError(f"drfa trains by plain local SGD, not by {name}: use client 'sgd'")
+        self._check_fields("above 0", "ascent", "steps")
+        self._check_plain_sgd()
 
     @cached_property
     def tau(self) -> int:

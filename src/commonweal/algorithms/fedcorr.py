@@ -9,7 +9,6 @@ sure, and all train. Corrected labels stay with the client. Without the paper's 
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from commonweal.clients.fedprox import FedProx
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
-from commonweal.training.client import Client, sgd_parameters
+from commonweal.training.client import sgd_parameters
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import evaluate_rows
 
@@ -58,22 +57,16 @@ class FedCorr(Averaging):
         super().__post_init__()
         if self.task.loss != "cross-entropy":
             raise ConfigError(f"fedcorr corrects classes, but the loss is {self.task.loss!r}")
-        if type(self.client) is not Client:
-            name = type(self.client).__name__
-            raise ConfigError(f"fedcorr trains by plain local SGD, not by {name}: use client 'sgd'")
-        if self.iterations < 1 or self.neighbours < 2 or self.beta < 0 or self.tuning < 0:
-            raise ConfigError(
-                f"fedcorr iterations = {self.iterations}, neighbours = {self.neighbours}, beta = "
-                f"{self.beta}, tuning = {self.tuning}: at least 1, 2, 0 and 0"
-            )
+        self._check_plain_sgd()
+        self._check_fields("at least 1", "iterations")
+        self._check_fields("at least 2", "neighbours")
+        self._check_fields("at least 0", "beta", "tuning")
+        self._check_fields("from 0 to 1", "relabel", "confidence", "clean")
         if self.beta * self.client.lr >= 1:
             raise ConfigError(
                 f"fedcorr beta = {self.beta}, client lr = {self.client.lr}: steps on the penalty "
                 "diverge unless beta lr is below 1; lower one of them"
             )
-        for name in ("relabel", "confidence", "clean"):
-            if not 0 <= vars(self)[name] <= 1:
-                raise ConfigError(f"fedcorr {name} = {vars(self)[name]}: it must be from 0 to 1")
 
     @property
     def one_by_one(self) -> bool:
@@ -91,7 +84,8 @@ class FedCorr(Averaging):
         state = _grown(state, sample.population.clients)
         parts = -(-sample.population.clients // sample.size)
         first = self.iterations * parts
-        second = first + self._tuning_rounds(first)
+        tuning = self.tuning if self.tuning >= 1 else self.tuning * (self.rounds - first)
+        second = first + int(tuning)
         if first >= self.rounds:
             raise ConfigError(
                 f"fedcorr visits all clients {self.iterations} times, which takes {first} of "
@@ -108,11 +102,6 @@ class FedCorr(Averaging):
             yield from self.ask_noisy(outcome.state, noisy, "correct")
         return outcome
 
-    def _tuning_rounds(self, first: int) -> int:
-        if self.tuning >= 1:
-            return int(self.tuning)
-        return int(self.tuning * (self.rounds - first))
-
     def identify(self, state: State, sample: Sample, step: int, parts: int) -> Conversation:
         """A part of all clients trains; after the last part noisy clients are found."""
         iteration, part = divmod(step, parts)
@@ -125,16 +114,13 @@ class FedCorr(Averaging):
         dimension = state["dimension"].clone()
         if len(usable.clients):
             dimension[usable.clients] += usable.values["dimension"].double()
-        outcome = self._by_rows.tell(state, replies, sample.population.clients)
+        # A fair rule would favour noisy clients as long as their labels are wrong.
+        by_size = replace(self, rule=FedAvg())
+        outcome = by_size.tell(state, replies, sample.population.clients)
         following = outcome.state | {"dimension": dimension, "rule": state["rule"]}
         if part == parts - 1:
             following = yield from self.estimate(following)
         return replace(outcome, state=following)
-
-    @cached_property
-    def _by_rows(self) -> "FedCorr":
-        """A fair rule would favour noisy clients as long as their labels are wrong."""
-        return replace(self, rule=FedAvg())
 
     def estimate(self, state: State) -> Generator[Request, Replies, State]:
         """Find the noisy clients, who estimate their noise and relabel some samples."""
@@ -196,9 +182,8 @@ class FedCorr(Averaging):
         penalty = 2 * self.beta * float(group.each["level"][0])
         client = FedProx(**sgd_parameters(self.client), mu=penalty)
         local = Averaging(self.task, self.rule, client, self.server, self.channels)
-        work = local.work(request, group)
         reported = self.evaluate_received(request.message, group)
-        trained = local.train(work, request, group)
+        trained = local.train(local.work(request, group), request, group)
         w = request.message["w"] - trained.replies["update"][0]
         probabilities = self.probabilities(w, group.rows)
         dimension = intrinsic_dimension(probabilities, self.neighbours).mean()

@@ -1,13 +1,12 @@
 """Training on samples in memory, as the authors' code for synthetic data does it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.errors import DataError
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 
@@ -81,20 +80,3 @@ def draw_seed(rng: np.random.Generator) -> int:
 def normal(shape: Sequence[int], rng: np.random.Generator) -> Tensor:
     """Standard normal numbers."""
     return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
-
-
-Range = Literal["at least 1", "above 0", "at least 0"]
-RANGES: dict[Range, Callable[[float], bool]] = {
-    "at least 1": lambda value: value >= 1,
-    "above 0": lambda value: value > 0,
-    "at least 0": lambda value: value >= 0,
-}
-
-
-def check_fields(settings: object, range: Range, *names: str) -> None:
-    """Raise ConfigError for a field out of range. Fields that are None are skipped."""
-    for name in names:
-        value = vars(settings)[name]
-        if value is not None and not RANGES[range](value):
-            kind = type(settings).__name__.lower()
-            raise ConfigError(f"{kind} {name} = {value}: it must be {range}")

@@ -28,7 +28,7 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.data.population import Population
 from commonweal.rules.rule import Need, Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, check_fields, check_unit, draw_seed, fit
+from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, check_unit, draw_seed, fit
 from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
@@ -117,9 +117,9 @@ class Generating(Algorithm):
     classifier_epochs: int = 100
 
     def __post_init__(self) -> None:
-        check_fields(self, "at least 1", "spc", "latent", "width", "epochs", "batch")
-        check_fields(self, "at least 1", "decay_every", "classifier_epochs")
-        check_fields(self, "above 0", "lr", "decay", "steps")
+        self._check_fields("at least 1", "spc", "latent", "width", "epochs", "batch")
+        self._check_fields("at least 1", "decay_every", "classifier_epochs")
+        self._check_fields("above 0", "lr", "decay", "steps")
         name = type(self).__name__.lower()
         loss = self.population.loss
         shape = self.population.shape

@@ -47,7 +47,6 @@ from commonweal.synthetic._energy import (
 from commonweal.synthetic._fit import (
     adam,
     batches,
-    check_fields,
     check_unit,
     draw_seed,
     fit,
@@ -131,11 +130,11 @@ class FedEvg(Algorithm):
     client = None  # clients answer one at a time
 
     def __post_init__(self) -> None:
-        check_fields(self, "at least 1", "spc", "epochs", "batch", "decay_every", "chain_steps")
-        check_fields(self, "at least 1", "classifier_epochs")
-        check_fields(self, "above 0", "lr", "decay", "clip", "chain_step", "first", "last", "steps")
-        check_fields(self, "above 0", "bound")
-        check_fields(self, "at least 0", "lam", "chain_noise", "noise")
+        self._check_fields("at least 1", "spc", "epochs", "batch", "decay_every", "chain_steps")
+        self._check_fields("at least 1", "classifier_epochs")
+        self._check_fields("above 0", "lr", "decay", "clip", "chain_step", "first", "last", "steps")
+        self._check_fields("above 0", "bound")
+        self._check_fields("at least 0", "lam", "chain_noise", "noise")
         if self.preset not in PRESETS:
             hint = did_you_mean(self.preset, PRESETS)
             raise ConfigError(f"fedevg preset = {self.preset!r}: {hint}")

@@ -352,11 +352,11 @@ def test_build_gives_an_algorithm_of_given_parts(name: str, kind: type) -> None:
     task = Task(nn.Linear(2, 3))
     parts = {"rule": AAggFFS(), "client": Client(lr=0.3), "server": SGD(), "channels": (Clip(),)}
     built = catalog.build("algorithms", name, task=task, rounds=7, seed=3, **parts)
-    assert isinstance(built, Averaging | DRFA)
+    assert isinstance(built, Averaging)
     assert type(built) is kind and built.task is task
     assert (built.client, built.server) == (Client(lr=0.3), SGD())
     assert (built.rounds, built.seed) == (7, 3)
-    if isinstance(built, Averaging):
+    if not isinstance(built, DRFA):
         assert (built.rule, built.channels) == (AAggFFS(), (Clip(),))
 
 

@@ -152,7 +152,7 @@ class Private(Averaging):
             "synthetic_from": "starts from a run without noise",
         }
         for key, reason in choosing.items():
-            value = getattr(settings, key)
+            value = vars(settings)[key]
             if value:
                 raise ConfigError(f"private: {key} = {value!r} {reason}: leave it out")
         if federation is not None and (federation.pooled or federation.target is not None):

@@ -178,7 +178,7 @@ class Store:
             return
         changed = []
         for key in ("clients", "train_rows", "test_rows"):
-            old, new = getattr(before, key), getattr(now, key)
+            old, new = vars(before)[key], vars(now)[key]
             if old != new:
                 changed.append(f"{key} was {old} and is {new}")
         what = ", ".join(changed) or "the numbers of clients and rows are the same, some value not"

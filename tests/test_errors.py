@@ -93,7 +93,6 @@ INTERNAL = {
     "engines/wire.py": {"DisconnectedError"},  # caught by engines/ranks.py
     "jobs/estimators.py": {"ValueError"},  # as scikit-learn's estimators raise it
     "jobs/job.py": {"kind"},  # a parameter: a class of the tree
-    "record/checksums.py": {"ValueError"},  # as json raises it, caught by `unpack`
     "record/columns.py": {"OSError"},  # a damaged file, caught by its readers
     "record/checkpoint.py": {"KeyError"},  # as parsers raise them: damaged files
     "record/facts.py": {"ValueError"},

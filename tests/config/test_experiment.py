@@ -231,7 +231,10 @@ NAMED = "give a name, or a table with a name and parameters"
         ({"vectorize": "vmapp"}, "vectorize = 'vmapp': did you mean 'vmap'?"),
         ({"engine": "simulater"}, "engine = 'simulater': did you mean 'simulator'?"),
         ({"score": 5}, "score = 5: give the name of a score, or a list of names"),
-        ({"score": ["accuracy", 5]}, "score = 5: give the name of a score, or a list of names"),
+        (
+            {"score": ["accuracy", 5]},
+            "score = ['accuracy', 5]: give the name of a score, or a list of names",
+        ),
         ({"rule": 5}, f"rule = 5: {NAMED}"),
         ({"rule": {"cdf": "normal"}}, f"rule = {{'cdf': 'normal'}}: {NAMED}"),
         ({"dataset": 3}, f"dataset = 3: {NAMED}"),

@@ -22,33 +22,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pydantic
 
 from commonweal.base.errors import ConfigError, TrustError, did_you_mean
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from commonweal.algorithms.algorithm import Algorithm
-    from commonweal.channels.channel import Channel
-    from commonweal.data.federation import Federation
-    from commonweal.datasets import Noise, Partition, Pool
-    from commonweal.rules.rule import Rule
-    from commonweal.samplers.sampler import Sampler
-    from commonweal.servers.server import ServerOptimizer
-    from commonweal.training.client import Client
-
 
 UNTRUSTED = (
     "is a program that the run names: it is imported only if you trust whoever wrote the run "
@@ -159,12 +137,14 @@ class Entry:
     @cached_property
     def nested(self) -> dict[str, str]:
         """The parameters that are parts themselves, with their kinds."""
-        interfaces = _interfaces()
+        interfaces = {kind.interface: name for name, kind in KINDS.items() if kind.interface}
         kinds = {}
-        for name, hint in self.hints.items():
-            for option in (hint, *get_args(hint)):
-                if inspect.isclass(option) and option in interfaces and name in self.parameters:
-                    kinds[name] = interfaces[option]
+        for name in self.parameters:
+            hint = self.hints.get(name)
+            for option in filter(inspect.isclass, (hint, *get_args(hint))):
+                path = f"{option.__module__}:{option.__qualname__}"
+                if path in interfaces:
+                    kinds[name] = interfaces[path]
         return kinds
 
     @cached_property
@@ -187,25 +167,11 @@ class Entry:
         return pydantic.create_model(self.name, __config__=strict, **specification)
 
 
-def _interfaces() -> dict[type, str]:
-    """The interface classes of parts, with their kinds."""
-    kinds = {}
-    for kind, facts in KINDS.items():
-        if facts.interface:
-            module, _, name = facts.interface.partition(":")
-            kinds[getattr(importlib.import_module(module), name)] = kind
-    return kinds
-
-
 def _attribute(module: str, name: str) -> Any:
-    """What a module, or a file, calls by a name."""
-    return getattr(_import(module), name)
-
-
-def _import(module: str) -> ModuleType:
-    """Import a module by its name, or a file by its path."""
+    """What a module, or a file by its path, calls by a name."""
     try:
-        return _import_file(module) if module.endswith(".py") else importlib.import_module(module)
+        is_file = module.endswith(".py")
+        return getattr(_import_file(module) if is_file else importlib.import_module(module), name)
     except SystemExit as error:
         raise ImportError(
             f"importing it ends the program (sys.exit({error.code!r})): move that below "
@@ -284,12 +250,16 @@ def _parse_file(kind: str, module: str, path: Path) -> list[Entry]:
     if "\nENTRIES" not in source:
         return []
     tree = ast.parse(source)
-    registered = _registered(tree)
-    summary = ast.get_docstring(tree) or ""
+    registered: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ENTRIES":
+            assert isinstance(node.value, ast.Dict)
+            names = map(ast.literal_eval, filter(None, node.value.keys))
+            registered = dict(zip(names, map(ast.unparse, node.value.values), strict=True))
     listed = []
     for name, attribute in registered.items():
         own = _docstring(tree, attribute)
-        about = summary if len(registered) == 1 else own
+        about = (ast.get_docstring(tree) or "") if len(registered) == 1 else own
         listed.append(Entry(kind, name, module, attribute, about, own))
     return listed
 
@@ -303,15 +273,6 @@ def _docstring(tree: ast.Module, name: str) -> str:
             (_, path), *_ = _files(node.module or "")
             return _docstring(ast.parse(path.read_text(encoding="utf-8")), name)
     return ""
-
-
-def _registered(tree: ast.Module) -> dict[str, str]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ENTRIES":
-            assert isinstance(node.value, ast.Dict)
-            keys = [ast.literal_eval(key) for key in node.value.keys if key is not None]
-            return dict(zip(keys, map(ast.unparse, node.value.values), strict=True))
-    return {}
 
 
 _trusted: ContextVar[bool] = ContextVar("trusted", default=True)
@@ -449,8 +410,11 @@ def complete(kind: str, part: object) -> Part:
         if problem:
             raise ConfigError(f"{label} {entry.name!r}: {problem}")
     for key, inner_kind in entry.nested.items():
-        if given.get(key) is not None:
-            given[key] = _inner(inner_kind, given[key], entry.defaults.get(key))
+        inner, default = given.get(key), entry.defaults.get(key)
+        if isinstance(inner, Mapping) and "name" not in inner and isinstance(default, Mapping):
+            inner = {**default, **inner}  # changes parameters of the default
+        if inner is not None:
+            given[key] = complete(inner_kind, inner)
     # As JSON, so that lists may stand for tuples while a number in quotes stays an error.
     try:
         checked = entry.schema.model_validate_json(json.dumps(given), strict=True)
@@ -460,8 +424,8 @@ def complete(kind: str, part: object) -> Part:
         raise ConfigError(f"{label} = {part!r:.80}: this is not a {label}") from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{label} {entry.name!r}: {error}") from None
-    inner = {key: given[key] for key in entry.nested if key in given}  # completed already
-    completed = Part({"name": entry.name} | checked.model_dump() | inner)
+    parts = {key: given[key] for key in entry.nested if key in given}  # completed already
+    completed = Part({"name": entry.name} | checked.model_dump() | parts)
     completed.complete = kind
     return completed
 
@@ -482,13 +446,6 @@ def _excess(key: str, value: object, depth: int = 0) -> str:
     if is_long or (isinstance(value, float) and abs(value) > LARGEST):
         return f"{key} is too large: numbers of an experiment have at most 63 bits"
     return ""
-
-
-def _inner(kind: str, part: object, default: object) -> Part:
-    """A part within a part. A table without a name changes parameters of the default."""
-    if isinstance(part, Mapping) and "name" not in part and isinstance(default, Mapping):
-        part = {**default, **part}
-    return complete(kind, part)
 
 
 def _plain(value: object) -> object:
@@ -530,29 +487,7 @@ def explain(error: pydantic.ValidationError) -> str:
     return f"{where} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-@overload
-def build(kind: Literal["datasets"], part: object, **supplied: object) -> "Federation | Pool": ...
-@overload
-def build(kind: Literal["partitions"], part: object, **supplied: object) -> "Partition": ...
-@overload
-def build(kind: Literal["noises"], part: object, **supplied: object) -> "Noise": ...
-@overload
-def build(kind: Literal["models"], part: object, **supplied: object) -> "nn.Module": ...
-@overload
-def build(kind: Literal["algorithms"], part: object, **supplied: object) -> "Algorithm": ...
-@overload
-def build(kind: Literal["rules"], part: object, **supplied: object) -> "Rule": ...
-@overload
-def build(kind: Literal["clients"], part: object, **supplied: object) -> "Client": ...
-@overload
-def build(kind: Literal["servers"], part: object, **supplied: object) -> "ServerOptimizer": ...
-@overload
-def build(kind: Literal["samplers"], part: object, **supplied: object) -> "Sampler": ...
-@overload
-def build(kind: Literal["channels"], part: object, **supplied: object) -> "Channel": ...
-@overload
-def build(kind: str, part: object, **supplied: object) -> object: ...
-def build(kind: str, part: object, **supplied: object) -> object:
+def build(kind: str, part: object, **supplied: object) -> Any:
     """The thing that a part names.
 
     Args:
@@ -566,7 +501,8 @@ def build(kind: str, part: object, **supplied: object) -> object:
         if values[key] is not None:
             values[key] = build(inner_kind, values[key])
     for key, value in values.items():
-        if isinstance(value, list) and _takes_tuple(entry.hints.get(key)):
+        hint = entry.hints.get(key)
+        if isinstance(value, list) and tuple in [get_origin(h) for h in (hint, *get_args(hint))]:
             values[key] = tuple(value)
     for key in supplied.keys() & inspect.signature(entry.factory).parameters.keys():
         values[key] = supplied[key]
@@ -577,7 +513,3 @@ def build(kind: str, part: object, **supplied: object) -> object:
             f"{KINDS[kind].label} {entry.name!r} calls sys.exit({error.code!r}): raise an error "
             "instead"
         ) from None
-
-
-def _takes_tuple(hint: object) -> bool:
-    return any(get_origin(option) is tuple for option in (hint, *get_args(hint)))

@@ -33,7 +33,6 @@ IN_NAME = (
 )
 LONGEST_SUFFIX = 80  # characters
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
-REGRESSION_LOSSES = ("squared", "huber", "absolute", "poisson")
 DIRECTIONS = ("lower:", "higher:")  # in front of a score of one's own: what is better
 PATHS = ("path", "dir", "public")  # parameters that name files
 RENAMED = {  # keys of 0.2, which are read until 0.4
@@ -75,49 +74,19 @@ def _current(key: str, warn: bool) -> str:
     return new
 
 
-def _check_cohort(value: object) -> object:
-    """Clients per round: a number of them, a share, or all."""
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value == "all" or is_number or (isinstance(value, float) and 0 < value <= 1):
-        return value
-    raise ConfigError(
-        f"cohort = {value!r}: give a number of clients, a share above 0 and at most 1, or 'all'"
-    )
-
-
-def _check_score(value: object) -> object:
-    """The main score, or several scores, the main one first; None: the dataset's own."""
-    names = value if isinstance(value, list | tuple) else [value]
-    for name in names:
-        if name is not None and not isinstance(name, str):
-            raise ConfigError(f"score = {name!r}: give the name of a score, or a list of names")
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _check_weights(value: object) -> object:
-    """Weights of classes: "balanced", a list in the order of classes, or a table by name."""
-    if value in (None, "balanced"):
-        return value
-    if isinstance(value, Mapping) and _are_numbers(list(value.values())):
-        return {str(name): float(number) for name, number in value.items()}
-    if isinstance(value, list | tuple) and _are_numbers(value):
-        return tuple(map(float, value))
-    raise ConfigError(
-        f"class_weight = {value!r}: give 'balanced', a list of numbers in the order of the "
-        "classes, or a table of numbers by class"
-    )
-
-
-def _are_numbers(values: Sequence[object]) -> bool:
-    return len(values) > 0 and all(type(value) in (int, float) for value in values)
-
-
-def _check_loss(value: object) -> object:
-    """A loss of a regression, or the import path of a function; None: the dataset's own."""
-    if value is None or value in REGRESSION_LOSSES or (isinstance(value, str) and ":" in value):
-        return value
-    hint = did_you_mean(str(value), REGRESSION_LOSSES)
-    raise ConfigError(f"loss = {value!r}: {hint}; a loss of your own is written ./file.py:function")
+# Types of values, and what to give instead of a wrong one.
+Cohort = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] | Literal["all"]
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # lists, too
+Weights = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
+ByClass = Annotated[dict[Annotated[str, BeforeValidator(str)], float], Field(min_length=1)]
+Loss = Literal["squared", "huber", "absolute", "poisson"]
+HINTS = {
+    "cohort": "give a number of clients, a share above 0 and at most 1, or 'all'",
+    "score": "give the name of a score, or a list of names",
+    "loss": "give squared, huber, absolute or poisson, or a function of yours, ./file.py:function",
+    "class_weight": "give 'balanced', a list of numbers in the order of the classes, or a table of "
+    "numbers by class",
+}
 
 
 class RunSettings(pydantic.BaseModel):
@@ -134,7 +103,7 @@ class RunSettings(pydantic.BaseModel):
 
     name: str | None = Field(None, min_length=1)  # what tables and figures call the run
     rounds: int = Field(100, ge=1, lt=2**31)
-    cohort: Annotated[int | float | Literal["all"], BeforeValidator(_check_cohort)] = "all"
+    cohort: Cohort = "all"
     seed: int = Field(0, ge=0, lt=2**64)
     engine: Literal["simulator", "torchrun", "flower"] = "simulator"  # who carries the messages
     vectorize: Literal["auto", "vmap", "chunked", "loop"] = "auto"  # how the simulator computes
@@ -147,17 +116,14 @@ class RunSettings(pydantic.BaseModel):
     holdout_clients: float = Field(0.0, ge=0, lt=1)  # share of clients held out of training
     synthetic_from: str = ""  # a run's folder, whose synthetic samples every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
-    score: Annotated[str | tuple[str, ...] | None, BeforeValidator(_check_score)] = None
+    score: str | Names | None = None  # the main one first; None: the dataset's own
     # Of a regression by name, or a function of one's own: "./my_losses.py:focal"
-    loss: Annotated[str | None, BeforeValidator(_check_loss)] = None
+    loss: Loss | Annotated[str, Field(pattern=":")] | None = None
     target: Literal["log"] | None = None  # a regression's model is trained on logarithms
     # The score for which a threshold of two classes is chosen on validation samples
     threshold: Literal["f1", "balanced-accuracy", "accuracy"] | None = None
     # By what the losses of classes are multiplied
-    class_weight: Annotated[
-        Literal["balanced"] | tuple[float, ...] | dict[str, float] | None,
-        BeforeValidator(_check_weights),
-    ] = None
+    class_weight: Literal["balanced"] | Weights | ByClass | None = None
 
     def __init__(self, **values: object) -> None:
         values = renamed(values, warn=True)
@@ -171,7 +137,10 @@ class RunSettings(pydantic.BaseModel):
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
-            raise ConfigError(catalog.explain(error)) from None
+            key = str(error.errors()[0]["loc"][0])
+            raise ConfigError(
+                f"{key} = {values[key]!r}: {HINTS[key]}" if key in HINTS else catalog.explain(error)
+            ) from None
         for key, value in (("threshold", self.threshold), ("patience", self.patience)):
             if value is not None and not self.validation:
                 raise ConfigError(
@@ -306,22 +275,20 @@ def parse(values: Mapping[str, object]) -> Tree:
     >>> parse({"rounds": 5, "dataset": {"name": "digits", "partition": "iid(clients=3)"}})
     {'rounds': 5, 'dataset': {'name': 'digits'}, 'partition': {'name': 'iid', 'clients': 3}}
     """
-    tree = dict(values)
+    tree = renamed(values, warn=True)
+    dataset = _table(tree.get("dataset"))
+    if isinstance(dataset, Mapping) and dataset.keys() & set(LIFTED):
+        for key in LIFTED:
+            value = dataset.get(key)
+            if value is not None and tree.get(key) is not None:
+                raise ConfigError(f"{key} is given twice, as {key} and as dataset.{key}: keep one")
+            if value is not None:
+                tree[key] = value
+        tree["dataset"] = {key: value for key, value in dataset.items() if key not in LIFTED}
     for key, kind in PARTS.items():
         if tree.get(key) is not None:
             tree[key] = _parts(tree[key]) if KINDS[kind].several else _table(tree[key])
-    dataset = tree.get("dataset")
-    if not isinstance(dataset, Mapping) or not dataset.keys() & set(LIFTED):
-        return tree
-    own = dict(dataset)
-    for key in LIFTED:
-        value = own.pop(key, None)
-        if value is None:
-            continue
-        if tree.get(key) is not None:
-            raise ConfigError(f"{key} is given twice, as {key} and as dataset.{key}: keep one")
-        tree[key] = _table(value) if key in PARTS else value
-    return tree | {"dataset": own}
+    return tree
 
 
 def _table(part: object) -> object:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 
@@ -19,35 +20,48 @@ from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
+T = TypeVar("T")
+
 
 def _part(kind: str, name: str, parameters: Mapping[str, object]) -> dict[str, object]:
     expect("name", name, str, f"the name of a {catalog.KINDS[kind].label}")
     return {**catalog.parse(name), **parameters}
 
 
+def _built(
+    interface: type[T],
+    kind: str,
+    name: str,
+    parameters: Mapping[str, object],
+    **supplied: object,
+) -> T:
+    built: T = catalog.build(kind, _part(kind, name, parameters), **supplied)
+    return built
+
+
 def rule(name: str, **parameters: object) -> Rule:
     """A rule by name: `rule("aaggff-s", cdf="frechet")`."""
-    return catalog.build("rules", _part("rules", name, parameters))
+    return _built(Rule, "rules", name, parameters)
 
 
 def client(name: str, **parameters: object) -> Client:
     """A client method by name: `client("sgd", lr=0.01)`."""
-    return catalog.build("clients", _part("clients", name, parameters))
+    return _built(Client, "clients", name, parameters)
 
 
 def server(name: str, **parameters: object) -> ServerOptimizer:
     """A server optimizer by name: `server("sgd", momentum=0.9)`."""
-    return catalog.build("servers", _part("servers", name, parameters))
+    return _built(ServerOptimizer, "servers", name, parameters)
 
 
 def sampler(name: str, **parameters: object) -> Sampler:
     """A sampler of cohorts by name: `sampler("size")`."""
-    return catalog.build("samplers", _part("samplers", name, parameters))
+    return _built(Sampler, "samplers", name, parameters)
 
 
 def channel(name: str, **parameters: object) -> Channel:
     """A channel, which changes replies on their way, by name: `channel("clip", norm=1.0)`."""
-    return catalog.build("channels", _part("channels", name, parameters))
+    return _built(Channel, "channels", name, parameters)
 
 
 def dataset(name: str, **parameters: object) -> Federation:
@@ -69,8 +83,8 @@ def model(
         expect(key, sizes, list | tuple, "a tuple of sizes")
         for size in sizes:
             expect_int(key, size, least=1)
-    part = _part("models", name, parameters)
-    return catalog.build("models", part, shape=tuple(shape), outputs=outputs, labels=tuple(labels))
+    supplied = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
+    return _built(nn.Module, "models", name, parameters, **supplied)
 
 
 def load_run(folder: str | Path) -> Record:

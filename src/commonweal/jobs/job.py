@@ -469,7 +469,7 @@ def _algorithm(
     rule = supplied.get("rule")
     if isinstance(rule, Rule):
         supplied["rule"] = with_local_losses(rule, population.names)
-    algorithm = catalog.build("algorithms", chosen, **supplied)
+    algorithm: Algorithm = catalog.build("algorithms", chosen, **supplied)
     expect(f"what algorithm {name!r} returns", algorithm, Algorithm, "an Algorithm")
     return algorithm
 

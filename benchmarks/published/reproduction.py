@@ -123,7 +123,7 @@ def choose(
             grid=row.grid,
         )
         if trials:
-            chosen[row.name] = tuning.choose(trials, "worst")[rule].best.values
+            chosen[row.name] = tuning.choose(trials, "worst")[rule].values
         done(row.name)
     return chosen
 

@@ -97,7 +97,7 @@ def test_equal_settings_rank_by_the_plan_whoever_ends_first(
     monkeypatch.setattr(tuning, "_enqueue", lambda study, plan: enqueue(study, plan[::-1]))
     trials = tuning.tune(BASE, [RULE], tmp_path)
     assert [tilt(trial.values) for trial in trials] == TILTS
-    assert tuning.choose(trials, "worst")[RULE].best.values == {"t": TILTS[0]}
+    assert tuning.choose(trials, "worst")[RULE].values == {"t": TILTS[0]}
 
 
 def test_it_continues_where_it_was_stopped(fake: Fake, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_compare_takes_tuned_keys(
     file = tmp_path / "e.toml"
     file.write_text('dataset = "vowel"\nrounds = 2\n')
     trial = Trial("term", {"t": 2.0, "client.lr": 0.05}, 0.5, 0.4)
-    tuning.write_chosen(tmp_path, {"term": tuning.Choice(trial, 1)}, "worst")
+    tuning.write_chosen(tmp_path, {"term": trial}, "worst")
     words = ["compare", str(file), "--tuned", str(tmp_path), "--seeds", "1", "--no-baselines"]
     words += ["--format", "csv", "--out", str(tmp_path / "runs"), "-q"]
     monkeypatch.setattr(sys, "argv", ["commonweal", *words])

@@ -35,7 +35,6 @@ from commonweal.datasets.table import (
     read_times,
     survey_table,
 )
-from commonweal.training.scores import SCORES
 
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
@@ -61,100 +60,71 @@ class Guess:
     has_clients: bool  # whether a column names them
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The roles of a table's columns, and what a user should know of how they were found."""
-
-    roles: Roles
-    remarks: tuple[str, ...]
-
-
 def guess(path: Path, label: str | None, client: str | None, toml: Path) -> Guess:
     """Look at a table. toml: where the experiment will be written, to which paths are relative."""
-    encoding, seen = _look(path)
-    chosen = _choose(seen, label, client)
-    missing = _missing(open_table(path, chosen.roles, "auto", encoding))
-    contents = open_table(path, replace(chosen.roles, missing=missing), "auto", encoding)
+    encoding = "utf-8"
+    try:
+        seen = survey_table(path, "auto", encoding)
+    except EncodingError:
+        encoding = guess_encoding(path)
+        seen = survey_table(path, "auto", encoding)
+    chosen, remarks = _choose(seen, label, client)
+    missing = _missing(open_table(path, chosen, "auto", encoding))
+    contents = open_table(path, replace(chosen, missing=missing), "auto", encoding)
     again = same_as_client(contents)
-    codes = [name for name in contents.profiles if _is_code(contents, name) and name not in again]
-    rare = [name for name in codes if contents.profiles[name].mostly_differs]
-    codes = [name for name in codes if name not in rare]
-    drop = (*again, *rare)
-    final = replace(chosen.roles, drop=drop, categories=tuple(codes), missing=missing)
-    options = {key: value for key, value in asdict(final).items() if value}
+    coded = [name for name in contents.profiles if _is_code(contents, name) and name not in again]
+    rare = [name for name in coded if contents.profiles[name].mostly_differs]
+    codes = [name for name in coded if name not in rare]
+    final = replace(chosen, drop=(*again, *rare), categories=tuple(codes), missing=missing)
     contents = open_table(path, final, "auto", encoding)
     loaded = load_table(contents, "auto", Options(), None, 0.2, 0)
     is_pool = isinstance(loaded, Pool)
     federation = build_federation(loaded, IID(CLIENTS_OF_POOL) if is_pool else None)
-    lines = _lines(seen, contents, federation, codes, rare)
     leaks = _leaks(contents)
-    remarks = [
-        *_on_encoding(encoding),
-        *chosen.remarks,
-        *(_on_pool(contents) if is_pool else []),
-        *_remarks(federation, is_pool),
-        *_on_columns(contents, again, codes, missing),
-        *_on_clients(contents),
-        *_leak_remarks(leaks, contents),
-    ]
+    if encoding != "utf-8":
+        remarks.insert(
+            0,
+            f"the file is not UTF-8; read as {encoding} (guessed). If letters above are wrong, "
+            "change encoding in the experiment, and names with it",
+        )
+    remarks += _on_pool(contents) if is_pool else []
+    remarks += _on_federation(federation, is_pool)
+    remarks += _on_columns(contents, again, codes, missing)
+    remarks += _on_clients(contents)
+    remarks += _on_leaks(leaks, contents)
+    dataset = _dataset(path, toml, encoding)
+    dataset |= {key: value for key, value in asdict(final).items() if value}
     if not is_pool:
-        options["client"] = ",".join(contents.facts.client)
+        dataset["client"] = ",".join(contents.facts.client)
+    lines = _lines(seen, contents, federation, codes, rare)
     return Guess(
         lines=lines,
         remarks=[shown(remark) for remark in remarks],
-        experiment=_toml(
-            path, toml, federation, _dataset(path, toml, encoding) | options, lines, leaks
-        ),
+        experiment=_toml(path, toml, federation, dataset, lines, leaks),
         has_clients=not is_pool,
     )
-
-
-def _look(path: Path) -> tuple[str, Survey]:
-    try:
-        return "utf-8", survey_table(path, "auto", "utf-8")
-    except EncodingError:
-        encoding = guess_encoding(path)
-        return encoding, survey_table(path, "auto", encoding)
 
 
 # Roles
 
 
-def _choose(seen: Survey, label: str | None, client: str | None) -> _Chosen:
-    """The label and the clients, guessed where they are not given."""
+def _choose(seen: Survey, label: str | None, client: str | None) -> tuple[Roles, list[str]]:
+    """The label and the clients, guessed where they are not given, and remarks on that."""
+    profiles = seen.profiles
     for role, given in (("label", label), ("client", client)):
         seen.check(role, () if given is None else columns_in(given, seen))
-    remarks = []
-    survival = roles.survival(seen.profiles)
-    is_survival = label is None and survival is not None and survival[1]
+    remarks: list[str] = []
     if label is None:
-        ranked = roles.rank_labels(seen.profiles, client)
-        if not ranked:
-            raise ConfigError("no column looks like a label: name it with --label")
-        label = ranked[0].name
-        if is_survival and survival and label in roles.columns(survival[0]):
-            label = survival[0]
-            event = roles.columns(label)[1]
-            remarks.append(
-                f"label guessed: survival times and events, {label!r}, by their names; to predict "
-                f'the event alone: --label "{event}"'
-            )
-        else:
-            taken = client or _first(roles.rank_clients(seen.profiles, label))
-            remarks.append(_guessed("label", roles.rank_labels(seen.profiles, taken)))
-            if survival and survival[0] != label:
-                remarks.append(
-                    "times and events seem to be there; for survival times, by Cox's model: "
-                    f'--label "{survival[0]}"'
-                )
+        label, remarks = _choose_label(seen, client)
     if client is None:
-        clients = roles.rank_clients(seen.profiles, label)
-        if not clients and CLIENT in seen.profiles:  # which a table takes in any case
+        clients = roles.rank_clients(profiles, label)
+        if not clients and CLIENT in profiles:  # which a table takes in any case
             clients = [roles.Candidate(CLIENT, 0.0, "its name")]
-        client = _first(clients)
-        remarks += [_guessed("client", clients)] if clients else []
-    split = roles.split_column(seen.profiles) or ""
-    order = "" if split else roles.order_column(seen.profiles, client) or ""
+        if clients:
+            client = clients[0].name
+            remarks.append(_guessed("client", clients))
+    split = roles.split_column(profiles) or ""
+    order = "" if split else roles.order_column(profiles, client) or ""
     if split in (label, client):
         split = ""
     if order in roles.columns(label):
@@ -170,11 +140,31 @@ def _choose(seen: Survey, label: str | None, client: str | None) -> _Chosen:
             "measurements: rows drawn at random would have neighbours in training); to draw them "
             "at random, delete order from the experiment"
         )
-    return _Chosen(Roles(label, client, order=order, split=split), tuple(remarks))
+    return Roles(label, client, order=order, split=split), remarks
 
 
-def _first(ranked: Sequence[roles.Candidate]) -> str | None:
-    return ranked[0].name if ranked else None
+def _choose_label(seen: Survey, client: str | None) -> tuple[str, list[str]]:
+    ranked = roles.rank_labels(seen.profiles, client)
+    if not ranked:
+        raise ConfigError("no column looks like a label: name it with --label")
+    label = ranked[0].name
+    times, is_sure = roles.survival(seen.profiles) or (label, False)
+    if is_sure and label in roles.columns(times):
+        event = roles.columns(times)[1]
+        return times, [
+            f"label guessed: survival times and events, {times!r}, by their names; to predict the "
+            f'event alone: --label "{event}"'
+        ]
+    if client is None:
+        clients = roles.rank_clients(seen.profiles, label)
+        client = clients[0].name if clients else None
+    remarks = [_guessed("label", roles.rank_labels(seen.profiles, client))]
+    if times != label:
+        remarks.append(
+            "times and events seem to be there; for survival times, by Cox's model: "
+            f'--label "{times}"'
+        )
+    return label, remarks
 
 
 def _guessed(role: str, ranked: Sequence[roles.Candidate]) -> str:
@@ -279,17 +269,6 @@ def _about_label(federation: Federation) -> str:
     return f"the label: {len(names)} classes, {shown}{more}"
 
 
-def _levels(column: Column) -> list[str]:
-    return [level for level in column.levels if level not in (OTHER, GAP)]
-
-
-def _odd_texts(column: Column) -> list[str]:
-    """The strings of a column that keep it from being one of numbers, where they are the fewer."""
-    known = _levels(column)
-    odd = [level for level in known if not NUMBER.fullmatch(level.strip())]
-    return [repr(level) for level in odd[:3]] if 2 * len(odd) < len(known) else []
-
-
 def _about(column: Column, contents: Table, is_code: bool) -> str:
     """What a column becomes, and what looks wrong."""
     profile = contents.profiles[column.name]
@@ -305,11 +284,13 @@ def _about(column: Column, contents: Table, is_code: bool) -> str:
     }[column.becomes]
     if column.other:
         text += ", rare ones are 'other'"
-    odd = _odd_texts(column)
-    if odd:
-        text += f"; but most of them are numbers: in the table, correct or empty {', '.join(odd)}"
-    dates = [level for level in _levels(column) if MONTHS.fullmatch(level)]
-    if dates and len(dates) > 0.9 * len(_levels(column)):
+    levels = [level for level in column.levels if level not in (OTHER, GAP)]
+    odd = [repr(level) for level in levels if not NUMBER.fullmatch(level.strip())]
+    if odd and 2 * len(odd) < len(levels):
+        some = ", ".join(odd[:3])
+        text += f"; but most of them are numbers: in the table, correct or empty {some}"
+    dates = [level for level in levels if MONTHS.fullmatch(level)]
+    if dates and len(dates) > 0.9 * len(levels):
         text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
     if column.unit:
         text += f" with the unit {column.unit}"
@@ -327,7 +308,7 @@ def _about(column: Column, contents: Table, is_code: bool) -> str:
     return text
 
 
-def _remarks(federation: Federation, is_pool: bool) -> list[str]:
+def _on_federation(federation: Federation, is_pool: bool) -> list[str]:
     on_columns = () if federation.preprocessing is None else federation.preprocessing.notes
     notes = [note for note in federation.notes if note not in on_columns]
     if federation.class_names and _score(federation) != "accuracy":
@@ -348,15 +329,6 @@ def _remarks(federation: Federation, is_pool: bool) -> list[str]:
     if federation.unscored and not is_pool:
         notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
     return notes
-
-
-def _on_encoding(encoding: str) -> list[str]:
-    if encoding == "utf-8":
-        return []
-    return [
-        f"the file is not UTF-8; read as {encoding} (guessed). If letters above are wrong, change "
-        "encoding in the experiment, and names with it"
-    ]
 
 
 def _on_pool(contents: Table) -> list[str]:
@@ -423,14 +395,14 @@ def _on_clients(contents: Table) -> list[str]:
             continue
         within = contents.texts(name)[1].astype(np.int64)
         pairs = np.unique(owner.astype(np.int64) * (within.max() + 1) + within)
-        if len(pairs) > len(coded[0]) and _is_number(coded[0]):
+        if len(pairs) > len(names) and all(map(NUMBER.fullmatch, names.tolist())):
             return [
                 f"the same {client[0]!r} occurs with several {name!r}: if sites are numbered "
                 f'within each, use --client "{name},{client[0]}"'
             ]
     timed = contents.facts.roles.order or contents.facts.roles.split
     blocks = 1 + int((np.diff(owner) != 0).sum())
-    if roles.is_people(client[0]) and not timed and blocks == len(coded[0]) < len(owner) / 10:
+    if roles.is_people(client[0]) and not timed and blocks == len(names) < len(owner) / 10:
         return [
             f"the rows of each {client[0]!r} stand together: if they are in order of time, set "
             'test = "last", as neighbours in training make test rows easy'
@@ -438,11 +410,7 @@ def _on_clients(contents: Table) -> list[str]:
     return []
 
 
-def _is_number(names: np.ndarray) -> bool:
-    return all(NUMBER.fullmatch(name) for name in names.tolist())
-
-
-def _leak_remarks(leaks: Sequence[Leak], contents: Table) -> list[str]:
+def _on_leaks(leaks: Sequence[Leak], contents: Table) -> list[str]:
     if not leaks:
         return []
     label = contents.facts.event or contents.label
@@ -473,9 +441,7 @@ def _score(federation: Federation) -> str | None:
     share = np.bincount(federation.train.y.numpy()).max() / len(federation.train.y)
     if share < IMBALANCE:
         return "accuracy"
-    if federation.outputs == 2:
-        return "auroc"
-    return "balanced-accuracy" if "balanced-accuracy" in SCORES else "likelihood"
+    return "auroc" if federation.outputs == 2 else "balanced-accuracy"
 
 
 def _dataset(path: Path, toml: Path, encoding: str) -> dict[str, object]:
@@ -498,8 +464,7 @@ def _toml(
     leaks: Sequence[Leak],
 ) -> str:
     """The experiment, with a comment for each column."""
-    small = len(federation.train.y) < FEW_ROWS
-    linear = {"name": "logistic"}
+    is_small = len(federation.train.y) < FEW_ROWS
     values: dict[str, object] = {"rounds": 100, "rule": "fedavg"}
     score = _score(federation)
     if score is not None:
@@ -507,11 +472,10 @@ def _toml(
     if "client" not in dataset:
         values["partition"] = {"name": "iid", "clients": CLIENTS_OF_POOL}
     values["dataset"] = dataset
-    values["model"] = linear if small else {"name": "mlp", "hidden": [32]}
-    sgd: dict[str, object] = {"name": "sgd", "lr": 0.1, "batch": 32}
-    if federation.loss in REGRESSION:
-        sgd["clip"] = 1.0  # a single far label would throw the model away
-    values["client"] = sgd
+    values["model"] = {"name": "logistic"} if is_small else {"name": "mlp", "hidden": [32]}
+    # A single far label of a regression would throw the model away.
+    clip = {"clip": 1.0} if federation.loss in REGRESSION else {}
+    values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32} | clip
     comments = [f"#   {name}: {text}" for name, text in lines]
     if leaks:
         names = ", ".join(f'"{shown(leak.name)}"' for leak in leaks)

@@ -114,14 +114,15 @@ def _has(name: str, vocabulary: re.Pattern[str]) -> bool:
     return any(vocabulary.fullmatch(word) for word in (*words(name), "".join(words(name))))
 
 
-def _stem(name: str) -> str:
-    return re.sub(r"\d+", "#", name.lower())
+def _names_client(name: str) -> bool:
+    return any(_has(name, vocabulary) for vocabulary in CLIENTS)
 
 
 def _in_series(profiles: Mapping[str, Profile]) -> set[str]:
     """The columns that are called like at least two others, but for numbers."""
-    counts = Counter(_stem(name) for name in profiles)
-    return {name for name in profiles if "#" in _stem(name) and counts[_stem(name)] >= SERIES}
+    stems = {name: re.sub(r"\d+", "#", name.lower()) for name in profiles}
+    counts = Counter(stems.values())
+    return {name for name, stem in stems.items() if "#" in stem and counts[stem] >= SERIES}
 
 
 # Labels
@@ -134,9 +135,8 @@ def rank_labels(profiles: Mapping[str, Profile], client: str | None) -> list[Can
     last = len(profiles) - 1
     candidates = []
     for position, (name, profile) in enumerate(profiles.items()):
-        if name in taken or profile.is_id or profile.different < 2:
-            continue
-        if profile.column.becomes == "date":
+        becomes = profile.column.becomes
+        if name in taken or profile.is_id or profile.different < 2 or becomes == "date":
             continue
         points, reasons = 0.0, []
         if name in series:
@@ -147,14 +147,14 @@ def rank_labels(profiles: Mapping[str, Profile], client: str | None) -> list[Can
         elif _has(name, WEAK_LABELS):
             points += 2 if len(words(name)) == 1 else 1.5
             reasons.append("its name")
-        if _has(name, NOT_LABELS) or any(_has(name, known) for known in CLIENTS):
+        if _has(name, NOT_LABELS) or _names_client(name):
             points -= 3
         if position == last or (position == last - 1 and list(profiles)[-1] in taken):
             points += 1
             reasons.append("its position")
         elif position == 0:
             points += 0.5
-        if _is_class(profile):
+        if profile.different <= MOST_CLASSES and (becomes != "number" or profile.whole):
             points += 1
             reasons.append(f"{profile.different} different values")
         why = ", ".join(reasons) or "nothing but that others fit less"
@@ -162,15 +162,10 @@ def rank_labels(profiles: Mapping[str, Profile], client: str | None) -> list[Can
     return sorted(candidates, key=lambda candidate: -candidate.points)
 
 
-def _is_class(profile: Profile) -> bool:
-    is_number = profile.column.becomes == "number"
-    return profile.different <= MOST_CLASSES and (not is_number or profile.whole)
-
-
 def survival(profiles: Mapping[str, Profile]) -> tuple[str, bool] | None:
     """Columns of times and events, "time,event", and whether their names leave little doubt."""
-    events = [p for p in profiles.values() if _has(p.name, EVENTS) and p.different == 2]
-    events = [p for p in events if p.whole]
+    both = [p for p in profiles.values() if p.different == 2 and p.whole]
+    events = [p for p in both if _has(p.name, EVENTS)]
     events.sort(key=lambda p: "event" not in p.name.lower())
     numbers = [p for p in profiles.values() if p.column.becomes == "number" and p.different > 20]
     times = [p for p in numbers if _has(p.name, TIMES)]
@@ -192,7 +187,10 @@ def rank_clients(profiles: Mapping[str, Profile], label: str | None) -> list[Can
     series = _in_series(profiles)
     candidates = []
     for name, profile in profiles.items():
-        if name in taken or name in series or not _may_name(profile):
+        becomes = profile.column.becomes
+        is_name = becomes == "text" or (becomes == "number" and profile.whole)
+        enough = 2 <= profile.different <= profile.first_rows / LEAST_ROWS
+        if name in taken or name in series or not (is_name and enough):
             continue
         for rank, vocabulary in enumerate(CLIENTS):
             if _has(name, vocabulary):
@@ -201,12 +199,6 @@ def rank_clients(profiles: Mapping[str, Profile], label: str | None) -> list[Can
                 candidates.append(Candidate(name, points, why))
                 break
     return sorted(candidates, key=lambda candidate: -candidate.points)
-
-
-def _may_name(profile: Profile) -> bool:
-    becomes = profile.column.becomes
-    is_name = becomes == "text" or (becomes == "number" and profile.whole)
-    return is_name and 2 <= profile.different <= profile.first_rows / LEAST_ROWS
 
 
 def could_name(profiles: Mapping[str, Profile], label: str) -> list[str]:
@@ -286,7 +278,7 @@ def is_people(client: str | None) -> bool:
 
 def names_clients(name: str) -> bool:
     """Whether a column is called like one that names or numbers clients."""
-    return bool(ID_NAME.search(name)) or any(_has(name, c) for c in (CODES, *CLIENTS))
+    return bool(ID_NAME.search(name)) or _has(name, CODES) or _names_client(name)
 
 
 def split_column(profiles: Mapping[str, Profile]) -> str | None:

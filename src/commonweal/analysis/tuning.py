@@ -6,13 +6,13 @@ anything runs, and the seeds are not those of comparisons.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -47,11 +47,7 @@ Grid: TypeAlias = Mapping[str, tuple[Any, ...]]
 Scored: TypeAlias = tuple[float, float]  # mean over clients, and mean of the worst 10 % of them
 
 
-class Progress(Protocol):
-    """Called with a rule, how many of its settings are finished, and how many there are."""
-
-    def __call__(self, rule: str, done: int, total: int) -> None: ...
-
+Progress: TypeAlias = Callable[[str, int, int], None]  # a rule, its finished settings, and all
 
 FIRST_SEED = 1000  # comparisons begin with 0
 LOG = "trials.log"  # Optuna's journal
@@ -68,23 +64,15 @@ class Trial:
     mean: float  # over clients
     worst: float  # mean of the worst 10 % of them
 
-
-@dataclass(frozen=True)
-class Choice:
-    """The best trial of a rule."""
-
-    best: Trial
-    trials: int
-
     @property
     def text(self) -> str:
         """The rule with its parameters, as `compare --rules` takes it."""
-        return with_values(self.best.rule, self.best.values)
+        return with_values(self.rule, self.values)
 
     @property
     def settings(self) -> list[str]:
         """The values of other keys, as `key=value`."""
-        return changes_of(self.best.values)
+        return changes_of(self.values)
 
 
 def changes_of(values: Setting) -> list[str]:
@@ -240,15 +228,17 @@ class _Settings:
                 raise RunError(
                     f"cannot write {LOG} ({first}): fix this, then run the same command again"
                 ) from error
+
+        def place(trial: "FrozenTrial") -> int:
+            return plan.index(trial.params) if trial.params in plan else len(plan)
+
         # Equal settings rank by the plan, not by which worker was first.
-        tried = sorted(study.trials, key=lambda trial: _place(trial.params, plan))
+        tried = sorted(study.trials, key=place)
         return [Trial(self.rule, trial.params, *trial.values) for trial in tried if trial.values]
 
     def __call__(self, draw: "Draw") -> Scored:
         """Evaluate a setting that Optuna draws or has in its queue."""
-        setting: dict[str, object] = {}
-        for key, choices in self.grid.items():
-            setting[key] = _drawn(draw, key, choices)
+        setting = {key: _drawn(draw, key, values) for key, values in self.grid.items()}
         try:
             values = _experiment(self.base, self.rule, setting).model_dump()
             if self.pool is None:
@@ -257,11 +247,6 @@ class _Settings:
         except FAILURES as error:
             draw.set_user_attr(REFUSED, str(error))
             raise
-
-
-def _place(setting: Mapping[str, object], plan: Sequence[Mapping[str, object]]) -> int:
-    """Where a setting is in the plan. What a sampler drew comes after it."""
-    return plan.index(setting) if setting in plan else len(plan)
 
 
 def _sampler(name: Sampler, trials: int) -> "BaseSampler":
@@ -395,7 +380,7 @@ def cores() -> int:
 # Choosing
 
 
-def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> dict[str, Choice]:
+def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> dict[str, Trial]:
     """The best trial of each rule, by the worst 10 % of clients or by the mean."""
     sign = -1 if lower_is_better else 1
 
@@ -403,23 +388,23 @@ def choose(trials: Sequence[Trial], by: By, lower_is_better: bool = False) -> di
         pair = (trial.worst, trial.mean) if by == "worst" else (trial.mean, trial.worst)
         return sign * pair[0], sign * pair[1]
 
-    by_rule: dict[str, list[Trial]] = {}
+    best: dict[str, Trial] = {}
     for trial in trials:
-        by_rule.setdefault(trial.rule, []).append(trial)
-    return {rule: Choice(max(tried, key=quality), len(tried)) for rule, tried in by_rule.items()}
+        best[trial.rule] = max(best.get(trial.rule, trial), trial, key=quality)
+    return best
 
 
 def write_chosen(
-    folder: Path, chosen: Mapping[str, Choice], by: str, names: Mapping[str, str] | None = None
+    folder: Path, chosen: Mapping[str, Trial], by: str, names: Mapping[str, str] | None = None
 ) -> None:
     """Write what was chosen for each rule, or for its name where a user gave it one."""
     names = names or {}
     rules, settings = {}, {}
-    for rule, choice in chosen.items():
+    for rule, best in chosen.items():
         name = names.get(rule)
-        rules[name or rule] = catalog.with_name(name, choice.text)
-        if choice.settings:
-            settings[name or rule] = choice.settings
+        rules[name or rule] = catalog.with_name(name, best.text)
+        if best.settings:
+            settings[name or rule] = best.settings
     write_file(folder / CHOSEN, to_json({"by": by, "rules": rules, "settings": settings}))
 
 

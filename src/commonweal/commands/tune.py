@@ -1,5 +1,6 @@
 """`commonweal tune`: each rule's published grid, tried on validation samples."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -150,8 +151,7 @@ def _finish(
     tuning.write_chosen(folder, best, by, names)
     settings = []
     for trial in trials:
-        rule = tuning.with_values(trial.rule, trial.values)
-        name = " ".join([rule, *tuning.changes_of(trial.values)])
+        name = " ".join([trial.text, *trial.settings])
         settings.append(figures.Setting(trial.rule, name, trial.mean, trial.worst))
     picture = figures.front(settings, score, lower)
     for form in ("svg", "png"):
@@ -161,10 +161,11 @@ def _finish(
     table = Table(title=f"{score} on validation samples, chosen by {by}", box=None)
     add_columns(table, "chosen")
     add_columns(table, "settings", "mean", "worst 10 %", right=True)
-    for rule, choice in best.items():
-        values = (show_score(value, score) for value in (choice.best.mean, choice.best.worst))
-        name = " ".join([catalog.with_name(names.get(rule), choice.text), *choice.settings])
-        table.add_row(shown(name, "markup"), str(choice.trials), *values)
+    tried = Counter(trial.rule for trial in trials)
+    for rule, trial in best.items():
+        values = (show_score(value, score) for value in (trial.mean, trial.worst))
+        name = " ".join([catalog.with_name(names.get(rule), trial.text), *trial.settings])
+        table.add_row(shown(name, "markup"), str(tried[rule]), *values)
     console.out.print(table)
     typer.echo(picture.description)
     typer.echo(f"drawn to {folder / 'front.svg'}")

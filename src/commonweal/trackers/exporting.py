@@ -5,22 +5,29 @@ that fails stops nothing. What was written is remembered in the run's folder (tr
 that the same command continues with the rounds that are new.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from commonweal.base.errors import CommonwealError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import Plain, flat, to_json
+from commonweal.base.typed import parse_json
 from commonweal.record.record import Record
-from commonweal.record.rounds import StoredRound
-from commonweal.trackers.tracker import Destination, Moment, Tracker
+from commonweal.record.rounds import ClientTable, StoredRound
+from commonweal.trackers.tracker import Moment, Tracker
 
 MEMORY = "trackers.json"
 BATCH = 100  # rounds that are written at once
+TRACKERS = {  # a module and its class; the libraries are imported where they are needed
+    "tensorboard": ("tensorboard", "TensorBoard"),
+    "mlflow": ("mlflow", "MLflow"),
+    "wandb": ("wandb_api", "Wandb"),
+    "trackio": ("wandb_api", "Trackio"),
+}
 FACTS = ("commonweal", "torch", "python", "clients", "parameters")
 
 
@@ -53,18 +60,19 @@ def export(
     Returns:
         How many rounds were written, and where a person finds them.
     """
-    destination = Destination(record.folder, name_of(record.folder), project, folder)
-    tracker = _tracker(to, destination)
+    module, kind = TRACKERS[to]
+    made = vars(import_module(f"commonweal.trackers.{module}"))[kind]
+    tracker: Tracker = made(record.folder, name_of(record.folder), project, folder)
     key = to if folder is None else f"{to} {folder.absolute()}"
-    before = _memory(record.folder).get(key)
-    if before is not None and before.round > len(record.rounds):  # the run was started again
-        before = None
-    known = None if before is None else before.id
+    before = _memory(record.folder).get(key, Written("", 0))
+    if before.round > len(record.rounds):  # the run was started again
+        before = Written("", 0)
     first = last = 0
     try:
         toml = (record.folder / "experiment.toml").read_text(encoding="utf-8")
-        identity = tracker.open(known, _settings(record), toml)
-        first = last = before.round if before is not None and identity == known else 0
+        identity = tracker.open(before.id or None, _settings(record), toml)
+        if identity == before.id:
+            first = last = before.round
         rounds = record.follow() if follow else record.rounds
         new = filter(lambda stored: stored.number > first, rounds)
         try:
@@ -73,11 +81,12 @@ def export(
                 last = moments[-1].round
         finally:
             if last > first:
-                _remember(record.folder, key, _Written(identity, last))
+                written = _memory(record.folder) | {key: Written(identity, last)}
+                data = to_json({name: vars(entry) for name, entry in written.items()})
+                write_file(record.folder / MEMORY, data, durable=False)
         ended = Record.read(record.folder)
         if ended.evaluated and last > first:
-            number = ended.evaluated[-1].number
-            tracker.table(number, _columns(ended, number))
+            tracker.table(ended.evaluated[-1].number, _columns(ended.clients()))
         tracker.close(ended.finished)
         return last - first, tracker.place
     except CommonwealError:
@@ -90,43 +99,20 @@ def export(
         ) from error
 
 
-def _tracker(to: str, destination: Destination) -> Tracker:
-    """A tracker by name. Their libraries are imported here and not before."""
-    if to == "tensorboard":
-        from commonweal.trackers.tensorboard import TensorBoard
-
-        return TensorBoard(destination)
-    if to == "mlflow":
-        from commonweal.trackers.mlflow import MLflow
-
-        return MLflow(destination)
-    from commonweal.trackers.wandb_api import WandbApi
-
-    return WandbApi(destination, to)
-
-
-class _Written(NamedTuple):
+@dataclass(frozen=True)
+class Written:
     """What a tracker has of a run."""
 
     id: str
     round: int  # the last one
 
 
-def _memory(folder: Path) -> dict[str, _Written]:
+def _memory(folder: Path) -> dict[str, Written]:
     """What was written to trackers before; a file that cannot be read counts as nothing."""
     try:
-        written = {}
-        for key, entry in json.loads((folder / MEMORY).read_text(encoding="utf-8")).items():
-            written[str(key)] = _Written(str(entry["id"]), int(entry["round"]))
-        return written
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return parse_json(dict[str, Written], (folder / MEMORY).read_bytes())
+    except (OSError, ValueError):
         return {}
-
-
-def _remember(folder: Path, key: str, written: _Written) -> None:
-    entries = _memory(folder) | {key: written}
-    data = to_json({name: entry._asdict() for name, entry in entries.items()})
-    write_file(folder / MEMORY, data, durable=False)
 
 
 def _settings(record: Record) -> dict[str, Plain]:
@@ -149,12 +135,20 @@ def _batches(record: Record, rounds: Iterator[StoredRound], size: int) -> Iterat
 
 def moment(stored: StoredRound, seconds: Mapping[str, float]) -> Moment:
     """A round as a tracker takes it: summaries, and per-client values as distributions."""
+    losses = _finite(stored.losses)
+    weights = [weight * len(stored.weights) for weight in stored.weights.values()]
+    table = stored.table("test") if stored.metrics else None
+    scores = [] if table is None else _finite(table[1]["score"].tolist())
     cohort: dict[str, float] = {
         "clients": len(stored.clients),
         "replies_used": len(stored.weights),
         "replies_dropped": len(stored.dropped),
         "replies_capped": len(stored.capped),
     }
+    if losses:
+        cohort |= {"loss_mean": sum(losses) / len(losses), "loss_max": max(losses)}
+    if weights:
+        cohort["weight_max"] = max(weights)
     groups: dict[str, Mapping[str, float]] = {
         "cohort": cohort,
         "bytes": stored.bytes,
@@ -163,44 +157,29 @@ def moment(stored: StoredRound, seconds: Mapping[str, float]) -> Moment:
         "personal": stored.personal,
         "validation": stored.validation,
         "unseen": stored.unseen,
+        **{f"test_{name}": metrics for name, metrics in stored.more.items()},
     }
-    for name, metrics in stored.more.items():
-        groups[f"test_{name}"] = metrics
-    clients = {}
-    losses = _finite(stored.losses)
-    if losses:
-        cohort |= {"loss_mean": sum(losses) / len(losses), "loss_max": max(losses)}
-        clients["cohort/losses"] = losses
-    weights = [weight * len(stored.weights) for weight in stored.weights.values()]
-    if weights:
-        cohort["weight_max"] = max(weights)
-        clients["cohort/relative_weights"] = weights
-    table = stored.table("test") if stored.metrics else None
-    scores = [] if table is None else _finite(table[1]["score"].tolist())
-    if scores:
-        clients["test/scores"] = scores
     numbers = {}
     for group, values in groups.items():
         for name, value in values.items():
             if math.isfinite(value):
                 numbers[f"{group}/{name}"] = float(value)
-    return Moment(stored.number, numbers, clients)
+    clients = {"cohort/losses": losses, "cohort/relative_weights": weights, "test/scores": scores}
+    return Moment(stored.number, numbers, {name: each for name, each in clients.items() if each})
 
 
 def _finite(values: Iterable[float]) -> list[float]:
     return list(filter(math.isfinite, values))
 
 
-def _columns(record: Record, number: int) -> dict[str, list[object]]:
+def _columns(table: ClientTable) -> dict[str, list[object]]:
     """Every client's last values by column."""
-    table = record.clients(number)
     evaluation = table.evaluation
     columns: dict[str, list[object]] = {"client": list(table.names)}
     columns["samples"] = evaluation.sizes.int().tolist()
     for name, values in evaluation.scores.items():
         columns[name] = values.tolist()
     columns["loss"] = evaluation.losses.tolist()
-    if evaluation.personal is not None:
-        for name, values in evaluation.personal.scores.items():
-            columns[f"{name} of the personal model"] = values.tolist()
+    for name, values in ({} if evaluation.personal is None else evaluation.personal.scores).items():
+        columns[f"{name} of the personal model"] = values.tolist()
     return columns

@@ -9,7 +9,7 @@ import numpy as np
 from commonweal.base.plain import Table
 from commonweal.base.text import shown
 from commonweal.report.formats import pipes
-from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
+from commonweal.trackers.tracker import Moment, Tracker, library, plain
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -21,11 +21,9 @@ MOST_LINES = 200  # of the table of clients: the page shows it whole
 class TensorBoard(Tracker):
     """Event files in the run's folder, or in another one."""
 
-    def __init__(self, destination: Destination) -> None:
+    def __post_init__(self) -> None:
         self.library = library("torch.utils.tensorboard", "tensorboard")
-        self.folder = destination.run / "tensorboard"
-        if destination.to is not None:
-            self.folder = destination.to / destination.name
+        self.folder = self.run / "tensorboard" if self.to is None else self.to / self.name
         self.last: dict[str, float] = {}  # of test scores
         self.settings: Table = {}
         self.opened: SummaryWriter | None = None

@@ -12,16 +12,6 @@ from commonweal.base.errors import ConfigError, install
 from commonweal.base.plain import Plain, Table
 
 
-@dataclass(frozen=True)
-class Destination:
-    """What a run is called at a tracker, and where it goes."""
-
-    run: Path  # the run's folder
-    name: str
-    project: str
-    to: Path | None = None  # None: where the tracker itself writes by default
-
-
 class Moment(NamedTuple):
     """What is known of a round."""
 
@@ -30,8 +20,18 @@ class Moment(NamedTuple):
     clients: dict[str, list[float]]  # one value per client, shown as a distribution
 
 
+@dataclass
 class Tracker(ABC):
     """One run at a tracker. Making one raises ConfigError where its library is missing."""
+
+    run: Path  # the run's folder
+    name: str  # of the run
+    project: str
+    to: Path | None  # where the tracker writes; None: its default
+
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Import the tracker's library."""
 
     @abstractmethod
     def open(self, known: str | None, settings: Table, toml: str) -> str:
@@ -56,11 +56,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Write what is left.
-
-        Args:
-            finished: Whether the run has all its rounds.
-        """
+        """Write what is left. `finished`: the run has all its rounds."""
 
     @property
     @abstractmethod
@@ -69,15 +65,7 @@ class Tracker(ABC):
 
 
 def library(name: str, extra: str) -> ModuleType:
-    """Import a module of a tracker's library.
-
-    Args:
-        name: The module.
-        extra: The extra of commonweal that installs it.
-
-    Raises:
-        ConfigError: The library is not installed.
-    """
+    """Import a module that an extra of commonweal installs. Raises ConfigError without it."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -8,74 +8,78 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
+from typing import Any
 from uuid import uuid4
 
 from commonweal.base.plain import Table
-from commonweal.trackers.tracker import Destination, Moment, Tracker, library, plain
+from commonweal.trackers.tracker import Moment, Tracker, library, plain
 
 
-class WandbApi(Tracker):
-    """A run of wandb or trackio.
+class Wandb(Tracker):
+    """A run of Weights & Biases."""
 
-    Args:
-        destination: Where the run goes.
-        name: The library's name.
-    """
+    opened: Any  # the library's run
 
-    def __init__(self, destination: Destination, name: str) -> None:
-        self.name = name
-        self.destination = destination
-        if name == "trackio" and destination.to is not None:  # read when trackio is imported
-            os.environ["TRACKIO_DIR"] = str(destination.to.absolute())
-        self.library = library(name, name)
+    def __post_init__(self) -> None:
+        self.library = library("wandb", "wandb")
 
     @property
     def place(self) -> str:
-        project, to = self.destination.project, self.destination.to
-        if self.name == "trackio":
-            where = "" if to is None else f"TRACKIO_DIR={to} "
-            return f"{where}trackio show --project {project}"
-        if self.run.settings.mode == "offline":
-            return f"wandb sync {self.run.settings.sync_dir}"
-        return str(self.run.url)
+        if self.opened.settings.mode == "offline":
+            return f"wandb sync {self.opened.settings.sync_dir}"
+        return str(self.opened.url)
 
     def open(self, known: str | None, settings: Table, toml: str) -> str:
-        project, name, to = self.destination.project, self.destination.name, self.destination.to
-        if self.name == "trackio":
-            with redirect_stdout(StringIO()):  # its greetings
-                self.run = self.library.init(
-                    project,
-                    name,
-                    config=plain(settings),
-                    resume="never" if known is None else "allow",
-                    embed=False,
-                    auto_log_gpu=False,
-                    auto_log_cpu=False,
-                )
-            return name
-        if to is not None:
-            to.mkdir(parents=True, exist_ok=True)
-        self.run = self.library.init(
-            project=project,
-            name=name,
+        if self.to is not None:
+            self.to.mkdir(parents=True, exist_ok=True)
+        self.opened = self.library.init(
+            project=self.project,
+            name=self.name,
             id=known or uuid4().hex[:12],
             resume="allow",
             config=dict(settings),
-            dir=None if to is None else str(to),
+            dir=None if self.to is None else str(self.to),
             settings=self.library.Settings(silent=True, console="off", disable_git=True),
         )
-        return str(self.run.id)
+        return str(self.opened.id)
 
     def log(self, moments: Sequence[Moment]) -> None:
         histogram = self.library.Histogram
         for moment in moments:
             clients = {name: histogram(values) for name, values in moment.clients.items()}
-            self.run.log({**moment.numbers, **clients}, step=moment.round)
+            self.opened.log({**moment.numbers, **clients}, step=moment.round)
 
     def table(self, round: int, columns: Mapping[str, Sequence[object]]) -> None:
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        self.run.log({"clients": self.library.Table(list(columns), rows)}, step=round)
+        self.opened.log({"clients": self.library.Table(list(columns), rows)}, step=round)
 
     def close(self, finished: bool) -> None:
         with redirect_stdout(StringIO()):
-            self.run.finish()
+            self.opened.finish()
+
+
+class Trackio(Wandb):
+    """A run of Trackio."""
+
+    def __post_init__(self) -> None:
+        if self.to is not None:  # read when trackio is imported
+            os.environ["TRACKIO_DIR"] = str(self.to.absolute())
+        self.library = library("trackio", "trackio")
+
+    @property
+    def place(self) -> str:
+        where = "" if self.to is None else f"TRACKIO_DIR={self.to} "
+        return f"{where}trackio show --project {self.project}"
+
+    def open(self, known: str | None, settings: Table, toml: str) -> str:
+        with redirect_stdout(StringIO()):  # its greetings
+            self.opened = self.library.init(
+                self.project,
+                self.name,
+                config=plain(settings),
+                resume="never" if known is None else "allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        return self.name

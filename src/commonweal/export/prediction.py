@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pyarrow
 import torch
 from torch import Tensor, nn
@@ -246,15 +244,16 @@ def _predict(
             trained, named = choose(owner)
             index = [i for i, name in enumerate(by_row) if name == owner]
             own = {name: [texts[i] for i in index] for name, texts in table.items()}
-            part = trained.predict(own)
-            header = part.header
-            remarks |= dict.fromkeys(part.remarks)
+            answers = trained.answers(own)
+            columns = trained.columns(own, answers)
+            header = tuple(columns)
+            remarks |= dict.fromkeys(trained.preprocessing.unknown(own))
             used[named] += len(index)
             if owner is not None and named is None:
                 strange.add(owner)
-            truth.add(trained, part, own)
-            for i, row in zip(index, part.rows, strict=True):
-                ordered[i] = row
+            truth.add(trained, answers, own)
+            for i, row in zip(index, zip(*columns.values(), strict=True), strict=True):
+                ordered[i] = list(row)
         rows += ordered
     if not rows:
         raise DataError(f"{str(path)!r} has no rows: check the file")
@@ -301,30 +300,33 @@ class _Trained:
     preprocessing: Preprocessing
     model: Predictor
 
-    def predict(self, table: dict[str, list[str]]) -> "_Part":
-        values = self.preprocessing.values()
-        answers = _answers(self.model, self.preprocessing.rows(table))
-        columns = {name: table[name] for name in plain_table.naming(values, table)}
-        columns |= _columns(self.record, self.preprocessing, self.model.loss, answers)
+    def answers(self, table: dict[str, list[str]]) -> Tensor:
+        """The model's outputs for the rows of a table."""
+        x = torch.from_numpy(self.preprocessing.rows(table))
+        with torch.no_grad():
+            return torch.cat(list(map(self.model, torch.split(x, PASS))))
+
+    def columns(self, table: dict[str, list[str]], answers: Tensor) -> dict[str, list[str]]:
+        """The columns that name rows, the predictions, and what is outside the training range."""
+        naming = plain_table.naming(self.preprocessing.values(), table)
+        columns = {name: table[name] for name in naming}
+        predicted = f"predicted {self.preprocessing.label}"
+        if self.model.loss in CLASSES:
+            names = class_names(self.record, answers.shape[1])
+            classes = answers.argmax(1)
+            limit = self.preprocessing.threshold
+            if limit is not None and answers.shape[1] == 2:
+                classes = (answers[:, 1] >= limit).long()
+            columns[predicted] = [names[i] for i in classes.tolist()]
+            for name, values in zip(names, answers.T.tolist(), strict=True):
+                columns[f"probability of {name}"] = [f"{value:.6f}" for value in values]
+        else:
+            values = answers.reshape(len(answers), -1)[:, 0].tolist()
+            columns[predicted] = [f"{value:.6g}" for value in values]
         if any(column.low is not None for column in self.preprocessing.used):
             far = plain_table.outside(self.preprocessing.used, table)
-            columns[OUTSIDE] = [", ".join(names) for names in far]
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        return _Part(tuple(columns), rows, self.preprocessing.unknown(table), answers)
-
-
-class _Part(NamedTuple):
-    """Predictions of some rows."""
-
-    header: tuple[str, ...]
-    rows: list[list[str]]
-    remarks: list[str]
-    answers: Tensor
-
-
-def _fitting(column: Column, texts: Sequence[str]) -> int:
-    """How many different strings can be read as what a column holds."""
-    return sum(plain_table.fits(column, [text]) for text in dict.fromkeys(texts))
+            columns[OUTSIDE] = list(map(", ".join, far))
+        return columns
 
 
 class _Truth:
@@ -338,14 +340,14 @@ class _Truth:
         self.variance: float | None = None
         self.strange: Counter[str] = Counter()  # labels that the model does not know
 
-    def add(self, trained: _Trained, part: _Part, table: Mapping[str, Sequence[str]]) -> None:
+    def add(self, trained: _Trained, answers: Tensor, table: Mapping[str, Sequence[str]]) -> None:
         """Take the predictions of some rows into account."""
         column = self.preprocessing.label
         if column not in table or trained.model.loss == "cox":
             return
         labels = self._labels(table[column])
         known = ~labels.isnan()
-        outputs = part.answers.double()
+        outputs = answers.double()
         if trained.model.loss in CLASSES:
             outputs = outputs.clamp(min=1e-30).log()
             limit = trained.preprocessing.threshold
@@ -361,27 +363,17 @@ class _Truth:
     def _labels(self, texts: Sequence[str]) -> Tensor:
         """The labels as numbers, NaN where there is none or it is not a class."""
         names = self.preprocessing.class_names
-        column = Column("", "number")
-        if names in plain_table.TRUTH:
-            column = Column("", "boolean", words=(names[0], names[1]))
-        elif names:
-            number = {name: float(i) for i, name in enumerate(names)}
-            codes = [plain_table.plain_code(text.strip()) for text in texts]
-            self._note_strange(texts, [code in number for code in codes])
-            return torch.tensor([number.get(code, math.nan) for code in codes])
-        notations = (column, *plain_table.notations(column))
-        notation = max(notations, key=lambda notation: _fitting(notation, texts))
-        known = [plain_table.fits(notation, [text]) for text in texts]
-        self._note_strange(texts, known)
-        values = []
-        for text, is_known in zip(texts, known, strict=True):
-            values.append(plain_table.parse(notation, text) if is_known else math.nan)
-        return torch.tensor(values, dtype=torch.float64)
-
-    def _note_strange(self, texts: Sequence[str], known: Sequence[bool]) -> None:
-        for text, is_known in zip(texts, known, strict=True):
-            if not is_known and not plain_table.is_missing(text):
+        if names and names not in plain_table.TRUTH:
+            numbers = {name: float(i) for i, name in enumerate(names)}
+            known = [numbers.get(plain_table.plain_code(text.strip())) for text in texts]
+        else:
+            words = (names[0], names[1]) if names else ("false", "true")
+            known = _numbers(Column("", "boolean" if names else "number", words=words), texts)
+        for text, value in zip(texts, known, strict=True):
+            if value is None and not plain_table.is_missing(text):
                 self.strange[text] += 1
+        values = [math.nan if value is None else value for value in known]
+        return torch.tensor(values, dtype=torch.float64)
 
     def lines(self) -> list[str]:
         """The run's score over all rows that have a label."""
@@ -400,6 +392,20 @@ class _Truth:
         limit = self.preprocessing.threshold
         at = "" if limit is None else f" at the threshold {limit:.3g}"
         return [*lines, f"{self.score}{at} over the {len(y)} rows that have a label: {shown}"]
+
+
+def _numbers(column: Column, texts: Sequence[str]) -> list[float | None]:
+    """Strings in the notation that most of them fit; None where one does not."""
+
+    def fitting(notation: Column) -> int:
+        return sum(plain_table.fits(notation, [text]) for text in dict.fromkeys(texts))
+
+    notation = max((column, *plain_table.notations(column)), key=fitting)
+    values: list[float | None] = []
+    for text in texts:
+        fits = plain_table.fits(notation, [text])
+        values.append(plain_table.parse(notation, text) if fits else None)
+    return values
 
 
 def _preprocessing(record: Record) -> Preprocessing:
@@ -429,25 +435,3 @@ def _texts(values: pyarrow.Array, decimal: str) -> list[str]:
         return ["" if text is None else text for text in entries]
     point = "," if decimal == "," else "."
     return ["" if number is None else str(number).replace(".", point) for number in entries]
-
-
-def _answers(model: Predictor, x: np.ndarray) -> Tensor:
-    with torch.no_grad():
-        parts = [model(part) for part in torch.split(torch.from_numpy(x), PASS)]
-    return torch.cat(parts)
-
-
-def _columns(
-    record: Record, preprocessing: Preprocessing, loss: str, answers: Tensor
-) -> dict[str, list[str]]:
-    if loss not in CLASSES:
-        values = answers.reshape(len(answers), -1)[:, 0]
-        return {f"predicted {preprocessing.label}": [f"{value:.6g}" for value in values.tolist()]}
-    names = class_names(record, answers.shape[1])
-    classes = answers.argmax(1)
-    if preprocessing.threshold is not None and answers.shape[1] == 2:
-        classes = (answers[:, 1] >= preprocessing.threshold).long()
-    columns = {f"predicted {preprocessing.label}": [names[i] for i in classes.tolist()]}
-    for i, name in enumerate(names):
-        columns[f"probability of {name}"] = [f"{value:.6f}" for value in answers[:, i].tolist()]
-    return columns

@@ -95,8 +95,7 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
     def received(message: Message, context: Context) -> tuple[Node, Schema, RequestKey]:
         node = opened(context)
         records = message.content.config_records
-        key = parsed(RequestKey, records["request"])
-        return node, node.setting(key.run, records.get("setting")), key
+        return node, Schema.read(records["setting"]), parsed(RequestKey, records["request"])
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
@@ -24,6 +24,7 @@ from commonweal.flower.messages import (
     Answers,
     logger,
     node_keys,
+    only_arrays,
     settings_of,
     to_record,
     to_tensors,
@@ -73,7 +74,6 @@ class FlowerEngine(Engine, StateStore):
         self.step = 0
         self._preprocessing = preprocessing
         self._setting: Schema | None = None  # known once the clients at the start are
-        self._informed: set[int] = set()  # nodes that have the run's setting
         self._warned: set[int] = set()
         self._asked: dict[str, Message] = {}  # queries without an answer
         self._asked_at: dict[int, float] = {}  # nodes, and when each was asked last
@@ -202,49 +202,36 @@ class FlowerEngine(Engine, StateStore):
         return Answers(sent, replies, f"within {self.timeout:g} s")
 
     def _ask(self, contents: Mapping[str, RecordDict], kind: str) -> Answers:
-        """Ask clients by name. Those whose node is away are not waited for.
-
-        A node gets the run's setting with the first message that it answers, and again after a
-        failure, since a node that was started elsewhere does not have it.
-        """
-        assert self._setting is not None
+        """Ask clients by name. Those whose node is away are not waited for."""
         connected = set(self.grid.get_node_ids())
-        away = {}
-        messages = {}
-        for name, content in contents.items():
-            node = self.nodes[name]
-            if node not in connected:
-                away[node] = AWAY
-                continue
-            if node not in self._informed:
-                content["setting"] = ConfigRecord(to_settings(self._setting))
-            messages[node] = content
+        messages = {self.nodes[name]: content for name, content in contents.items()}
+        away = messages.keys() - connected
+        for node in away:
+            del messages[node]
         answers = self._exchange(messages, kind)
-        answers.failed |= away
-        self._informed |= answers.contents.keys()
-        self._informed -= answers.failed.keys()
+        answers.failed |= dict.fromkeys(away, AWAY)
         return answers
 
-    def _request(self, **settings: str) -> ConfigRecord:
+    def _content(self, message: Tensors, **settings: str) -> RecordDict:
+        """A message with the key of the request, and what is the same for all clients."""
+        assert self._setting is not None
         key = RequestKey(self._run, self.round, self.step, self.saved)
-        return ConfigRecord(to_settings(key) | settings)
+        request = ConfigRecord(to_settings(key) | settings)
+        setting = ConfigRecord(to_settings(self._setting))
+        return RecordDict({"message": to_record(message), "request": request, "setting": setting})
 
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         self._let_in()
         round = int(request.message["round"])
         self.step = self.step + 1 if round == self.round else 0
         self.round = round
-        message = to_record(request.message)
-        config = self._request(purpose=request.purpose)
+        content = self._content(request.message, purpose=request.purpose)
         contents = {}
         for k, client in enumerate(request.clients.tolist()):
-            records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-                "message": message,
-                "request": config,
-            }
+            own = RecordDict(dict(content))
             if request.each:
-                records["each"] = to_record(select(request.each, slice(k, k + 1)))
-            contents[self.population.names[client]] = RecordDict(records)
+                own["each"] = to_record(select(request.each, slice(k, k + 1)))
+            contents[self.population.names[client]] = own
         return self._replies(algorithm, request, self._ask(contents, MessageType.TRAIN))
 
     def _let_in(self) -> None:
@@ -284,10 +271,7 @@ class FlowerEngine(Engine, StateStore):
         return Replies(torch.tensor(list(arrived), dtype=torch.int64), values, failed)
 
     def _checked(self, name: str, content: RecordDict) -> Tensors:
-        records = list(content.array_records.values())
-        if len(records) != 1:
-            raise DataError(f"it sent {len(records)} array records instead of one")
-        values = to_tensors(records[0])
+        values = to_tensors(only_arrays(content))
         size = values.get("size")
         samples = self.clients[name].samples
         if size is not None and (size.numel() != 1 or size.item() != samples):
@@ -300,11 +284,9 @@ class FlowerEngine(Engine, StateStore):
 
     def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
         message = algorithm.message(state) if algorithm.personalizes else {}
-        arrays = to_record({**message, "w": algorithm.model(state)})
+        content = self._content({**message, "w": algorithm.model(state)}, part=part)
         names = self.population.names
-        request = self._request(part=part)
-        contents = {name: RecordDict({"message": arrays, "request": request}) for name in names}
-        answers = self._ask(contents, MessageType.EVALUATE)
+        answers = self._ask(dict.fromkeys(names, content), MessageType.EVALUATE)
         arrived = {}
         for client, name in enumerate(names):
             reply = answers.contents.get(self.nodes[name])
@@ -343,7 +325,6 @@ class FlowerEngine(Engine, StateStore):
         self.step = 0
         self.saved = 0
         self._saving = 0
-        self._informed.clear()
 
     def save(self, last: int) -> State:
         self._saving = last

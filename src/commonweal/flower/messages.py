@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import torch
@@ -42,35 +43,25 @@ Settings = dict[str, int | float | str | bytes | bool | Numbers | Texts]
 
 
 def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
-    """Wait until enough nodes are connected.
+    """The sorted ids of the connected nodes, once there are enough of them.
 
-    Args:
-        grid: Flower's connection to the nodes.
-        least: How many nodes are enough; at least one is needed.
-        patience: Seconds to wait.
-
-    Returns:
-        The ids of the connected nodes, sorted.
-
-    Raises:
-        RunError: There are still too few after `patience` seconds.
+    Raises RunError where there are still too few after `patience` seconds.
     """
     deadline = time.monotonic() + patience
     least = max(1, least)
-    logged = False
-    while True:
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) >= least:
-            return nodes
-        if time.monotonic() >= deadline:
+    nodes = sorted(grid.get_node_ids())
+    if len(nodes) < least:
+        logger.info("waiting up to %g s for %d nodes", patience, least)
+    while len(nodes) < least:
+        left = deadline - time.monotonic()
+        if left <= 0:
             raise RunError(
                 f"{len(nodes)} nodes are connected, but {least} are needed: none came within "
                 f"{patience:g} s; start more SuperNodes, or wait longer"
             )
-        if not logged:
-            logger.info("waiting up to %g s for %d nodes", patience, least)
-            logged = True
-        time.sleep(min(POLL, max(0.0, deadline - time.monotonic())))
+        time.sleep(min(POLL, left))
+        nodes = sorted(grid.get_node_ids())
+    return nodes
 
 
 def node_keys(grid: Grid) -> dict[int, str]:
@@ -155,16 +146,10 @@ def metrics_of(content: RecordDict) -> dict[str, Metric]:
 
 
 def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
-    """The mean of each metric over replies, weighted by one of them, as FedAvg computes it.
+    """The mean of each metric over replies, weighted by the metric `by`, as FedAvg computes it.
 
-    A reply may lack a metric. Lists of other lengths than the first one's are left out.
-
-    Args:
-        contents: The replies.
-        by: The metric that weighs; a reply without it counts as 1.
-
-    Returns:
-        The means of all other metrics; None where there are none.
+    A reply may lack a metric; without `by` it counts as 1. Lists of other lengths than the first
+    one's are left out. None: there are no other metrics.
     """
     total: dict[str, np.ndarray] = {}
     weights: dict[str, float] = {}
@@ -182,29 +167,22 @@ def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:
     return MetricRecord(means) if means else None
 
 
-def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
-    """The arrays of a reply, as views of the bytes that arrived. Raises DataError."""
+def only_arrays(content: RecordDict) -> ArrayRecord:
+    """The only array record of a reply. Raises DataError where there are others."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise DataError(f"it sent {len(records)} array records instead of one")
-    return values_of(records[0])
+    return records[0]
 
 
 def array_bytes(contents: Iterable[RecordDict]) -> int:
     """The bytes of all arrays in messages."""
-    total = 0
-    for content in contents:
-        for record in content.array_records.values():
-            total += record.count_bytes()
-    return total
+    records = chain.from_iterable(content.array_records.values() for content in contents)
+    return sum(record.count_bytes() for record in records)
 
 
 def values_of(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """The arrays of a record, as views of the bytes that arrived: they cannot be written to.
-
-    Raises:
-        DataError: The bytes are not those of arrays.
-    """
+    """The arrays of a record, as read-only views of the bytes that arrived. Raises DataError."""
     return {name: _view(name, array) for name, array in record.items()}
 
 
@@ -241,11 +219,7 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def to_tensors(record: ArrayRecord) -> Tensors:
-    """Tensors from a message. They are copies, aligned as in a process that computed them.
-
-    Raises:
-        DataError: The bytes are not those of tensors.
-    """
+    """Tensors from a message, copied to aligned memory. Raises DataError where they are none."""
     try:
         return {name: torch.tensor(array) for name, array in values_of(record).items()}
     except TypeError as error:

@@ -454,7 +454,7 @@ class FairStrategy(Strategy):
                 self._reader.fill(report, values, known.last, self.rule.needs)
                 if aggregation.private is not None:
                     private_rounds.read_weighed(aggregation.private, report, values)
-                arrays = messages.arrays_in(content)
+                arrays = messages.values_of(messages.only_arrays(content))
                 aggregation.layout.subtract(aggregation.state["w"], arrays, updates[row])
                 row += 1
             except DataError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import State, Tensors
-from commonweal.rules._outliers import FEW, LEAST, cosines_to_others, excess, median
+from commonweal.rules._outliers import FEW, LEAST, cosines, excess
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Reports, required
 
@@ -92,7 +92,6 @@ class Detector:
     """A test of reports. `reason` is a format for a client's value."""
 
     reason: ClassVar[str]
-    useless: ClassVar[bool] = True  # nothing of such a report can be used
     tables: ClassVar[tuple[str, ...]] = ()  # numbers that it remembers of each client
 
     def init(self) -> State:
@@ -111,7 +110,6 @@ class LargeLoss(Detector):
     """
 
     reason = "its loss is {:.3g} times the cohort's median"
-    useless = False
     tables = ("accepted", "reports")
     badly = 1.5  # times the loss of the untrained model, or the client's own, is always plausible
     fading = 0.97
@@ -122,7 +120,7 @@ class LargeLoss(Detector):
     def __call__(self, seen: Round, state: State) -> Verdict:
         ids = seen.reports.ids
         losses = seen.reports.losses.double()
-        typical = median(losses)
+        typical = losses.median()
         start = torch.maximum(state["start"], typical)
         accepted = self.fading * lookup(state["accepted"], ids)
         count = lookup(state["reports"], ids)
@@ -132,24 +130,22 @@ class LargeLoss(Detector):
         if after is not None:
             hopeless = after.double() > highest
             above = above.maximum(torch.where(hopeless, excess(after, seen.limit), 0.0))
-        implausible = above > 1
         own = torch.where(losses > highest, accepted, accepted.maximum(losses))
         following = {
             "start": start,
             "accepted": put(state["accepted"], ids, own),
             "reports": put(state["reports"], ids, count + 1),
         }
-        return Verdict(implausible, losses / typical, following)
+        return Verdict(above > 1, losses / typical, following)
 
 
 class LongUpdate(Detector):
     """An update that is absurdly long. Those that are only long are shortened by `guarded`."""
 
     reason = "its update is {:.3g} times the cohort's median"
-    useless = False
 
     def __call__(self, seen: Round, state: State) -> Verdict:
-        ratio = seen.norms / median(seen.norms)
+        ratio = seen.norms / seen.norms.median()
         return Verdict((excess(seen.norms, seen.limit) > 1) & (ratio > seen.limit), ratio, state)
 
 
@@ -160,8 +156,8 @@ class ShortUpdate(Detector):
     least = 0.02  # of the median norm, for a median loss
 
     def __call__(self, seen: Round, state: State) -> Verdict:
-        norm = median(seen.norms)
-        loss = median(seen.reports.losses.double())
+        norm = seen.norms.median()
+        loss = seen.reports.losses.double().median()
         ratio = seen.norms / norm
         # A loss that is too large may be false, and says nothing about the update.
         losses = seen.reports.losses.double().clamp(max=float(LEAST * loss))
@@ -200,14 +196,14 @@ class Response(Detector):
         sums = {name: lookup(state[name], ids) for name in self.tables}
         if known.any():
             before = seen.last.losses[place]
-            unit = median(seen.norms).square()
+            unit = seen.norms.median().square()
             first = seen.last.promises[place] / unit
             second = seen.shorter * (seen.sketches @ seen.last.direction) / unit
             promise = (first + second) / 2
-            fall = (before - losses) / median(losses)
+            fall = (before - losses) / losses.median()
             # A leap says more about the loss than about the update.
             known &= (losses < LEAST * before) & (before < LEAST * losses)
-            known &= median(fall.abs()) > self.negligible
+            known &= fall.abs().median() > self.negligible
             news = {
                 "products": promise * fall,
                 "promised": promise.square(),
@@ -217,9 +213,9 @@ class Response(Detector):
             }
             for name, new in news.items():
                 sums[name] = torch.where(known, self.fading * sums[name] + new, sums[name])
-        cosines = agreement(seen)
+        cosine = agreement(seen)
         mean = sums["agreement"]
-        sums["agreement"] = torch.where(mean == 0, cosines, mean + self.recent * (cosines - mean))
+        sums["agreement"] = torch.where(mean == 0, cosine, mean + self.recent * (cosine - mean))
         shown = (sums["rounds"] >= self.enough) & (sums["shared"] > 0)
         implausible = ~shown & (sums["agreement"] < self.opposed)
         if len(ids) < FEW:
@@ -242,18 +238,18 @@ class Response(Detector):
         unexplained = (sums["fallen"] - flat * sums["products"]).clamp(min=0)
         error = (unexplained / sums["promised"] / (sums["rounds"] - 1)).sqrt()
         correlation = sums["products"] / (sums["promised"] * sums["fallen"]).sqrt()
-        if median(correlation[shown].nan_to_num(0)) < self.explained:  # 0: a loss that stays
+        if correlation[shown].nan_to_num(0).median() < self.explained:  # 0: a loss that stays
             return torch.ones_like(flat), torch.ones_like(flat)
         steeper = sums["promised"] / sums["shared"]
-        least = (flat - self.errors[0] * error) / median(flat[shown])
-        largest = steeper * (flat + self.errors[1] * error) / median((steeper * flat)[shown])
+        least = (flat - self.errors[0] * error) / flat[shown].median()
+        largest = steeper * (flat + self.errors[1] * error) / (steeper * flat)[shown].median()
         return torch.where(shown, least, 1.0), torch.where(shown, largest, 1.0)
 
 
 def agreement(seen: Round) -> Tensor:
     """The cosines (S,) of the updates with their mean, in which copies and long ones count once."""
     updates = required(seen.reports.updates, "updates")
-    lengths = seen.norms.clamp(min=float(median(seen.norms)))
+    lengths = seen.norms.clamp(min=float(seen.norms.median()))
     center = (1 / (seen.copies * lengths)).to(updates.dtype) @ updates
     products = seen.reports.norms * center.double().norm()
     return torch.where(products > 0, (updates @ center).double() / products, 0.0)
@@ -275,16 +271,16 @@ class Noise(Detector):
         rounds = lookup(state["rounds"], ids)
         place, known = seen.last.find(ids)
         if known.any():
-            cosines = torch.cosine_similarity(seen.sketches, seen.last.sketches[place])
-            shared = torch.where(known, self.fading * shared + cosines, shared)
+            cosine = torch.cosine_similarity(seen.sketches, seen.last.sketches[place])
+            shared = torch.where(known, self.fading * shared + cosine, shared)
             rounds = torch.where(known, self.fading * rounds + 1, rounds)
         mean = shared / rounds.clamp(min=1)
         enough = rounds >= self.least_rounds
         noise = torch.zeros(len(ids), dtype=torch.bool)
-        if int(enough.sum()) >= FEW and median(mean[enough]) > self.usual:
-            others = cosines_to_others(seen.reports)
-            alien = others < max(self.part * float(median(others)), 0.05)
-            noise = enough & alien & (mean < self.part * median(mean[enough]))
+        if int(enough.sum()) >= FEW and mean[enough].median() > self.usual:
+            others = cosines(seen.reports).nanmedian(1).values
+            alien = others < max(self.part * float(others.median()), 0.05)
+            noise = enough & alien & (mean < self.part * mean[enough].median())
         following = {
             "shared": put(state["shared"], ids, shared),
             "rounds": put(state["rounds"], ids, rounds),
@@ -299,3 +295,4 @@ DETECTORS: dict[str, Detector] = {
     "response": Response(),
     "noise": Noise(),
 }
+USELESS = ("short", "response", "noise")  # nothing of a report that they find can be used

@@ -1,11 +1,11 @@
 """Robust tests of what a cohort reports, by medians and median deviations.
 
-A minority cannot move them: they hold as long as more than half of the reporters are honest. With
-fewer than FEW reporters there is no spread to speak of, and only gross differences count.
+A minority cannot move them: they hold as long as more than half of the reporters are honest. The
+median of two values is the lower one, so that a single false report of two is found. With fewer
+than FEW reporters there is no spread to speak of, and only gross differences count.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,44 +24,24 @@ REFERENCES = 64  # each client's update is compared with at most so many others
 APART = 0.1  # the least difference of two log sizes that says something about the norms
 
 
-def median(values: Tensor) -> Tensor:
-    """The lower one of two middle values: a single false report of two is found."""
-    return values.median()
-
-
-def deviation(values: Tensor) -> Tensor:
-    """The standard deviation of most of the values."""
-    return SCALE * median((values - median(values)).abs())
-
-
-def excess(values: Tensor, limit: float) -> Tensor:
+def excess(values: Tensor, limit: float, *, sizes: bool = False) -> Tensor:
     """How far values (S,) are above what is plausible given the others: 1 is just at it.
 
     A multiple of the median is plausible up to CLEAR standard deviations of the logarithms, but any
-    up to LEAST, and none above the limit.
+    up to LEAST, and none above the limit. Sizes differ more than losses: all up to the limit are
+    plausible, and more if most clients differ much.
     """
-    least = min(LEAST, limit)
-    return _excess(values, limit, lambda spread: min(max(math.exp(CLEAR * spread), least), limit))
-
-
-def size_excess(sizes: Tensor, limit: float) -> Tensor:
-    """How far sizes (S,) are above what is plausible: 1 is just at it.
-
-    They differ more than losses: all up to the limit are plausible, and more if most clients
-    differ much.
-    """
-    return _excess(sizes, limit, lambda spread: max(math.exp(min(CLEAR_SIZE * spread, 700)), limit))
-
-
-def _excess(values: Tensor, limit: float, plausible: Callable[[float], float]) -> Tensor:
     values = values.double().nan_to_num(nan=torch.inf)
-    middle = median(values)
+    middle = values.median()
     if not middle > 0 or middle.isinf():  # nothing to compare with
         return torch.where(values.isinf(), torch.inf, 0.0)
     ratio = values / middle
     if len(ratio) < FEW:
         return ratio / (FEW_FACTOR * limit)
-    return ratio / plausible(float(deviation(ratio.clamp(1e-30, 1e30).log())))
+    logs = ratio.clamp(1e-30, 1e30).log()
+    deviation = SCALE * float((logs - logs.median()).abs().median())
+    plausible = math.exp(min((CLEAR_SIZE if sizes else CLEAR) * deviation, 700))
+    return ratio / (max(plausible, limit) if sizes else min(max(plausible, LEAST), limit))
 
 
 def norms_for_sizes(reports: Reports) -> Tensor:
@@ -79,8 +59,8 @@ def norms_for_sizes(reports: Reports) -> Tensor:
     apart = x[:, None] - x > APART
     if len(reports.ids) < FEW or not apart.any():
         return norms
-    slope = median((y[:, None] - y)[apart] / (x[:, None] - x)[apart]).clamp(0, 1)
-    return norms / (slope * (sizes - median(sizes))).exp()
+    slope = ((y[:, None] - y)[apart] / (x[:, None] - x)[apart]).median().clamp(0, 1)
+    return norms / (slope * (sizes - sizes.median())).exp()
 
 
 def _references(ids: Tensor) -> Tensor:
@@ -92,7 +72,7 @@ def _references(ids: Tensor) -> Tensor:
 
 
 def cosines(reports: Reports) -> Tensor:
-    """The cosines (S, R) of the updates with those of at most REFERENCES clients.
+    """The cosines (S, R) of the updates with those of at most REFERENCES clients, in float64.
 
     NaN stands for a client with itself, and where one of both updates is zero.
     """
@@ -101,15 +81,12 @@ def cosines(reports: Reports) -> Tensor:
     if len(chosen) == size:
         products = reports.gram
     else:
-        products = _products(required(reports.updates, "updates"), chosen)
+        products = torch.zeros(size, len(chosen), dtype=torch.float64)
+        for block in in_double(required(reports.updates, "updates")):
+            products.addmm_(block, block[chosen].T)
     norms = reports.norms
     own = torch.arange(size)[:, None] == chosen
     return (products / norms[:, None] / norms[chosen]).masked_fill(own, torch.nan)
-
-
-def cosines_to_others(reports: Reports) -> Tensor:
-    """The median cosine (S,) of each update with the others', from updates that are not zero."""
-    return cosines(reports).nanmedian(1).values
 
 
 def copies(reports: Reports) -> Tensor:
@@ -125,11 +102,3 @@ def copies(reports: Reports) -> Tensor:
     beyond = ((alike - usual) / (1 - usual)).clamp(0, 1).nan_to_num(0)
     drawn = (len(alike) - 1) / (alike.shape[1] - 1)
     return 1 + drawn * (beyond**COPY).sum(1)
-
-
-def _products(updates: Tensor, chosen: Tensor) -> Tensor:
-    """The inner products (S, R) with the chosen updates, in float64."""
-    products = torch.zeros(len(updates), len(chosen), dtype=torch.float64)
-    for block in in_double(updates):
-        products.addmm_(block, block[chosen].T)
-    return products

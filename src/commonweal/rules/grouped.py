@@ -5,8 +5,9 @@ reports the mean of its members, weighted by their samples; its weight is divide
 their samples.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ class Grouped(Combinator):
             )
         number = {name: i for i, name in enumerate(dict.fromkeys(names))}
         group = torch.tensor([number[name] for name in names])
-        members = _means(group, _known_sizes(setting), len(number))
+        sizes = torch.ones(len(group)) if setting.sizes is None else setting.sizes
+        members = _means(group, sizes.double(), len(number))
         inner = Setting(clients=len(number), rounds=setting.rounds, lr=setting.lr, members=members)
         # What part of its group's samples a client has, for the mixture over all clients.
         return {"group": group, "part": members.sum(0), "rule": self.rule.init(inner)}
@@ -68,26 +70,65 @@ class Grouped(Combinator):
         return setting.groups
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        merged = _merge(reports, state["group"], "update" in self.rule.needs)
-        decision = self.rule(merged.reports, self.inner(state))
+        merged, position, fraction = self._merge(reports, state["group"])
+        decision = self.rule(merged, self.inner(state))
+        group_of = dict(zip(reports.ids.tolist(), merged.ids[position].tolist(), strict=True))
         return Decision(
-            decision.weights[merged.position] * merged.fraction,
-            {"group": state["group"], "part": state["part"], "rule": decision.state},
+            decision.weights[position] * fraction,
+            state | {"rule": decision.state},
             decision.warnings,
-            merged.members(reports, decision.dropped),
-            merged.members(reports, decision.capped),
+            _for_members(decision.dropped, group_of),
+            _for_members(decision.capped, group_of),
         )
+
+    def _merge(self, reports: Reports, group: Tensor) -> tuple[Reports, Tensor, Tensor]:
+        """Average the reports over the groups of the cohort, by the clients' sizes.
+
+        Returns:
+            What the groups report, the position (S,) of each client's group among them, and the
+            fraction (S,) of its group's samples that are the client's.
+        """
+        groups = int(group.max()) + 1
+        place = reports.ids.clamp(0, len(group) - 1)
+        group_of_client = torch.where(place == reports.ids, group[place], groups)
+        present, position = torch.unique(group_of_client, return_inverse=True)
+        newcomers = reports.clients > len(group) or int(present[-1]) == groups
+        sizes = reports.sizes.double()
+        mean = _means(position, sizes, len(present))
+        columns = reports.tensors
+        totals = sizes.new_zeros(len(present)).index_add(0, position, sizes)
+        averages = {"ids": present, "sizes": totals}
+        for name in ("losses", "scores", "losses_after"):
+            if name in columns:
+                averages[name] = mean @ columns[name].double()
+        if "updates" in columns and "update" in self.rule.needs:
+            updates = columns["updates"]  # may be large: averaged in their own precision
+            averages["updates"] = mean.to(updates.dtype) @ updates
+        merged = Reports(clients=groups + newcomers, checked=True, **averages)
+        return merged, position, mean.sum(0)
 
     def bound(self, rounds: int, clients: int) -> float | None:
         return None  # the inner rule's is for decisions on groups, whose regret is another one
 
     def distribution(self, state: State, clients: int) -> Tensor | None:
-        groups = _number_of_groups(state, clients)
-        return _over_members(self.rule.distribution(self.inner(state), groups), state, clients)
+        return self._over_members(self.rule.distribution, state, clients)
 
     def averaged(self, state: State, clients: int) -> Tensor | None:
-        groups = _number_of_groups(state, clients)
-        return _over_members(self.rule.averaged(self.inner(state), groups), state, clients)
+        return self._over_members(self.rule.averaged, state, clients)
+
+    def _over_members(
+        self, over_groups: Callable[[State, int], Tensor | None], state: State, clients: int
+    ) -> Tensor | None:
+        """Divide a mixture of groups among all clients (K,), by their known sizes."""
+        group = state["group"]
+        newcomers = clients - len(group)  # form a group of their own
+        mixture = over_groups(self.inner(state), int(group.max()) + 1 + (newcomers > 0))
+        if mixture is None:
+            return None
+        known: Tensor = mixture[group] * state["part"]
+        if newcomers <= 0:
+            return known
+        return torch.cat([known, mixture[-1].expand(newcomers) / newcomers])
 
 
 def _label_clusters(label_counts: Tensor | None, count: int) -> tuple[int, ...]:
@@ -120,12 +161,6 @@ def _label_clusters(label_counts: Tensor | None, count: int) -> tuple[int, ...]:
     return tuple(kmeans.fit_predict(distributions).tolist())
 
 
-def _known_sizes(setting: Setting) -> Tensor:
-    if setting.sizes is None:
-        return torch.ones(setting.clients, dtype=torch.float64)
-    return setting.sizes.double()
-
-
 def _means(group: Tensor, sizes: Tensor, groups: int) -> Tensor:
     """The matrix (G, K) that averages the values of clients over each group, by their sizes."""
     totals = torch.zeros(groups, dtype=torch.float64).index_add(0, group, sizes)
@@ -134,71 +169,9 @@ def _means(group: Tensor, sizes: Tensor, groups: int) -> Tensor:
     return means
 
 
-def _number_of_groups(state: State, clients: int) -> int:
-    """With one of newcomers, if there are more clients than at the start."""
-    group: Tensor = state["group"]
-    return int(group.max()) + 1 + int(clients > len(group))
-
-
-def _over_members(mixture: Tensor | None, state: State, clients: int) -> Tensor | None:
-    """Divide a mixture of groups among all clients (K,), by their known sizes."""
-    if mixture is None:
-        return None
-    known: Tensor = mixture[state["group"]] * state["part"]
-    newcomers = clients - len(known)
-    if newcomers <= 0:
-        return known
-    return torch.cat([known, mixture[-1].expand(newcomers) / newcomers])
-
-
-class Merged(NamedTuple):
-    """What the groups of a cohort report."""
-
-    reports: Reports
-    position: Tensor  # (S,) of each client's group in `reports`
-    fraction: Tensor  # (S,) of the group's samples that are the client's
-
-    def members(self, cohort: Reports, reasons: dict[int, str]) -> dict[int, str]:
-        """Give the reasons of groups to their members."""
-        groups = self.reports.ids[self.position].tolist()
-        members = zip(cohort.ids.tolist(), groups, strict=True)
-        return {i: f"its group: {reasons[group]}" for i, group in members if group in reasons}
-
-
-def _merge(reports: Reports, group: Tensor, with_updates: bool) -> Merged:
-    """Average the reports over the groups of the cohort, by the clients' sizes."""
-    groups = int(group.max()) + 1
-    group_of_client = _group_of(reports.ids, group, groups)
-    newcomers = reports.clients > len(group) or bool((group_of_client == groups).any())
-    present, position = torch.unique(group_of_client, return_inverse=True)
-    sizes = reports.sizes.double()
-    mean = _means(position, sizes, len(present))
-    merged = Reports(
-        ids=present,
-        sizes=torch.zeros(len(present), dtype=torch.float64).index_add(0, position, sizes),
-        losses=mean @ reports.losses.double(),
-        clients=groups + newcomers,
-        scores=_average(mean, reports.scores),
-        losses_after=_average(mean, reports.losses_after),
-        updates=_average_updates(mean, reports.updates) if with_updates else None,
-        checked=True,
-    )
-    return Merged(merged, position, mean.sum(0))
-
-
-def _group_of(ids: Tensor, group: Tensor, newcomers: int) -> Tensor:
-    """Each client's group (S,)."""
-    place = ids.clamp(0, len(group) - 1)
-    return torch.where(place == ids, group[place], newcomers)
-
-
-def _average(mean: Tensor, values: Tensor | None) -> Tensor | None:
-    return None if values is None else mean @ values.double()
-
-
-def _average_updates(mean: Tensor, updates: Tensor | None) -> Tensor | None:
-    # In the precision of the updates, which may be large.
-    return None if updates is None else mean.to(updates.dtype) @ updates
+def _for_members(reasons: dict[int, str], group_of: dict[int, int]) -> dict[int, str]:
+    """Give the reasons of groups to their members."""
+    return {i: f"its group: {reasons[g]}" for i, g in group_of.items() if g in reasons}
 
 
 ENTRIES = {"grouped": Grouped}

@@ -12,8 +12,9 @@ share less than one. No client may stop the others: where the rule's direction i
 weights are fair shares. docs/reliability.md shows what it withstands and what it cannot.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ from torch import Tensor
 from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules._detectors import DETECTORS, Last, Round, sketch
-from commonweal.rules._outliers import FEW, copies, excess, median, norms_for_sizes, size_excess
+from commonweal.rules._detectors import DETECTORS, USELESS, Last, LongUpdate, Round, Verdict, sketch
+from commonweal.rules._outliers import FEW, copies, excess, norms_for_sizes
 from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Combinator, Decision, Descent, Kind, Need, Reports, required
 
@@ -31,22 +32,9 @@ ABSURD = 50.0  # a size so many times the largest plausible one is false, not th
 RECOVERY = 0.2  # by how much a plausible report reduces the suspicion, which an implausible one
 SUSPICION = 5.0  # raises by 1, up to this
 FOLLOWS = 0.5  # a loss that follows the updates by this part of what is usual is beyond doubt
-LONG = 0.75  # the quantile of norms that a fair share may move
+LONG = 0.75  # the quantile of norms that a fair share may move: badly served clients send more
 STALLED = 0.1  # a direction so much shorter than the mean update stops the training
 COPIES = 1.9  # so many clients with the same update, itself included, are named
-
-
-class _Findings(NamedTuple):
-    """What is implausible in a round's reports."""
-
-    reasons: dict[int, str]  # implausible reports
-    useless: set[int]  # those of which nothing can be used
-    plausible_loss: Tensor  # (S,) bool
-    shrink: Tensor  # (S,) the factor that limits an update to the largest plausible norm
-    long: dict[int, str]  # updates that are used, but shortened
-    suspicion: Tensor  # (S,) after this round: 1 or more excludes
-    credit: Tensor  # (S,) the part of what exceeds a fair share that a client may have
-    states: State  # of the detectors
 
 
 @dataclass(frozen=True)
@@ -100,35 +88,30 @@ class Guarded(Combinator):
         }
 
     def __call__(self, reports: Reports, state: State) -> Decision:
+        ids = reports.ids
         false, shrunk, sizes = self._check_sizes(reports, state["sizes"])
         checked = replace(reports, sizes=sizes)
-        updates = required(reports.updates, "updates")
-        seen = Round(
-            checked,
-            norms_for_sizes(checked),
-            copies(checked),
-            sketch(updates),
-            Last(**state["last"]),
-            self.limit,
-        )
-        findings = self._findings(seen, false, state)
-        decision = self._decide(checked, findings, self.inner(state))
-        smaller = {i: why for i, why in shrunk.items() if i not in decision.dropped}
-        weights = self._limited(decision, checked, seen.copies**-2, findings.credit)
+        sketches = sketch(required(reports.updates, "updates"))
+        last = Last(**state["last"])
+        seen = Round(checked, norms_for_sizes(checked), copies(checked), sketches, last, self.limit)
+        verdicts = {name: test(seen, state.get(name, {})) for name, test in DETECTORS.items()}
+        reasons, suspicion = self._suspect(ids, verdicts, false, state["suspicion"])
+        decision = self._decide(seen, verdicts, reasons, self.inner(state))
+        credit = (verdicts["response"].values / FOLLOWS).clamp(0, 1)
+        weights = self._limited(decision, checked, seen.copies**-2, credit)
+        new = lookup(state["sizes"], ids) == 0
         following = {
             "rule": decision.state,
-            "sizes": _first_sizes(reports.ids, sizes, state["sizes"]),
-            "suspicion": put(state["suspicion"], reports.ids, findings.suspicion),
+            "sizes": put(state["sizes"], ids[new], sizes[new]) if new.any() else state["sizes"],
+            "suspicion": put(state["suspicion"], ids, suspicion),
             "last": Last.of(seen, weights)._asdict(),
-            **findings.states,
+            **{name: verdict.state for name, verdict in verdicts.items()},
         }
-        descent = decision.descent
-        if descent is not None:
-            descent = Descent.along(weights, reports.gram)
-        text = "its update is that of {:.2g} others"
-        same = _why(reports.ids, seen.copies >= COPIES, text, seen.copies - 1)
-        capped = {i: why for i, why in same.items() if i not in decision.dropped}
-        capped |= smaller | decision.capped
+        descent = None if decision.descent is None else Descent.along(weights, reports.gram)
+        others = seen.copies - 1
+        same = _why(ids, seen.copies >= COPIES, "its update is that of {:.2g} others", others)
+        capped = {i: why for i, why in (same | shrunk).items() if i not in decision.dropped}
+        capped |= decision.capped
         return replace(decision, weights=weights, state=following, capped=capped, descent=descent)
 
     def _check_sizes(
@@ -137,81 +120,65 @@ class Guarded(Combinator):
         """Whose size is false, whose is only too large to be used, and the sizes (S,) to use."""
         ids = reports.ids
         sizes = reports.sizes.double()
+        middle = sizes.median()
         first = lookup(known, ids)
-        above = size_excess(sizes, self.limit)
+        above = excess(sizes, self.limit, sizes=True)
         grown = (first > 0) & (sizes > GROWTH * first)
-        large = above > 1
-        if not (grown | large).any():
-            return {}, {}, reports.sizes
-        middle = median(sizes)
         times = "its size is {:.3g} times the cohort's median"
         false = _why(ids, above > ABSURD, times, sizes / middle)
-        shrunk = _why(
-            ids, grown, "its size is {:.3g} times the one that it first sent", sizes / first
+        growth = "its size is {:.3g} times the one that it first sent"
+        shrunk = _why(ids, grown, growth, sizes / first) | _why(
+            ids, above > 1, times, sizes / middle
         )
-        shrunk |= _why(ids, large, times, sizes / middle)
-        return false, shrunk, torch.where(large, middle, torch.where(grown, first, sizes))
+        return false, shrunk, torch.where(above > 1, middle, torch.where(grown, first, sizes))
 
-    def _findings(self, seen: Round, false: dict[int, str], state: State) -> _Findings:
-        ids = seen.reports.ids
-        norms = seen.norms
+    def _suspect(
+        self, ids: Tensor, verdicts: dict[str, Verdict], false: dict[int, str], table: State
+    ) -> tuple[dict[int, str], Tensor]:
+        """Why reports are not believed, by client, and the suspicion (S,) after this round."""
         reasons = dict(false)
-        useless: set[int] = set()
-        states: State = {}
-        plausible_loss = torch.ones(len(ids), dtype=torch.bool)
-        credit = torch.ones(len(ids), dtype=torch.float64)
-        for name, detector in DETECTORS.items():
-            verdict = detector(seen, state.get(name, {}))
-            states[name] = verdict.state
-            reasons = _why(ids, verdict.implausible, detector.reason, verdict.values) | reasons
-            if detector.useless:
-                useless |= set(ids[verdict.implausible].tolist())
-            if name == "loss":
-                plausible_loss = ~verdict.implausible
-            if name == "response":
-                credit = (verdict.values / FOLLOWS).clamp(0, 1)
-        long = excess(norms, self.limit) > 1
-        text = "its update is {:.3g} times the cohort's median"
-        implausible = torch.tensor([client in reasons for client in ids.tolist()])
-        before = lookup(state["suspicion"], ids)
+        for name, verdict in verdicts.items():
+            text = DETECTORS[name].reason
+            reasons = _why(ids, verdict.implausible, text, verdict.values) | reasons
+        implausible = _among(ids, reasons)
+        before = lookup(table, ids)
         suspicion = torch.where(implausible, before + 1, before - RECOVERY).clamp(0, SUSPICION)
         if self.action == "drop":
             earlier = (suspicion >= 1) & ~implausible
-            reasons |= _why(
-                ids, earlier, "earlier reports of this client were implausible", suspicion
-            )
-        return _Findings(
-            reasons,
-            useless,
-            plausible_loss,
-            _shrink(norms, ~long),
-            _why(ids, long, text, norms / median(norms)),
-            suspicion,
-            credit,
-            states,
-        )
+            text = "earlier reports of this client were implausible"
+            reasons |= _why(ids, earlier, text, suspicion)
+        return reasons, suspicion
 
-    def _decide(self, reports: Reports, findings: _Findings, state: State) -> Decision:
+    def _decide(
+        self, seen: Round, verdicts: dict[str, Verdict], reasons: dict[int, str], state: State
+    ) -> Decision:
         """The rule's decision on what can be used of the reports."""
-        reduced = findings.long | findings.reasons
+        reports = seen.reports
+        long = excess(seen.norms, self.limit) > 1
+        times = seen.norms / seen.norms.median()
+        reduced = _why(reports.ids, long, LongUpdate.reason, times) | reasons
         if not reduced:
             return self.rule(reports, state)
-        dropped = findings.reasons
+        dropped = reasons
         if self.action == "cap":
-            dropped = {i: why for i, why in dropped.items() if i in findings.useless}
-        capped = {i: why for i, why in reduced.items() if i not in dropped}
-        used = torch.tensor([i not in dropped for i in reports.ids.tolist()])
+            implausible = [verdicts[name].implausible for name in USELESS]
+            useless = _among(reports.ids, reasons) & torch.stack(implausible).any(0)
+            dropped = {i: reasons[i] for i in reports.ids[useless].tolist()}
+        used = ~_among(reports.ids, dropped)
         if not used.any():
             return Decision(torch.zeros(len(used), dtype=torch.float64), state, dropped=dropped)
-        reports = _capped(reports, findings.plausible_loss, findings.shrink)
-        decision = self.rule(reports.subset(used), state)
+        shrink = torch.zeros_like(seen.norms)
+        if not long.all():  # to the largest plausible norm
+            shrink = torch.where(long, seen.norms[~long].max() / seen.norms, 1.0)
+        capped_reports = _capped(reports, ~verdicts["loss"].implausible, shrink)
+        decision = self.rule(capped_reports.subset(used), state)
         weights = torch.zeros(len(used), dtype=decision.weights.dtype)
-        weights = weights.masked_scatter(used, decision.weights)
+        weights = weights.masked_scatter(used, decision.weights) * shrink.to(weights.dtype)
         return replace(
             decision,
-            weights=weights * findings.shrink.to(weights.dtype),
+            weights=weights,
             dropped=dropped | decision.dropped,
-            capped=capped | decision.capped,
+            capped={i: why for i, why in reduced.items() if i not in dropped} | decision.capped,
         )
 
     def _limited(
@@ -226,12 +193,12 @@ class Guarded(Combinator):
         move less.
         """
         weights = decision.weights.double()
-        used = torch.tensor([i not in decision.dropped for i in reports.ids.tolist()])
-        size = int(used.sum())
-        if len(used) < FEW or self.budget == 1 or not weights.any():
+        if len(weights) < FEW or self.budget == 1 or not weights.any():
             return decision.weights
-        even = used / size
-        lengths = _relative_lengths(reports.norms)
+        used = ~_among(reports.ids, decision.dropped)
+        even = used / int(used.sum())
+        unit = reports.norms.quantile(LONG)
+        lengths = (reports.norms / unit).clamp(min=1) if unit > 0 else torch.ones_like(weights)
         length = _length(weights, reports)
         if length < STALLED * _length(even / lengths, reports):
             weights = even / lengths  # one update can cancel all others, and stop the training
@@ -265,31 +232,15 @@ def _within(values: Tensor, budget: float) -> Tensor:
     return values if total <= budget else values * (budget / total)
 
 
-def _relative_lengths(norms: Tensor) -> Tensor:
-    """The norms (S,) in units of the quantile LONG, those below it as 1.
-
-    Clients that are badly served send longer updates than most.
-    """
-    unit = norms.quantile(LONG)
-    return (norms / unit).clamp(min=1) if unit > 0 else torch.ones_like(norms)
-
-
 def _why(ids: Tensor, which: Tensor, text: str, values: Tensor) -> dict[int, str]:
     """A reason for each of these clients, with its value."""
     chosen = zip(ids[which].tolist(), values[which].tolist(), strict=True)
     return {client: text.format(value) for client, value in chosen}
 
 
-def _first_sizes(ids: Tensor, sizes: Tensor, known: State) -> State:
-    new = lookup(known, ids) == 0
-    return put(known, ids[new], sizes[new].double()) if new.any() else known
-
-
-def _shrink(norms: Tensor, plausible: Tensor) -> Tensor:
-    """The factor (S,) that limits each update to the largest plausible norm."""
-    if not plausible.any():
-        return torch.zeros_like(norms)
-    return torch.where(plausible, 1.0, norms[plausible].max() / norms)
+def _among(ids: Tensor, clients: Collection[int]) -> Tensor:
+    """Whether each client (S,) is one of these."""
+    return torch.tensor([client in clients for client in ids.tolist()])
 
 
 def _capped(reports: Reports, plausible: Tensor, shrink: Tensor) -> Reports:

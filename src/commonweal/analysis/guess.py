@@ -301,8 +301,8 @@ def _about(column: Column, contents: Table, is_code: bool) -> str:
         share = 100 * gaps / profile.rows
         filled = "category 'missing'"
         if column.becomes != "text":
-            filled = f"the median {column.median:g} and a further feature"
-        text += f"; {gaps} missing ({share:.1f} %): {filled}"
+            filled = f"filled with the median {column.median:g} and marked by a feature"
+        text += f"; {gaps} missing ({share:.1f} %), {filled}"
     if profile.ambiguous and column.becomes == "date":
         text += "; day and month are ambiguous: check the order"
     return text
@@ -313,19 +313,16 @@ def _on_federation(federation: Federation, is_pool: bool) -> list[str]:
     notes = [note for note in federation.notes if note not in on_columns]
     if federation.class_names and _score(federation) != "accuracy":
         notes.append(
-            "a rare class may never be predicted: class_weight=balanced weighs it up, and for two "
-            "classes threshold=f1 validation=0.2 chooses when to predict it"
+            "a rare class may never be predicted: try class_weight=balanced or, with two classes, "
+            "threshold=f1 validation=0.2"
         )
     if federation.loss in REGRESSION and _is_skewed(federation.train.y.numpy()):
         notes.append(
-            "the label is skewed and above 0: target=log trains on its logarithm, loss=poisson is "
-            "for counts, loss=huber bounds the influence of far values"
+            "the label is skewed and positive: target=log trains on its logarithm, loss=poisson is "
+            "for counts, loss=huber limits the influence of outliers"
         )
     if not is_pool and len(federation.names) == 1:
-        notes.append(
-            "there is only one client, so that nothing is federated: name another column with "
-            "--client"
-        )
+        notes.append("there is only one client: name another column with --client")
     if federation.unscored and not is_pool:
         notes.append(f"clients with one row only are not scored: {len(federation.unscored)}")
     return notes
@@ -333,7 +330,7 @@ def _on_federation(federation: Federation, is_pool: bool) -> list[str]:
 
 def _on_pool(contents: Table) -> list[str]:
     """Remarks on a table in which no column is called like the clients."""
-    text = f"no column looks like the clients': rows are divided at random among {CLIENTS_OF_POOL}"
+    text = f"no column looks like clients: rows are divided at random among {CLIENTS_OF_POOL}"
     possible = roles.could_name(contents.profiles, contents.facts.roles.label)
     name = possible[0] if possible else "COLUMN"
     also = f" (also possible: {_some(possible[1:])})" if len(possible) > 1 else ""
@@ -420,7 +417,7 @@ def _on_leaks(leaks: Sequence[Leak], contents: Table) -> list[str]:
         remarks.append(f"and {len(leaks) - SHOWN} more columns: {_some(names[SHOWN:])}")
     drop = ",".join(names)
     remarks.append(
-        f"leave out what is known only after {label!r} (also what stands near these columns): "
+        f"leave out all columns that are known only after {label!r}, also next to these: "
         f'commonweal run EXPERIMENT "dataset.drop={drop}", or drop in the experiment'
     )
     return remarks

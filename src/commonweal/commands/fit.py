@@ -69,7 +69,7 @@ def fit(
         console.show(note)
     console.show(paragraph(chosen))
     console.show(f"\nThe models and their choice are in {folder}, the report is {report}.")
-    console.show("To predict new rows, each by the model that its client chose:")
+    console.show("To predict new rows, each with its client's model:")
     console.show(f"  commonweal predict {folder} NEW.csv --choice -o predictions.csv")
 
 
@@ -86,7 +86,7 @@ def _experiment(
         guessed = guess(path, given["label"], given["client"], toml)
         lines = [(name, text) for name, text in guessed.lines if text.startswith("the ")]
         if not guessed.has_clients:
-            raise ConfigError("no column looks like the clients': name it with --client COLUMN")
+            raise ConfigError("no column looks like clients: name it with --client COLUMN")
         write_file(toml, guessed.experiment.encode(), durable=False)
         if not quiet:
             for name, text in lines:
@@ -94,7 +94,7 @@ def _experiment(
             for remark in guessed.remarks:
                 console.show(remark)
     if not quiet:
-        console.show(f"What each column becomes is in {toml}: you can correct it and start again.")
+        console.show(f"To change how columns are used, edit {toml} and start again.")
     base = values(toml)
     dataset = part_table(base.get("dataset"))
     for key, column in given.items():

@@ -304,7 +304,7 @@ def _random_partition(record: Record) -> list[str]:
     if record.part("dataset") != "table" or not isinstance(partition, dict):
         return []
     return [
-        "the clients are no sites: the rows of the table were divided at random "
+        "the clients are not sites: the rows of the table were divided at random "
         f"(partition {partition['name']})"
     ]
 

@@ -7,7 +7,7 @@ from torch import nn
 import commonweal
 from cases import cases
 from commonweal.base.errors import ConfigError
-from commonweal.models._spectral import Spectral
+from commonweal.models.energy import Spectral
 
 every = cases("name", ["energy-cnn", "energy-resnet"])
 

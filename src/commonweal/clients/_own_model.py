@@ -1,7 +1,6 @@
 """The base of ditto and pfedme: clients keep and use a whole model of their own."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from commonweal.training.uses import Uses, one_model
 class OwnModel(Client):
     """Trains w and `own`, and replies with the update of w. `own` starts as the initial model."""
 
-    personalizes: ClassVar[bool] = True
+    personalizes = True
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return {"own": task.initial}

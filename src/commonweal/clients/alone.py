@@ -8,7 +8,6 @@ initial one: what counts is the clients' local models.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,9 +34,9 @@ class Alone(LocalTraining):
 
     select: bool = True
 
-    personalizes: ClassVar[bool] = True
-    plans_rounds: ClassVar[bool] = True
-    local: ClassVar[str] = "private"
+    personalizes = True
+    plans_rounds = True
+    local = "private"
 
     @property
     def holds_out(self) -> HoldsOut:

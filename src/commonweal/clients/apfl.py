@@ -4,7 +4,6 @@ Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, 2020.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ class APFL(Client):
     The others are those of sgd
     """
 
-    personalizes: ClassVar[bool] = True
+    personalizes = True
 
     alpha: float = 0.5
     adaptive: bool = True

@@ -9,7 +9,7 @@ al. 2022 (kNN-Per).
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class Blend(LocalTraining):
     The others are those of sgd, for all models
     """
 
-    personalizes: ClassVar[bool] = True
-    plans_rounds: ClassVar[bool] = True
+    personalizes = True
+    plans_rounds = True
 
     partner: Literal["both", "global", "tuned"] = "both"
     limit: float | None = None

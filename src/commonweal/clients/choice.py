@@ -41,8 +41,8 @@ class ChoiceClient(LocalTraining):
     The others are those of sgd, for all models
     """
 
-    personalizes: ClassVar[bool] = True
-    plans_rounds: ClassVar[bool] = True
+    personalizes = True
+    plans_rounds = True
     candidates: ClassVar[tuple[str, ...]] = (ALONE, "global", "tuned")
 
     how: How = "safe"

@@ -4,13 +4,12 @@ Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, IC
 take each batch. Their losses have no variable in common, so one joint step is the authors' two.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from commonweal.base.tensors import Tensors
 from commonweal.clients._own_model import OwnModel
-from commonweal.training.client import at_least
+from commonweal.training.client import Grid, at_least
 from commonweal.training.objective import At, Objective, Proximal
 from commonweal.training.task import Task
 
@@ -24,7 +23,7 @@ class Ditto(OwnModel):
     """
 
     # The authors let clients choose among 0.1, 1 and 2; under strong attacks 0.05, 0.1 and 0.2.
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"lam": (0.05, 0.1, 0.2, 1.0, 2.0)}
+    grid: ClassVar[Grid] = {"lam": (0.05, 0.1, 0.2, 1.0, 2.0)}
 
     lam: float = 1.0
 

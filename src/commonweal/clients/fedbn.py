@@ -7,7 +7,6 @@ normalisation, which only clients that never took part use.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ class FedBN(Client):
     The others are those of sgd
     """
 
-    personalizes: ClassVar[bool] = True
+    personalizes = True
 
     layers: tuple[str, ...] = ()
 

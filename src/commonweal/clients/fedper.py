@@ -5,7 +5,6 @@ client. Reported losses and scores are those of the received body with the clien
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ class FedPer(Client):
     A client that never took part has the initial head. The others are those of sgd
     """
 
-    personalizes: ClassVar[bool] = True
+    personalizes = True
 
     head: tuple[str, ...] = ()
 

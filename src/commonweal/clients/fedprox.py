@@ -3,12 +3,11 @@
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, at_least
+from commonweal.training.client import Client, Grid, at_least
 from commonweal.training.objective import Objective, Proximal
 from commonweal.training.task import Task
 
@@ -20,7 +19,7 @@ class FedProx(Client):
     mu: the penalty; 0 is plain SGD. The others are those of sgd
     """
 
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
+    grid: ClassVar[Grid] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     mu: float = 0.01
 

@@ -5,7 +5,6 @@ fedper, but in turns, so that the body is not trained under a head that does not
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ class FedRep(Client):
     The others are those of sgd
     """
 
-    personalizes: ClassVar[bool] = True
+    personalizes = True
 
     head_epochs: int = 10
     head: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ each trains it on its own samples and keeps it.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ class FineTune(Client):
     those of sgd
     """
 
-    personalizes: ClassVar[bool] = True
-    plans_rounds: ClassVar[bool] = True
+    personalizes = True
+    plans_rounds = True
 
     tune_epochs: int | float = 5
     tune_lr: float | None = None

@@ -5,7 +5,6 @@ Liang et al., Think Locally, Act Globally: Federated Learning with Local and Glo
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ class LGFedAvg(Client):
     The others are those of sgd
     """
 
-    personalizes: ClassVar[bool] = True
+    personalizes = True
 
     lower: tuple[str, ...] = ()
 

@@ -5,7 +5,6 @@ batch's loss is transformed on the client, and the server averages by samples. T
 name is the server's form of AAggFF's Table 1.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client
+from commonweal.training.client import Client, Grid
 from commonweal.training.objective import Objective, Reduction
 from commonweal.training.task import Task
 
@@ -29,7 +28,7 @@ class PropFairClient(Client):
     The others are those of sgd. Gradients are 1 / (M - loss) times as large
     """
 
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
+    grid: ClassVar[Grid] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     baseline: float = 2.0
     margin: float = 0.2

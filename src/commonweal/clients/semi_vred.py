@@ -6,7 +6,6 @@ weighs clients at the server; it also counts that the mean moves with the model,
 less along the mean update, by 2 beta sum_j p_j (f_j - mean)_+.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client
+from commonweal.training.client import Client, Grid
 from commonweal.training.objective import Objective, Reduction
 from commonweal.training.task import Task
 
@@ -30,9 +29,7 @@ class SemiVRedClient(Client):
     beta: the penalty; the others are those of sgd
     """
 
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
-        "beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-    }
+    grid: ClassVar[Grid] = {"beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
     beta: float = 1.0
 

@@ -6,7 +6,6 @@ BatchNorm takes batch statistics there, and the running ones are of the models t
 variance of a mixture is not the mixture of the variances.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, at_least
+from commonweal.training.client import Client, Grid, at_least
 from commonweal.training.objective import At, Between, Objective, Proximal, mixture
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model
@@ -34,9 +33,9 @@ class SuPerFedMM(Client):
         authors' code does not do so
     """
 
-    personalizes: ClassVar[bool] = True
-    plans_rounds: ClassVar[bool] = True
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {
+    personalizes = True
+    plans_rounds = True
+    grid: ClassVar[Grid] = {
         "mu": (0.0, 0.01, 0.1, 1.0),
         "nu": (0.0, 1.0, 2.0, 5.0),
     }
@@ -124,7 +123,7 @@ class SuPerFedLM(SuPerFedMM):
     Its parameters are those of superfed-mm: mu, nu, begin, early, m
     """
 
-    by_layer: ClassVar[bool] = True
+    by_layer = True
 
 
 ENTRIES = {"superfed-mm": SuPerFedMM, "superfed-lm": SuPerFedLM}

@@ -47,15 +47,14 @@ def lstm(
     if projection:  # a hint that torch gives once per process
         warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
     recurrent = nn.LSTM(width, hidden, layers, batch_first=True, proj_size=projection)
-    head = _head(projection or hidden, dense, outputs)
+    states = projection or hidden
+    head: nn.Module
+    if dense:
+        head = nn.Sequential(nn.Linear(states, dense), nn.ReLU(), nn.Linear(dense, outputs))
+    else:
+        head = nn.Linear(states, outputs)
     embedded = nn.Embedding(tokens, width)
     return _LSTM(embedded, recurrent, head, every_token=bool(labels), context=context)
-
-
-def _head(inputs: int, dense: int, outputs: int) -> nn.Module:
-    if dense == 0:
-        return nn.Linear(inputs, outputs)
-    return nn.Sequential(nn.Linear(inputs, dense), nn.ReLU(), nn.Linear(dense, outputs))
 
 
 class _LSTM(nn.Module):

@@ -12,6 +12,8 @@ from commonweal.data.rows import Rows
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 
+BY_CLIENT = ("base", "first_row", "sizes", "batch", "steps_per_epoch", "steps", "first_noise")
+
 
 @dataclass(frozen=True, eq=False)
 class BatchSchedule:
@@ -30,19 +32,22 @@ class BatchSchedule:
 
     def of(self, positions: np.ndarray) -> "BatchSchedule":
         """The schedule of some of the clients, in this order."""
-        by_client = ("base", "first_row", "sizes", "batch", "steps_per_epoch", "steps")
-        chosen = {name: vars(self)[name][positions] for name in (*by_client, "first_noise")}
+        chosen = {name: vars(self)[name][positions] for name in BY_CLIENT}
         return replace(self, **chosen, seeds=tuple(self.seeds[k] for k in positions))
 
     def at(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
-        begin, length = self._batches_at(step, clients)
+        k = clients
+        epoch, position = np.divmod(step, self.steps_per_epoch[:k])
+        taken = position * self.batch[:k]  # samples of this epoch that were taken before
+        begin = self.base[:k] + epoch * self.sizes[:k] + taken
+        length = np.minimum(self.batch[:k], self.sizes[:k] - taken)
         column = np.arange(length.max())
         real = column < length[:, None]
         # Padding repeats the first sample of the batch, with weight 0.
         rows = self.order[begin[:, None] + np.where(real, column, 0)]
         weight = (real / length[:, None]).astype(np.float32)
-        noise = self.noise[self.first_noise[:clients] + step]
+        noise = self.noise[self.first_noise[:k] + step]
         return torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise)
 
     def first_epoch(self) -> np.ndarray:
@@ -51,14 +56,6 @@ class BatchSchedule:
         step = np.arange(last.max())[:, None]
         lengths = np.minimum(self.batch, self.sizes - step * self.batch)
         return np.where(step < last, lengths, 0).astype(np.float32)
-
-    def _batches_at(self, step: int, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where in `order` the batches begin, and their lengths, (k,) each."""
-        k = clients
-        epoch, position = np.divmod(step, self.steps_per_epoch[:k])
-        taken = position * self.batch[:k]  # samples of this epoch that were taken before
-        length = np.minimum(self.batch[:k], self.sizes[:k] - taken)
-        return self.base[:k] + epoch * self.sizes[:k] + taken, length
 
 
 def schedule(
@@ -132,17 +129,13 @@ def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> 
     if at_once is not None:
         activations = int(widths.max()) * task.width(rows.inputs)
         most = max(1, at_once // (task.size + activations))
-    exact = task.size > task.num_trainable
-    parts = []
+    has_buffers = task.size > task.num_trainable
+    cuts = []
     start = 0
-    for i in range(1, len(order) + 1):
-        if i < len(order) and i - start < most:
-            group = widths[start : i + 1]
-            is_alike = 2 * group.min() >= group.max()
-            if exact:
-                is_alike = sizes[i] == sizes[start]
-            if is_alike:
-                continue
-        parts.append(order[start:i])
-        start = i
-    return parts
+    for i in range(1, len(order)):
+        group = widths[start : i + 1]
+        is_alike = sizes[i] == sizes[start] if has_buffers else 2 * group.min() >= group.max()
+        if i - start == most or not is_alike:
+            cuts.append(i)
+            start = i
+    return np.split(order, cuts)

@@ -20,6 +20,7 @@ from commonweal.training.uses import Uses, one_model
 
 # The run's validation samples, a part of the training samples that the client chooses, or none.
 HoldsOut = Literal["nothing", "validation", "training"]
+Grid = Mapping[str, tuple[float | str, ...]]  # values of parameters that a publication tried
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Client:
 
     personalizes: ClassVar[bool] = False  # whether clients use personal models
     plans_rounds: ClassVar[bool] = False  # whether a round depends on how many there are
-    grid: ClassVar[Mapping[str, tuple[float | str, ...]]] = {}  # values tried in the publication
+    grid: ClassVar[Grid] = {}
 
     def __post_init__(self) -> None:
         at_least(self, batch=0, decay_every=1, momentum=0, weight_decay=0)

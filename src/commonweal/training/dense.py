@@ -74,20 +74,13 @@ class DenseStack:
         """What the clients' models (S, d) give for their samples, (S, B, outputs)."""
         return forward(self.views(w), self.inputs(x))[1]
 
-    def active_layers(self, mask: Tensor | None) -> tuple[bool, ...] | None:
-        """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some."""
-        if mask is None:
-            return (True,) * len(self.layers)
-        return _active_layers(self, mask)
-
     def gradients(
         self, layers: Sequence[Affine], batch: Batch, reduction: Reduction, lowest: int = 0
     ) -> Gradients:
-        """The gradients of the losses at some models, down to the layer `lowest`.
+        """The gradients of the losses down to the layer `lowest`.
 
-        Args:
-            layers: The layers of the models, of one model for all clients, or the upper ones.
-            batch: The inputs of the first of them, labels and weights.
+        The layers are those of the models, of one model for all clients, or the upper ones. The
+        batch has the inputs of the first of them.
         """
         inputs, predictions = forward(layers, batch.x)
         grad = self.output_gradients(predictions, batch, reduction)
@@ -145,8 +138,13 @@ def dense_stack(task: Task) -> DenseStack | None:
 
 
 @lru_cache(maxsize=64)
-def _active_layers(stack: DenseStack, mask: Tensor) -> tuple[bool, ...] | None:
-    """Remembered by the tensor, not by its values: masks are never changed."""
+def _active_layers(stack: DenseStack, mask: Tensor | None) -> tuple[bool, ...] | None:
+    """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some.
+
+    Remembered by the tensor, not by its values: masks are never changed.
+    """
+    if mask is None:
+        return (True,) * len(stack.layers)
     active = []
     for layer in stack.layers:
         tensors = _affine(mask, layer).tensors
@@ -182,18 +180,17 @@ class DenseTrainer(Trainer):
         trainers: list[DenseTrainer] = []
         frozen = len(stack.layers)
         for phase in phases:
-            mask = phase.trains
-            active = stack.active_layers(mask)
-            if active is None or not any(active):  # a mask cuts a layer, or leaves none
-                return None
-            if objective.pairs and not all(active):
+            active = _active_layers(stack, phase.trains)
+            if active is None or not any(active) or (objective.pairs and not all(active)):
                 return None
             lowest = active.index(True)
             if not trainers:
                 frozen = lowest
             elif lowest < frozen:
                 frozen = 0
-            trainers.append(cls(objective, optimizer, mask, stack, active, frozen, features))
+            trainers.append(
+                cls(objective, optimizer, phase.trains, stack, active, frozen, features)
+            )
         return tuple(trainers)
 
     def on(self, vectors: Tensors, memory: Memory, start: int) -> "DenseSteps":
@@ -253,18 +250,16 @@ def _supports(objective: Objective, optimizer: Optimizer) -> bool:
     located: set[str] = set()
     for point in objective.at:
         located.update(point.trains)
-    vectors: set[str] = set()
-    for term in objective.proximal:
-        if term.vector in vectors or term.vector not in located:
+    for term in objective.proximal:  # one for each vector with a loss
+        if term.vector not in located:
             return False
+        located.remove(term.vector)
         if term.anchor in objective.trained:  # vectors move one after the other
             return False
-        vectors.add(term.vector)
     if not objective.pairs:
         return True
     pair, *others = objective.pairs
-    is_only_point = len(objective.at) == 1 and pair.first_trains
-    supports_angle = is_only_point and optimizer.is_plain
+    supports_angle = len(objective.at) == 1 and pair.first_trains and optimizer.is_plain
     return not others and (supports_angle or not pair.angle)
 
 
@@ -314,13 +309,12 @@ class DenseSteps(Steps):
         grads: dict[str, list[Gradients]] = {name: [] for name in trainer.terms}
         pair = trainer.pair
         m_gradient: Tensor | None = None
-        rotated: tuple[str, ...] = ()
+        is_rotated = pair is not None and pair.angle != 0  # then nothing but the pair is trained
         if pair is not None:  # before anything moves
             m_gradient = self._pair_gradients(pair, batch, noise, grads, first and pair.learns)
             predictions[pair] = grads[pair.second][-1].predictions
-            if pair.angle:
+            if is_rotated:
                 self._rotate(pair)
-                rotated = pair.trains
         lowest = self.active.index(True)
         for name, parts in grads.items():  # vector by vector, as long as it is in the cache
             point = At(name)
@@ -328,7 +322,7 @@ class DenseSteps(Steps):
                 layers = self.layers[name]
                 parts.append(trainer.stack.gradients(layers, batch, objective.reduction, lowest))
                 predictions[point] = parts[-1].predictions
-            self._descend(name, parts, name in rotated)
+            self._descend(name, parts, is_rotated)
         if m_gradient is not None and pair is not None and isinstance(pair.m, str):
             self.vectors[pair.m].sub_(trainer.optimizer.lr * m_gradient).clamp_(0, 1)
         if not losses:

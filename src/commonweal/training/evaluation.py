@@ -1,6 +1,6 @@
 """Evaluation of one model on all clients' rows, and of each client's own model on its rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from commonweal.base.tensors import Tensors, select
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy
-from commonweal.training.dense import dense_stack
+from commonweal.training.dense import DenseStack, dense_stack
 from commonweal.training.linear import linear_outputs
 from commonweal.training.memory_format import channels_last
 from commonweal.training.task import Task
@@ -101,11 +101,9 @@ def evaluate_rows(
     index: Tensor | None = None,
     parts: Sequence[slice] | None = None,
 ) -> tuple[Tensor, Tensors]:
-    """The loss and the statistics of every row by one model (d,).
+    """The loss and the statistics of every row, or of those with some numbers, by one model (d,).
 
-    Args:
-        index: The numbers of the rows that are evaluated. None: all of them.
-        parts: The passes that are made. None: all of them.
+    parts: the passes that are made; None: all of them
     """
     if parts is None:
         parts = passes(task, rows, None if index is None else len(index))
@@ -125,24 +123,23 @@ def evaluate_rows_by_models(
 ) -> tuple[Tensor, Tensors]:
     """The loss and the statistics of every sample by what its client uses, client after client.
 
-    Args:
-        uses: What the clients use, with a client axis (S, ...).
-        ids: The positions (S,) of these clients in `rows`.
+    `uses` has a client axis (S, ...); `ids` are the positions (S,) of these clients in `rows`.
     """
     if vectorize is single:
         task = channels_last(task, rows.inputs)
     uses = Uses(*(value.to(rows.device) for value in uses))
     if not uses.linear.shape[-1]:
         uses = uses._replace(linear=uses.weights[:, :0])
-    dense = vectorize is vmap_clients and isinstance(rows.inputs, Tensor)
-    evaluate_group = _group_function(task, vectorize, dense)
+    can_be_dense = vectorize is vmap_clients and isinstance(rows.inputs, Tensor)
+    stack = dense_stack(task) if can_be_dense else None
     at_once = _rows_at_once(task, rows)
     parts = []
     with torch.no_grad():
         for a, b in _groups(task, rows, ids, vectorize is single):
             own = Uses(*(value[a:b] for value in uses))
             for row, real in _padded(rows, ids[a:b], at_once):
-                losses, stats = evaluate_group(own, rows.inputs[row], rows.y[row])
+                x, y = rows.inputs[row], rows.y[row]
+                losses, stats = _evaluate_group(task, stack, vectorize, own, x, y)
                 parts.append((losses[real], select(stats, real)))
     return joined(parts)
 
@@ -153,11 +150,10 @@ def _rows_at_once(task: Task, rows: Rows) -> int:
     return max(1, budget // task.width(rows.inputs))
 
 
-def _group_function(
-    task: Task, vectorize: Vectorize, dense: bool
-) -> Callable[[Uses, Inputs, Tensor], tuple[Tensor, Tensors]]:
-    """A function of what clients use and their samples (S, B, ...): losses and statistics."""
-    stack = dense_stack(task) if dense else None
+def _evaluate_group(
+    task: Task, stack: DenseStack | None, vectorize: Vectorize, uses: Uses, x: Inputs, y: Tensor
+) -> tuple[Tensor, Tensors]:
+    """The losses (S, B) and statistics of clients' samples (S, B, ...) by what they use."""
     if stack is None:
 
         def evaluate_one(
@@ -166,19 +162,14 @@ def _group_function(
             outputs = [task.raw_outputs(w, x) for w in models]
             return task.row_results(_mixed(task, outputs, weights, linear, x), y)
 
-        evaluate_all = vectorize(evaluate_one, (0, 0, 0, 0, 0))
-        return lambda uses, x, y: evaluate_all(*uses, x, y)
-
-    def evaluate_stack(uses: Uses, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
-        assert isinstance(x, Tensor)
-        outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
-        mixed = _mixed(task, outputs, uses.weights.T, uses.linear, x)
-        losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
-        for name, values in stats.items():
-            stats[name] = values.view(*y.shape, -1)
-        return losses.view(y.shape), stats
-
-    return evaluate_stack
+        return vectorize(evaluate_one, (0, 0, 0, 0, 0))(*uses, x, y)
+    assert isinstance(x, Tensor)
+    outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
+    mixed = _mixed(task, outputs, uses.weights.T, uses.linear, x)
+    losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
+    for name, values in stats.items():
+        stats[name] = values.view(*y.shape, -1)
+    return losses.view(y.shape), stats
 
 
 def _mixed(task: Task, outputs: list[Tensor], weights: Tensor, linear: Tensor, x: Inputs) -> Tensor:

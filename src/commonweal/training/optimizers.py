@@ -42,13 +42,9 @@ class Optimizer(NamedTuple):
         return {"velocity": torch.zeros_like(v)} if self.momentum else {}
 
     def step(self, v: Tensor, grad: Tensor, memory: Tensors, mask: Tensor | None = None) -> None:
-        """Move a vector along its gradient, in place.
+        """Move a vector along its gradient. The vector and its memory are changed in place.
 
-        Args:
-            v: The vector, changed in place.
-            grad: Its gradient.
-            memory: What `memory` returned, changed in place.
-            mask: The coordinates (d,) that move. None: all of them.
+        mask: the coordinates (d,) that move; None: all of them
         """
         before = v
         if mask is not None:

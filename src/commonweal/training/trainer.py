@@ -32,13 +32,7 @@ class Trainer:
     mask: Tensor | None  # (d,) the coordinates that move; None: all of them
 
     def on(self, vectors: Tensors, memory: Memory, start: int) -> "Steps":
-        """The steps of neighbouring clients.
-
-        Args:
-            vectors: The clients' vectors (S, ...) by name.
-            memory: What the optimizer remembers of each vector.
-            start: The position of the first client.
-        """
+        """The steps of neighbouring clients with these vectors, the first at position `start`."""
         raise NotImplementedError
 
     @property
@@ -56,11 +50,8 @@ class Trainer:
     ) -> Tensor:
         """The updates (S, d) after the first step, where all clients start at one model (d,).
 
-        Args:
-            received: The model.
-            batch: The clients' batches.
-            place: Where the updates are written. None: to a new tensor.
-            watched: Gets the mean losses (S,) of the batches as its first row, if it has rows.
+        They are written to `place`, if it is given, and the mean losses (S,) of the batches to the
+        first row of `watched`, if it has rows.
         """
         raise NotImplementedError
 
@@ -96,13 +87,9 @@ class Features:
         self.values = EMPTY
 
     def get(self, index: Tensor, start: int, epoch: int, compute: Callable[[], Tensor]) -> Tensor:
-        """The outputs (S, B, features) of these layers: computed in the first epoch.
+        """The outputs (S, B, features) for samples (S, B), computed in epoch 0.
 
-        Args:
-            index: The numbers (S, B) of the samples.
-            start: The position of the first of these clients.
-            epoch: The first one is 0.
-            compute: Gives the outputs of these samples.
+        start: the position of the first of these clients
         """
         places = index + self.shift[start : start + len(index)].to(index.device)
         if epoch:

@@ -51,13 +51,9 @@ class LocalTraining(Client):
         return math.ceil(SCOUTED * rounds)
 
     def local_stages(self, purpose: str, message: Tensors) -> tuple[Stage, ...]:
-        """The training of the local model that a request asks for.
+        """The training of the local model for "train", "mix", "fit", "retrain" or "tune".
 
         After a round's training, clients that have missed rounds make up for them.
-
-        Args:
-            purpose: "train", "mix", "fit", "retrain" or "tune".
-            message: What the server sent, with the round.
         """
         plain = sgd_parameters(self)
         if purpose == "retrain":

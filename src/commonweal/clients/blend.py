@@ -18,14 +18,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import GRID, LocalTraining, posterior_mean
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
-from commonweal.training.client import (
-    Client,
-    HoldsOut,
-    Samples,
-    Stage,
-    at_least,
-    sgd_parameters,
-)
+from commonweal.training.client import Client, HoldsOut, Samples, Stage, at_least, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses
 
@@ -71,15 +64,9 @@ class Blend(LocalTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, prior=0)
-        limits = {
-            "limit": 1,
-            "learn_at": 1,
-            "weight": 1,
-            "tune_epochs": math.inf,
-            "tune_lr": math.inf,
-        }
-        for name, largest in limits.items():
+        for name in ("limit", "learn_at", "weight", "tune_epochs", "tune_lr"):
             value = vars(self)[name]
+            largest = math.inf if name.startswith("tune") else 1
             if value is not None and not 0 < value <= largest:
                 raise ConfigError(f"blend {name} = {value}: give a number above 0, up to {largest}")
 
@@ -144,9 +131,7 @@ class Blend(LocalTraining):
     def learned(self, state: Tensors, everyone: Tensor) -> Tensors:
         """The client's state with its m.
 
-        Args:
-            state: The client's state, with its sums of losses (11,) over validation samples.
-            everyone: The mean losses (11,) over all clients' validation samples.
+        everyone: the mean losses (11,) over all clients' validation samples
         """
         m = posterior_mean(state["losses"] + self.prior * everyone)
         return state | {"m": m.clamp(max=self.largest)}

@@ -93,9 +93,7 @@ class ChoiceClient(LocalTraining):
     def choose(self, task: Task, evaluated: Mapping[str, Tensor]) -> str:
         """The candidate that the client takes.
 
-        Args:
-            task: The task, with its loss and score.
-            evaluated: The loss and the main score (N, 2) of each validation sample, by candidate.
+        evaluated: the loss and the main score (N, 2) of each validation sample, by candidate
         """
         by_score = task.score in RIGHT_OR_WRONG
         evidence = {}

@@ -82,10 +82,7 @@ class Tuned(Client):
 def tuning_parameters(client: Client, epochs: float, lr: float | None) -> dict[str, Any]:
     """The parameters of local SGD for fine-tuning after a method's rounds.
 
-    Args:
-        client: The method, whose other parameters are taken over.
-        epochs: Of fine-tuning.
-        lr: Its learning rate, constant; None: that of the round, with decay and schedule.
+    lr: constant; None: that of the round, with decay and schedule
     """
     parameters = sgd_parameters(client) | {"epochs": epochs, "steps": None}
     if lr is not None:

@@ -66,12 +66,10 @@ def schedule(
     streams: Sequence[np.random.Generator],
     times: np.ndarray | int = 1,
 ) -> BatchSchedule:
-    """Draw everything that is random in the local training of these clients.
+    """Draw everything that is random in the local training of these clients, from their streams.
 
-    Args:
-        ids: The positions (S,) of the clients in `rows`.
-        streams: Their random streams.
-        times: How many rounds of the method each (S,) makes up for.
+    ids: the positions (S,) of the clients in `rows`
+    times: how many rounds of the method each (S,) makes up for
     """
     n = rows.sizes[ids].numpy()
     batch = np.minimum(n, client.batch or n)

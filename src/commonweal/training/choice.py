@@ -22,6 +22,7 @@ from scipy import special
 from commonweal.base.arguments import expect
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 
+Floats = NDArray[np.float64]
 How = Literal["safe", "likely", "proved"]
 ALONE = "alone"  # the name of local training, which needs no evidence
 
@@ -102,7 +103,7 @@ def choose(
     return chosen
 
 
-def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, Floats]:
     """The improvements of one client as arrays."""
     if not isinstance(candidates, Mapping):
         raise DataError(
@@ -113,20 +114,13 @@ def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, NDAr
     for name, given in candidates.items():
         try:
             values = np.asarray(given, dtype=np.float64)
+            if values.ndim != 1 or not np.isfinite(values).all():
+                raise ValueError(f"shape {values.shape}" if values.ndim != 1 else "not finite")
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"client {client}, candidate {name!r}: improvements are not numbers ({error})"
+                f"client {client}, candidate {name!r}: improvements are not numbers ({error}); "
+                "give a finite one per validation sample, or leave the candidate out"
             ) from None
-        if values.ndim != 1:
-            raise DataError(
-                f"client {client}, candidate {name!r}: improvements have shape {values.shape}; "
-                "give one number per validation sample"
-            )
-        if not np.isfinite(values).all():
-            raise DataError(
-                f"client {client}, candidate {name!r}: an improvement is not finite; leave out "
-                "candidates whose loss is not a number"
-            )
         if name != ALONE:
             checked[name] = values
     if len({len(values) for values in checked.values()}) > 1:
@@ -137,7 +131,7 @@ def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, NDAr
     return checked
 
 
-def _lower_limit(values: NDArray[np.float64], level: float) -> float:
+def _lower_limit(values: Floats, level: float) -> float:
     """The lower limit of the expected improvement by Student's t, which needs two samples.
 
     One more sample without any difference is added: without it, two or three equal improvements
@@ -150,9 +144,7 @@ def _lower_limit(values: NDArray[np.float64], level: float) -> float:
     return float(smoothed.mean() - special.stdtrit(len(values), level) * error)
 
 
-def _is_proved(
-    values: NDArray[np.float64], margin: float, alpha: float, bound: float, by_sign: bool
-) -> bool:
+def _is_proved(values: Floats, margin: float, alpha: float, bound: float, by_sign: bool) -> bool:
     """Whether the expected improvement is above -margin, with error probability alpha."""
     if len(values) == 0 or values.mean() <= 0:
         return False
@@ -165,7 +157,7 @@ def _is_proved(
     return _betting_evidence(values + margin, bound + margin) >= 1 / alpha
 
 
-def _betting_evidence(values: NDArray[np.float64], bound: float) -> float:
+def _betting_evidence(values: Floats, bound: float) -> float:
     """Evidence (an e-value) against a mean of at most 0, for values of at least -bound.
 
     The capital of a gambler who bets on a positive mean with a fixed stake grows on average only if
@@ -189,21 +181,17 @@ def largest_loss(classes: int) -> float:
 class Evidence(NamedTuple):
     """A candidate on a client's validation samples: losses (n,), and whether it is right (n,)."""
 
-    losses: NDArray[np.float64]
-    right: NDArray[np.float64] | None  # 0 or 1; None where the score is none by sample
+    losses: Floats
+    right: Floats | None  # 0 or 1; None where the score is none by sample
 
 
 def improvements(
     candidates: Mapping[str, Evidence], proof: bool = False, bound: float | None = None
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Floats]:
     """What each other candidate of a client improves over local training, by sample.
 
     A candidate whose loss is not finite is left out.
-
-    Args:
-        candidates: The evidence for each, local training among them.
-        proof: Compare what `proved` is about: what is right or wrong, otherwise clipped losses.
-        bound: What losses are clipped at as proof. None: they are not clipped.
+    proof: compare what `proved` is about: what is right or wrong, otherwise losses clipped at bound
     """
     local = candidates[ALONE]
     compared = {}

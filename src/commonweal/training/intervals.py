@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from commonweal.training.scores import classes_by_client, mean_by_client
 
+Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 FEW = {"positives": 10, "events": 10, "rows": 20}  # below which a score says little
 Z = float(ndtri((1 + CONFIDENCE) / 2))
@@ -32,23 +34,18 @@ STEPS = 60  # of a bisection
 class Interval(NamedTuple):
     """Bounds of every client's score (K,), and the number of rows that decide its width."""
 
-    low: np.ndarray
-    high: np.ndarray
-    support: np.ndarray
+    low: Floats
+    high: Floats
+    support: Floats
     unit: str  # what is counted: rows, positives or events
 
 
 def interval(
     name: str, stats: Tensor, offsets: Tensor, values: Tensor, variance: float | None
 ) -> Interval | None:
-    """The intervals of a score; None: there is no formula for it here.
+    """The intervals of a score with the values (K,); None: there is no formula for it here.
 
-    Args:
-        name: The score.
-        stats: The statistics of rows (N, s), as the score's `row_stats` gives them.
-        offsets: Where the rows of clients begin (K + 1,).
-        values: The clients' scores (K,).
-        variance: Of all labels, for R^2.
+    stats: (N, s), as the score's `row_stats` gives them; variance: of all labels, for R^2
     """
     if name not in FORMULAS or (name == "r2" and variance is None):
         return None
@@ -62,7 +59,7 @@ def interval(
     return Interval(low, high, support, unit)
 
 
-def _wilson(share: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _wilson(share: Floats, rows: Floats) -> tuple[Floats, Floats]:
     n = np.maximum(rows, 1e-12)
     scale = 1 + Z * Z / n
     middle = (share + Z * Z / (2 * n)) / scale
@@ -71,15 +68,14 @@ def _wilson(share: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
 
 
-def _newcombe(area: np.ndarray, m: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _newcombe(area: Floats, m: Floats, n: Floats) -> tuple[Floats, Floats]:
     """The areas that lie Z standard errors from the one that was found, below and above."""
 
-    def beyond(theta: np.ndarray) -> np.ndarray:
+    def beyond(theta: Floats) -> Floats:
         size = (m + n) / 2 - 1
         spread = 1 + size * (1 - theta) / (2 - theta) + size * theta / (1 + theta)
         error = np.sqrt(theta * (1 - theta) * spread / (m * n))
-        outside: np.ndarray = np.abs(area - theta) > Z * error
-        return outside
+        return np.asarray(np.abs(area - theta) > Z * error)
 
     bounds = []
     for end in (np.zeros_like(area), np.ones_like(area)):
@@ -93,38 +89,36 @@ def _newcombe(area: np.ndarray, m: np.ndarray, n: np.ndarray) -> tuple[np.ndarra
     return bounds[0], bounds[1]
 
 
-Bounds = tuple[np.ndarray, np.ndarray, np.ndarray, str]
-Formula = Callable[[Tensor, Tensor, np.ndarray], Bounds]
+Bounds = tuple[Floats, Floats, Floats, str]
+Formula = Callable[[Tensor, Tensor, Floats], Bounds]
 
 
-def _sizes(offsets: Tensor) -> np.ndarray:
-    sizes: np.ndarray = offsets.diff().double().numpy()
-    return sizes
+def _sizes(offsets: Tensor) -> Floats:
+    return np.asarray(offsets.diff().double())
 
 
-def _total(values: Tensor, offsets: Tensor) -> np.ndarray:
-    total: np.ndarray = torch.segment_reduce(values.double(), "sum", offsets=offsets).numpy()
-    return total
+def _total(values: Tensor, offsets: Tensor) -> Floats:
+    return np.asarray(torch.segment_reduce(values.double(), "sum", offsets=offsets))
 
 
-def _share(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
+def _share(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     rows = _sizes(offsets)
     return *_wilson(values, rows), rows, "rows"
 
 
-def _auroc(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
+def _auroc(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     positive = _total(stats[:, 1], offsets)
     negative = _sizes(offsets) - positive
     return *_newcombe(values, positive, negative), np.minimum(positive, negative), "positives"
 
 
-def _concordance(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
+def _concordance(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     events = _total(stats[:, 2], offsets)
     others = np.maximum(_sizes(offsets) - events, events)  # without censoring: pairs of events
     return *_newcombe(values, events, others), events, "events"
 
 
-def _auprc(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
+def _auprc(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     positive = _total(stats[:, 1], offsets)
     inside = np.clip(values, 0.5 / (positive + 1), 1 - 0.5 / (positive + 1))
     logit = np.log(inside / (1 - inside))
@@ -134,18 +128,16 @@ def _auprc(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
     return low, high, positive, "positives"
 
 
-def _rarest(true: np.ndarray) -> np.ndarray:
+def _rarest(true: Floats) -> Floats:
     """The rows of the rarest class that a client has."""
-    rarest: np.ndarray = np.where(true > 0, true, np.inf).min(1)
-    return rarest
+    return np.asarray(np.where(true > 0, true, np.inf).min(1))
 
 
-def _combined(
-    shares: np.ndarray, rows: np.ndarray, present: np.ndarray, curve: Callable[..., np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _combined(shares: Floats, rows: Floats, curve: Callable[..., Floats]) -> tuple[Floats, Floats]:
     """The interval of a mean over classes of curve(share), from those of the shares."""
     low, high = _wilson(shares, rows)
     middle = curve(shares)
+    present = rows > 0
     count = present.sum(1)
     mean = (middle * present).sum(1) / count
     below = np.sqrt(((middle - curve(low)) ** 2 * present).sum(1)) / count
@@ -153,47 +145,41 @@ def _combined(
     return mean - below, mean + above
 
 
-def _counts(stats: Tensor, offsets: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    right, guessed, true = classes_by_client(stats, offsets)
-    return right.numpy(), guessed.numpy(), true.numpy()
-
-
-def _balanced_accuracy(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
-    right, _, true = _counts(stats, offsets)
+def _balanced_accuracy(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
+    right, _, true = map(np.asarray, classes_by_client(stats, offsets))
     recall = right / np.maximum(true, 1)
-    bounds = _combined(recall, true, true > 0, lambda p: p)
+    bounds = _combined(recall, true, lambda p: p)
     return *bounds, _rarest(true), "positives"
 
 
-def _f1(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
-    right, guessed, true = _counts(stats, offsets)
+def _f1(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
+    right, guessed, true = map(np.asarray, classes_by_client(stats, offsets))
     if right.shape[1] == 2:
         right, guessed, true = right[:, 1:], guessed[:, 1:], true[:, 1:]
     union = guessed + true - right
     jaccard = right / np.maximum(union, 1)
-    bounds = _combined(jaccard, union, union > 0, lambda p: 2 * p / (1 + p))
+    bounds = _combined(jaccard, union, lambda p: 2 * p / (1 + p))
     return *bounds, _rarest(true), "positives"
 
 
-def _mean(stats: Tensor, offsets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _mean(stats: Tensor, offsets: Tensor) -> tuple[Floats, Floats]:
     """The interval of the mean over a client's rows, by Student's of its logarithm."""
     rows = _sizes(offsets)
     values = stats[:, 0]
-    mean = mean_by_client(values, offsets)
-    centred = values - torch.repeat_interleave(mean, offsets.diff())
+    means = mean_by_client(values, offsets)
+    centred = values - torch.repeat_interleave(means, offsets.diff())
+    mean = np.asarray(means)
     variance = _total(centred.square(), offsets) / (rows - 1)
     half = np.where(rows > 1, stdtrit(rows - 1, (1 + CONFIDENCE) / 2), np.inf)
-    factor = np.exp(half * np.sqrt(variance / rows) / mean.numpy())
-    low: np.ndarray = mean.numpy() / factor
-    high: np.ndarray = mean.numpy() * factor
-    return low, high
+    factor = np.exp(half * np.sqrt(variance / rows) / mean)
+    return mean / factor, mean * factor
 
 
-def _error(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
+def _error(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     return *_mean(stats, offsets), _sizes(offsets), "rows"
 
 
-def _rmse(stats: Tensor, offsets: Tensor, values: np.ndarray) -> Bounds:
+def _rmse(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     low, high = _mean(stats, offsets)
     return np.sqrt(low), np.sqrt(high), _sizes(offsets), "rows"
 

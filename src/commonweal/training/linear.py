@@ -37,9 +37,7 @@ def has_linear(task: Task, rows: Rows) -> bool:
 def fit_linear(task: Task, rows: Rows, strength: float, near: Tensor | None = None) -> Tensor:
     """Fit a linear model to the samples of one client. The task's loss decides which.
 
-    Args:
-        strength: scikit-learn's C.
-        near: Another linear model from which the search starts.
+    strength: scikit-learn's C; near: another linear model from which the search starts
     """
     features = task.ready_tensor(rows.x).reshape(len(rows.y), -1)
     x = features.cpu().double().numpy()
@@ -86,12 +84,7 @@ def _minimize_logistic(x: Floats, targets: Floats, strength: float, start: Float
     """The matrix (k, f + 1) that scikit-learn's LogisticRegression finds, in half of its time.
 
     For few samples most of its time goes into checks. The loss and the steps are the same.
-
-    Args:
-        x: The samples (N, f).
-        targets: Their classes as one-hot columns (k, N), k > 1.
-        strength: scikit-learn's C.
-        start: The matrix (k, f + 1) at which the search starts.
+    x: (N, f); targets: the classes as one-hot columns (k, N), k > 1; start: (k, f + 1)
     """
     from scipy.optimize import minimize
 

@@ -16,6 +16,7 @@ from commonweal.training.scores import Score
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> (N,), or a torch loss
 ScoreFunction = Callable[[Tensor, Tensor], Tensor | float]  # of a client: (N,), or one number
 Pick = Callable[[object], Tensor]  # what a module returns -> its outputs
+UNDEFINED = torch.tensor(torch.nan, dtype=torch.float64)  # the score of a client without samples
 
 
 @runtime_checkable
@@ -67,12 +68,11 @@ class OwnLoss:
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
-        self.given = function
         self.name = function_name(function)
         if isinstance(function, nn.modules.loss._Loss):
             function = copy(function)
             function.reduction = "none"
-        elif "reduction" in _parameters(function):
+        elif _has_reduction(function):
             function = partial(function, reduction="none")
         self._function = function
 
@@ -104,6 +104,13 @@ class OwnLoss:
         return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 
+def _has_reduction(function: LossFunction) -> bool:
+    try:
+        return "reduction" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin
+        return False
+
+
 def _reason(error: Exception) -> str:
     """The first line of an error of a user's function."""
     return f"{type(error).__name__}: {error}".split("\n")[0][:200]
@@ -114,13 +121,6 @@ def _is_per_sample(values: Tensor, outputs: Tensor, y: Tensor) -> bool:
     if values.shape[:1] != outputs.shape[:1]:
         return False
     return values.numel() == len(values) or values.shape in (outputs.shape, y.shape)
-
-
-def _parameters(function: LossFunction) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin
-        return {}
 
 
 def function_name(function: object) -> str:
@@ -169,52 +169,42 @@ def score_name(function: object, lower_is_better: bool) -> str:
     return f"lower:{plain}" if lower_is_better else f"higher:{plain}"
 
 
-class OwnScore:
-    """A user's score: a function of a client's outputs and labels."""
+def own_score(function: ScoreFunction, lower_is_better: bool) -> Score:
+    """A user's score. The statistics of a sample are what the function takes: outputs, labels."""
+    shape = labels = torch.Size()  # of a sample's outputs and labels
+    dtype = torch.float32  # of labels
 
-    def __init__(self, function: ScoreFunction, lower_is_better: bool) -> None:
-        self.function = function
-        self.lower_is_better = lower_is_better
-        self._outputs: torch.Size = torch.Size()
-        self._labels: torch.Size = torch.Size()
-        self._type = torch.float32
-
-    def score(self) -> Score:
-        """The score as statistics of samples, which are its arguments, and their reduction."""
-        lower = self.lower_is_better
-        return Score(self._stats, self._reduce, "your own score", (), lower, in_per_cent=False)
-
-    def _stats(self, outputs: Tensor, y: Tensor) -> Tensor:
-        self._outputs, self._labels, self._type = outputs.shape[1:], y.shape[1:], y.dtype
+    def row_stats(outputs: Tensor, y: Tensor) -> Tensor:
+        nonlocal shape, labels, dtype
+        shape, labels, dtype = outputs.shape[1:], y.shape[1:], y.dtype
         n = len(outputs)
-        flat = outputs.reshape(n, -1)
-        return torch.cat([flat.double(), y.reshape(n, -1).double()], 1)
+        return torch.cat([outputs.reshape(n, -1).double(), y.reshape(n, -1).double()], 1)
 
-    def _reduce(self, stats: Tensor, offsets: Tensor) -> Tensor:
-        width = self._outputs.numel()
+    def reduce(stats: Tensor, offsets: Tensor) -> Tensor:
+        width = shape.numel()
         values = []
         for a, b in pairwise(offsets.tolist()):
-            if a == b:
-                values.append(torch.tensor(torch.nan).double())
-                continue
-            outputs = stats[a:b, :width].reshape(-1, *self._outputs).float()
-            y = stats[a:b, width:].reshape(-1, *self._labels).to(self._type)
-            values.append(self._value(outputs, y))
+            outputs = stats[a:b, :width].reshape(b - a, *shape).float()
+            y = stats[a:b, width:].reshape(b - a, *labels).to(dtype)
+            values.append(_value(function, outputs, y) if b > a else UNDEFINED)
         return torch.stack(values)
 
-    def _value(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The score of a client's samples."""
-        name = function_name(self.function)
-        try:
-            value = torch.as_tensor(self.function(outputs, y)).double()
-        except Exception as error:  # of a user's own code
-            raise ConfigError(
-                f"the score {name} of outputs {tuple(outputs.shape)} and labels {tuple(y.shape)} "
-                f"is no number ({_reason(error)}): return one, or one per sample"
-            ) from error
-        if value.numel() != 1 and value.shape != outputs.shape[:1]:
-            raise ConfigError(
-                f"the score {name} gave {tuple(value.shape)} for {len(outputs)} samples: return a "
-                "number, or one per sample"
-            )
-        return value.mean()
+    return Score(row_stats, reduce, "your own score", (), lower_is_better, in_per_cent=False)
+
+
+def _value(function: ScoreFunction, outputs: Tensor, y: Tensor) -> Tensor:
+    """The score of a client's samples."""
+    name = function_name(function)
+    try:
+        value = torch.as_tensor(function(outputs, y)).double()
+    except Exception as error:  # of a user's own code
+        raise ConfigError(
+            f"the score {name} of outputs {tuple(outputs.shape)} and labels {tuple(y.shape)} "
+            f"is no number ({_reason(error)}): return one, or one per sample"
+        ) from error
+    if value.numel() != 1 and value.shape != outputs.shape[:1]:
+        raise ConfigError(
+            f"the score {name} gave {tuple(value.shape)} for {len(outputs)} samples: return a "
+            "number, or one per sample"
+        )
+    return value.mean()

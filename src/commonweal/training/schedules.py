@@ -28,6 +28,7 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "min": min,
     "max": max,
 }
+WRONG = (ConfigError, ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError)
 EXAMPLES = "write a formula of the round t, such as 1/t, 1/sqrt(t) or 0.99^(t-1)"
 
 
@@ -40,15 +41,11 @@ def factor(schedule: str | None, t: int) -> float:
     if schedule is None:
         return 1.0
     try:
-        value = _value(_parsed(schedule), float(t))
-    except (
-        ConfigError,
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        SyntaxError,
-        RecursionError,
-    ) as error:
+        if len(schedule) > LONGEST:
+            raise ConfigError(f"it has more than {LONGEST} characters")
+        formula = ast.parse(schedule.strip().replace("^", "**"), mode="eval").body
+        value = _value(formula, float(t))
+    except WRONG as error:
         raise ConfigError(f"schedule = {schedule[:60]!r}: {error}; {EXAMPLES}") from None
     if not 0 < value < math.inf:
         raise ConfigError(
@@ -60,15 +57,8 @@ def factor(schedule: str | None, t: int) -> float:
 
 def check(schedule: str | None, rounds: int) -> None:
     """Raise ConfigError for a schedule that is no formula, or not above 0 in one of the rounds."""
-    if schedule is not None:
-        for t in range(1, rounds + 1):
-            factor(schedule, t)
-
-
-def _parsed(schedule: str) -> ast.expr:
-    if len(schedule) > LONGEST:
-        raise ConfigError(f"it has more than {LONGEST} characters")
-    return ast.parse(schedule.strip().replace("^", "**"), mode="eval").body
+    for t in range(1, rounds + 1):
+        factor(schedule, t)
 
 
 def _value(node: ast.expr, t: float) -> float:

@@ -232,19 +232,17 @@ def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
     return mean_by_client(stats[:, 0], offsets)
 
 
-CLASSES = CLASSIFICATION
-VALUES = REGRESSION
 SURVIVAL = ("cox",)
 TOKENS = ("tokens", "cross-entropy")
 
 # The score of a task that names none, by its loss.
-DEFAULTS = dict.fromkeys(VALUES, "r2") | {"tokens": "token-accuracy", "cox": "concordance"}
+DEFAULTS = dict.fromkeys(REGRESSION, "r2") | {"tokens": "token-accuracy", "cox": "concordance"}
 
-_VALUE = partial(Score, losses=VALUES, in_per_cent=False)
+_VALUE = partial(Score, losses=REGRESSION, in_per_cent=False)
 _ERROR = partial(_VALUE, lower_is_better=True)
 
 SCORES = {
-    "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSES),
+    "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSIFICATION),
     "top-5": Score(
         _top5, _mean, "share of rows whose class is among the five likeliest", ("cross-entropy",)
     ),
@@ -252,22 +250,25 @@ SCORES = {
         _margins,
         _auroc,
         "probability that a positive row ranks above a negative one; needs both in each client",
-        CLASSES,
+        CLASSIFICATION,
     ),
     "auprc": Score(
         _margins,
         _auprc,
         "average precision: area under precision by recall; needs a positive row in each client",
-        CLASSES,
+        CLASSIFICATION,
     ),
     "balanced-accuracy": Score(
         _predicted,
         _balanced_accuracy,
         "mean over classes of the share of rows that is right",
-        CLASSES,
+        CLASSIFICATION,
     ),
     "f1": Score(
-        _predicted, _f1, "F1 of class 1, or the mean over classes where there are more", CLASSES
+        _predicted,
+        _f1,
+        "F1 of class 1, or the mean over classes where there are more",
+        CLASSIFICATION,
     ),
     "r2": _VALUE(
         _errors,
@@ -298,7 +299,7 @@ SCORES = {
 }
 
 # Lower is better; not allowed as a run's main score.
-_GAP = partial(Score, calibration.row_stats, losses=CLASSES, lower_is_better=True)
+_GAP = partial(Score, calibration.row_stats, losses=CLASSIFICATION, lower_is_better=True)
 DIAGNOSTICS = {
     "ece": _GAP(calibration.ece, "expected calibration error, 20 bins"),
     "mce": _GAP(calibration.mce, "maximum calibration error, 20 bins"),

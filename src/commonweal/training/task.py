@@ -27,11 +27,11 @@ from commonweal.training.losses import LOSSES
 from commonweal.training.own import (
     LossFunction,
     OwnLoss,
-    OwnScore,
     Pick,
     ScoreFunction,
     function_name,
     known_loss,
+    own_score,
     pick_outputs,
     score_name,
 )
@@ -109,15 +109,16 @@ class Task:
         self.precision = precision
         self.implied = loss == ""  # the labels may suggest another loss than this one
         self.own_loss: OwnLoss | None = None
-        self.own_score: OwnScore | None = None
+        self.own_score: Score | None = None
         if not isinstance(loss, str):
             self.own_loss = None if known_loss(loss) else OwnLoss(loss)
             loss = known_loss(loss) or function_name(loss)
         if not isinstance(score, str):
-            self.own_score = OwnScore(score, lower_is_better)
+            self.own_score = own_score(score, lower_is_better)
             score = score_name(score, lower_is_better)
         elif self.own_loss is not None and not score:
-            self.own_score, score = OwnScore(self.own_loss, lower_is_better=True), LOSS
+            self.own_score = own_score(self.own_loss, lower_is_better=True)
+            score = LOSS
         self.loss = loss or "cross-entropy"
         self.score = score or scores.DEFAULTS.get(self.loss, "accuracy")
         self.scores = tuple(dict.fromkeys((self.score, *also)))  # the main one first
@@ -168,14 +169,8 @@ class Task:
     @property
     def functions(self) -> dict[str, object]:
         """The user's own functions, by the argument that they were given as."""
-        functions: dict[str, object] = {}
-        if self.own_loss is not None:
-            functions["loss"] = self.own_loss.given
-        if self.own_score is not None and self.own_score.function is not self.own_loss:
-            functions["score"] = self.own_score.function
-        if self.output is not None:
-            functions["output"] = self.output
-        return functions
+        keys = ("score", "output") if self.own_loss is None else ("loss", "score", "output")
+        return {key: self._given[key] for key in keys if callable(self._given[key])}
 
     # The vector
 
@@ -389,7 +384,7 @@ class Task:
     def find_score(self, name: str) -> Score:
         """A score by name. R^2 is against the variance of the target where that is known."""
         if self.own_score is not None and name == self.score:
-            return self.own_score.score()
+            return self.own_score
         variance = self.variance
         if variance is None and self.target is not None and not self.log_target:
             variance = self.target[1] ** 2

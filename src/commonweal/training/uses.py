@@ -90,13 +90,7 @@ class MixedModule(nn.Module):
 
 
 def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
-    """What a client uses as one module, in evaluation mode.
-
-    Args:
-        task: The task, which names the tensors of a parameter vector.
-        module: A module of the same architecture as the task's.
-        uses: The models (M, d) and their weights (M,).
-    """
+    """What a client uses as one module, in evaluation mode, from copies of `module`."""
     # A model of weight 0 has no part in a prediction: it is left out.
     chosen = [k for k, weight in enumerate(uses.weights.tolist()) if weight > 0]
     members: list[nn.Module] = []

@@ -44,11 +44,19 @@ def posterior_mean(losses: Tensor) -> Tensor:
 class LocalTraining(Client):
     """The base of the methods whose clients have a local model."""
 
+    personalizes = True
+    plans_rounds = True
     local: ClassVar[str] = "local"  # its name in the client's state
+    fitting: ClassVar[tuple[str, ...]] = ("fit", "retrain")  # requests when samples rejoin
+    closing: ClassVar[tuple[str, ...]] = ("tune",)  # requests after the last round
 
     def scouted(self, rounds: int) -> int:
         """The last round in which samples are held out."""
         return math.ceil(SCOUTED * rounds)
+
+    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
+        fitting = self.fitting if round == self.scouted(rounds) else ()
+        return fitting if round < rounds else fitting + self.closing
 
     def local_stages(self, purpose: str, message: Tensors) -> tuple[Stage, ...]:
         """The training of the local model for "train", "mix", "fit", "retrain" or "tune".

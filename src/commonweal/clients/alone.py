@@ -34,8 +34,6 @@ class Alone(LocalTraining):
 
     select: bool = True
 
-    personalizes = True
-    plans_rounds = True
     local = "private"
 
     @property
@@ -46,10 +44,7 @@ class Alone(LocalTraining):
         return _whole(task)
 
     def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        if not self.select:
-            return ()
-        fitting = ("fit", "retrain") if round == self.scouted(rounds) else ()
-        return fitting if round < rounds else (*fitting, "tune")
+        return super().exchanges(round, rounds) if self.select else ()
 
     def stages(
         self, task: Task, purpose: str, message: Tensors, validates: bool

@@ -49,8 +49,7 @@ class Blend(LocalTraining):
     The others are those of sgd, for all models
     """
 
-    personalizes = True
-    plans_rounds = True
+    fitting = ("mix", "retrain")
 
     partner: Literal["both", "global", "tuned"] = "both"
     limit: float | None = None
@@ -86,10 +85,6 @@ class Blend(LocalTraining):
         return math.ceil(self.learn_at * rounds)
 
     # What is trained when
-
-    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        learning = ("mix", "retrain") if round == self.scouted(rounds) else ()
-        return learning if round < rounds else (*learning, "tune")
 
     def stages(
         self, task: Task, purpose: str, message: Tensors, validates: bool

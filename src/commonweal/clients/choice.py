@@ -41,8 +41,7 @@ class ChoiceClient(LocalTraining):
     The others are those of sgd, for all models
     """
 
-    personalizes = True
-    plans_rounds = True
+    closing = ("tune", "choose")
     candidates: ClassVar[tuple[str, ...]] = (ALONE, "global", "tuned")
 
     how: How = "safe"
@@ -61,10 +60,6 @@ class ChoiceClient(LocalTraining):
     @property
     def holds_out(self) -> HoldsOut:
         return "training"
-
-    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        fitting = ("fit", "retrain") if round == self.scouted(rounds) else ()
-        return fitting if round < rounds else (*fitting, "tune", "choose")
 
     def stages(
         self, task: Task, purpose: str, message: Tensors, validates: bool

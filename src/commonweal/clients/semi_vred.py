@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, Grid
+from commonweal.training.client import Client, Grid, at_least
 from commonweal.training.objective import Objective, Reduction
 from commonweal.training.task import Task
 
@@ -35,8 +34,7 @@ class SemiVRedClient(Client):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta < 0:
-            raise ConfigError(f"semi-vred beta = {self.beta}: it must be at least 0")
+        at_least(self, beta=0)
 
     def init_shared(self, task: Task) -> Tensors:
         return {"mean": torch.tensor(torch.inf)}

@@ -1,7 +1,7 @@
 """The reference trainer: gradients by autograd, for any model and any objective."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -105,14 +105,11 @@ class AutogradSteps(Steps):
     vectors: Tensors  # (S, ...)
     memory: Memory
 
-    @cached_property
-    def _trained(self) -> tuple[str, ...]:
-        return self.trainer.objective.trained
-
     def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor:
-        learned = self.trainer.objective.learned if first else ()
+        optimizer, objective = self.trainer.optimizer, self.trainer.objective
+        learned = objective.learned if first else ()
         leaves = {}
-        for name in (*self._trained, *learned):
+        for name in (*objective.trained, *learned):
             leaves[name] = self.vectors[name].detach().requires_grad_()
         value = self.trainer.vectorize(self._value, (0, 0, 0, 0))
         total, statistics, means = value(self.vectors | leaves | {"noise": noise}, *batch)
@@ -122,21 +119,16 @@ class AutogradSteps(Steps):
             for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
                 if grad is None:
                     grad = total.new_zeros(()).expand_as(leaf)
-                self._move(name, grad, name in learned)
+                if name in learned:  # a mixing coefficient
+                    self.vectors[name].sub_(optimizer.lr * grad).clamp_(0, 1)
+                else:
+                    mask = self.trainer.mask
+                    optimizer.step(self.vectors[name], grad, self.memory[name], mask)
             n = self.trainer.task.num_trainable
             for name, values in statistics.items():
                 if values.shape[-1]:
                     self.vectors[name][:, n:] = values
         return means.detach()
-
-    def _move(self, name: str, grad: Tensor, is_coefficient: bool) -> None:
-        """Take a step of a vector, or of a mixing coefficient within [0, 1]."""
-        optimizer = self.trainer.optimizer
-        vector = self.vectors[name]
-        if is_coefficient:
-            vector.sub_(optimizer.lr * grad).clamp_(0, 1)
-        else:
-            optimizer.step(vector, grad, self.memory[name], self.trainer.mask)
 
     def _value(self, vectors: Tensors, x: Inputs, y: Tensor, weight: Tensor) -> Value:
         batch = Batch(x, y, weight)

@@ -81,7 +81,7 @@ def train_locally(
             place = gathered[0]["update"][where]
         own_plan = plan.of(positions)
         group = _Group(client, task, message, select(states, where), rows, own_plan, vectorize)
-        first_epoch = own_plan.first_epoch() if losses else np.empty((0, len(positions)))
+        first_epoch = own_plan.first_epoch() if losses else np.empty((0, len(positions)), "f4")
         batches = torch.from_numpy(first_epoch).to(rows.device)  # (steps, S) their sizes
         watched = torch.zeros_like(batches)  # their losses
         trained = group.train(models, place, watched)

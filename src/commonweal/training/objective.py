@@ -209,7 +209,10 @@ def objective_value(task: Task, objective: Objective, vectors: Tensors, batch: B
         total = total + objective.custom.loss(task, vectors, batch)
     if task.size > task.num_trainable:
         for name, point in objective.statistics:
-            measured[name] = _statistics(task, objective, vectors, batch, measured, name, point)
+            if point in objective.at:
+                measured[name] = measured[point.trains[-1]]
+            else:
+                measured[name] = _statistics(task, vectors, batch, name, point)
     return Value(total, measured, means[0] if means else total.detach())
 
 
@@ -224,18 +227,8 @@ def _proximal(task: Task, vectors: Tensors, term: Proximal) -> Tensor:
     return total
 
 
-def _statistics(
-    task: Task,
-    objective: Objective,
-    vectors: Tensors,
-    batch: Batch,
-    measured: Tensors,
-    name: str,
-    point: Point,
-) -> Tensor:
-    """The next statistics of a vector, measured at a point."""
-    if point in objective.at:
-        return measured[point.trains[-1]]
+def _statistics(task: Task, vectors: Tensors, batch: Batch, name: str, point: Point) -> Tensor:
+    """The next statistics of a vector, measured at another point."""
     n = task.num_trainable
     # The variance of a mixture is not the mixture of the variances: go on from the vector's own.
     used = torch.cat([_located(task, vectors, point)[:n], vectors[name][n:]]).detach()

@@ -114,13 +114,13 @@ def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, Floa
     for name, given in candidates.items():
         try:
             values = np.asarray(given, dtype=np.float64)
-            if values.ndim != 1 or not np.isfinite(values).all():
-                raise ValueError(f"shape {values.shape}" if values.ndim != 1 else "not finite")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
+            values = np.array(np.nan)
+        if values.ndim != 1 or not np.isfinite(values).all():
             raise DataError(
-                f"client {client}, candidate {name!r}: improvements are not numbers ({error}); "
-                "give a finite one per validation sample, or leave the candidate out"
-            ) from None
+                f"client {client}, candidate {name!r}: improvements are not numbers or not finite; "
+                "give one per validation sample, or leave the candidate out"
+            )
         if name != ALONE:
             checked[name] = values
     if len({len(values) for values in checked.values()}) > 1:

@@ -87,7 +87,6 @@ INTERNAL = {
     "cli.py": {"Exit"},
     "config/catalog.py": {"ImportError"},
     "data/plain_table.py": {"ValueError"},  # exports carry a copy: it cannot import the tree
-    "datasets/_download.py": {"ConnectionError"},
     "analysis/rank_pool.py": {"ServedExit", "known"},  # other ranks' end; a class of the tree
     "engines/ranks.py": {"failure", "kind"},  # variables: classes of the tree
     "engines/wire.py": {"DisconnectedError"},  # caught by engines/ranks.py

@@ -29,23 +29,17 @@ def read_wave(data: bytes, name: str, rate: int, length: int) -> np.ndarray:
 
 def spectra(x: np.ndarray, frames: int = 16, bands: int = 32) -> np.ndarray:
     """Log power of frequency bands at moments spread over each sound, (N, frames * bands)."""
-    pieces = _frames(x, frames, 8 * bands)
-    power = np.abs(np.fft.rfft(pieces)[:, :, 1:]) ** 2
+    width = 8 * bands
+    silence = (x[:, 0, ::-1] != 0).argmax(1)  # after the end of a sound
+    last = np.maximum(x.shape[-1] - silence - width, 0)
+    start = last[:, None] * np.arange(frames) // (frames - 1)
+    index = start[:, :, None] + np.arange(width)
+    pieces = np.take_along_axis(x[:, 0], index.reshape(len(x), -1), 1)
+    pieces = pieces.reshape(len(x), frames, width).astype(np.float32) / 32768
+    windowed = pieces * np.hanning(width).astype(np.float32)
+    power = np.abs(np.fft.rfft(windowed)[:, :, 1:]) ** 2
     by_band = power.reshape(len(x), frames, bands, -1).mean(-1)
     loudness = np.log(by_band + 1e-6)
     centred = loudness - loudness.mean((1, 2), keepdims=True)
     scaled = centred / (loudness.std((1, 2), keepdims=True) + 1e-6)
     return np.asarray(scaled.reshape(len(x), -1), dtype=np.float32)
-
-
-def _frames(x: np.ndarray, frames: int, width: int) -> np.ndarray:
-    """Windows of each sound, without the silence after its end (N, frames, width)."""
-    silence = (x[:, 0, ::-1] != 0).argmax(1)
-    last = np.maximum(x.shape[-1] - silence - width, 0)
-    start = last[:, None] * np.arange(frames) // (frames - 1)
-    index = start[:, :, None] + np.arange(width)
-    pieces = np.take_along_axis(x, index.reshape(len(x), 1, -1), 2)
-    pieces = pieces.reshape(len(x), frames, width)
-    window = np.hanning(width).astype(np.float32)
-    windowed: np.ndarray = pieces.astype(np.float32) / 32768 * window
-    return windowed

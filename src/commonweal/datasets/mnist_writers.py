@@ -47,12 +47,10 @@ def mnist_writers(
         raise DataError(
             f"the writers' table of shape {table.shape} does not match these {len(y)} MNIST images"
         )
-    client = table[:, 2] if by == "writer" else _series(table[:, 1])
+    client = table[:, 2]
+    if by == "series":
+        client = np.array([SERIES.get(k, f"series {k}") for k in table[:, 1].tolist()])
     return natural_federation(x, y, client, test, seed, clients, outputs=10)
 
 
 ENTRIES = {"mnist-writers": mnist_writers}
-
-
-def _series(numbers: np.ndarray) -> np.ndarray:
-    return np.array([SERIES.get(number, f"series {number}") for number in numbers.tolist()])

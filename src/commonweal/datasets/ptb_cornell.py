@@ -5,7 +5,8 @@ Cornell movie lines in `cornell`. Clients are "document" and "conversation".
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ MANUAL = (
     "dialogs)"
 )
 Sentences = list[list[str]]
-Texts = dict[tuple[str, str], Sentences]  # (client, part) -> sentences
 
 
 def ptb_cornell(
@@ -43,8 +43,16 @@ def ptb_cornell(
     paths += locate("ptb-cornell", film_folder, [film_lines], dir)
 
     def read() -> Iterator[ClientRows]:
-        texts = _read(paths, test)
-        known = vocabulary(_training_words(texts), words)
+        film = [_spoken(line) for line in read_text(paths[2], "iso-8859-1").splitlines()]
+        cut = round((1 - test) * len(film))
+        texts = {
+            ("document", "train"): _sentences(paths[0]),
+            ("document", "test"): _sentences(paths[1]),
+            ("conversation", "train"): film[:cut],
+            ("conversation", "test"): film[cut:],
+        }
+        training = texts["document", "train"] + texts["conversation", "train"]
+        known = vocabulary(chain.from_iterable(training), words)
         for (name, part), sentences in texts.items():
             stream: list[int] = []
             for sentence in sentences:
@@ -58,26 +66,8 @@ def ptb_cornell(
 ENTRIES = {"ptb-cornell": ptb_cornell}
 
 
-def _read(paths: list[Path], test: float) -> Texts:
-    film = [_spoken(line) for line in read_text(paths[2], "iso-8859-1").splitlines()]
-    cut = round((1 - test) * len(film))
-    return {
-        ("document", "train"): _sentences(paths[0]),
-        ("document", "test"): _sentences(paths[1]),
-        ("conversation", "train"): film[:cut],
-        ("conversation", "test"): film[cut:],
-    }
-
-
 def _sentences(path: Path) -> Sentences:
     return [line.split() for line in read_text(path).splitlines()]
-
-
-def _training_words(texts: Texts) -> Iterable[str]:
-    for (_, part), sentences in texts.items():
-        if part == "train":
-            for words in sentences:
-                yield from words
 
 
 def _windows(codes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

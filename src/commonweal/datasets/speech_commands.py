@@ -5,8 +5,8 @@ Warden 2018, CC BY 4.0; speech_commands_v0.02.tar.gz, or the folder of its name,
 """
 
 from collections import Counter
-from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from pathlib import PurePosixPath
+from typing import Literal
 
 import numpy as np
 
@@ -23,11 +23,6 @@ af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58 speech_commands
 """
 NAME = "speech_commands_v0.02"
 RATE = 16_000
-
-
-class Recording(NamedTuple):
-    word: str
-    speaker: str
 
 
 def speech_commands(
@@ -48,12 +43,32 @@ def speech_commands(
     path = locate_one("speech-commands", "speech_commands", [NAME, f"{NAME}.tar.gz"], dir)
 
     def parse(new: New) -> None:
-        recordings = _recordings(path, skip=_listed(path) if part == "train" else set())
-        words = sorted({recording.word for recording in recordings.values()})
-        chosen = _of_frequent_speakers(path, recordings, least)
-        spoken, speakers = zip(*_fill_sounds(new, path, chosen), strict=True)
+        skip: set[str] = set()  # the publisher's validation and testing files, as <word>/<file>
+        if part == "train":
+            for _, data in read_members(path, ("_list.txt",)):
+                skip.update(data.decode("ascii").split())
+        spoken = {}  # file -> word, speaker
+        for name in list_members(path, (".wav",)):
+            word, file = PurePosixPath(name).parts[-2:]
+            if "_nohash_" in file and f"{word}/{file}" not in skip:
+                spoken[name] = word, file.split("_")[0]
+        words = sorted({word for word, _ in spoken.values()})
+        count = Counter(speaker for _, speaker in spoken.values())
+        chosen = {name: row for name, row in spoken.items() if count[row[1]] >= least}
+        if not chosen:
+            raise DataError(
+                f"{str(path)!r} holds no <word>/<speaker>_nohash_<k>.wav of speakers with {least} "
+                "or more: get it again, or lower least"
+            )
+        x = new("x", (len(chosen), 1, RATE), np.int16)
+        rows: list[tuple[str, str]] = []
+        for name, data in read_members(path, (".wav",)):
+            if name in chosen:
+                x[len(rows)] = read_wave(data, name, RATE, RATE)
+                rows.append(chosen[name])
+        of_rows, speakers = zip(*rows, strict=True)
         names, owner = np.unique(speakers, return_inverse=True)
-        write(new, y=np.searchsorted(words, spoken), owner=owner, names=names, words=words)
+        write(new, y=np.searchsorted(words, of_rows), owner=owner, names=names, words=words)
 
     arrays = cached("speech-commands", [path], parse, f"{part} {least}")
     return natural_federation(
@@ -69,44 +84,3 @@ def speech_commands(
 
 
 ENTRIES = {"speech-commands": speech_commands}
-
-
-def _listed(path: Path) -> set[str]:
-    """The files of the publisher's validation and testing lists, as <word>/<file>."""
-    files: set[str] = set()
-    for _, data in read_members(path, ("_list.txt",)):
-        files.update(data.decode("ascii").split())
-    return files
-
-
-def _recordings(path: Path, skip: set[str]) -> dict[str, Recording]:
-    recordings = {}
-    for name in list_members(path, (".wav",)):
-        file = PurePosixPath(name)
-        word = file.parent.name
-        if "_nohash_" in file.name and f"{word}/{file.name}" not in skip:
-            recordings[name] = Recording(word, file.name.split("_")[0])
-    return recordings
-
-
-def _of_frequent_speakers(
-    path: Path, recordings: dict[str, Recording], least: int
-) -> dict[str, Recording]:
-    count = Counter(recording.speaker for recording in recordings.values())
-    chosen = {name: row for name, row in recordings.items() if count[row.speaker] >= least}
-    if not chosen:
-        raise DataError(
-            f"{str(path)!r} holds no <word>/<speaker>_nohash_<k>.wav of speakers with {least} or "
-            "more: get it again, or lower least"
-        )
-    return chosen
-
-
-def _fill_sounds(new: New, path: Path, chosen: dict[str, Recording]) -> list[Recording]:
-    x = new("x", (len(chosen), 1, RATE), np.int16)
-    rows: list[Recording] = []
-    for name, data in read_members(path, (".wav",)):
-        if name in chosen:
-            x[len(rows)] = read_wave(data, name, RATE, RATE)
-            rows.append(chosen[name])
-    return rows

@@ -5,6 +5,7 @@ author with texts in both files.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from commonweal.base.errors import ConfigError, DataError, install
@@ -16,7 +17,6 @@ from commonweal.datasets._words import encode, shift, vocabulary
 
 MANUAL = "stackoverflow_train.h5 and stackoverflow_test.h5 of TensorFlow Federated"
 FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5")
-Texts = dict[str, list[list[str]]]  # author -> texts -> words
 
 
 def stackoverflow(
@@ -38,8 +38,12 @@ def stackoverflow(
     def read() -> Iterator[ClientRows]:
         train = dict(_read_texts(paths[0], texts))
         test = dict(_read_texts(paths[1], texts))
-        authors = _choose_authors(sorted(set(train) & set(test)), clients, seed)
-        known = vocabulary(_words_of(train, authors), words)
+        both = sorted(set(train) & set(test))
+        if not both:
+            raise DataError("no author has texts in both files: get them again")
+        authors = [both[k] for k in choose_clients(both, min(clients, len(both)), seed)]
+        training_texts = chain.from_iterable(train[name] for name in authors)
+        known = vocabulary(chain.from_iterable(training_texts), words)
         for part, content in (("train", train), ("test", test)):
             for name in authors:
                 codes = [encode(text, known) for text in content[name]]
@@ -51,19 +55,6 @@ def stackoverflow(
 
 
 ENTRIES = {"stackoverflow": stackoverflow}
-
-
-def _choose_authors(authors: list[str], clients: int, seed: int) -> list[str]:
-    if not authors:
-        raise DataError("no author has texts in both files: get them again")
-    chosen = choose_clients(authors, min(clients, len(authors)), seed)
-    return [authors[k] for k in chosen]
-
-
-def _words_of(texts: Texts, authors: list[str]) -> Iterator[str]:
-    for name in authors:
-        for words in texts[name]:
-            yield from words
 
 
 def _read_texts(path: Path, most: int) -> Iterator[tuple[str, list[list[str]]]]:

@@ -42,9 +42,15 @@ def synthetic(
         check_bounds(f"synthetic {name}", value, least=2)
     for name, skew in (("label", label), ("feature", feature), ("quantity", quantity)):
         check_bounds(f"synthetic {name}", skew, least=0)
-    _check_size(clients, rows, features, classes, quantity)
+    check_bounds("synthetic quantity", quantity, most=MOST_QUANTITY)
+    expected = clients * rows * math.exp(quantity**2 / 2)  # the mean of a log-normal size
+    check_memory(
+        f"synthetic data of {clients:,} clients with {rows:,} rows of {features:,} features each",
+        expected * (4 * features + 16) + 64 * clients + 4 * features * classes,
+    )
     rng = randomness.stream(seed, 0, 0, randomness.DRAW)
-    sizes = _draw_sizes(clients, rows, quantity, rng)
+    drawn = np.round(rows * np.exp(quantity * rng.standard_normal(clients)))
+    sizes = np.maximum(2, drawn).astype(np.int64)
     shared = rng.standard_normal((features, classes), dtype=np.float32)
     x = np.empty((sizes.sum(), features), dtype=np.float32)
     y = np.empty(sizes.sum(), dtype=np.int64)
@@ -59,22 +65,6 @@ def synthetic(
 
 
 ENTRIES = {"synthetic": synthetic}
-
-
-def _check_size(clients: int, rows: int, features: int, classes: int, quantity: float) -> None:
-    """Raise ConfigError where the rows would not fit into memory."""
-    check_bounds("synthetic quantity", quantity, most=MOST_QUANTITY)
-    expected = clients * rows * math.exp(quantity**2 / 2)  # the mean of a log-normal size
-    needed = expected * (4 * features + 16) + 64 * clients + 4 * features * classes
-    check_memory(
-        f"synthetic data of {clients:,} clients with {rows:,} rows of {features:,} features each",
-        needed,
-    )
-
-
-def _draw_sizes(clients: int, median: int, quantity: float, rng: np.random.Generator) -> np.ndarray:
-    sizes = np.round(median * np.exp(quantity * rng.standard_normal(clients)))
-    return np.maximum(2, sizes).astype(np.int64)
 
 
 def _chunks(sizes: np.ndarray, width: int) -> Iterator[np.ndarray]:

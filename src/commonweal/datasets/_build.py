@@ -13,18 +13,12 @@ from commonweal.data.federation import Federation
 from commonweal.data.split import split_rows
 from commonweal.datasets._shared import Pool, take_features
 from commonweal.datasets.noise import Noise
-from commonweal.datasets.partition import (
-    Assignment,
-    FlowerPartitioner,
-    Partition,
-    as_partition,
-    assign,
-)
+from commonweal.datasets.partition import Partition, Partitioning, assign
 
 
 def build_federation(
     loaded: Federation | Pool,
-    partition: Partition | Assignment | FlowerPartitioner | None = None,
+    partition: Partitioning | None = None,
     noise: Noise | None = None,
     seed: int = 0,
 ) -> Federation:
@@ -41,7 +35,7 @@ def build_federation(
         federation = loaded
     else:
         pool = pool_clients(loaded) if isinstance(loaded, Federation) else loaded
-        chosen = pool.partition if partition is None else as_partition(partition)
+        chosen = pool.partition if partition is None else partition
         if chosen is None:
             raise ConfigError(
                 "these rows have no clients: name the column that has them, or give a partition"
@@ -72,7 +66,7 @@ def pool_clients(federation: Federation) -> Pool:
     )
 
 
-def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
+def divide(pool: Pool, partition: Partitioning, seed: int) -> Federation:
     """A federation of a pool's rows.
 
     A share `test` is held out of each client's rows. With "official", the training rows are
@@ -87,15 +81,16 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     labels = as_labels(pool.y)
     split = split_rows(owner[rows], labels[rows].numpy(), test, pool.seed).within(rows)
     features = take_features(pool.features, split)
-    train, test_x = features.train, features.test
-    assert isinstance(train, Tensor) and isinstance(test_x, Tensor)
-    shifted = features._replace(
-        train=partition.shift(train, owner[split.train.rows]),
-        test=partition.shift(test_x, owner[split.test.rows]),
-    )
+    if isinstance(partition, Partition):
+        train, test_x = features.train, features.test
+        assert isinstance(train, Tensor) and isinstance(test_x, Tensor)
+        features = features._replace(
+            train=partition.shift(train, owner[split.train.rows]),
+            test=partition.shift(test_x, owner[split.test.rows]),
+        )
     federation = Federation.from_split(
         split,
-        shifted,
+        features,
         labels,
         outputs=pool.outputs,
         loss=pool.loss,
@@ -108,7 +103,7 @@ def divide(pool: Pool, partition: Partition, seed: int) -> Federation:
     return replace(federation, preprocessing=pool.preprocessing, pooled=True)
 
 
-def _owners(pool: Pool, partition: Partition, seed: int) -> np.ndarray:
+def _owners(pool: Pool, partition: Partitioning, seed: int) -> np.ndarray:
     if pool.test != "official":
         return assign(partition, pool.y, seed)
     official = pool.official

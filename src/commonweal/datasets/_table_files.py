@@ -5,10 +5,9 @@ import csv
 import gzip
 import io
 import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from commonweal.base.errors import DataError, EncodingError
 from commonweal.data import plain_table
@@ -43,32 +42,26 @@ def read_batches(path: Path, separator: str = "auto", encoding: str = "utf-8") -
 
 
 def _check_file(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
+    if not path.exists():
         raise DataError(
             f"there is no file {str(path)!r} (that is, {str(path.absolute())!r}): check the path"
-        ) from None
-    if stat.S_ISDIR(mode):
-        raise DataError(
-            f"{str(path)!r} is a folder, not a table: dataset 'folder' reads a folder per client"
         )
-    if path.suffix == ".npz":
-        raise DataError(
-            f"{str(path)!r} holds arrays, not columns: write the experiment yourself, with dataset "
-            "'table'"
-        )
-    if not stat.S_ISREG(mode):
-        raise DataError(
-            f"{str(path)!r} is a pipe or device, which cannot be read twice: save it as a file"
-        )
+    problem = ""
+    if path.is_dir():
+        problem = "is a folder, not a table: dataset 'folder' reads a folder per client"
+    elif path.suffix == ".npz":
+        problem = "holds arrays, not columns: write the experiment yourself, with dataset 'table'"
+    elif not path.is_file():
+        problem = "is a pipe or device, which cannot be read twice: save it as a file"
+    if problem:
+        raise DataError(f"{str(path)!r} {problem}")
 
 
 def separator_in(path: Path, encoding: str = "utf-8") -> str:
     """The separator of a CSV, from its first lines."""
-    return (
-        "," if path.suffix == ".parquet" else plain_table.separator_of(_first_lines(path, encoding))
-    )
+    if path.suffix == ".parquet":
+        return ","
+    return plain_table.separator_of(_first_lines(path, encoding))
 
 
 def _open(path: Path) -> io.BufferedIOBase:
@@ -84,7 +77,9 @@ def _first_lines(path: Path, encoding: str) -> list[str]:
             if b"\n" in block or b"\r" in block or len(start) > LONGEST_HEADER:
                 break
     _check_bytes(path, start, encoding)
-    text = start.decode(_with_mark(encoding), errors="replace")
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # which has, or has not, the byte order mark that Excel writes
+    text = start.decode(encoding, errors="replace")
     lines = list(io.StringIO(text, newline=""))  # ends at \n and \r only, as pyarrow's do
     complete = lines[:-1] if len(start) >= FIRST_BYTES else lines
     return (complete or lines)[:20]
@@ -132,19 +127,12 @@ def guess_encoding(path: Path) -> str:
         return "utf-8"
     with _open(path) as raw:
         start = raw.read(FIRST_BYTES)
-    wide = _guess_wide(start)
-    return wide or min(CODE_PAGES, key=lambda page: _signs(start.decode(page, errors="replace")))
 
+    def signs(page: str) -> int:
+        beyond = re.findall(r"[A-Za-z]([^\x00-\x7f])", start.decode(page, errors="replace"))
+        return sum(not sign.isalpha() for sign in beyond)
 
-def _signs(text: str) -> int:
-    """How many characters beyond ASCII that are no letters stand next to a letter."""
-    beyond = re.findall(r"[A-Za-z]([^\x00-\x7f])", text)
-    return sum(not sign.isalpha() for sign in beyond)
-
-
-def _with_mark(encoding: str) -> str:
-    """UTF-8 with or without the byte order mark that Excel writes."""
-    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+    return _guess_wide(start) or min(CODE_PAGES, key=signs)
 
 
 def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
@@ -180,33 +168,30 @@ def _read_csv(path: Path, separator: str, encoding: str) -> Iterator[Batch]:
             f"{str(path)!r} has a header that is not a line of names: {error}"
         ) from None
     except (pyarrow.ArrowException, OSError, EOFError, UnicodeError) as error:
-        problem, byte = _csv_problem(path, separator, encoding, str(error))
-        if byte is not None:
-            raise EncodingError(problem) from None
-        raise DataError(problem) from None
+        _raise_problem(path, separator, encoding, str(error))
 
 
-def _csv_problem(path: Path, separator: str, encoding: str, error: str) -> tuple[str, int | None]:
-    """Why a CSV cannot be read, and the first byte that is not of its encoding."""
+def _raise_problem(path: Path, separator: str, encoding: str, error: str) -> NoReturn:
+    """Raise DataError or EncodingError: why a CSV cannot be read."""
     file = repr(str(path))
     width = re.search(r"(Row #(\d+): )?Expected (\d+) columns, got (\d+): ?(.*)", error, re.S)
     if width:
         where = f"row {width[2]}" if width[2] else "a row"
-        problem = (
+        raise DataError(
             f"{file}, {where}: {width[4]} values for {width[3]} columns (separator "
             f"{separator!r}): {width[5][:60]!r}; correct its quotes and separators"
-        )
-        return problem, None
+        ) from None
     byte = _wrong_byte(path, encoding)
     if byte is not None:
-        problem = (
+        raise EncodingError(
             f"{file} is not {encoding.upper()} text (byte {byte:#x}): save it as UTF-8, or say "
             f"encoding = {guess_encoding(path)!r}, which it seems to be"
-        )
-        return problem, byte
+        ) from None
     if "Empty CSV" in error:
-        return f"{file} has no rows: check the file", None
-    return f"{file} cannot be read as a table, it is cut short or damaged: {error}", None
+        raise DataError(f"{file} has no rows: check the file") from None
+    raise DataError(
+        f"{file} cannot be read as a table, it is cut short or damaged: {error}"
+    ) from None
 
 
 def _wrong_byte(path: Path, encoding: str) -> int | None:
@@ -219,7 +204,7 @@ def _wrong_byte(path: Path, encoding: str) -> int | None:
     except UnicodeDecodeError as error:
         return int(error.object[error.start])
     except (OSError, EOFError):
-        return None
+        pass
     return None
 
 
@@ -267,8 +252,9 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
     kind = values.type
     types = pyarrow.types
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-    if is_number and not _is_exact(values):
-        is_number = False  # ids of 17 digits stay what they are
+    if types.is_integer(kind) and len(values) > values.null_count:
+        ends = pyarrow.compute.min_max(values).as_py()
+        is_number = max(-ends["min"], ends["max"]) <= LARGEST  # ids of 17 digits stay strings
     if is_number:
         numbers = values.cast(pyarrow.float64())
         finite = pyarrow.compute.is_finite(numbers)
@@ -281,14 +267,3 @@ def _plain_array(name: str, values: "pyarrow.Array") -> "pyarrow.Array":
         ) from None
     gap = pyarrow.compute.is_in(texts, pyarrow.array(plain_table.MISSING))
     return pyarrow.compute.if_else(gap, None, texts)
-
-
-def _is_exact(values: "pyarrow.Array") -> bool:
-    """Whether whole numbers are small enough for float64."""
-    import pyarrow
-    import pyarrow.compute
-
-    if not pyarrow.types.is_integer(values.type) or len(values) == values.null_count:
-        return True
-    ends = pyarrow.compute.min_max(values).as_py()
-    return bool(max(-ends["min"], ends["max"]) <= LARGEST)

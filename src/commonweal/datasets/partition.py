@@ -6,6 +6,7 @@ column of labels is called "label").
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -82,8 +83,9 @@ class Dirichlet(_Checked):
         left = np.unique(labels, return_counts=True)[1]  # rows of each class not yet given
         concentration = self.alpha * left / left.sum()
         counts = np.empty((self.clients, len(left)), dtype=np.int64)
-        for client, size in enumerate(_equal_sizes(len(labels), self.clients)):
-            counts[client] = _draw_counts(size, concentration, left, rng)
+        size, more = divmod(len(labels), self.clients)
+        for client in range(self.clients):
+            counts[client] = _draw_counts(size + (client < more), concentration, left, rng)
             left -= counts[client]
         owners = [np.repeat(np.arange(self.clients), of_class) for of_class in counts.T]
         return _place(order, np.concatenate(owners))
@@ -223,6 +225,7 @@ class FlowerPartitioner(Protocol):
 
 
 Assignment = Callable[[np.ndarray, int], np.ndarray]  # (labels, seed) -> each row's owner
+Partitioning = Partition | Assignment | FlowerPartitioner
 
 
 def partition(
@@ -255,18 +258,9 @@ def partition(
     return [np.flatnonzero(owner == client) for client in range(int(owner.max()) + 1)]
 
 
-def as_partition(partition: Partition | Assignment | FlowerPartitioner) -> Partition:
-    """A partition from a function of labels and a seed, or from a partitioner of flwr-datasets."""
-    if isinstance(partition, Partition):
-        return partition
-    return _Function(partition) if callable(partition) else _Flower(partition)
-
-
-def assign(
-    partition: Partition | Assignment | FlowerPartitioner, labels: np.ndarray, seed: int
-) -> np.ndarray:
+def assign(partition: Partitioning, labels: np.ndarray, seed: int) -> np.ndarray:
     """Each row's owner, checked; -1 for a row that no client gets."""
-    owner = as_partition(partition)(labels, seed)
+    owner = partition(labels, seed) if callable(partition) else _flower_owners(partition, labels)
     if owner.shape != (len(labels),):
         name = type(partition).__name__
         raise DataError(
@@ -275,41 +269,24 @@ def assign(
     return owner
 
 
-@dataclass(frozen=True)
-class _Function(Partition):
-    function: Assignment
-
-    def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
-        return self.function(labels, seed)
-
-
-@dataclass(frozen=True)
-class _Flower(Partition):
-    partitioner: FlowerPartitioner
-
-    def __call__(self, labels: np.ndarray, seed: int) -> np.ndarray:
-        rows = range(len(labels))
-        self.partitioner.dataset = _hugging_face({"label": labels.tolist(), "row": list(rows)})
-        owner = np.full(len(labels), -1)
-        for client in range(self.partitioner.num_partitions):
-            mine = np.asarray(self.partitioner.load_partition(client)["row"], dtype=np.int64)
-            twice = mine[owner[mine] >= 0]
-            if len(twice):
-                name = type(self.partitioner).__name__
-                raise DataError(f"{name} gives a row to two clients: {int(twice[0])}")
-            owner[mine] = client
-        return owner
-
-
-def _hugging_face(columns: dict[str, list[int]]) -> object:
+def _flower_owners(partitioner: FlowerPartitioner, labels: np.ndarray) -> np.ndarray:
     try:
         dataset = import_module("datasets").Dataset
     except (ImportError, AttributeError):
         raise ConfigError(
             "a partitioner of flwr-datasets needs that package: pip install flwr-datasets"
         ) from None
-    made: object = dataset.from_dict(columns)
-    return made
+    rows = list(range(len(labels)))
+    partitioner.dataset = dataset.from_dict({"label": labels.tolist(), "row": rows})
+    owner = np.full(len(labels), -1)
+    for client in range(partitioner.num_partitions):
+        mine = np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)
+        twice = mine[owner[mine] >= 0]
+        if len(twice):
+            name = type(partitioner).__name__
+            raise DataError(f"{name} gives a row to two clients: {int(twice[0])}")
+        owner[mine] = client
+    return owner
 
 
 # Steps that partitions share
@@ -337,16 +314,6 @@ def _cut(rows: int, shares: np.ndarray) -> np.ndarray:
     ends = shares.cumsum()[:-1]
     middles = (np.arange(rows) + 0.5) / rows
     return np.searchsorted(ends, middles)
-
-
-def _equal_sizes(rows: int, clients: int) -> list[int]:
-    """As many rows per client as possible, the first ones with one more.
-
-    >>> _equal_sizes(11, 3)
-    [4, 4, 3]
-    """
-    size, more = divmod(rows, clients)
-    return [size + 1] * more + [size] * (clients - more)
 
 
 def _draw_counts(
@@ -377,7 +344,10 @@ def _fill_up(owner: np.ndarray, clients: int, least: int, rng: np.random.Generat
     missing = np.maximum(least - sizes, 0)
     if not missing.any():
         return owner
-    spare = np.maximum(sizes - _common_level(sizes, least), 0)
+    levels = range(least, int(sizes.max()) + 1)
+    # The highest level down to which the largest clients have as many rows as are missing.
+    above = bisect_right(levels, -missing.sum(), key=lambda size: -(sizes - size).clip(0).sum())
+    spare = np.maximum(sizes - levels[above - 1], 0)
     order = np.lexsort((rng.random(len(owner)), owner))
     starts = sizes.cumsum() - sizes
     rank = np.arange(len(owner)) - np.repeat(starts, sizes)  # a row's place within its client
@@ -385,20 +355,6 @@ def _fill_up(owner: np.ndarray, clients: int, least: int, rng: np.random.Generat
     filled = owner.copy()
     filled[given[: missing.sum()]] = np.repeat(np.arange(clients), missing)
     return filled
-
-
-def _common_level(sizes: np.ndarray, least: int) -> int:
-    """The highest size to which the largest clients can be cut so that all have `least` rows."""
-    need = np.maximum(least - sizes, 0).sum()
-    low = least
-    high = int(sizes.max())
-    while low < high:
-        level = (low + high + 1) // 2
-        if np.maximum(sizes - level, 0).sum() >= need:
-            low = level
-        else:
-            high = level - 1
-    return low
 
 
 def _check_rows(rows: int, clients: int, least: int = 1) -> None:

@@ -5,7 +5,7 @@ Nothing is padded: a million clients with three rows each take the memory of thr
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -390,21 +390,15 @@ class Federation:
         expect("datasets", datasets, Mapping, "a dict of datasets by the client's name")
         if not datasets:
             raise DataError("datasets is empty: there are no clients")
-        unknown = sorted(map(str, test.keys() - datasets)) if isinstance(test, Mapping) else []
-        if unknown:
-            raise DataError(f"test names {some(unknown)}, which datasets does not: use its names")
-
-        def open_test(name: str) -> MapDataset:
-            assert isinstance(test, Mapping)
-            return test.get(name, ())
-
+        if isinstance(test, Mapping):
+            unknown = sorted(map(str, test.keys() - datasets))
+            if unknown:
+                raise DataError(
+                    f"test names {some(unknown)}, which datasets does not: use its names"
+                )
+        held_out = partial(_test_dataset, test) if isinstance(test, Mapping) else test
         return cls.from_function(
-            list(datasets),
-            datasets.__getitem__,
-            open_test if isinstance(test, Mapping) else test,
-            seed,
-            label=label,
-            **options,
+            list(datasets), datasets.__getitem__, held_out, seed, label=label, **options
         )
 
     @classmethod
@@ -460,15 +454,15 @@ class Federation:
         if callable(test):
             parts += [_dataset("test", test, name) for name in names]
         names = [str(name) for name in names]
-        read = read_parts(parts, label, collate_fn, memory, workers)
-        owner = np.repeat(np.arange(len(parts)) % len(names), read.sizes)
-        from_test = np.arange(len(owner)) >= sum(read.sizes[: len(names)])
+        inputs, y, sizes = read_parts(parts, label, collate_fn, memory, workers)
+        owner = np.repeat(np.arange(len(parts)) % len(names), sizes)
+        from_test = np.arange(len(owner)) >= sum(sizes[: len(names)])
         held_out = from_test if callable(test) else test
-        labels = as_labels(read.labels)
+        labels = as_labels(y)
         split = split_rows(owner, labels.numpy(), held_out, seed, names)
         federation = cls.from_split(
             split,
-            Features.of(read.inputs, split),
+            Features.of(inputs, split),
             labels,
             outputs=outputs,
             groups=groups,
@@ -584,6 +578,10 @@ def _dataset(argument: str, make: Callable[[str], MapDataset], name: str) -> Cli
             raise DataError(f"{argument}({name!r}) raised {reason[:200]}") from error
 
     return ClientDataset(str(name), opened)
+
+
+def _test_dataset(datasets: Mapping[str, MapDataset], name: str) -> MapDataset:
+    return datasets.get(name, ())
 
 
 def _chosen(names: Sequence[str], clients: Tensor) -> tuple[str, ...]:

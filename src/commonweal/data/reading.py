@@ -3,9 +3,10 @@
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import chain
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -42,14 +43,6 @@ class ClientDataset(NamedTuple):
     open: Callable[[], MapDataset]
 
 
-class Read(NamedTuple):
-    """The samples of all parts, one part after the other."""
-
-    inputs: Inputs
-    labels: Tensor  # (N,)
-    sizes: list[int]  # samples of each part
-
-
 def _sample(dataset: MapDataset, index: int, client: str) -> object:
     try:
         return dataset[index]
@@ -62,49 +55,40 @@ def _sample(dataset: MapDataset, index: int, client: str) -> object:
         ) from error
 
 
-@dataclass(frozen=True, eq=False)
-class _Reader:
-    """Reads samples by their numbers among those of all parts, in threads."""
+def _reader(
+    parts: Sequence[ClientDataset],
+    starts: np.ndarray,
+    batch: Callable[[list[object]], Batch],
+    workers: int,
+) -> Callable[[np.ndarray], Callable[[], Tensor | Stacked]]:
+    """The function that begins to read samples in threads, by their numbers among all parts'.
 
-    parts: Sequence[ClientDataset]
-    starts: np.ndarray  # (P,) the number of each part's first sample
-    batch: Callable[[list[object]], Batch]
-    workers: int
+    starts: the number of each part's first sample (P,)
+    """
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="commonweal-read")
+    lock = Lock()
+    opened = lru_cache(maxsize=OPEN)(lambda part: parts[part].open())
 
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.workers, thread_name_prefix="commonweal-read")
-
-    @cached_property
-    def _open(self) -> Callable[[int], MapDataset]:
-        lock = Lock()
-        cached = lru_cache(maxsize=OPEN)(lambda part: self.parts[part].open())
-
-        def opened(part: int) -> MapDataset:
-            with lock:  # else several threads open the same dataset
-                return cached(part)
-
-        return opened
-
-    def __call__(self, numbers: np.ndarray) -> Callable[[], Tensor | Stacked]:
-        """Begin to read samples. Returns the function that waits for them."""
-        chunks = np.array_split(numbers, min(self.workers, len(numbers)))
-        futures = [self._pool.submit(self._samples, chunk) for chunk in chunks]
-        return lambda: self._inputs(futures)
-
-    def _inputs(self, futures: Sequence[Future[list[object]]]) -> Tensor | Stacked:
-        samples: list[object] = []
-        for future in futures:
-            samples += future.result()
-        return self.batch(samples)[0]
-
-    def _samples(self, numbers: np.ndarray) -> list[object]:
-        parts = np.searchsorted(self.starts, numbers, side="right") - 1
-        places = numbers - self.starts[parts]
+    def read(numbers: np.ndarray) -> list[object]:
         samples = []
-        for part, index in zip(parts.tolist(), places.tolist(), strict=True):
-            samples.append(_sample(self._open(part), index, self.parts[part].client))
+        owners = np.searchsorted(starts, numbers, side="right") - 1
+        for part, index in zip(owners.tolist(), (numbers - starts[owners]).tolist(), strict=True):
+            with lock:  # else several threads open the same dataset
+                dataset = opened(part)
+            samples.append(_sample(dataset, index, parts[part].client))
         return samples
+
+    def start(numbers: np.ndarray) -> Callable[[], Tensor | Stacked]:
+        chunks = np.array_split(numbers, min(workers, len(numbers)))
+        futures = [pool.submit(read, chunk) for chunk in chunks]
+
+        def inputs() -> Tensor | Stacked:
+            samples = chain.from_iterable(future.result() for future in futures)
+            return batch(list(samples))[0]
+
+        return inputs
+
+    return start
 
 
 def read_parts(
@@ -113,7 +97,7 @@ def read_parts(
     collate: Collate | None,
     memory: int,
     workers: int,
-) -> Read:
+) -> tuple[Inputs, Tensor, list[int]]:
     """Read all samples once, and keep the inputs where they fit into memory.
 
     Args:
@@ -122,6 +106,9 @@ def read_parts(
         collate: Makes a batch of samples.
         memory: The bytes of inputs that are kept. Beyond them they are read when needed.
         workers: How many threads then read.
+
+    Returns:
+        The inputs and labels of all parts, one after the other, and the parts' sizes.
     """
     in_memory: list[Inputs] | None = []
     labels: list[Tensor] = []
@@ -157,10 +144,11 @@ def read_parts(
                 in_memory.append(inputs)
     if like is None:
         raise DataError(f"the datasets of {len(parts)} clients hold no samples: check them")
+    y = torch.cat(labels)
     if in_memory is not None:
-        return Read(joined(in_memory), torch.cat(labels), sizes)
-    reader = _Reader(parts, np.cumsum([0, *sizes[:-1]]), batch, workers)
-    return Read(Lazy(reader, np.arange(sum(sizes)), like), torch.cat(labels), sizes)
+        return joined(in_memory), y, sizes
+    start_reading = _reader(parts, np.cumsum([0, *sizes[:-1]]), batch, workers)
+    return Lazy(start_reading, np.arange(len(y)), like), y, sizes
 
 
 def _check_alike(y: Tensor, first: Sequence[Tensor], client: str) -> None:

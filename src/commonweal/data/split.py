@@ -198,7 +198,12 @@ def held_out_rows(
     keys = _keys(names)
     sizes = np.bincount(owner, minlength=len(names))
     starts = sizes.cumsum() - sizes
-    order = np.lexsort((_draws(owner, keys, sizes, seed), _strata(y), owner))
+    position = np.empty(len(owner), dtype=np.int64)  # of a row within its client
+    position[np.argsort(owner, kind="stable")] = np.arange(len(owner)) - np.repeat(starts, sizes)
+    draws = randomness.uniforms(seed, keys[owner], position)
+    is_class = np.issubdtype(y.dtype, np.integer) or bool(((y == 0) | (y == 1)).all())
+    strata = y if is_class and y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+    order = np.lexsort((draws, strata, owner))
     client = owner[order]
     rank = np.arange(len(owner)) - starts[client]
     count = quota(sizes, share)[client]
@@ -210,21 +215,6 @@ def held_out_rows(
     mask = np.empty(len(owner), dtype=bool)
     mask[order] = after > before
     return mask
-
-
-def _draws(owner: np.ndarray, keys: np.ndarray, sizes: np.ndarray, seed: int) -> np.ndarray:
-    """A random number per row that depends on (seed, client's name, row within the client)."""
-    starts = sizes.cumsum() - sizes
-    order = np.argsort(owner, kind="stable")
-    position = np.empty(len(owner), dtype=np.int64)
-    position[order] = np.arange(len(owner)) - np.repeat(starts, sizes)
-    return randomness.uniforms(seed, keys[owner], position)
-
-
-def _strata(y: np.ndarray) -> np.ndarray:
-    """The classes by which test rows are stratified: whole numbers, or 0.0 and 1.0."""
-    is_class = np.issubdtype(y.dtype, np.integer) or bool(((y == 0) | (y == 1)).all())
-    return y if is_class and y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
 
 
 def quota(sizes: np.ndarray, share: float) -> np.ndarray:

@@ -531,7 +531,11 @@ class Federation:
                     f"groups has {len(groups)} names for {len(split.names)} clients: give each "
                     "client's group"
                 )
-        usual_loss, usual_score = _infer_task(labels)
+        usual_loss, usual_score = "cross-entropy", "accuracy"
+        if labels.ndim > 1:  # several numbers per row suggest nothing
+            usual_loss, usual_score = "", ""
+        elif labels.is_floating_point():
+            usual_loss, usual_score = "squared", "r2"
         loss = usual_loss if loss is None else loss
         return cls(
             train=with_labels(_rows(features.train, labels, split.train), loss),
@@ -546,15 +550,6 @@ class Federation:
             preprocessing=features.preprocessing,
             pooled=features.pooled or is_fitted(features.preprocessing),
         )
-
-
-def _infer_task(labels: Tensor) -> tuple[str, str]:
-    """The loss and score that labels suggest: none for several numbers per row."""
-    if labels.ndim > 1:
-        return "", ""
-    if labels.is_floating_point():
-        return "squared", "r2"
-    return "cross-entropy", "accuracy"
 
 
 def _outputs(labels: Tensor, loss: str) -> int:

@@ -66,7 +66,11 @@ class Preprocessing:
         fields = dict(values)
         for name in ("format", "digest"):
             fields.pop(name, None)
-        fields["columns"] = tuple(map(_with_id, read_columns(values)))
+        columns = read_columns(values)
+        marked = [
+            replace(column, is_id=column.is_id or column.why.endswith(ID)) for column in columns
+        ]
+        fields["columns"] = tuple(marked)
         fields["class_names"] = tuple(values["class_names"])
         return cls(**fields)
 
@@ -118,11 +122,6 @@ FIELDS = {
     "text": ("levels", "other", "missing"),
     "nothing": ("why", "is_id"),
 }
-
-
-def _with_id(column: Column) -> Column:
-    """The column, marked as an id where a file of 0.2 only gives that reason."""
-    return replace(column, is_id=True) if column.why.endswith(ID) else column
 
 
 def _fields(column: Column) -> dict[str, object]:

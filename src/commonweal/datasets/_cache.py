@@ -88,9 +88,13 @@ def _file(folder: Path, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> 
 
 
 def _key(sources: Sequence[Path], options: str) -> str:
+    """A hash of the paths, sizes and times of all files: reading them would take minutes."""
     digest = hashlib.sha256((options + _code()).encode())
     for source in sources:
-        digest.update(_identity(source).encode())
+        for path in sorted(source.rglob("*") if source.is_dir() else (source,)):
+            if path.is_file():
+                stat = path.stat()
+                digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:24]
 
 
@@ -102,14 +106,3 @@ def _code() -> str:
     for file in (*sorted(here.glob("*.py")), *sorted((here.parent / "data").glob("*.py"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _identity(source: Path) -> str:
-    """The path, size and time of a file, or of each in a folder: reading them takes minutes."""
-    files = source.rglob("*") if source.is_dir() else (source,)
-    lines = []
-    for path in sorted(files):
-        if path.is_file():
-            stat = path.stat()
-            lines.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
-    return "\n".join(lines)

@@ -48,27 +48,16 @@ FIRST_DAY, LAST_DAY = 19000101, 21001231  # of dates that are written as one num
 
 @dataclass(frozen=True)
 class Roles:
-    """What columns of a table are used for; all others are features.
+    """What columns of a table are used for; all others are features."""
 
-    Attributes:
-        label: The column of labels, or of survival times "time,event" or "time,event=value".
-        client: The column of clients, or several with commas, which name a client together.
-        drop: Columns to leave out.
-        keep: Columns that look like ids, but are not.
-        categories: Columns of whole numbers that are codes.
-        order: The column by which the last rows of a client are its test rows.
-        split: The column that says which rows are test rows.
-        missing: Numbers that mean a missing value, as "column=number".
-    """
-
-    label: str
-    client: str | None = None
+    label: str  # the column of labels, or of survival times "time,event" or "time,event=value"
+    client: str | None = None  # or several with commas, which name a client together
     drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    order: str = ""
-    split: str = ""
-    missing: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # columns that look like ids, but are not
+    categories: tuple[str, ...] = ()  # columns of whole numbers that are codes
+    order: str = ""  # the column by which the last rows of a client are its test rows
+    split: str = ""  # the column that says which rows are test rows
+    missing: tuple[str, ...] = ()  # numbers that mean a missing value, as "column=number"
 
 
 def names_in(names: Names) -> tuple[str, ...]:

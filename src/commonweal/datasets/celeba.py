@@ -47,7 +47,11 @@ def celeba(
     test: the share of each client's rows that is held out; seed: which rows and clients
     dir: the files' folder
     """
-    lists = leaf_files("celeba", "celeba", dir) if source == "leaf" else _lists(dir)
+    if source == "leaf":
+        lists = leaf_files("celeba", "celeba", dir)
+    else:
+        lists = locate("celeba", "celeba", ["identity_CelebA.txt"], dir)
+        lists.append(locate_one("celeba", "celeba", ATTRIBUTES, dir))
     images = locate_one("celeba", "celeba", ["img_align_celeba.zip", "img_align_celeba"], dir)
 
     def parse(new: New) -> None:
@@ -70,11 +74,6 @@ def celeba(
 
 
 ENTRIES = {"celeba": celeba}
-
-
-def _lists(dir: str | None) -> list[Path]:
-    identities = locate("celeba", "celeba", ["identity_CelebA.txt"], dir)
-    return [*identities, locate_one("celeba", "celeba", ATTRIBUTES, dir)]
 
 
 def _by_path(images: Path, chosen: dict[str, Known]) -> dict[str, Known]:

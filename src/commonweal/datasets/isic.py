@@ -60,7 +60,11 @@ def isic(
     def parse(new: New) -> None:
         lesions = read_split(split)
         if complete:
-            for image in lesions.keys() - _described(sources[-1]):
+            table = csv.DictReader(read_text(sources[-1]).splitlines())
+            if "image" not in (table.fieldnames or ()):
+                raise DataError(f"{str(sources[-1])!r} has no column image: it is other metadata")
+            described = {row["image"] for row in table if all(row.values())}
+            for image in lesions.keys() - described:
                 del lesions[image]
         chosen = match_images(images, lambda name: lesions.get(PurePosixPath(name).stem))
         write_images(new, images, chosen, size, ("y", "centre", "official"), crop=200)
@@ -81,17 +85,6 @@ def isic(
 
 
 ENTRIES = {"isic": isic}
-
-
-def _described(path: Path) -> set[str]:
-    """The images of the challenge's metadata in whose line nothing is missing."""
-    known = set()
-    for row in csv.DictReader(read_text(path).splitlines()):
-        if "image" not in row:
-            raise DataError(f"{str(path)!r} is not the challenge's metadata: it has no image")
-        if all(row.values()):
-            known.add(row["image"])
-    return known
 
 
 def read_split(path: Path) -> dict[str, Lesion]:

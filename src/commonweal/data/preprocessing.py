@@ -197,12 +197,9 @@ class Summary:
 
 
 def fit_numbers(column: Column, clients: Sequence[np.ndarray], scale: bool) -> Column:
-    """The column with the statistics of its training rows; left out where it is constant.
+    """The column with the statistics of its training rows, which are given client by client.
 
-    Args:
-        column: What the column holds.
-        clients: Its training values, client by client.
-        scale: Whether numbers get mean 0 and standard deviation 1.
+    It is left out where it is constant. scale: whether numbers get mean 0 and deviation 1
     """
     whole = sum(map(Summary.of, clients), Summary(0, 0, 0.0, 0.0))
     median = 0.0
@@ -239,11 +236,8 @@ def fit_sums(column: Column, whole: Summary, median: float, scale: bool) -> Colu
 def fit_text(column: Column, counts: np.ndarray, texts: Sequence[str], most: int) -> Column:
     """The column with the levels of its training rows.
 
-    Args:
-        column: What the column holds.
-        counts: How often each string occurs in training rows, and last how many are missing.
-        texts: The strings.
-        most: How many levels to keep, the most frequent ones; the others become level "other".
+    counts: how often each of the strings occurs, and last how many are missing
+    most: how many levels to keep, the most frequent ones; the others become level "other"
     """
     *known, gaps = counts.tolist()
     times = dict(zip(texts, known, strict=True))

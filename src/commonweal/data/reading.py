@@ -100,13 +100,6 @@ def read_parts(
 ) -> tuple[Inputs, Tensor, list[int]]:
     """Read all samples once, and keep the inputs where they fit into memory.
 
-    Args:
-        parts: The datasets of all clients.
-        label: The key of the label, where samples are dicts.
-        collate: Makes a batch of samples.
-        memory: The bytes of inputs that are kept. Beyond them they are read when needed.
-        workers: How many threads then read.
-
     Returns:
         The inputs and labels of all parts, one after the other, and the parts' sizes.
     """
@@ -208,11 +201,7 @@ def split_batch(
 ) -> Batch:
     """The inputs and labels of samples as a dataset gives them.
 
-    Args:
-        samples: Tuples (input, ..., label), or dicts of inputs and a label.
-        label: The key of the label in a dict.
-        collate: Makes a batch of samples, in place of torch's default.
-        like: The inputs of another sample, which these must resemble.
+    like: the inputs of another sample, which these must resemble
     """
     try:
         batch = (collate or default_collate)(samples)

@@ -40,14 +40,9 @@ def fit(
     class_names: Sequence[str],
     split: Split,
 ) -> Features:
-    """Fit a table's columns on the training rows of a split and make features of all its rows.
+    """Fit a table's columns on the training rows of a split, and make features of all its rows.
 
-    Args:
-        table: The table.
-        options: How columns become features.
-        rows: The rows of the table that the split numbers from 0.
-        class_names: The names of the label's classes.
-        split: Each client's training and test rows.
+    rows: the rows of the table that the split numbers from 0
     """
     split = split.within(rows)
     train = split.train.rows
@@ -101,22 +96,18 @@ def make_features(table: Table, columns: Sequence[Column], rows: np.ndarray) -> 
     x = np.empty((len(rows), width), np.float32)
     for begin in range(0, len(rows), CHUNK):
         chunk = rows[begin : begin + CHUNK]
-        parts = [plain_table.column_features(c, _values(table, c, chunk)) for c in columns]
+        parts = []
+        for column in columns:
+            if column.becomes == "text":
+                texts, codes = table.texts(column.name)
+                positions = plain_table.level_positions(column, texts.tolist())
+                values = positions[codes[chunk]]  # code -1 is the last position, that of a gap
+            else:
+                values = table.numbers(column.name)[chunk]
+            parts.append(plain_table.column_features(column, values))
         with np.errstate(over="ignore"):  # the federation names the client of an infinite one
             x[begin : begin + CHUNK] = np.concatenate(parts, 1)
     return torch.from_numpy(x)
-
-
-def _values(table: Table, column: Column, rows: np.ndarray) -> np.ndarray:
-    """A column's numbers in some rows, or of strings the positions of their levels."""
-    values: np.ndarray
-    if column.becomes == "text":
-        texts, codes = table.texts(column.name)
-        positions = plain_table.level_positions(column, texts.tolist())
-        values = positions[codes[rows]]  # code -1 is the last position, that of a gap
-    else:
-        values = table.numbers(column.name)[rows]
-    return values
 
 
 def _public_columns(table: Table, names: Sequence[str], path: Path) -> tuple[Column, ...]:
@@ -126,12 +117,8 @@ def _public_columns(table: Table, names: Sequence[str], path: Path) -> tuple[Col
     except OSError as error:
         raise DataError(f"public = {str(path)!r} cannot be read ({error.strerror})") from None
     for name in names:
-        column = known.get(name)
-        fits = column is not None and (
-            column.becomes == "nothing" or (column.becomes == "text") == table.is_text(name)
-        )
-        if not fits:
-            kind = "missing" if column is None else column.becomes
+        kind = known[name].becomes if name in known else "missing"
+        if kind != "nothing" and (kind == "missing" or (kind == "text") != table.is_text(name)):
             raise DataError(
                 f"public = {str(path)!r} does not fit the table: its column {name!r} is {kind}; "
                 "make it from a table with the same columns"
@@ -172,11 +159,8 @@ def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[s
             levels = len(column.levels) - 1 - column.missing
             different = f" {levels} of {len(table.texts(column.name)[0])}"
             remark("only the most frequent categories are used", column, different)
-    return tuple(_line(kind, names) for kind, names in remarks.items())
-
-
-def _line(kind: str, names: Sequence[str]) -> str:
-    some = ", ".join(names[:SHOWN])
-    if len(names) > SHOWN:
-        some += f" and {len(names) - SHOWN} more"
-    return f"{kind}: {some}"
+    lines = []
+    for kind, names in remarks.items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lines.append(f"{kind}: {', '.join(names[:SHOWN])}{more}")
+    return tuple(lines)

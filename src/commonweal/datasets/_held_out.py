@@ -28,11 +28,7 @@ class Parts(NamedTuple):
 def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     """The rows with a label whose clients have enough of them.
 
-    Args:
-        table: The table, which says by which columns it is split.
-        test: The share of each client's rows that is held out, or "last".
-        fold: The value of the column `split` that is tested.
-        least: Clients with fewer rows are left out.
+    fold: the value of the column `split` that is tested; least: the rows that a client needs
     """
     rows = table.complete()
     notes = []
@@ -53,9 +49,8 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
     if not enough.any():
         raise DataError(f"no client has {least} labelled rows: lower least_rows")
     if not enough.all():
-        why = "without a labelled training row"
-        if least > 1:
-            why = f"with fewer than {least} labelled rows"
+        few = f"with fewer than {least} labelled rows"
+        why = few if least > 1 else "without a labelled training row"
         count = len(names) - int(enough.sum())
         left_out = some(names[~enough].tolist(), 10)
         notes.append(f"{count} of {len(names)} clients {why} are left out: {left_out}")

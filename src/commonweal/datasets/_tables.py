@@ -452,11 +452,7 @@ def read_survey(file: Path, batches: Batches, options: str) -> Survey:
 def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Table":
     """A table, from the cache if it was read before.
 
-    Args:
-        file: The file, or the folder of files.
-        batches: Reads it.
-        roles: What the columns are used for. The client is by default "client", if there is one.
-        options: By which it is read.
+    options: by which `batches` read the file, or the folder of files
     """
     seen = read_survey(file, batches, options)
     facts = Facts.of(seen, roles)

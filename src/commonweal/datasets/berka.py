@@ -42,6 +42,8 @@ def berka(
     clients: how many of the regions to use; test: the share of each region's rows that is held out,
     stratified; seed: which these are; dir: the files' folder
     """
+    from sklearn.model_selection import train_test_split  # slow to import; the published split
+
     x, y, region = _read_loans(dir, features == "leaky")
     count = Counter(region)
     del count["north Bohemia"]
@@ -50,29 +52,20 @@ def berka(
     x = x[rows]
     y = y[rows]
     owner = np.array([regions.index(region[row]) for row in rows])
-    is_test = _split(y, owner, test, seed)
+    is_test = np.zeros(len(y), dtype=bool)
     for client in range(len(regions)):
-        own = owner == client
-        x[own, :13] = standardize(x[own, :13], ~is_test[own])
+        own = np.flatnonzero(owner == client)
+        train, tested = train_test_split(
+            own, test_size=test, random_state=seed % 2**32, stratify=y[own]
+        )
+        is_test[tested] = True
+        x[own, :13] = standardize(x[own, :13], np.isin(own, train))
     return natural_federation(
         x, y, owner, is_test, seed, clients, regions, outputs=1, loss="binary", score="auroc"
     )
 
 
 ENTRIES = {"berka": berka}
-
-
-def _split(y: np.ndarray, owner: np.ndarray, test: float, seed: int) -> np.ndarray:
-    from sklearn.model_selection import train_test_split  # slow to import; the published split
-
-    is_test = np.zeros(len(y), dtype=bool)
-    for client in np.unique(owner):
-        rows = np.flatnonzero(owner == client)
-        _, chosen = train_test_split(
-            rows, test_size=test, random_state=seed % 2**32, stratify=y[rows]
-        )
-        is_test[chosen] = True
-    return is_test
 
 
 def _read_loans(dir: str | None, leaky: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -119,10 +112,7 @@ def summarize_transactions(
 ) -> dict[str, Summary]:
     """A summary of each account's transactions, withdrawals included.
 
-    Args:
-        dir: The files' folder.
-        loans: The date of each account's loan.
-        leaky: Whether transactions after it count, too.
+    loans: the date of each account's loan; leaky: whether later transactions count, too
     """
     summaries: dict[str, Summary] = {}
     path = find("berka", "trans.asc", dir)

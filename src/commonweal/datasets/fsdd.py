@@ -45,9 +45,12 @@ def fsdd(
 
     def read() -> Iterator[ClientRows]:
         for name, data in sorted(read_members(path, (".wav",))):
-            digit, speaker, number = _describe(name)
-            part = "test" if number < TEST_RECORDINGS else "train"
-            yield speaker, read_wave(data, name, RATE, RATE)[None], np.array([digit]), part
+            match = re.fullmatch(r"(\d+)_([^_]*)_(\d+)", PurePosixPath(name).stem)
+            if match is None:
+                raise DataError(f"{name!r} is not named <digit>_<speaker>_<number>.wav: rename it")
+            digit, speaker, number = match.groups()
+            part = "test" if int(number) < TEST_RECORDINGS else "train"
+            yield speaker, read_wave(data, name, RATE, RATE)[None], np.array([int(digit)]), part
 
     arrays = cached_rows("fsdd", [path], read)
     return natural_federation(
@@ -63,12 +66,3 @@ def fsdd(
 
 
 ENTRIES = {"fsdd": fsdd}
-
-
-def _describe(name: str) -> tuple[int, str, int]:
-    """Digit, speaker and number of `7_jackson_32.wav`."""
-    match = re.fullmatch(r"(\d+)_([^_]*)_(\d+)", PurePosixPath(name).stem)
-    if match is None:
-        raise DataError(f"{name!r} is not named <digit>_<speaker>_<number>.wav: rename it")
-    digit, speaker, number = match.groups()
-    return int(digit), speaker, int(number)

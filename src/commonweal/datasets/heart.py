@@ -40,6 +40,8 @@ def heart(prep: Prep = "aaggff", seed: int = 0, dir: str | None = None) -> Feder
     FLamby's own split (34 % test)
     seed: which rows are test rows (aaggff); dir: the folder of the four files
     """
+    from sklearn.model_selection import train_test_split  # slow to import; the published split
+
     flamby = prep == "flamby"
     names = [f"processed.{hospital}.data" for hospital in HOSPITALS]
     train = []
@@ -47,8 +49,13 @@ def heart(prep: Prep = "aaggff", seed: int = 0, dir: str | None = None) -> Feder
     for path in locate("heart", "heart", names, dir):
         table = _read(path, complete=flamby)
         y = (table[:, -1] > 0).astype(np.int64)
-        share, state = (0.34, 43) if flamby else (0.2, seed % 2**32)
-        train_rows, test_rows = _split(y, share, state)
+        # FLamby stratifies only where every label occurs more than twice: not in Switzerland.
+        train_rows, test_rows = train_test_split(
+            np.arange(len(y)),
+            test_size=0.34 if flamby else 0.2,
+            random_state=43 if flamby else seed % 2**32,
+            stratify=y if np.bincount(y, minlength=2).min() > 2 else None,
+        )
         x = standardize(one_hot(table, drop_first=flamby), train_rows)
         train.append((x[train_rows], y[train_rows]))
         test.append((x[test_rows], y[test_rows]))
@@ -58,18 +65,6 @@ def heart(prep: Prep = "aaggff", seed: int = 0, dir: str | None = None) -> Feder
 
 
 ENTRIES = {"heart": heart}
-
-
-def _split(y: np.ndarray, share: float, state: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of training and of test rows."""
-    from sklearn.model_selection import train_test_split  # slow to import; the published split
-
-    # FLamby stratifies only where every label occurs more than twice: not in Switzerland.
-    stratify = y if np.bincount(y, minlength=2).min() > 2 else None
-    train, test = train_test_split(
-        np.arange(len(y)), test_size=share, random_state=state, stratify=stratify
-    )
-    return train, test
 
 
 def _read(path: Path, complete: bool) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commonweal import metrics
-from commonweal.analysis.labels import baseline_of
+from commonweal.analysis.labels import baseline_of, seed_of
 from commonweal.analysis.plan import Cell, seed_by_seed
 from commonweal.analysis.rank_pool import RankPool
 from commonweal.analysis.workers import worker_pool
@@ -194,7 +194,7 @@ def finished_runs(
     """The finished runs of a plan by label, where over half of a label's seeds finished."""
     plan = list(plan)
     failed = _failed(plan, failures or {})
-    counts = _seed_counts(plan)
+    counts = Counter(cell.label for cell in plan)
     records: dict[str, list[Record]] = {}
     for cell in plan:
         own = failed.get(cell.label, {})
@@ -211,14 +211,10 @@ def _failed(plan: Iterable[Cell], failures: Failures) -> Failed:
     return table
 
 
-def _seed_counts(plan: Iterable[Cell]) -> Counter[str]:
-    return Counter(cell.label for cell in plan)
-
-
 def failed_lines(plan: Iterable[Cell], failures: Failures) -> list[str]:
     """A line for every label with failed seeds, with the first of its failures."""
     plan = list(plan)
-    return lines_of(_failed(plan, failures), _seed_counts(plan))
+    return lines_of(_failed(plan, failures), Counter(cell.label for cell in plan))
 
 
 def lines_of(failed: Failed, seeds: Mapping[str, int]) -> list[str]:
@@ -248,7 +244,7 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
     results = []
     for label, runs in records.items():
         shared, personal, sizes = [], [], []
-        for record in by_seed(runs):
+        for record in sorted(runs, key=seed_of):
             table = record.clients()
             own = table.evaluation.personal
             sizes.append(dict(zip(table.names, table.evaluation.sizes.tolist(), strict=True)))
@@ -263,11 +259,6 @@ def gather(records: Mapping[str, Sequence[Record]]) -> list[Result]:
         if len(personal) == len(runs):
             results.append(result_of(label + OWN, personal, sizes, lower, personal=True))
     return results
-
-
-def by_seed(records: Sequence[Record]) -> list[Record]:
-    """The runs in the order of their seeds."""
-    return sorted(records, key=lambda record: record.experiment.get("seed", 0))
 
 
 Scores: TypeAlias = dict[str, float]  # by client, of those that have one

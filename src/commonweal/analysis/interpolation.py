@@ -98,7 +98,6 @@ class _Along(NamedTuple):
 def curve(job: Job, state: State) -> Curve:
     """Evaluate the line. A client that never took part has the global model at every point."""
     models = Models(job, state)
-    _personal_client(job)
     federation = models.federation
     whole = models.along(federation.test)
     lower = find(job.task.score).lower_is_better
@@ -116,8 +115,12 @@ def _by_halves(models: "Models", lower: bool) -> Tensor:
     test = models.federation.test
     halves = _half(test, 0), _half(test, 1)
     first, second = models.along(halves[0]), models.along(halves[1])
-    chosen = [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
-    return _mean_of_halves(torch.stack(chosen), torch.stack([half.sizes for half in halves]))
+    scores = torch.stack(
+        [first.score_at(_best(second, lower)), second.score_at(_best(first, lower))]
+    )
+    # The mean by samples. A half may have no score (AUROC).
+    weight = torch.stack([half.sizes for half in halves]).double() * scores.isfinite()
+    return (weight * scores.nan_to_num()).sum(0) / weight.sum(0)
 
 
 def _half(rows: Rows, which: int) -> Rows:
@@ -141,12 +144,6 @@ def _best(along: _Along, lower_is_better: bool = False) -> Tensor:
     is_highest = scores == scores.amax(1, keepdim=True)
     point = torch.where(is_highest, along.losses, torch.inf).argmin(1)
     return torch.where(along.losses.isnan().all(1), MIDDLE, point)
-
-
-def _mean_of_halves(scores: Tensor, sizes: Tensor) -> Tensor:
-    """The mean (K,) of two halves' scores (2, K), by samples. A half may have no score (AUROC)."""
-    weight = sizes.double() * scores.isfinite()
-    return (weight * scores.nan_to_num()).sum(0) / weight.sum(0)
 
 
 # Other scores
@@ -202,14 +199,9 @@ class Models:
     def evaluated(
         self, task: Task, own: OwnModels, rows: Rows, shared: Evaluation, mixed: bool = False
     ) -> Evaluation:
-        """An evaluation of the global model, updated for the clients that have their own.
+        """The evaluation of the global model, updated for the clients that have their own.
 
-        Args:
-            task: With the score.
-            own: A client's models.
-            rows: The samples.
-            shared: The evaluation of the global model.
-            mixed: Points of a line, whose BatchNorm statistics are estimated on training samples.
+        mixed: for points of a line, whose BatchNorm statistics are estimated on training samples
         """
         evaluation = shared
         for ids, uses in self.used(own, rows):

@@ -23,7 +23,6 @@ from commonweal.base.errors import RunError
 from commonweal.config import catalog
 from commonweal.jobs.job import with_local_losses
 from commonweal.record.record import Record
-from commonweal.record.rounds import RoundRecord
 from commonweal.rules.online import doubly_robust
 from commonweal.rules.rule import Reports, Rule
 from commonweal.rules.simplex import best_fixed
@@ -47,18 +46,24 @@ def of_run(record: Record, points: int = 40, trust: bool = False) -> Regret:
     with catalog.trusting(trust):
         rule = _rule(record)
     clients = record.facts.clients
-    if any(not _is_complete(done, clients) for done in record.rounds):
-        return _of_cohorts(record, rule, clients, min(points, 10))
+    for done in record.rounds:
+        if len(done.weights) < clients or any(np.isnan(done.losses)):
+            return _of_cohorts(record, rule, clients, min(points, 10))
     losses, weights = _reported(record)
     total, clients = losses.shape
-    responses = _responses(record, rule, losses)
+    responses = []
+    for row in losses:
+        response = rule.response(row)
+        if response is None:
+            _refuse(record)
+        responses.append(response.double())
     # Before the first round nothing is known: all clients have the same weight.
     first = torch.full((1, clients), 1 / clients, dtype=torch.float64)
     decisions = torch.cat([first, weights[:-1]])
     rounds = _spaced(total, points)
     bounds = [rule.bound(t, clients) for t in rounds]
     known = [bound for bound in bounds if bound is not None]
-    curve = cumulative_regret(decisions, responses, rounds, rule.logarithmic)
+    curve = cumulative_regret(decisions, torch.stack(responses), rounds, rule.logarithmic)
     return Regret(rounds, curve, known or None)
 
 
@@ -111,14 +116,12 @@ def cumulative_regret(
     if logarithmic:
         gains = gains.log1p()
     cost = -gains.cumsum(0)
-    return [float(cost[t - 1]) + _best_gain(responses[:t], logarithmic) for t in rounds]
-
-
-def _best_gain(responses: Tensor, logarithmic: bool) -> float:
-    """The gain of the best fixed decision."""
-    if logarithmic:
-        return best_fixed(responses)[1]
-    return float(responses.sum(0).max())
+    regret = []
+    for t in rounds:
+        past = responses[:t]
+        best = best_fixed(past)[1] if logarithmic else float(past.sum(0).max())
+        regret.append(float(cost[t - 1]) + best)
+    return regret
 
 
 def _rule(record: Record) -> Rule:
@@ -129,17 +132,6 @@ def _rule(record: Record) -> Rule:
         _refuse(record)
     rule: Rule = catalog.build("rules", part)
     return with_local_losses(rule, record.rounds[0].clients if record.rounds else [])
-
-
-def _responses(record: Record, rule: Rule, losses: Tensor) -> Tensor:
-    """The rule's responses (T, K)."""
-    responses = []
-    for row in losses:
-        response = rule.response(row)
-        if response is None:
-            _refuse(record)
-        responses.append(response.double())
-    return torch.stack(responses)
 
 
 def _refuse(record: Record) -> NoReturn:
@@ -159,10 +151,6 @@ def _reported(record: Record) -> tuple[Tensor, Tensor]:
         losses.append(_by_name(reported_losses(done), names))
         weights.append(_by_name(done.weights, names))
     return torch.stack(losses), torch.stack(weights)
-
-
-def _is_complete(done: RoundRecord, clients: int) -> bool:
-    return len(done.weights) == clients and not any(np.isnan(done.losses))
 
 
 def _by_name(values: dict[str, float], names: Iterable[str]) -> Tensor:

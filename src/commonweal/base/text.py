@@ -41,7 +41,10 @@ def shown(text: str, form: Form = "plain", lines: bool = False) -> str:
     """
     if form == "json":
         return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    plain = "".join(c if _is_shown(c, lines) else _escaped(c) for c in text)
+    kept = "\n\t" if lines else ""
+    plain = "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
     if form == "markup":
         from rich.markup import escape
 
@@ -57,14 +60,6 @@ def shortened(name: str, length: int = 100) -> str:
     """A name as text of limited length, without control characters: SVG must not contain any."""
     name = shown(name[: length + 1])  # a name may have megabytes
     return name if len(name) <= length else name[: length - 1] + "…"
-
-
-def _is_shown(character: str, lines: bool) -> bool:
-    return character.isprintable() or (lines and character in "\n\t")
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def reflowed(text: str) -> str:

@@ -33,13 +33,7 @@ PAUSE = 1.0  # seconds between looks at a run of another process
 FAILURES = (ConfigError, DataError, DivergedError)  # of one run: the others go on
 # What a federation depends on, with its validation samples and clients that are held out.
 OF_DATA = attrgetter(
-    "dataset",
-    "partition",
-    "label_noise",
-    "seed",
-    "holdout_clients",
-    "validation",
-    "synthetic_from",
+    "dataset", "partition", "label_noise", "seed", "holdout_clients", "validation", "synthetic_from"
 )
 OWN = ", personal models"  # the end of a label
 

@@ -209,11 +209,7 @@ def _leaks(contents: Table) -> list[Leak]:
 
 
 def _lines(
-    seen: Survey,
-    contents: Table,
-    federation: Federation,
-    codes: Sequence[str],
-    rare: Sequence[str],
+    seen: Survey, contents: Table, federation: Federation, codes: Sequence[str], rare: Sequence[str]
 ) -> list[tuple[str, str]]:
     preprocessing = federation.preprocessing
     assert preprocessing is not None

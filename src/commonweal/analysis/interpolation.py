@@ -19,11 +19,7 @@ from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
 from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
-from commonweal.training.evaluation import (
-    Evaluation,
-    evaluate,
-    evaluate_models,
-)
+from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.scores import find
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses, one_model

@@ -29,11 +29,7 @@ def _part(kind: str, name: str, parameters: Mapping[str, object]) -> dict[str, o
 
 
 def _built(
-    interface: type[T],
-    kind: str,
-    name: str,
-    parameters: Mapping[str, object],
-    **supplied: object,
+    interface: type[T], kind: str, name: str, parameters: Mapping[str, object], **supplied: object
 ) -> T:
     built: T = catalog.build(kind, _part(kind, name, parameters), **supplied)
     return built

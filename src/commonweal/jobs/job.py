@@ -417,11 +417,7 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
 
 
 def _job(
-    task: Task,
-    engine: Engine,
-    parts: Mapping[str, object],
-    settings: RunSettings,
-    text: str | None,
+    task: Task, engine: Engine, parts: Mapping[str, object], settings: RunSettings, text: str | None
 ) -> Job:
     algorithm = _algorithm(task, parts, settings, engine.population)
     algorithm.check(settings, engine.federation if isinstance(engine, LocalEngine) else None)

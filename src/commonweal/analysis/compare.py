@@ -74,9 +74,7 @@ def run_cells(plan: Iterable[Cell], data: Data | None = None) -> Iterator[Step]:
     A run that diverges, or that its data or parts refuse, is a step with its failure: the others
     go on. A run that another process is at is waited for, when all others are done.
 
-    Args:
-        plan: The cells.
-        data: Has the data of the first cells, where they are built already.
+    data: has the data of the first cells, where they are built already
     """
     data = data or Data()
     yield from _when_free(seed_by_seed(plan), lambda cell: _run_rounds(cell, data))
@@ -115,14 +113,9 @@ def _run_rounds(cell: Cell, data: Data) -> Iterator[Step]:
 def run_cells_in_processes(
     plan: Iterable[Cell], jobs: int, ranks: RankPool | None = None
 ) -> Iterator[Step]:
-    """Run the cells that are not finished yet in worker processes of one thread each.
+    """Run the cells that are not finished in so many processes, or in those of torchrun.
 
     A worker holds the folder of its run, so that several commands may share a folder of runs.
-
-    Args:
-        plan: The cells.
-        jobs: How many processes are started.
-        ranks: The processes of torchrun, instead.
     """
     plan = list(plan)
     with worker_pool(jobs) if ranks is None else nullcontext(ranks) as pool:

@@ -51,10 +51,7 @@ def run_plan(
 ) -> Iterator[Work]:
     """Run what is not finished, seed by seed, as long as the next seed fits into the time.
 
-    Args:
-        plan: The runs of every seed.
-        minutes: Begin no seed beyond the second that would end later; None for all seeds.
-        clock: The time in seconds.
+    minutes: begin no seed beyond the second that would end later; None for all seeds
     """
     start = clock()
     data = Data()

@@ -73,10 +73,6 @@ def gains(base: Result, other: Result) -> Gains:
 
     One seed shows no significant difference; nor does the same change in every seed, whose
     interval cannot be estimated.
-
-    Args:
-        base: The result that is compared with, such as that of local training.
-        other: The result whose gains are computed.
     """
     names, before, after = align(base, other)
     sign = -1.0 if base.lower_is_better else 1.0

@@ -33,11 +33,7 @@ def find_leaks(
 ) -> list[Leak]:
     """The columns of which a single one predicts the label almost perfectly.
 
-    Args:
-        table: The table.
-        rows: The rows with a label.
-        y: Their labels: classes, or values.
-        class_names: The names of the classes; empty: values.
+    rows: those with a label y, which is a class, or without class names a value
     """
     leaks = []
     label = set(words(table.label))

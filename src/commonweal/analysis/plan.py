@@ -150,11 +150,7 @@ def _choices(text: str) -> list[str]:
 
 
 def in_ranks(base: dict[str, object]) -> bool:
-    """Whether an experiment asks for the processes of torchrun. Its runs are then simulated.
-
-    Args:
-        base: The values of the experiment, which are changed.
-    """
+    """Whether an experiment asks for the processes of torchrun; it is changed to the simulator."""
     if base.get("engine") != "torchrun":
         return False
     base["engine"] = "simulator"

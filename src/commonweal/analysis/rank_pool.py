@@ -44,12 +44,9 @@ WRITES = ("run_cell",)
 
 @contextmanager
 def leading(in_ranks: bool | None = None) -> "Iterator[RankPool | None]":
-    """The processes of torchrun, for what rank 0 does in the context.
+    """The processes of torchrun, for what rank 0 does in the context. The others then exit.
 
-    The others do what it asks for, and then exit.
-
-    Args:
-        in_ranks: Whether they are to take part. None: if torchrun started this process.
+    in_ranks: whether they take part. None: if torchrun started this process
     """
     if not (dist.is_torchelastic_launched() if in_ranks is None else in_ranks):
         yield None
@@ -126,7 +123,9 @@ def _call_at(rank: int, name: str, arguments: Sequence[object]) -> Plain:
                 "are saved"
             ) from None
         if folder is not None and writes:
-            for path in sorted(answer.tensors, key=_order):
+            # A checkpoint comes after what it stands for, and last the model, which ends a run.
+            last = {CHECKPOINT: 1, MODEL: 2}
+            for path in sorted(answer.tensors, key=lambda path: last.get(path, 0)):
                 write_file(folder / path, answer.tensors[path].numpy().tobytes())
     if "error" in answer.header:
         kind, text = str(answer.header["error"]), str(answer.header["text"])
@@ -159,11 +158,6 @@ def _answer(question: Parcel) -> Parcel:
                 if before is None or not torch.equal(data, before):
                     changed[path] = data
         return Parcel(answer, changed)
-
-
-def _order(path: str) -> tuple[bool, bool]:
-    """A checkpoint comes after what it stands for, and last the model, which ends a run."""
-    return path == MODEL, path == CHECKPOINT
 
 
 def _files(folder: Path) -> Tensors:

@@ -39,11 +39,6 @@ def refit_cell(label: str, experiment: Experiment, folder: Path) -> Cell:
 
     Validation samples become training samples. Only `blend` needs them to learn its weights, before
     they return to training.
-
-    Args:
-        label: The name of the method.
-        experiment: Of its run, with validation samples.
-        folder: Of its run.
     """
     changes: dict[str, object] = {"validation": 0.0}
     if "rejoin" in catalog.complete("clients", experiment.client):
@@ -55,15 +50,9 @@ def refit_cell(label: str, experiment: Experiment, folder: Path) -> Cell:
 def refit(
     methods: Mapping[str, Mapping[int, Record]], train: Train, notes: list[str]
 ) -> dict[str, dict[int, Record]] | None:
-    """Train methods on all samples, where that is not done yet.
+    """The methods' runs on all samples, by seed, trained where that is not done yet.
 
-    Args:
-        methods: The runs of each by seed.
-        train: Runs what is not finished.
-        notes: Gets a line where the runs cannot do without validation samples.
-
-    Returns:
-        The runs on all samples; None where they cannot do without validation samples.
+    None, with a note, where the runs cannot do without validation samples.
     """
     plan: dict[tuple[str, int], Cell] = {}
     for name, runs in methods.items():

@@ -38,15 +38,17 @@ def in_notebook() -> bool:
 def with_bar(rounds: Iterator[Each], total: int, title: str) -> Generator[Each, None, None]:
     """The rounds, with a bar that shows how many are done, the speed, and the last scores."""
     python: Any = import_module("IPython.display")
-    html = python.HTML
-    handle = python.display(html(_bar(0, total, title, "")), display_id=True)
-    start = time.monotonic()
-    first = last = 0
-    changed = start
+
+    def bar(done: int, words: str) -> Any:
+        text = shown(f"{title}: round {done} of {total}; {words}".rstrip("; "), "html")
+        return python.HTML(f'<progress max="{total}" value="{done}"></progress> {text}')
+
+    handle = python.display(bar(0, ""), display_id=True)
+    start = changed = time.monotonic()
+    last = 0
     scores = ""
     try:
-        for done in rounds:
-            first = first or done.number
+        for count, done in enumerate(rounds, 1):
             last = done.number
             if done.metrics:
                 worst = done.metrics.get("worst", done.metrics.get("mean", 0.0))
@@ -54,15 +56,8 @@ def with_bar(rounds: Iterator[Each], total: int, title: str) -> Generator[Each, 
             now = time.monotonic()
             if now - changed > INTERVAL:
                 changed = now
-                speed = (last - first + 1) / (now - start)
-                handle.update(html(_bar(last, total, title, f"{speed:.1f} rounds/s; {scores}")))
+                handle.update(bar(last, f"{count / (now - start):.1f} rounds/s; {scores}"))
             yield done
     finally:
         if last:
-            seconds = time.monotonic() - start
-            handle.update(html(_bar(last, total, title, f"{seconds:.0f} s; {scores}")))
-
-
-def _bar(done: int, total: int, title: str, words: str) -> str:
-    text = shown(f"{title}: round {done} of {total}; {words}".rstrip("; "), "html")
-    return f'<progress max="{total}" value="{done}"></progress> {text}'
+            handle.update(bar(last, f"{time.monotonic() - start:.0f} s; {scores}"))

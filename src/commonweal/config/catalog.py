@@ -53,8 +53,7 @@ class Kind(NamedTuple):
 
     key: str
     homes: tuple[str, ...]  # packages whose files are searched, or modules
-    default: str | None = None  # None: an experiment need not have one
-    required: bool = False
+    default: str | None = None
     interface: str = ""  # the class by which parts within parts are recognised
     supplied: tuple[str, ...] = ()  # parameters that the experiment supplies, for those who ask
     several: bool = False  # an experiment has a list of them
@@ -75,7 +74,7 @@ _PROTOCOLS = ("commonweal.algorithms", "commonweal.synthetic")
 
 # The parts of an experiment. A new kind is one line.
 KINDS = {
-    "datasets": Kind("dataset", ("commonweal.datasets",), required=True),
+    "datasets": Kind("dataset", ("commonweal.datasets",)),
     "partitions": Kind("partition", ("commonweal.datasets.partition",), unnamed="dirichlet"),
     "noises": Kind("label_noise", ("commonweal.datasets.noise",), unnamed="symmetric"),
     "models": Kind("model", ("commonweal.models",), "logistic", supplied=_MODEL),

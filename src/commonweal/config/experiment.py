@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -48,9 +48,7 @@ Tree = dict[str, object]  # an experiment's values: its parts are tables
 def renamed(values: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
     """The values with the keys of 0.2 under their present names.
 
-    Args:
-        values: The values of an experiment, by key.
-        warn: Whether to warn of an old key: where a person wrote it, not where a run did.
+    warn: of an old key, where a person wrote it and not a run
     """
     tree: dict[str, Any] = {}
     for key, value in values.items():
@@ -331,29 +329,21 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
     return Experiment(**change(values(path), changes))
 
 
-class Named(NamedTuple):
-    """What a command was given, and words for the name of its folder."""
-
-    values: Tree
-    stem: str
-    suffix: str  # each changed key gets its own folder
-
-
-def named(file: Path, changes: Sequence[str]) -> Named:
-    """The values that a TOML file or a dataset's name stands for, changed.
+def named(file: Path, changes: Sequence[str]) -> tuple[Tree, str, str]:
+    """The values that a TOML file or a dataset's name stands for, and words for a run's folder.
 
     After a dataset's name, its parameters are written without `dataset.` (path=patients.csv). For
     `table`, client=NAME is the column, unless NAME is a client method.
     """
     name = str(file)
     if file.exists() or name not in catalog.entries("datasets"):
-        return Named(change(values(file), changes), file.stem, suffix(changes))
+        return change(values(file), changes), file.stem, suffix(changes)
     parameters = catalog.find("datasets", name).parameters
     own = [_of_dataset(text, parameters) for text in changes]
     result = change({"dataset": name}, own)
     dataset = result["dataset"]
     path = dataset.get("path", name) if isinstance(dataset, Mapping) else name
-    return Named(result, Path(str(path)).name.partition(".")[0], suffix(own))
+    return result, Path(str(path)).name.partition(".")[0], suffix(own)
 
 
 def suffix(changes: Iterable[str]) -> str:

@@ -213,12 +213,7 @@ def _check_memory(part: dict[str, object], facts: dict[str, object]) -> None:
 
 
 def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
-    """Build what an experiment names.
-
-    Args:
-        experiment: The experiment.
-        federation: Its data, where they are built already, or other data, as for tuning.
-    """
+    """Build what an experiment names, on its data, or on others, as for tuning."""
     federation = with_loss(federation or federation_of(experiment), experiment)
     task = build_task(
         experiment,

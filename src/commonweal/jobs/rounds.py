@@ -531,13 +531,9 @@ def _evaluated(done: Round) -> Round:
 def _summary(
     evaluation: Evaluation, values: Tensor, name: str, names: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Metrics of a score over the clients that have it; empty where none has.
+    """Metrics of a score (K,) over the clients that have it; empty where none has.
 
-    Args:
-        evaluation: says which clients have a main score, and their sizes
-        values: of the score, (K,)
-        name: of the score
-        names: of the clients, for error messages
+    names: of the clients, for error messages
     """
     scored = evaluation.scored
     if name != next(iter(evaluation.scores)):  # a further score may be undefined for some

@@ -186,8 +186,7 @@ def _import_file(module: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{module!r} is not a Python file")
+    assert spec is not None and spec.loader is not None  # its name ends with .py
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[name] = loaded
     try:
@@ -199,23 +198,17 @@ def _import_file(module: str) -> ModuleType:
 
 
 def function(key: str, path: str) -> Callable[..., Any]:
-    """A user's function by its import path, as in loss = "./my_losses.py:focal".
-
-    Args:
-        key: Of the experiment, for messages.
-        path: `package.module:function`, or `./file.py:function`.
-    """
+    """A user's function by its import path, as in loss = "./my_losses.py:focal"."""
     if not _trusted.get():
         raise TrustError(f"{key} = {path!r} {UNTRUSTED}")
     module, _, attribute = path.rpartition(":")
     try:
-        named = _attribute(module, attribute)
+        named: Callable[..., Any] = _attribute(module, attribute)
     except Exception as error:  # a program may raise anything
         raise ConfigError(f"{key} = {path!r} cannot be used: {error}") from None
     if not callable(named):
         raise ConfigError(f"{key} = {path!r} is {named!r:.80}: name a function")
-    callback: Callable[..., Any] = named
-    return callback
+    return named
 
 
 @cache
@@ -487,13 +480,7 @@ def explain(error: pydantic.ValidationError) -> str:
 
 
 def build(kind: str, part: object, **supplied: object) -> Any:
-    """The thing that a part names.
-
-    Args:
-        kind: A key of KINDS.
-        part: A name, a table, or a completed part.
-        supplied: What the experiment knows, for things that ask for it.
-    """
+    """The thing that a part names. supplied: what the experiment knows, for those who ask"""
     values = dict(complete(kind, part))
     entry = find(kind, values.pop("name"))
     for key, inner_kind in entry.nested.items():

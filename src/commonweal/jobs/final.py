@@ -6,7 +6,9 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
+from commonweal.data.federation import Federation
 from commonweal.data.rows import CLASSIFICATION, Rows
+from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
 from commonweal.record.final import Bounds, Final, Threshold
 from commonweal.training.dense import dense_stack
@@ -34,17 +36,16 @@ def check_threshold(job: Job) -> None:
 
 def final(job: Job, state: State) -> Final:
     """Compute it, where all clients' samples are in this process."""
-    local = job.local
-    if local is None or job.task.own_score is not None:
+    if job.local is None or job.task.own_score is not None:
         return Final()
-    task, test = job.task, local.federation.test
+    federation = job.local.federation
     w = job.algorithm.model(state)
-    _, stats = evaluate_rows(task, w, test)
+    _, stats = evaluate_rows(job.task, w, federation.test)
     return Final(
-        bounds=_bounds(task, stats, test.offsets),
-        personal=_personal(job, state) if job.algorithm.personalizes else {},
-        never_predicted=_never_predicted(job, w),
-        threshold=_threshold(job, w),
+        bounds=_bounds(job.task, stats, federation.test.offsets),
+        personal=_personal(job, job.local, state) if job.algorithm.personalizes else {},
+        never_predicted=_never_predicted(job, federation, w),
+        threshold=_threshold(job, federation, w),
     )
 
 
@@ -70,11 +71,9 @@ def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
     return tuple(value if np.isfinite(value) else None for value in values.tolist())
 
 
-def _personal(job: Job, state: State) -> dict[str, Bounds]:
+def _personal(job: Job, local: LocalEngine, state: State) -> dict[str, Bounds]:
     """The intervals of what clients use; undefined for those that took no part."""
-    local, task = job.local, job.task
-    assert local is not None
-    test = local.federation.test
+    task, test = job.task, local.federation.test
     message = job.algorithm.message(state)
     vectorize = single if dense_stack(task) is None else vmap_clients
     columns: dict[str, dict[str, np.ndarray]] = {}
@@ -93,12 +92,11 @@ def _personal(job: Job, state: State) -> dict[str, Bounds]:
     }
 
 
-def _never_predicted(job: Job, w: Tensor) -> tuple[str, ...]:
+def _never_predicted(job: Job, federation: Federation, w: Tensor) -> tuple[str, ...]:
     """The classes with test samples of which the global model predicts none."""
-    local = job.local
-    if local is None or job.task.loss not in CLASSIFICATION:
+    if job.task.loss not in CLASSIFICATION:
         return ()
-    stats = _stats(job.task, "f1", w, local.federation.test)
+    stats = _stats(job.task, "f1", w, federation.test)
     predicted, true = (np.unique(stats[:, k].numpy()) for k in (0, 1))
     names = job.class_names
     missing = np.setdiff1d(true, predicted).astype(int).tolist()
@@ -112,12 +110,12 @@ def _stats(task: Task, score: str, w: Tensor, rows: Rows) -> Tensor:
 # The threshold
 
 
-def _threshold(job: Job, w: Tensor) -> Threshold | None:
+def _threshold(job: Job, federation: Federation, w: Tensor) -> Threshold | None:
     """The threshold at which a score of all validation samples together is best."""
     name = job.settings.threshold
-    if name is None or job.local is None or job.local.federation.validation is None:
+    validation, test = federation.validation, federation.test
+    if name is None or validation is None:
         return None
-    validation, test = job.local.federation.validation, job.local.federation.test
     margin, y = _stats(job.task, "auroc", w, validation).unbind(1)
     cut = best_cut(name, margin, y)
     own, labels = _stats(job.task, "auroc", w, test).unbind(1)

@@ -163,22 +163,8 @@ def _check_keys(values: Iterable[str], known: Collection[str]) -> None:
             raise ConfigError(f"an experiment has no key {key!r}: {did_you_mean(key, known)}")
 
 
-def _completed(kind: str) -> BeforeValidator:
-    """Completes and checks a part by the catalog."""
-    return BeforeValidator(lambda part: None if part is None else catalog.complete(kind, part))
-
-
 def _default(kind: str) -> Any:  # of a type that mypy accepts for a part, like pydantic's Field
     return Field(KINDS[kind].default)
-
-
-def _all_completed(kind: str) -> BeforeValidator:
-    def validate(parts: object) -> list[Part]:
-        if not isinstance(parts, list | tuple):
-            raise ConfigError(f"{KINDS[kind].key} = {parts!r}: give a list of names or tables")
-        return [catalog.complete(kind, part) for part in parts]
-
-    return BeforeValidator(validate)
 
 
 class Experiment(RunSettings):
@@ -188,21 +174,21 @@ class Experiment(RunSettings):
     'paper'
     """
 
-    dataset: Annotated[Part, _completed("datasets")]
-    partition: Annotated[Part | None, _completed("partitions")] = None
-    label_noise: Annotated[Part | None, _completed("noises")] = None
-    model: Annotated[Part, _completed("models")] = _default("models")
-    algorithm: Annotated[Part, _completed("algorithms")] = _default("algorithms")
-    rule: Annotated[Part, _completed("rules")] = _default("rules")
-    client: Annotated[Part, _completed("clients")] = _default("clients")
-    server: Annotated[Part, _completed("servers")] = _default("servers")
-    sampler: Annotated[Part, _completed("samplers")] = _default("samplers")
-    channels: Annotated[list[Part], _all_completed("channels")] = []
+    dataset: Part
+    partition: Part | None = None
+    label_noise: Part | None = None
+    model: Part = _default("models")
+    algorithm: Part = _default("algorithms")
+    rule: Part = _default("rules")
+    client: Part = _default("clients")
+    server: Part = _default("servers")
+    sampler: Part = _default("samplers")
+    channels: list[Part] = []
 
     def __init__(self, **values: object) -> None:
-        tree = parse(renamed(values, warn=True))
+        tree = parse(values)
         _check_names(tree)
-        super().__init__(**_with_seed(tree))
+        super().__init__(**_completed(tree))
 
     def change(self, **values: object) -> "Experiment":
         """The same experiment with other values. A new seed is the dataset's too."""
@@ -313,15 +299,23 @@ def _check_names(tree: Tree) -> None:
             catalog.find(kind, name)
 
 
-def _with_seed(tree: Tree) -> Tree:
-    """A dataset that takes a seed has the experiment's, unless it is given its own."""
+def _completed(tree: Tree) -> Tree:
+    """The values with all parameters of all parts. A dataset's seed is the experiment's."""
+    whole = dict(tree)
     dataset = tree.get("dataset")
-    if not isinstance(dataset, Mapping) or not isinstance(dataset.get("name"), str):
-        return tree
-    takes_seed = "seed" in catalog.find("datasets", dataset["name"]).parameters
-    if "seed" in dataset or not takes_seed:
-        return tree
-    return tree | {"dataset": {**dataset, "seed": tree.get("seed", 0)}}
+    if isinstance(dataset, Mapping) and isinstance(dataset.get("name"), str):
+        open_keys = catalog.find("datasets", dataset["name"]).parameters.keys() - dataset.keys()
+        if "seed" in open_keys:
+            whole["dataset"] = {**dataset, "seed": tree.get("seed", 0)}
+    for key, kind in PARTS.items():
+        part = whole.get(key, [] if KINDS[kind].several else KINDS[kind].default)
+        if not KINDS[kind].several:
+            whole[key] = None if part is None else catalog.complete(kind, part)
+        elif isinstance(part, list | tuple):
+            whole[key] = [catalog.complete(kind, inner) for inner in part]
+        else:
+            raise ConfigError(f"{key} = {part!r}: give a list of names or tables")
+    return {key: value for key, value in whole.items() if key in tree or value is not None}
 
 
 def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
@@ -389,7 +383,7 @@ def values(path: str | Path) -> Tree:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}") from None
-    tree = parse(renamed(read, warn=True))
+    tree = parse(read)
     return {key: _located(value, path.parent) for key, value in tree.items()}
 
 
@@ -424,7 +418,7 @@ def _absolute(text: str, folder: Path) -> str:
 
 def change(base: Mapping[str, object], changes: Iterable[str]) -> Tree:
     """Apply `key=value` texts to an experiment's values, in order."""
-    tree = parse(renamed(base, warn=True))
+    tree = parse(base)
     for text in changes:
         key, equals, value = text.partition("=")
         head, *keys = key.strip().split(".")

@@ -14,7 +14,6 @@ from rich.console import Console
 from commonweal.analysis.compare import (
     OWN,
     Result,
-    by_seed,
     failed_lines,
     finished_runs,
     gather,
@@ -191,7 +190,7 @@ class Comparison:
             return self
 
         def extended(result: Result) -> Result:
-            records = by_seed(self.records[result.label.removesuffix(OWN)])
+            records = sorted(self.records[result.label.removesuffix(OWN)], key=seed_of)
             metrics = []
             for known, record in zip(result.metrics, records, strict=True):
                 metrics.append(known | {name: CURVES[name](record.rounds) for name in drawn})

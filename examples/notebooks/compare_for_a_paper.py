@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Compare for a paper
 #
-# Several rules and seeds, differences that are paired by seed, a table in LaTeX and a figure. Rounds and seeds are few here, so that
-# the page is built in seconds; take ten seeds and the rounds that your models need.
+# Compare several rules over seeds, test the differences, and write a LaTeX table and a figure. This page uses few rounds and seeds
+# to run in seconds. Use ten seeds and as many rounds as your models need.
 
 # %%
 import commonweal as cw
@@ -19,8 +19,8 @@ comparison = cw.compare(
 )
 
 # %% [markdown]
-# The table, as `commonweal compare --format latex` prints it. A difference whose interval contains 0 is marked n.s. (not
-# significant): do not call it an improvement.
+# This is the table that `commonweal compare --format latex` prints. Differences whose interval contains 0 are marked n.s. (not
+# significant). Do not call them improvements.
 
 # %%
 print(comparison.table("markdown"))
@@ -29,7 +29,7 @@ print(comparison.table("markdown"))
 print(comparison.table("latex"))
 
 # %% [markdown]
-# All scores, one line per rule, seed and client, for your own statistics: a pandas or polars frame, or a dict of lists where neither
+# For your own statistics, `frame` returns one line per rule, seed and client: a pandas or polars frame, or a dict of lists if neither
 # is installed.
 
 # %%
@@ -37,8 +37,8 @@ frame = comparison.frame()
 print(list(frame), len(frame["score"]))
 
 # %% [markdown]
-# Choose parameters on validation samples, never on test samples: `commonweal tune` does it, and `commonweal compare --tuned` takes what it
-# chose. Cite the paper of each rule: `commonweal show NAME` prints it.
+# Choose parameters on validation samples, never on test samples. `commonweal tune` does this, and `commonweal compare --tuned` uses
+# the result. `commonweal show NAME` prints the paper of each rule to cite.
 
 # %%
 cw.Record.find("runs")[0].plot.rounds()

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Flower in one line
 #
-# You have a Flower app. You see here what changes when `FedAvg()` becomes `FairStrategy("aaggff-s")`: the weights, and a record of
-# every client. This notebook needs `pip install "commonweal[flower]"`. The clients are as in Flower's quickstart, and also report
-# the loss of the model that they receive, by which the rule decides.
+# In your Flower app, replace `FedAvg()` by `FairStrategy("aaggff-s")`, and see how the weights change and what is recorded of every
+# client. This notebook needs `pip install "commonweal[flower]"`. The clients are those of Flower's quickstart. They also report the
+# loss of the received model, which the rule needs.
 
 # %%
 import torch
@@ -72,7 +72,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 # %% [markdown]
-# In an app, Flower gives your `ServerApp` a grid that reaches the clients. For a notebook, this one calls them in this process.
+# In an app, Flower gives your `ServerApp` a grid that reaches the clients. In this notebook, the grid calls them in the same process.
 
 # %%
 from flwr.serverapp import Grid
@@ -115,7 +115,7 @@ class HereGrid(Grid):
 
 
 # %% [markdown]
-# The one line, once with the rule `fedavg` and once with a fair one. `out` names the record.
+# Change the one line, once with the rule `fedavg` and once with a fair rule. `out` names the folder of the record.
 
 # %%
 import commonweal as cw
@@ -126,7 +126,7 @@ for rule in ("fedavg", "aaggff-s"):
     strategy.start(grid=HereGrid(), initial_arrays=ArrayRecord(net().state_dict()), num_rounds=10)
 
 # %% [markdown]
-# What Flower's own history does not keep: every client's weight and score, by round.
+# Unlike Flower's own history, the record has every client's weight and score by round.
 
 # %%
 for rule in ("fedavg", "aaggff-s"):

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Who is left behind?
 #
-# Fifteen speakers train one model that tells eleven vowels apart. This notebook shows who gets a model that fails them
-# under FedAvg, what a fair rule changes, and whether a local model would serve each speaker better. The data is part of the package.
+# Fifteen speakers train one model that tells eleven vowels apart. This notebook shows which speakers FedAvg's model fails,
+# what a fair rule changes, and whether a local model would serve each speaker better. The data is part of the package.
 
 # %%
 import commonweal as cw
@@ -18,8 +18,8 @@ comparison = cw.compare(experiment, rules=["fedavg", "aaggff-s"], seeds=2, out="
 print(comparison)
 
 # %% [markdown]
-# Every speaker's accuracy in per cent, over both seeds. "alone" is a local model, trained on 33 samples, and "pooled" one that is
-# trained on all samples in one place.
+# Every speaker's accuracy in per cent, over both seeds. "alone" is a local model trained on 33 samples, and "pooled" a
+# model trained on all samples in one place.
 
 # %%
 results = [*comparison.baselines, *comparison.results]
@@ -36,7 +36,7 @@ for label, values in scores.items():
     print(f"{label:10} mean {values.mean():5.1f}   worst {values.min():5.1f}")
 
 # %% [markdown]
-# Is it worth it, and for whom? Here local models win for almost everyone: a speaker's vowels are so much alike that the
+# Is it worth it, and for whom? Here local models win for almost everyone, because a speaker's vowels are so similar that the
 # samples of others teach less. With such data, train local or personal models.
 
 # %%
@@ -45,7 +45,7 @@ for gains in comparison.worth:
     print(f"{gains.label}: significantly better off: {', '.join(better) or 'nobody'}")
 
 # %% [markdown]
-# Whom did the rule favour? Each line of the picture is a speaker; 1 is an equal share of the update.
+# Which speakers did the rule favour? Each line of the picture is a speaker, and 1 is an equal share of the update.
 
 # %%
 fair = [record for record in cw.Record.find("runs") if record.title == "aaggff-s"]

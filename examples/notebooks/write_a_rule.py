@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Write a rule
 #
-# A rule turns a cohort's reports into weights. You write one in ten lines, try it on four numbers, let the library check it, and
+# A rule turns a cohort's reports into weights. Write one in ten lines, try it on four numbers, check it with the library's tests, and
 # compare it with two others.
 
 # %%
@@ -44,8 +44,8 @@ rule = WorstHalf()
 print(rule(reports, rule.init(4)).weights)
 
 # %% [markdown]
-# What the library relies on is tested by its own suite: that weights do not depend on the order of clients, that nothing is changed
-# in place, and more.
+# The library's checks test the properties that it relies on: weights do not depend on the order of clients, nothing is changed in
+# place, and more.
 
 # %%
 from commonweal.checks import check_rule
@@ -54,7 +54,8 @@ for passed in check_rule(WorstHalf(power=1.0)):
     print("ok ", passed)
 
 # %% [markdown]
-# Beside FedAvg and TERM, on the vowels of 15 speakers. One seed decides nothing; `cw.compare` and `commonweal compare` take several.
+# Compare it with FedAvg and TERM on the vowels of 15 speakers. One seed decides nothing, so use `cw.compare` or
+# `commonweal compare` with several.
 
 # %%
 from torch import nn

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your own table
 #
-# From a table with a column of clients to a model, a comparison and predictions. The table here is made up, with gaps, dates and
-# decimal commas, as tables are. You need no cell of Python for this: [the page of the same name](../own.md) does it with the command.
+# Go from a table with a column of clients to a model, a comparison and predictions. The table is made up, with typical missing values,
+# dates and decimal commas. [The page of the same name](../own.md) does the same without Python.
 
 # %%
 import csv
@@ -27,7 +27,7 @@ with Path("patients.csv").open("w", newline="", encoding="utf-8") as file:
 print(Path("patients.csv").read_text(encoding="utf-8")[:200])
 
 # %% [markdown]
-# An experiment names the file, the label and the column of clients. What each column became stands in the run's preprocessing.
+# An experiment names the file, the label and the column of clients. The run's preprocessing contains how each column is used.
 
 # %%
 experiment = cw.Experiment(
@@ -46,7 +46,7 @@ for column in record.preprocessing().columns:
     print(f"{column.name:12} {column.becomes}")
 
 # %% [markdown]
-# The model, for a new patient. New rows are preprocessed as the training rows were.
+# Predict a new patient with the model. New rows are preprocessed like the training rows.
 
 # %%
 import torch
@@ -58,7 +58,7 @@ for name, probability in zip(record.facts.class_names, probabilities, strict=Tru
     print(f"{name}: {probability:.2f}")
 
 # %% [markdown]
-# And a card for whoever gets the model: who is served how well.
+# Write a model card for those who get the model. It lists how well each client is served.
 
 # %%
 from commonweal.export import card

@@ -1,4 +1,4 @@
-"""Classes: one model for five hospitals, and what a new patient gets.
+"""Classification: one model for five hospitals, and a prediction for a new patient.
 
 python examples/python/classify.py
 """

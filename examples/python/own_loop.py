@@ -1,4 +1,4 @@
-"""A rule in a training loop of your own: `python examples/python/own_loop.py`."""
+"""A rule in your own training loop: `python examples/python/own_loop.py`."""
 
 import torch
 from torch.nn.functional import cross_entropy

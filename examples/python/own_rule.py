@@ -1,4 +1,4 @@
-"""A rule of your own: equal weights for the worse half. `python examples/python/own_rule.py`."""
+"""Your own rule: equal weights for the worse half. `python examples/python/own_rule.py`."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Personal models: one shared model, and one of its own for every client.
+"""Personal models: one global model, and a personal model for every client.
 
 python examples/python/personal_models.py
 """

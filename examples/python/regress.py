@@ -1,4 +1,4 @@
-"""Values: a length of stay in days, with errors in days for every clinic.
+"""Regression: the length of stay in days, with errors in days for every clinic.
 
 python examples/python/regress.py
 """

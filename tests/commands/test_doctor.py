@@ -52,7 +52,7 @@ def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert commonweal.__version__ in lines["commonweal"]["text"]
     assert "cores" in lines["threads"]["text"] and lines["torch"]["state"] == "ok"
     doctor()
-    assert "all that experiments need is there" in capsys.readouterr().out
+    assert "all requirements are installed" in capsys.readouterr().out
 
 
 def test_a_missing_extra_is_named_with_the_command_and_is_no_problem(
@@ -86,7 +86,7 @@ def test_a_data_directory_that_is_not_there(
     code, lines = found(capsys)
     assert code == 2 and lines["data"]["state"] == "problem"
     assert str(tmp_path / "none") in lines["data"]["text"] and lines["data"]["remedy"]
-    assert "adult" in lines["datasets"]["text"].partition("not here:")[2]
+    assert "adult" in lines["datasets"]["text"].partition("missing:")[2]
 
 
 def test_datasets_that_are_there_are_named(
@@ -97,7 +97,7 @@ def test_datasets_that_are_there_are_named(
     for name in ("adult.data", "adult.test"):
         (tmp_path / "adult" / name).write_text("")
     _, lines = found(capsys)
-    there, _, missing = lines["datasets"]["text"].partition("not here:")
+    there, _, missing = lines["datasets"]["text"].partition("missing:")
     assert "adult" in there and "mnist" in missing
 
 

@@ -62,7 +62,7 @@ def demo(
     for line in clients.text(comparison.client_lines):
         console.show(line)
     console.out.print(_table(comparison))
-    console.show(f"The picture: {folder / 'students.png'} (and .svg). To go on:")
+    console.show(f"The figure is {folder / 'students.png'} (and .svg). Next steps:")
     console.show(f"  commonweal report {folder}")
     console.show(f"  commonweal run {file} {' '.join(BLEND)}")
     console.show("  commonweal fit your-table.csv")

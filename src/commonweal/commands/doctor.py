@@ -66,7 +66,7 @@ def _print(faults: Sequence[Finding]) -> None:
     if problems:
         typer.echo(f"{problems} of these must be repaired before experiments can run")
     else:
-        typer.echo("all that experiments need is there; lines with - are optional")
+        typer.echo("all requirements are installed; lines with - are optional")
 
 
 def findings() -> Iterator[Finding]:
@@ -195,10 +195,11 @@ def _datasets() -> Finding:
         files = downloads(name)
         whole = all(find(file.folder, file.name, None) is not None for file in files)
         (there if whole else missing).append(name)
-    text = f"with the package: vowel, digits, synthetic; here: {', '.join(there) or 'no others'}"
+    found = ", ".join(there) or "no others"
+    text = f"with the package: students, vowel, digits, synthetic; downloaded: {found}"
     if not missing:
         return Finding("datasets", "ok", text)
-    more = f"{text}; not here: {', '.join(missing)}"
+    more = f"{text}; missing: {', '.join(missing)}"
     return Finding("datasets", "optional", more, "commonweal data get NAME")
 
 

@@ -30,4 +30,4 @@ def export(
     from commonweal.flower.export import export
 
     export(read(file, changes or []), folder, nodes)
-    typer.echo(f"a Flower app: {folder}; its README.md says how to run it")
+    typer.echo(f"wrote the Flower app {folder}; its README.md explains how to run it")

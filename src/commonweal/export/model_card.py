@@ -64,7 +64,7 @@ def _about(record: Record, picture: str = "") -> list[str]:
         f"federated learning over {facts.clients} clients in {len(record.rounds)} rounds: the "
         f"server's rule is `{record.title}`, the clients' method {_part(experiment, 'client')}, "
         f"the seed {experiment.get('seed', 0)}. Commonweal {facts.commonweal}{torch_version}. "
-        f"`experiment.toml` says everything that determines it{noise}."
+        f"`experiment.toml` has all settings{noise}."
     )
     return lines
 

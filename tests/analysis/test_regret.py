@@ -56,7 +56,7 @@ def test_the_theorems_bound_holds_on_a_run(tmp_path: Path, rule: str) -> None:
     curve = of_run(finished(tmp_path / "run", rule=rule))
     assert curve.rounds[-1] == 30
     assert within_bound(curve)
-    figures.save(figures.regret_curve(curve, rule).figure, tmp_path / "regret.png")
+    figures.save(figures.regret(curve, rule).figure, tmp_path / "regret.png")
     assert (tmp_path / "regret.png").stat().st_size > 1000
 
 

@@ -136,7 +136,7 @@ def _show_regret(record: "Record", trust: bool, quiet: bool) -> None:
 
     curve = of_run(record, trust=trust)
     path = record.folder / "regret.png"
-    figures.save(figures.regret_curve(curve, record.title).figure, path)
+    figures.save(figures.regret(curve, record.title).figure, path)
     bound = "" if curve.bound is None else f", the theorem's bound {curve.bound[-1]:.3f}"
     if not quiet:
         last = curve.rounds[-1]

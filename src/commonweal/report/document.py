@@ -10,6 +10,7 @@ from statistics import fmean
 
 from commonweal import __version__
 from commonweal.analysis.labels import seed_of
+from commonweal.analysis.regret import of_run
 from commonweal.base.errors import RunError, TrustError
 from commonweal.base.plain import flat
 from commonweal.base.text import shortened
@@ -194,7 +195,7 @@ def _regret(comparison: Comparison, trust: bool) -> Section | None:
 
     def draw(record: Record, label: str) -> Picture:
         try:
-            picture = figures.regret(record, label, trust)
+            picture = figures.regret(of_run(record, trust=trust), label)
         except TrustError as error:
             untrusted.append(label)
             raise RunError(str(error)) from None

@@ -26,6 +26,7 @@ from commonweal.base.files import write_file
 from commonweal.base.text import shortened, shown
 from commonweal.data.federation import Federation
 from commonweal.record.record import Record
+from commonweal.record.rounds import spaced
 from commonweal.report.clients import NAMES, ClientLines, client_lines
 from commonweal.report.formats import scale, score_label, show_score
 
@@ -91,11 +92,11 @@ class Plots:
 
     def weights(self) -> "Figure":
         """Draw the clients' weights over rounds as a heat map."""
-        return weights(self.record).figure
+        return weights(self.record, self.record.title).figure
 
     def regret(self) -> "Figure":
         """Draw the regret against the best fixed mixture, with its bound where there is one."""
-        return regret(self.record).figure
+        return regret(of_run(self.record), self.record.title).figure
 
 
 # Files
@@ -248,7 +249,7 @@ def _distributions(plot: ClientLines) -> "Figure":
         for i, (label, scores) in enumerate(plot.scores_by_label().items()):
             known = np.sort(scale(plot.score) * scores[~np.isnan(scores)])
             share = 100 * np.arange(1, len(known) + 1) / len(known)
-            thin = _evenly(len(known), 400)
+            thin = spaced(len(known), 400)
             colour = GREY if label == LOCAL else colour_of(i)
             style = LINES[i % len(LINES)]
             name = shown(label)
@@ -257,11 +258,6 @@ def _distributions(plot: ClientLines) -> "Figure":
         axes.set_ylabel("clients with at most this score (%)")
         _legend(figure, axes)
     return figure
-
-
-def _evenly(size: int, most: int) -> NDArray[np.intp]:
-    """Evenly spaced indices, at most `most`, with the first and the last."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.intp))
 
 
 # Rounds
@@ -307,7 +303,7 @@ def rounds(runs: Mapping[str, Sequence[Record]]) -> Picture:
     rows = []
     for label, bands in curves.items():
         numbers = bands["mean"].round
-        for k in _evenly(len(numbers), MOST_POINTS).tolist():
+        for k in spaced(len(numbers), MOST_POINTS):
             values = [show_score(float(bands[key].mean[k]), score) for key in SHOWN]
             rows.append((label, str(numbers[k]), *values))
     return Picture("Scores over rounds", description, figure, ("method", "round", *SHOWN), rows)
@@ -384,9 +380,8 @@ def relative_weights(record: Record) -> Weights:
     return Weights(labels, ends, table, grouped=len(names) > MOST_NAMES)
 
 
-def weights(record: Record, label: str | None = None) -> Picture:
+def weights(record: Record, label: str) -> Picture:
     """Draw the clients' weights over rounds as a heat map: whom did the rule favour?"""
-    label = record.title if label is None else label
     relative = relative_weights(record)
     who = "groups of clients" if relative.grouped else "clients"
     description = (
@@ -411,7 +406,7 @@ def _draw_weights(relative: Weights) -> "Figure":
         figure.colorbar(image, ax=axes, label="weight relative to equal (1)", location="top")
         names = [shortened(name, TICK) for name in relative.names]
         axes.set_yticks(range(len(names)), names, fontsize=8)
-        ticks = _evenly(len(relative.rounds), 6)
+        ticks = spaced(len(relative.rounds), 6)
         axes.set_xticks(ticks, [str(relative.rounds[k]) for k in ticks])
         axes.set_xlabel("round")
     return figure
@@ -455,19 +450,15 @@ def _beats(sign: int, one: Setting, other: Setting) -> bool:
     return min(gains) >= 0 and max(gains) > 0
 
 
-def _points(settings: Sequence[Setting], score: str) -> Array:
-    """Mean and worst 10 % as shown (2, settings)."""
-    values: Array = scale(score) * np.array([setting[2:] for setting in settings]).T
-    return values
-
-
 def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score: str) -> "Figure":
     rules = list(dict.fromkeys(setting.rule for setting in settings))
+    marks = [(rule, [each for each in settings if each.rule == rule]) for rule in rules]
     with _axes(3.6 + 0.1 * len(rules)) as (figure, axes):
-        for i, rule in enumerate(rules):
-            own = [setting for setting in settings if setting.rule == rule]
-            axes.plot(*_points(own, score), marker_of(i), color=colour_of(i), label=shown(rule))
-        axes.plot(*_points(unbeaten, score), color=GREY, linewidth=1, zorder=0)
+        for i, (rule, own) in enumerate(marks):
+            points = scale(score) * np.array([each[2:] for each in own])
+            axes.plot(*points.T, marker_of(i), color=colour_of(i), label=shown(rule))
+        points = scale(score) * np.array([each[2:] for each in unbeaten])
+        axes.plot(*points.T, color=GREY, linewidth=1, zorder=0)
         axes.set_xlabel(f"mean {score_label(score)} on validation samples")
         axes.set_ylabel("worst 10 % of clients")
         axes.grid(alpha=0.3)
@@ -478,13 +469,8 @@ def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score:
 # Regret
 
 
-def regret(record: Record, label: str | None = None, trust: bool = False) -> Picture:
+def regret(curve: Regret, label: str) -> Picture:
     """Draw the regret of a run against the best fixed mixture, with its bound if there is one."""
-    return regret_curve(of_run(record, trust=trust), record.title if label is None else label)
-
-
-def regret_curve(curve: Regret, label: str) -> Picture:
-    """Draw a regret that was computed before."""
     bound = "" if curve.bound is None else f", where the theorem's bound is {curve.bound[-1]:.3f}"
     if curve.estimated:
         bound = ", estimated from cohorts (Corollary 5.3 of AAggFF; no bound is proved for it)"
@@ -496,7 +482,6 @@ def regret_curve(curve: Regret, label: str) -> Picture:
     for k, number in enumerate(curve.rounds):
         limit = "-" if curve.bound is None else f"{curve.bound[k]:.3f}"
         rows.append((str(number), f"{curve.regret[k]:.3f}", limit))
-    title = f"Regret: {label}"
     with _axes(3.0) as (figure, axes):
         axes.plot(curve.rounds, curve.regret, marker=".", color=COLOURS[0], label="regret")
         if curve.bound is not None:
@@ -508,7 +493,8 @@ def regret_curve(curve: Regret, label: str) -> Picture:
         axes.set_xlabel("round")
         axes.grid(alpha=0.3)
         _legend(figure, axes)
-    return Picture(title, description, figure, ("round", "regret", "bound"), rows)
+    header = ("round", "regret", "bound")
+    return Picture(f"Regret: {label}", description, figure, header, rows)
 
 
 # Models of a run
@@ -545,7 +531,7 @@ def federation(data: Federation, title: str) -> "Figure":
             counts = averaged(data.counts.double().numpy())
             _draw_classes(figure, axes, counts, data.class_names)
         if len(names) <= MOST_CLIENTS:
-            shown_clients = _evenly(len(names), MOST_NAMES)
+            shown_clients = spaced(len(names), MOST_NAMES)
             ticks = [shortened(names[k], TICK) for k in shown_clients]
             axes.set_xticks(shown_clients, ticks, rotation=60, ha="right")
             axes.set_xlabel("client")
@@ -565,7 +551,7 @@ def _draw_classes(
     bar = figure.colorbar(image, ax=axes, ticks=np.log1p(steps), label="samples")
     bar.ax.set_yticklabels(list(map(str, steps)))
     axes.set_ylabel("class")
-    ticks = _evenly(counts.shape[1], 20)
+    ticks = spaced(counts.shape[1], 20)
     names = [shortened(class_names[k], TICK) if class_names else str(k) for k in ticks]
     axes.set_yticks(ticks, names)
 

@@ -125,7 +125,9 @@ def main() -> None:
     try:
         app()
     except SystemExit as ended:
-        if ended.code == STOPPED and isinstance(_cause(ended), KeyboardInterrupt):
+        # Ctrl-C, unless a command has reported it itself.
+        reason = None if ended.__context__ is None else ended.__context__.__cause__
+        if ended.code == STOPPED and isinstance(reason, KeyboardInterrupt):
             say(NOTHING_LOST)
         raise
     except KeyboardInterrupt:
@@ -161,11 +163,6 @@ def _own_program(error: BaseException) -> str | None:
         if not frame.filename.startswith((*libraries, "<")):
             return f"{frame.filename}, line {frame.lineno} ({frame.name}),"
     return None
-
-
-def _cause(ended: SystemExit) -> BaseException | None:
-    """Why typer ends with some code: Ctrl-C, unless a command has reported it itself."""
-    return None if ended.__context__ is None else ended.__context__.__cause__
 
 
 def _fail(sentence: str) -> NoReturn:

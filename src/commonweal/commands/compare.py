@@ -200,8 +200,6 @@ def run_cells(
     """Run what is not finished. Returns why some runs have no result, by folder.
 
     Args:
-        plan: The runs.
-        quiet: Whether nothing is printed.
         jobs: Worker processes; 0 for one per core.
         ranks: The processes of torchrun, instead.
         data: Has the data of the first run, where they are built already.

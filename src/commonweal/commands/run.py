@@ -40,13 +40,14 @@ def run(
     experiment = Experiment(**base)
     folder = to or Path("runs") / (f"{stem}-{experiment.title}{suffix}-{experiment.seed}")
 
+    from commonweal.jobs import rounds
     from commonweal.jobs.job import job_from_experiment
     from commonweal.record.record import Record
 
     silent = quiet or as_json
     job = job_from_experiment(experiment)
-    if not job.engine.leads:
-        _answer(job)
+    if not job.engine.leads:  # answer the process that runs the rounds, until it ends
+        list(rounds.run(job))
         return
     last = _run_job(job, experiment.title, folder, resume, silent)
     if not silent:
@@ -56,14 +57,6 @@ def run(
         console.show(f"private: {record.where_scores_are}")  # the promise stands above
         return
     show_run(record, quiet, as_json)
-
-
-def _answer(job: "Job") -> None:
-    """Answer the process that runs the rounds, until it ends."""
-    from commonweal.jobs import rounds
-
-    for _ in rounds.run(job):
-        pass  # there are none here
 
 
 def _run_job(job: "Job", title: str, folder: Path, resume: bool, silent: bool) -> int:

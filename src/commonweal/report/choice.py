@@ -100,12 +100,7 @@ def _taken(counts: Counter[str], seeds: int) -> str:
 
 
 def client_table(choice: Choice, most: int = 50) -> Table:
-    """Every client's model, the evidence for it, and its gain on test samples.
-
-    Args:
-        choice: The choice.
-        most: How many clients are shown; choice.json has all.
-    """
+    """The first clients' models, the evidence for them, and their gains on test samples."""
     table = plain_table(None)
     add_columns(table, "client", "takes", "on validation samples")
     add_columns(table, "gain", right=True)

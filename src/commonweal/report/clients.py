@@ -126,12 +126,6 @@ def client_lines(
 
     Gains are those of the best method over local training; where that was not run, those of the
     last result over the first.
-
-    Args:
-        results: One per method.
-        baselines: Local and pooled training, where they were run.
-        score: The name of the score.
-        samples: Test samples by client, if known.
     """
     local = local_of(baselines)
     means = [_means(result) for result in results]
@@ -168,12 +162,7 @@ def _means(result: Result) -> dict[str, float]:
 
 
 def text(plot: ClientLines, width: int = 79) -> list[str]:
-    """The client plot as lines of text for a terminal.
-
-    Args:
-        plot: The clients.
-        width: Characters of a line.
-    """
+    """The client plot as lines of text for a terminal."""
     labels = [shown(line.client[:NAME])[:NAME] for line in plot.lines]
     names = max(map(len, labels), default=0)
     columns = max(20, width - names - 2)

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 
 from commonweal import metrics
-from commonweal.analysis.compare import Result, align
+from commonweal.analysis.compare import OWN, Result, align
 from commonweal.analysis.gains import ClientGain, Gains, gains_over_local
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.plain import to_json
@@ -65,9 +65,7 @@ class Summary:
     values: dict[str, Array]  # by metric to show, (labels, seeds)
     compared: dict[str, Array]  # by metric whose differences are tested, (labels, seeds)
     differences: dict[str, list[Paired]]  # by metric, of all labels but the first from it
-    baseline: str | None  # FedAvg's label, if it is among them
-    against: dict[str, Against]  # by label, against the baseline; means over seeds
-    personal: bool  # whether some results are of personal models
+    against: dict[str, Against]  # by label, against FedAvg if it is there; means over seeds
     gains: list[Gains]  # over local training, one per label; empty where that was not run
 
     @property
@@ -110,11 +108,8 @@ def summarize(
 ) -> Summary:
     """Compute the numbers of the tables that papers print, and which differences are significant.
 
-    Args:
-        results: The first one is what others are compared with.
-        score: The name of the score.
-        columns: Metrics; None for mean, worst, best and how scores spread.
-        baselines: Local and pooled training, where they were run.
+    The first result is what others are compared with. Without columns: mean, worst, best and how
+    scores spread.
     """
     first = results[0]
     tail = "_10" if len(first.clients) >= MANY else ""
@@ -127,7 +122,6 @@ def summarize(
     worst = next((key for key in keys if key.startswith("worst")), f"worst{tail}")
     tested = (mean, worst)
     values = {key: _over_seeds(results, key) for key in (*keys, *tested)}
-    baseline = next((result for result in results if result.label == "fedavg"), None)
     return Summary(
         score=score,
         seeds=first.seeds,
@@ -136,9 +130,7 @@ def summarize(
         values={key: values[key] for key in keys},
         compared={key: values[key] for key in tested},
         differences={key: metrics.holm([*values[key][1:]], values[key][0]) for key in tested},
-        baseline=None if baseline is None else baseline.label,
-        against={} if baseline is None else _against(baseline, results),
-        personal=any(result.personal for result in results),
+        against=_against(results),
         gains=gains_over_local(results, baselines),
     )
 
@@ -153,12 +145,14 @@ def _over_seeds(results: Sequence[Result], key: str) -> Array:
     return np.array(rows)
 
 
-def _against(base: Result, results: Sequence[Result]) -> dict[str, Against]:
-    """What changed for suffering and thriving clients, by label; means over seeds."""
+def _against(results: Sequence[Result]) -> dict[str, Against]:
+    """What changed for suffering and thriving clients against FedAvg; means over seeds."""
+    named = {result.label: result for result in results}
+    base = named.pop("fedavg", None)
+    if base is None:
+        return {}
     changes = {}
-    for other in results:
-        if other is base:
-            continue
+    for other in named.values():
         _, before, after = align(base, other)
         by_seed = []
         for old, new in zip(before, after, strict=True):
@@ -202,10 +196,7 @@ def lines(summary: Summary) -> list[dict[str, object]]:
 def render(summary: Summary, form: Format, decimals: int | None = None) -> str | Group:
     """Write a comparison for a terminal (as something rich prints), Markdown, LaTeX, CSV or JSON.
 
-    Args:
-        summary: The numbers.
-        form: The format.
-        decimals: Digits after the point. CSV and JSON hold numbers as they are.
+    CSV and JSON hold numbers as they are, whatever the number of decimals.
     """
     if form == "csv":
         return formats.csv_text(lines(summary))
@@ -218,25 +209,15 @@ def render(summary: Summary, form: Format, decimals: int | None = None) -> str |
 
 
 def layout(summary: Summary, decimals: int | None = None) -> Grid:
-    """Format the numbers of a comparison.
-
-    Args:
-        summary: The numbers.
-        decimals: Digits after the point; None for one of per cent and three significant digits.
-    """
+    """Format the numbers of a comparison, by default with one decimal of per cent."""
     in_per_cent = " in %" if unit(summary.score) else ""
     over = f"mean±std over {summary.seeds} seeds" if summary.seeds > 1 else "one seed"
     title = f"{summary.score} over {summary.clients} clients{in_per_cent}, {over}"
-    differences = []
-    if len(summary.labels) > 1:
-        differences = _difference_columns(summary, decimals)
-    if summary.against:
-        differences += _change_columns(summary, decimals)
     return Grid(
         title=title,
         labels=summary.labels,
         figures=[_figure_column(summary, key, decimals) for key in summary.values],
-        differences=differences,
+        differences=_difference_columns(summary, decimals) + _change_columns(summary, decimals),
         against_local=_local_columns(summary, decimals),
         notes=_notes(summary),
     )
@@ -276,15 +257,16 @@ def _best(values: Array) -> int | None:
 
 def _difference_columns(summary: Summary, decimals: int | None) -> list[Column]:
     """The gains over the first method; above 0 is better, also for errors."""
-    columns = []
+    columns: list[Column] = []
+    if len(summary.labels) == 1:
+        return columns
     for key, differences in summary.differences.items():
         sizes = np.array([paired.difference for paired in differences])
         digits = decimals_of(summary.score, sizes, decimals)
         cells = [""]
         for paired in differences:
-            difference, low, high, significant = paired
             if summary.sign < 0:
-                paired = Paired(-difference, -high, -low, significant)
+                paired = Paired(-paired.difference, -paired.high, -paired.low, paired.significant)
             cells.append(interval(paired, summary.score, digits))
         columns.append(Column(f"gain in {METRICS[key].title} over {summary.labels[0]}", cells))
     return columns
@@ -292,6 +274,8 @@ def _difference_columns(summary: Summary, decimals: int | None) -> list[Column]:
 
 def _change_columns(summary: Summary, decimals: int | None) -> list[Column]:
     """How many suffering clients improved and thriving ones degraded, with their mean gain."""
+    if not summary.against:
+        return []
     suffering = Column("suffering improved", [])
     thriving = Column("thriving degraded", [])
     for label in summary.labels:
@@ -342,7 +326,7 @@ def _notes(summary: Summary) -> list[str]:
             f"suffering, thriving: clients {side[0]}, {side[1]} FedAvg's mean; how many of them "
             "improved or degraded, and their mean gain"
         )
-    if summary.personal:
+    if any(label.endswith(OWN) for label in summary.labels):
         notes.append(
             "personal models: those that the clients of this method use; the line before is its "
             "global model"

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain
@@ -31,10 +31,7 @@ STYLE = files("commonweal.report").joinpath("document.css").read_text(encoding="
 def render(comparison: Comparison, title: str, trust: bool = False) -> str:
     """The report as an HTML page: the answer and the client plot first, then the details.
 
-    Args:
-        comparison: What to report.
-        title: The heading.
-        trust: Import rules of the user's own that the runs name, which their regret needs.
+    trust: import rules of the user's own that the runs name, which their regret needs
     """
     summary = overview(comparison)
     sections = [
@@ -47,10 +44,11 @@ def render(comparison: Comparison, title: str, trust: bool = False) -> str:
         _runs(comparison),
     ]
     shown = list(filter(None, sections))
+    links = [tag("li", tag("a", section.title, href=f"#{section.name}")) for section in shown]
     body = join(
         [
             tag("header", *_first_page(comparison, summary, title)),
-            _contents(shown),
+            tag("nav", tag("ul", *links), aria_label="Contents"),
             tag("main", *(section.html for section in shown)),
             tag("footer", tag("p", f"Written by commonweal {__version__}.")),
         ],
@@ -110,11 +108,6 @@ class Section:
 def _section(name: str, title: str, *content: str) -> Section:
     whole = tag("section", tag("h2", title), *content, id=name)
     return Section(name, title, Html(whole + "\n"))
-
-
-def _contents(sections: Sequence[Section]) -> Html:
-    links = [tag("li", tag("a", section.title, href=f"#{section.name}")) for section in sections]
-    return tag("nav", tag("ul", *links), aria_label="Contents")
 
 
 # Sections

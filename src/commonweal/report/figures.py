@@ -112,12 +112,9 @@ def check_suffix(*paths: Path | None) -> None:
 
 
 def draw(figure: "Figure", form: str, salt: str = "commonweal") -> bytes:
-    """The contents of a figure's file. Equal figures give equal bytes.
+    """The contents of a figure's file (svg, png or pdf). Equal figures give equal bytes.
 
-    Args:
-        figure: The figure.
-        form: svg, png or pdf.
-        salt: Makes the ids in one SVG differ from those in another of the same page.
+    salt: makes the ids in one SVG differ from those in another of the same page
     """
     import matplotlib
 
@@ -429,7 +426,10 @@ def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False
     sign = -1 if lower_is_better else 1
     unbeaten = []
     for setting in settings:
-        if not any(_beats(sign, other, setting) for other in settings):
+        values = sign * np.array([other[2:] for other in settings])  # mean and worst
+        gains = values - sign * np.array(setting[2:])
+        beaten = (gains.min(1) >= 0) & (gains.max(1) > 0)  # at least as good in both, and better
+        if not beaten.any():
             unbeaten.append(setting)
     unbeaten.sort(key=lambda setting: setting.mean)
     names = ", ".join(dict.fromkeys(setting.name for setting in unbeaten))
@@ -442,12 +442,6 @@ def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False
     rows = [(s.name, show_score(s.mean, score), show_score(s.worst, score)) for s in ranked]
     figure = _draw_front(settings, unbeaten, score)
     return Picture("Mean against worst", description, figure, ("rule", "mean", "worst 10 %"), rows)
-
-
-def _beats(sign: int, one: Setting, other: Setting) -> bool:
-    """Whether one is at least as good in both, and not the same."""
-    gains = (sign * (one.mean - other.mean), sign * (one.worst - other.worst))
-    return min(gains) >= 0 and max(gains) > 0
 
 
 def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score: str) -> "Figure":

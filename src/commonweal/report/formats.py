@@ -106,15 +106,7 @@ def show_client(value: float, score: str, bounds: Bounds | None, k: int) -> str:
 
 
 def show_score(value: float, score: str, digits: int = 2) -> str:
-    """Format a score with its unit.
-
-    Args:
-        value: The score, as a fraction where it is shown in per cent.
-        score: The name of the score.
-        digits: At least so many digits after the point.
-
-    Returns:
-        The text; "-" where the score is undefined.
+    """Format a score with its unit and at least some digits; "-" where it is undefined.
 
     >>> show_score(0.5, "accuracy")
     '50.00 %'
@@ -318,11 +310,7 @@ def _narrow_tables(
 ) -> list[Table]:
     """Distribute columns over tables. Labels and titles are folded, cells are not.
 
-    Args:
-        title: Of the first table.
-        grid: Gives the labels.
-        columns: All of them.
-        first: The first line to show.
+    first: the first line to show
     """
     label = min(LABEL, max(map(len, grid.labels)))
     parts: list[list[Column]] = []

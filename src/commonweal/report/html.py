@@ -73,12 +73,7 @@ def figures(pictures: Iterable[Picture], name: str) -> list[Html]:
 
 
 def figure(picture: Picture, name: str) -> Html:
-    """A picture as SVG with title and description, and its numbers to unfold.
-
-    Args:
-        picture: The picture.
-        name: Unique on the page.
-    """
+    """A picture as SVG with a unique name, title and description, and its numbers to unfold."""
     rows = list(picture.rows)
     caption = picture.title
     if len(rows) > MOST_ROWS:

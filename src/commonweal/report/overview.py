@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from commonweal.analysis.compare import Result
-from commonweal.analysis.gains import Gains
 from commonweal.analysis.labels import data_name
-from commonweal.metrics import Paired
 from commonweal.report.clients import NAMES, local_of, mean_of, samples_of
 from commonweal.report.comparison import Summary, answer, layout, worth_sentences
 from commonweal.report.formats import (
@@ -140,7 +138,9 @@ def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
         label = summary.best.label
         gained = {gains.label: points(gains.mean.difference, score) for gains in summary.gains}
         note = f"with {label}{_others(gained, label)}"
-        half = _half_width(summary.best.mean, score)
+        mean = summary.best.mean
+        half = in_points(points((mean.high - mean.low) / 2, score)[1:], score)
+        half = "" if math.isnan(mean.low) else f"±{half}"
         cards.append(Card("Mean gain over local training", gained[label], half, note))
     shown = {}
     for name, by_seed in zip(summary.labels, summary.values[summary.tail], strict=True):
@@ -166,18 +166,8 @@ def _others(values: Mapping[str, str], label: str) -> str:
     return "".join(others[:MOST_OTHERS]) + more
 
 
-def _half_width(mean: Paired, score: str) -> str:
-    half = (mean.high - mean.low) / 2
-    return "" if math.isnan(half) else f"±{in_points(points(half, score)[1:], score)}"
-
-
 def _advice(summary: Summary, has_personal: bool) -> list[str]:
-    """What to do next.
-
-    Args:
-        summary: The numbers.
-        has_personal: Whether personal methods were tried.
-    """
+    """What to do next. has_personal: whether personal methods were tried"""
     best = summary.best
     if best is None:
         return []
@@ -236,7 +226,8 @@ def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Ta
         counts = Column("clients better · n.s. · worse than local", [])
         for gained in summary.gains:
             over_local.cells.append(interval(gained.mean, summary.score))
-            counts.cells.append(_counts(gained))
+            better, worse = len(gained.better), len(gained.worse)
+            counts.cells.append(f"{better} · {gained.unclear} · {worse}")
         over_local.cells.extend(empty)
         counts.cells.extend(empty)
         columns += [over_local, counts]
@@ -245,7 +236,3 @@ def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Ta
         labels.append(NAMES.get(baseline.label, baseline.label))
     columns.append(Column("seeds", [str(summary.seeds)] * len(labels)))
     return Table(labels, columns)
-
-
-def _counts(gained: Gains) -> str:
-    return f"{len(gained.better)} · {gained.unclear} · {len(gained.worse)}"

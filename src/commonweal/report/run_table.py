@@ -113,7 +113,9 @@ def result(record: Record) -> Group:
     clients = record.clients()
     evaluation = clients.evaluation
     models = _models(last, evaluation, read_final(record.folder))
-    table = Table(title=_title(record, last))
+    total = f" of {record.total}" if record.total else ""  # a loop of the user's own says none
+    title = f"{record.title}: round {last.number}{total}, {record.facts.score}"
+    table = Table(title=markup(title))
     add_columns(table, "over clients")
     for model in models:
         add_columns(table, model.title, right=True)
@@ -144,11 +146,6 @@ def _client_columns(last: RoundRecord, clients: ClientTable) -> dict[str, list[s
     if personal is not None and personal.partners is not None:
         columns["weight of partners"] = [f"{part:.2f}" for part in personal.partners.tolist()]
     return columns
-
-
-def _title(record: Record, last: RoundRecord) -> str:
-    total = f" of {record.total}" if record.total else ""  # a loop of the user's own says none
-    return markup(f"{record.title}: round {last.number}{total}, {record.facts.score}")
 
 
 def _models(last: RoundRecord, evaluation: Evaluation, final: Final) -> list[_Model]:

@@ -89,13 +89,14 @@ def _differing(runs: Mapping[str, Sequence[Record]]) -> dict[str, list[str]]:
 
 
 def run_view(record: Record, state: str) -> dict[str, object]:
-    """One run, perhaps with a part of its rounds: its clients now, curves, and experiment.
+    """One run that is finished, running or stopped: its clients now, curves, and experiment.
 
-    Args:
-        record: The run.
-        state: finished, running or stopped.
+    The record may have a part of its rounds.
     """
     last = record.rounds[-1].number if record.rounds else 0
+    file = record.folder / "experiment.toml"
+    # Quotes for every shell.
+    resume = f'commonweal run "{file}" --out "{record.folder}" --resume'
     facts = record.facts.table()
     facts.pop("privacy", None)  # in words, in `private`
     curves = {}
@@ -108,7 +109,7 @@ def run_view(record: Record, state: str) -> dict[str, object]:
         "total": record.total,
         "round": last,
         "seconds_left": _seconds_left(record, last) if state == "running" else None,
-        "resume": _resume(record) if state == "stopped" else "",
+        "resume": resume if state == "stopped" else "",
         "curves": curves,
         "descent": _descent(record),
         "rates": record.rounds[-1].rates if record.rounds else {},
@@ -157,11 +158,6 @@ def _seconds_left(record: Record, last: int) -> float | None:
         line.pop("round", None)
         recent.append(sum(line.values()))
     return (record.total - last) * float(np.mean(recent)) if recent else None
-
-
-def _resume(record: Record) -> str:
-    file = record.folder / "experiment.toml"
-    return f'commonweal run "{file}" --out "{record.folder}" --resume'  # quotes for every shell
 
 
 # One client

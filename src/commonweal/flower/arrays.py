@@ -1,8 +1,9 @@
 """A Flower app's arrays as one vector. Nothing here imports flwr."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,113 +16,86 @@ from commonweal.training.task import Task
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One array of a model, and its place in the model's vector."""
 
-    name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    start: int
-    end: int
-
-    def read(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The array's values, flat. Raises DataError where they do not fit."""
-        array = arrays[self.name]
-        if array.shape != self.shape:
-            raise DataError(f"its array {self.name!r} has shape {array.shape}, not {self.shape}")
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"its array {self.name!r} holds {array.dtype}, not numbers")
-        return array.reshape(-1)
+    place: slice
 
 
 @dataclass(frozen=True)
 class Layout:
     """A model's arrays by name, as one vector: what is trained first, statistics after it."""
 
-    names: tuple[str, ...]  # in the model's own order
-    pieces: tuple[Piece, ...]  # in the vector's order
-    trainable: int  # of the pieces
+    pieces: dict[str, Piece]  # in the model's own order
+    size: int  # how many numbers the vector has
+    trainable: int  # how many of them are trained
+    dtype: torch.dtype  # float64 where a trained array has it, else float32
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> "Layout":
         """The layout of a model."""
-        ordered = sorted(arrays.items(), key=lambda item: not _is_trainable(*item))
-        trainable = sum(_is_trainable(*item) for item in ordered)
+        dtype = torch.float32
+        places = {}
+        start = trainable = 0
+        for name in sorted(arrays, key=lambda name: not _is_trainable(name, arrays[name])):
+            array = arrays[name]
+            places[name] = slice(start, start + array.size)
+            start += array.size
+            if _is_trainable(name, array):
+                trainable = start
+                dtype = torch.float64 if array.dtype == np.float64 else dtype
         if trainable == 0:
             raise DataError(
                 f"the model has no array of floating-point numbers to train: {list(arrays)}"
             )
-        pieces = []
-        start = 0
-        for name, array in ordered:
-            pieces.append(Piece(name, array.shape, array.dtype, start, start + array.size))
-            start += array.size
-        return cls(tuple(arrays), tuple(pieces), trainable)
+        pieces = {name: Piece(a.shape, a.dtype, places[name]) for name, a in arrays.items()}
+        return cls(pieces, start, trainable, dtype)
 
-    @cached_property
-    def size(self) -> int:
-        """How many numbers the vector has."""
-        return self.pieces[-1].end
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """float64 where a trained array of the model has it, else float32."""
-        trained = self.pieces[: self.trainable]
-        wide = any(piece.dtype == np.float64 for piece in trained)
-        return torch.float64 if wide else torch.float32
+    def _read(self, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+        """A model's arrays, flat, with their places. Raises DataError where they do not fit."""
+        if arrays.keys() != self.pieces.keys():
+            raise DataError(f"it sent the arrays {list(arrays)[:4]}, not {list(self.pieces)[:4]}")
+        for name, piece in self.pieces.items():
+            array = arrays[name]
+            if array.shape != piece.shape:
+                raise DataError(f"its array {name!r} has shape {array.shape}, not {piece.shape}")
+            if array.dtype.kind not in "biuf":
+                raise DataError(f"its array {name!r} holds {array.dtype}, not numbers")
+            yield piece.place, array.reshape(-1)
 
     def vector(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
         """A model as a vector (d,). Raises DataError where it has other arrays than this one."""
         w = torch.empty(self.size, dtype=self.dtype)
-        self._check_names(arrays)
-        for piece in self.pieces:
-            w.numpy()[piece.start : piece.end] = piece.read(arrays)
+        for place, values in self._read(arrays):
+            w.numpy()[place] = values
         return w
 
     def subtract(self, w: Tensor, arrays: Mapping[str, np.ndarray], out: Tensor) -> None:
-        """Write w minus a model, both (d,), to `out`, in one pass over the arrays.
-
-        Raises:
-            DataError: The model has other arrays than this one.
-        """
-        self._check_names(arrays)
+        """Write w minus a model, both (d,), to `out`, in one pass. Raises DataError."""
         minuend, difference = w.numpy(), out.numpy()
-        for piece in self.pieces:
-            place = slice(piece.start, piece.end)
-            np.subtract(minuend[place], piece.read(arrays), out=difference[place], casting="unsafe")
-
-    def _check_names(self, arrays: Mapping[str, np.ndarray]) -> None:
-        if arrays.keys() != set(self.names):
-            raise DataError(f"it sent the arrays {list(arrays)[:4]}, not {list(self.names)[:4]}")
+        for place, values in self._read(arrays):
+            np.subtract(minuend[place], values, out=difference[place], casting="unsafe")
 
     def arrays(self, w: Tensor) -> dict[str, np.ndarray]:
         """The vector as arrays of the model's shapes and types."""
         arrays = {}
-        for piece in self.pieces:
-            values = w[piece.start : piece.end].numpy().reshape(piece.shape)
+        for name, piece in self.pieces.items():
+            values = w[piece.place].numpy().reshape(piece.shape)
             if not np.issubdtype(piece.dtype, np.floating):
                 values = np.asarray(np.rint(values))
-            arrays[piece.name] = values.astype(piece.dtype, copy=False)
-        return {name: arrays[name] for name in self.names}
+            arrays[name] = values.astype(piece.dtype, copy=False)
+        return arrays
 
     @cached_property
     def task(self) -> Task:
         """A task with a vector of this layout: what the server's part of an algorithm needs."""
-        return Task(_Shapes(self))
-
-
-class _Shapes(nn.Module):
-    """Parameters and buffers of given sizes. It computes nothing."""
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        for k, piece in enumerate(layout.pieces):
-            zeros = torch.zeros(piece.end - piece.start)
-            if k < layout.trainable:
-                self.register_parameter(f"p{k}", nn.Parameter(zeros))
-            else:
-                self.register_buffer(f"b{k}", zeros)
+        module = nn.Module()
+        module.register_parameter("trained", nn.Parameter(torch.zeros(self.trainable)))
+        if self.size > self.trainable:
+            module.register_buffer("statistics", torch.zeros(self.size - self.trainable))
+        return Task(module)
 
 
 def _is_trainable(name: str, array: np.ndarray) -> bool:

@@ -9,12 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import platformdirs
-import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from commonweal.algorithms.algorithm import Algorithm, Request
+from commonweal.algorithms.algorithm import Algorithm
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
@@ -33,15 +32,8 @@ from commonweal.flower.node import (
     to_settings,
 )
 from commonweal.flower.own_table import OwnTable
+from commonweal.jobs import job as jobs
 from commonweal.jobs import rounds
-from commonweal.jobs.job import (
-    Job,
-    build_algorithm,
-    build_dataset,
-    build_task,
-    job_on,
-    with_validation,
-)
 from commonweal.record.record import Record
 from commonweal.training.task import Task
 
@@ -55,7 +47,7 @@ def _read(experiment: Experiment | str | Path) -> Experiment:
 
 
 def _task(experiment: Experiment, schema: Schema) -> Task:
-    return build_task(
+    return jobs.build_task(
         experiment,
         shape=schema.shape,
         labels=schema.labels,
@@ -113,17 +105,14 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
         node, setting, key = received(message, context)
         records = message.content.array_records
         each = to_tensors(records["each"]) if "each" in records else {}
-        purpose = str(message.content.config_records["request"]["purpose"])
-        request = Request(torch.tensor([0]), to_tensors(records["message"]), purpose, each)
-        values = node.answer(setting, request, key)
+        values = node.answer(setting, to_tensors(records["message"]), key, each)
         return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         node, setting, key = received(message, context)
         model = to_tensors(message.content.array_records["message"])
-        part = str(message.content.config_records["request"]["part"])
-        values = node.evaluate(setting, model, key, part)
+        values = node.evaluate(setting, model, key)
         return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
 
     return app
@@ -139,7 +128,7 @@ def open_node(experiment: Experiment | str | Path, config: Config) -> Node:
 
     @cache
     def build(schema: Schema) -> Algorithm:
-        return build_algorithm(given, _task(given, schema), schema.population)
+        return jobs.build_algorithm(given, _task(given, schema), schema.population)
 
     return Node(schema, parts, build, given.seed, states / quote(schema.name, safe=""))
 
@@ -149,7 +138,7 @@ Opened = tuple[Schema, Callable[[str], Parts]]
 
 def _shared(experiment: Experiment, config: Config) -> Opened:
     """A client of the experiment's dataset."""
-    federation = with_validation(build_dataset(experiment), experiment)
+    federation = jobs.with_validation(jobs.build_dataset(experiment), experiment)
     number = _number(federation, config)
 
     @cache
@@ -190,7 +179,7 @@ def _own_file(experiment: Experiment, config: Config) -> Opened:
     @cache
     def parts(preprocessing: str) -> Parts:
         federation = table.prepared(Preprocessing.read(preprocessing))
-        return parts_of(with_validation(federation, experiment), 0, experiment.seed)
+        return parts_of(jobs.with_validation(federation, experiment), 0, experiment.seed)
 
     samples = table.training_rows(experiment.validation)
     return Schema(table.name, samples, table=json.dumps(asdict(table.describe()))), parts
@@ -226,9 +215,9 @@ def make_server_app(
     return app
 
 
-def job_of(experiment: Experiment, engine: FlowerEngine) -> Job:
+def job_of(experiment: Experiment, engine: FlowerEngine) -> jobs.Job:
     """The job of an experiment on the nodes of an engine."""
-    return job_on(experiment, _task(experiment, engine.schema), engine)
+    return jobs.job_on(experiment, _task(experiment, engine.schema), engine)
 
 
 def run_on(

@@ -212,11 +212,11 @@ class FlowerEngine(Engine, StateStore):
         answers.failed |= dict.fromkeys(away, AWAY)
         return answers
 
-    def _content(self, message: Tensors, **settings: str) -> RecordDict:
+    def _content(self, message: Tensors, purpose: str) -> RecordDict:
         """A message with the key of the request, and what is the same for all clients."""
         assert self._setting is not None
-        key = RequestKey(self._run, self.round, self.step, self.saved)
-        request = ConfigRecord(to_settings(key) | settings)
+        key = RequestKey(self._run, self.round, self.step, self.saved, purpose)
+        request = ConfigRecord(to_settings(key))
         setting = ConfigRecord(to_settings(self._setting))
         return RecordDict({"message": to_record(message), "request": request, "setting": setting})
 
@@ -225,7 +225,7 @@ class FlowerEngine(Engine, StateStore):
         round = int(request.message["round"])
         self.step = self.step + 1 if round == self.round else 0
         self.round = round
-        content = self._content(request.message, purpose=request.purpose)
+        content = self._content(request.message, request.purpose)
         contents = {}
         for k, client in enumerate(request.clients.tolist()):
             own = RecordDict(dict(content))
@@ -284,7 +284,7 @@ class FlowerEngine(Engine, StateStore):
 
     def evaluate(self, algorithm: Algorithm, state: State, part: str = "test") -> Evaluation:
         message = algorithm.message(state) if algorithm.personalizes else {}
-        content = self._content({**message, "w": algorithm.model(state)}, part=part)
+        content = self._content({**message, "w": algorithm.model(state)}, part)
         names = self.population.names
         answers = self._ask(dict.fromkeys(names, content), MessageType.EVALUATE)
         arrived = {}

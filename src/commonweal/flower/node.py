@@ -173,7 +173,8 @@ class RequestKey:
     run: str  # distinguishes runs
     round: int
     step: int  # of the round's requests
-    saved: int = 0  # the round of the server's last checkpoint: a resumed run continues there
+    saved: int  # the round of the server's last checkpoint: a resumed run continues there
+    purpose: str  # of a request, or the part of the samples that is evaluated
 
     @property
     def version(self) -> int:
@@ -220,7 +221,7 @@ class Node:
         """The algorithm of a run, for this client."""
         return self.build(replace(setting, name=self.schema.name, samples=self.schema.samples))
 
-    def answer(self, setting: Schema, request: Request, key: RequestKey) -> Tensors:
+    def answer(self, setting: Schema, message: Tensors, key: RequestKey, each: Tensors) -> Tensors:
         """Answer a request from the client's own samples; its state stays here."""
         algorithm = self.algorithm(setting)
         own = self.parts(setting.table)
@@ -229,29 +230,30 @@ class Node:
         files = StateFiles(self.folder / key.run)
         state = files.newest(CLIENT, key.version) or first_state(algorithm, self.seed, client)
         states = stack_states([state])
-        purpose = randomness.purpose(request.purpose)
+        purpose = randomness.purpose(key.purpose)
         stream = randomness.stream(self.seed, key.round, client, purpose)
         group = Group(
             ids=torch.tensor([CLIENT]),
             states=states,
             streams=[stream],
             vectorize=single,
-            each=request.each,
+            each=each,
             at_once=None,
             **{name: own[part] for name, part in samples.items()},
         )
-        replies, after = algorithm.answer(request._replace(clients=group.ids), group)
+        request = Request(group.ids, message, key.purpose, each)
+        replies, after = algorithm.answer(request, group)
         if after and after is not states:
             files.write(CLIENT, key.version, after.row(0))
             files.prune(CLIENT, (key.saved + 1) * STEPS)  # no resumed run can need older ones
         return replies
 
-    def evaluate(self, setting: Schema, message: Tensors, key: RequestKey, part: str) -> Tensors:
+    def evaluate(self, setting: Schema, message: Tensors, key: RequestKey) -> Tensors:
         """The loss and the scores of the global model, and of this client's personal model."""
         algorithm = self.algorithm(setting)
-        rows = self.parts(setting.table).get(part)
+        rows = self.parts(setting.table).get(key.purpose)
         if rows is None:
-            raise DataError(f"there are no {part} samples here")
+            raise DataError(f"there are no {key.purpose} samples here")
         task = algorithm.task
         shared = evaluate(task, message["w"], rows)
         undefined = len(task.undefined(rows.y, rows.offsets)) > 0

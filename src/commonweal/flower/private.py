@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.serverapp import strategy
 from torch import Tensor
 
@@ -21,7 +21,15 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.data.population import Population
 from commonweal.flower.arrays import Layout
-from commonweal.flower.messages import Metric, Settings, settings_of, to_arrays, values_of
+from commonweal.flower.messages import (
+    Metric,
+    Settings,
+    settings_of,
+    to_arrays,
+    to_record,
+    to_tensors,
+    values_of,
+)
 from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
 from commonweal.flower.reports import Report, column
 from commonweal.privacy.entropy import coins, source
@@ -136,13 +144,9 @@ def read_weighed(algorithm: Private, report: Report, metrics: Mapping[str, Metri
 def released(
     algorithm: Private, state: State, updates: Tensor, reports: Sequence[Report]
 ) -> Tensors:
-    """What clients sent, weighted, bounded once more: they may run another program.
+    """What clients sent, bounded once more, as they may run another program.
 
-    Args:
-        algorithm: The protocol.
-        state: Of the server.
-        updates: (S, d), weighted by the clients.
-        reports: Of these clients.
+    The updates (S, d) are weighted by the clients already.
     """
     rows = [report.statistics for report in reports]
     statistics = torch.tensor(rows, dtype=torch.float64).view(len(rows), -1)
@@ -153,25 +157,25 @@ def released(
 
 
 def check_wrapper(caller: object, rule: Rule, private: bool) -> str:
-    """What to know where one of Flower's privacy wrappers calls a strategy; often nothing.
+    """A warning where one of Flower's privacy wrappers calls a strategy; empty: there is none.
 
-    Raises:
-        ConfigError: The privacy that the wrapper reports would not hold.
+    Raises ConfigError where the privacy that the wrapper reports would not hold.
     """
     if not isinstance(caller, WRAPPERS):
         return ""
     name = type(caller).__name__
-    if isinstance(rule, FedAvg) and not private:
-        return (
-            f"{name}: its noise is made for equal weights, but FedAvg weighs by sample counts, "
-            'here as in Flower: FairStrategy("uniform") has equal weights'
+    if private or not isinstance(rule, FedAvg | Uniform):
+        raise ConfigError(
+            f"{name} around FairStrategy({catalog.describe(rule).name!r}): its noise is made for "
+            "equal weights, and losses are sent without noise, so that the privacy that it reports "
+            'does not hold; use FairStrategy("uniform"), or FairStrategy(..., private=...) without '
+            "the wrapper"
         )
-    if isinstance(rule, Uniform) and not private:
+    if isinstance(rule, Uniform):
         return ""
-    raise ConfigError(
-        f"{name} around FairStrategy({catalog.describe(rule).name!r}): its noise is made for equal "
-        "weights, and losses are sent without noise, so that the privacy that it reports does not "
-        'hold; use FairStrategy("uniform"), or FairStrategy(..., private=...) without the wrapper'
+    return (
+        f"{name}: its noise is made for equal weights, but FedAvg weighs by sample counts, here as "
+        'in Flower: FairStrategy("uniform") has equal weights'
     )
 
 
@@ -222,13 +226,10 @@ def _weighed(
         raise ConfigError(f"private: rule {form['rule']['name']!r} has no private form here")
     private = replace(private, cap=form["cap"], bound=form["bound"])
     memory = {name: value[None] for name, value in private.init_client().items()}
-    stored = dict(context.state.config_records.get(MEMORY) or {})
-    for name in memory:
-        if name in stored:
-            memory[name] = torch.tensor([float(str(stored[name]))], dtype=torch.float64)
+    if MEMORY in context.state.array_records:
+        memory |= to_tensors(context.state.array_records[MEMORY])
     losses = torch.tensor([loss], dtype=torch.float64)
     sent, memory = weigh(private, update, losses, memory, settings, form["adapts"])
     if memory:
-        remembered: Settings = {name: float(value[0]) for name, value in memory.items()}
-        context.state[MEMORY] = ConfigRecord(remembered)
+        context.state[MEMORY] = to_record(memory)
     return float(sent.weights[0]), sent.statistics[0].tolist(), sent.updates[0]

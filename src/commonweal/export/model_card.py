@@ -76,20 +76,17 @@ def _part(experiment: Table, key: str) -> str:
     return "given in Python" if name == "given" else f"`{_name(name)}`"
 
 
-def _count(rows: int | None) -> str:
-    return "unknown" if rows is None else str(rows)
-
-
 def _data(record: Record) -> list[str]:
     facts = record.facts
     counts = ""
     if not record.is_public_part:
-        train, test = _count(facts.train_rows), _count(facts.test_rows)
+        train = "unknown" if facts.train_rows is None else facts.train_rows
+        test = "unknown" if facts.test_rows is None else facts.test_rows
         counts = f", {train} training samples and {test} test samples"
     lines = ["## Data", "", f"- Dataset: {_part(record.experiment, 'dataset')}{counts}."]
     preprocessing = record.preprocessing()
     if preprocessing is not None:
-        used = [column for column in preprocessing.columns if column.becomes != "nothing"]
+        used = preprocessing.used
         lines.append(f"- It predicts {_name(preprocessing.label)} from {len(used)} columns:")
         lines += [f"  - {_name(column.name)} ({column.becomes})" for column in used]
     names = class_names(record, 0)
@@ -188,10 +185,10 @@ def _limits(record: Record) -> list[str]:
         )
     simulated = record.facts.engine in ("simulator", "torchrun")
     where = "simulated in one process" if simulated else "processes or machines of their own"
-    if record.facts.privacy is not None:
-        return [*lines, f"- The clients were {where}."]
-    return [
-        *lines,
-        f"- The clients were {where}. In the protocol only updates leave a client; unless the "
-        "run is private, this gives no formal guarantee of privacy.",
-    ]
+    protocol = ""
+    if record.facts.privacy is None:
+        protocol = (
+            " In the protocol only updates leave a client; unless the run is private, this gives "
+            "no formal guarantee of privacy."
+        )
+    return [*lines, f"- The clients were {where}.{protocol}"]

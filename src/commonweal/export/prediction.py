@@ -66,20 +66,9 @@ class Models:
             )
         self.record = record
         self.trust = trust
-
-    @cached_property
-    def at_nodes(self) -> bool:
-        """Whether clients use other models than the global one, which their nodes keep."""
-        return self._differ and self.record.facts.engine == "flower"
-
-    @cached_property
-    def personal(self) -> bool:
-        """Whether clients use other models than the global one, which are here."""
-        return self._differ and not self.at_nodes
-
-    @property
-    def _differ(self) -> bool:
-        return bool(self.record.evaluated and self.record.evaluated[-1].personal)
+        differ = bool(record.evaluated and record.evaluated[-1].personal)
+        self.at_nodes = differ and record.facts.engine == "flower"  # nodes keep personal models
+        self.personal = differ and not self.at_nodes  # personal models are here
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -89,12 +89,12 @@ class AFL(Rule):
         ones = torch.ones(clients, dtype=torch.float64)
         start = ones / clients
         if self.mixtures is not None:
-            if len(self.mixtures[0]) != clients:
-                raise ConfigError(
-                    f"afl: mixtures of {len(self.mixtures[0])} clients, but there are {clients}; "
-                    "give every client's part"
-                )
             start = torch.tensor(self.mixtures, dtype=torch.float64).mean(0)
+        if len(start) != clients:
+            raise ConfigError(
+                f"afl: mixtures of {len(start)} clients, but there are {clients}; give every "
+                "client's part"
+            )
         state = {"slots": empty_slots(clients), "lam": start}
         state |= {"t": torch.tensor(0), "mean": torch.zeros_like(start)}
         if self.absent == "last":
@@ -117,10 +117,10 @@ class AFL(Rule):
         losses[index] = reports.losses.double()
         gradient = losses + self._skewness(reports, lam, index)
         step = gradient
-        if self.optimistic and len(state["last"]):  # there is no last gradient in the first round
-            step = 2 * gradient - extend(state["last"], len(lam), 0.0)
         if self.optimistic:
             following["last"] = gradient
+            if len(state["last"]):  # none in the first round
+                step = 2 * gradient - extend(state["last"], len(lam), 0.0)
         following["lam"] = self._project(lam + self.lr * step)
         used = lam if self.lagged else following["lam"]
         following |= _averaged(used, state)
@@ -178,18 +178,16 @@ def _averaged(lam: Tensor, state: State) -> State:
 
 def _check_mixtures(mixtures: tuple[tuple[float, ...], ...]) -> None:
     """Raise ConfigError unless each is a point of the simplex over the same clients."""
-    for mixture in mixtures:
-        if len(mixture) != len(mixtures[0]) or min(mixture, default=-1.0) < 0:
-            raise ConfigError(
-                f"afl mixtures: {list(mixture)} is not a mixture of {len(mixtures[0])} clients; "
-                "give a number of at least 0 for each"
-            )
-        if abs(sum(mixture) - 1) > 1e-6:
-            raise ConfigError(
-                f"afl mixtures: {list(mixture)} sums to {sum(mixture):g}; a mixture sums to 1"
-            )
     if not mixtures:
         raise ConfigError(f"afl mixtures = {list(mixtures)}: give at least one mixture of clients")
+    clients = len(mixtures[0])
+    for mixture in mixtures:
+        inside = len(mixture) == clients > 0 and min(mixture) >= 0
+        if not inside or abs(sum(mixture) - 1) > 1e-6:
+            raise ConfigError(
+                f"afl mixtures: {list(mixture)} sums to {sum(mixture):g} and is not a mixture of "
+                f"{clients} clients; give a number of at least 0 for each, with a sum of 1"
+            )
 
 
 ENTRIES = {"afl": AFL}

@@ -98,17 +98,20 @@ def project_ball(v: Tensor, centre: Tensor, radius: float) -> Tensor:
     tensor([0.6000, 0.4000], dtype=torch.float64)
     """
     p = project(v)
-    if (p.square() / centre).sum() - 1 <= radius:
+
+    def outside(p: Tensor) -> bool:
+        return bool((p.square() / centre).sum() - 1 > radius)
+
+    if not outside(p):
         return p
     # With a multiplier nu of the ball, p = (v - s) / (1 + nu / centre), clipped at 0.
     low = 0.0
     high = 1.0
-    while (_pulled(v, centre, high).square() / centre).sum() - 1 > radius:
+    while outside(_pulled(v, centre, high)):
         low = high
         high *= 2
-    while low < (low + high) / 2 < high:
-        middle = (low + high) / 2
-        if (_pulled(v, centre, middle).square() / centre).sum() - 1 > radius:
+    while low < (middle := (low + high) / 2) < high:
+        if outside(_pulled(v, centre, middle)):
             low = middle
         else:
             high = middle
@@ -163,30 +166,18 @@ def quadratic(
     for corner in (low, high):  # only one feasible point (FedMGDA with epsilon = 0, or K = 1)
         if abs(corner.sum() - 1) < 1e-12:
             return torch.from_numpy(corner / corner.sum())
-    a, c = _finite(_array(A), _array(b))
+    a = _array(A)
+    c = _array(b)
+    if not (np.isfinite(a).all() and np.isfinite(c).all()):
+        raise DataError(
+            f"a quadratic over {len(c)} clients has entries that are not finite: check the updates"
+        )
+    a = (a + a.T) / 2
+    c = c - c.mean()  # a constant in b is a constant in the objective
     units = _units(a, low, high)
     a, c = _normalized(a, c, units)
     p = _interior_point(a, c, low, high, units)
     return torch.from_numpy(_equalize_twins(p, a, c, low, high))
-
-
-def _box(k: int, lower: Tensor | None, upper: Tensor | None) -> tuple[Array, Array]:
-    """Return the bounds within [0, 1]. Raises if no point of the simplex lies between them."""
-    low = np.zeros(k)
-    if lower is not None:
-        low = _array(lower).clip(0, None)
-    high = np.ones(k)
-    if upper is not None:
-        high = _array(upper).clip(None, 1)
-    crossed = int((low > high).sum())
-    feasible = low.sum() <= 1 + 1e-12 and high.sum() >= 1 - 1e-12
-    if not feasible or crossed:
-        raise ConfigError(
-            "no weights that sum to 1 lie within the bounds: the lower ones sum to "
-            f"{low.sum():.6g}, the upper ones to {high.sum():.6g}, and {crossed} of {k} are "
-            "crossed; widen them"
-        )
-    return low, high
 
 
 def _array(values: Tensor) -> Array:
@@ -194,13 +185,18 @@ def _array(values: Tensor) -> Array:
     return array
 
 
-def _finite(a: Array, c: Array) -> tuple[Array, Array]:
-    """Return the symmetric part of a, and c without its mean: the same problem."""
-    if not (np.isfinite(a).all() and np.isfinite(c).all()):
-        raise DataError(
-            f"a quadratic over {len(c)} clients has entries that are not finite: check the updates"
+def _box(k: int, lower: Tensor | None, upper: Tensor | None) -> tuple[Array, Array]:
+    """Return the bounds within [0, 1]. Raises if no point of the simplex lies between them."""
+    low = np.zeros(k) if lower is None else _array(lower).clip(0, None)
+    high = np.ones(k) if upper is None else _array(upper).clip(None, 1)
+    crossed = int((low > high).sum())
+    if crossed or low.sum() > 1 + 1e-12 or high.sum() < 1 - 1e-12:
+        raise ConfigError(
+            "no weights that sum to 1 lie within the bounds: the lower ones sum to "
+            f"{low.sum():.6g}, the upper ones to {high.sum():.6g}, and {crossed} of {k} are "
+            "crossed; widen them"
         )
-    return (a + a.T) / 2, c - c.mean()  # a constant in b is a constant in the objective
+    return low, high
 
 
 def _units(a: Array, low: Array, high: Array) -> Array:
@@ -320,16 +316,13 @@ def solve(G: Tensor, rate: Tensor) -> tuple[Tensor, bool]:
     scaled = units * rate.double()
     factor, failed = torch.linalg.cholesky_ex(cosines)
     # Norms decide, not pivots: they do not depend on the order of clients.
-    if not failed and _condition(cosines, torch.cholesky_inverse(factor)) < 1 / RANK:
-        return units * torch.cholesky_solve(scaled[:, None], factor)[:, 0], False
+    if not failed:
+        norm = torch.linalg.matrix_norm(cosines, 1)
+        if norm * torch.linalg.matrix_norm(torch.cholesky_inverse(factor), 1) < 1 / RANK:
+            return units * torch.cholesky_solve(scaled[:, None], factor)[:, 0], False
     # A cutoff, not G + ridge: with a ridge, equal updates with unequal rates would get weights of
     # opposite sign and size 1/ridge.
     return units * (torch.linalg.pinv(cosines, rtol=RANK, hermitian=True) @ scaled), True
-
-
-def _condition(matrix: Tensor, inverse: Tensor) -> Tensor:
-    condition: Tensor = torch.linalg.matrix_norm(matrix, 1) * torch.linalg.matrix_norm(inverse, 1)
-    return condition
 
 
 def minimize(objective: Callable[[Tensor], Tensor], clients: int) -> Tensor:

@@ -429,7 +429,8 @@ def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> li
         raise DataError(f"others must be a list with the scores of methods; got {others!r:.60}")
     results = [paired(other, base, confidence) for other in others]
     # For equal numbers of seeds, the clearest has the largest difference in units of its interval.
-    order = sorted(range(len(results)), key=lambda k: -_clarity(results[k]))
+    clarity = [abs(result.difference) / (result.high - result.low) for result in results]
+    order = np.argsort(-np.nan_to_num(clarity), kind="stable").tolist()
     significant = True
     for rank, k in enumerate(order):
         level = 1 - (1 - confidence) / (len(order) - rank)
@@ -437,12 +438,6 @@ def holm(others: Sequence[Scores], base: Scores, confidence: float = 0.95) -> li
         significant = significant and result.significant
         results[k] = result._replace(significant=significant)
     return results
-
-
-def _clarity(result: Paired) -> float:
-    """The difference in units of its interval; 0 where that cannot be estimated."""
-    half = (result.high - result.low) / 2
-    return 0.0 if math.isnan(half) else abs(result.difference) / half
 
 
 # Checks

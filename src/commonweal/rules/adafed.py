@@ -84,7 +84,10 @@ class AdaFed(Rule):
     def __call__(self, reports: Reports, state: State) -> Decision:
         # A client at its optimum, or one that did not train, has nothing to gain: the others can
         # still descend.
-        losses = self._losses(reports)
+        losses = reports.losses
+        if self.loss == "after":
+            losses = required(reports.losses_after, "losses after local training")
+        losses = losses.double().clamp(min=0)
         largest = losses.max()
         factor = torch.ones_like(losses)
         if self.q > 0 and largest > 0:
@@ -102,12 +105,6 @@ class AdaFed(Rule):
         weights = factor * weights
         descent = Descent.along(weights, reports.gram)
         return Decision(weights, state, (SINGULAR,) if singular else (), descent=descent)
-
-    def _losses(self, reports: Reports) -> Tensor:
-        losses = reports.losses
-        if self.loss == "after":
-            losses = required(reports.losses_after, "losses after local training")
-        return losses.double().clamp(min=0)
 
     def _weigh(self, gram: Tensor, losses: Tensor) -> tuple[Tensor, bool]:
         """The weights (S,), and whether the rates do not determine them."""
@@ -127,8 +124,11 @@ class AdaFed(Rule):
         weights = self._scaled(v / total, rate, gram)
         if self.scale == "none":  # the only scale that depends on the unit of the losses
             weights = weights / (largest**self.gamma).clamp(FEWEST, 1 / FEWEST)
-        promised = ridge == 0 and (singular or self.scale == "theorem")
-        if promised and not _descends(weights, gram):
+        rates = gram @ weights
+        # By a step along D a loss falls by at least L (<u_k, D> - |D|^2 / 2), if it is L-smooth and
+        # u_k its gradient / L.
+        falls = bool((rates >= weights @ rates / 2).all())
+        if not falls and ridge == 0 and (singular or self.scale == "theorem"):
             weights = _shortest(gram)[0]
             if self.scale == "mean":
                 weights = as_long_as_the_mean(weights, gram)
@@ -144,15 +144,6 @@ class AdaFed(Rule):
         if self.scale == "mean":
             return weights
         return weights / max(1.0, float(weights.abs().sum()) / MOST)
-
-
-def _descends(weights: Tensor, gram: Tensor) -> bool:
-    """Whether no loss rises by the step, for updates that are gradients / L of L-smooth losses.
-
-    Such a loss falls by at least L (<u_k, D> - |D|^2 / 2).
-    """
-    rates = gram @ weights
-    return bool((rates >= weights @ rates / 2).all())
 
 
 def _cosines(gram: Tensor) -> Tensor:

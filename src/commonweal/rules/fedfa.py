@@ -51,17 +51,12 @@ class FedFA(Rule):
         slots, index = take_slots(state["slots"], reports.ids, reports.clients)
         counts = extend(state["counts"], len(slots), 0.0)
         counts = counts.index_add(0, index, torch.ones(len(index), dtype=torch.float64))
-        a = _normalized(-_fraction(_defined(reports)).log2())
+        scores = required(reports.scores, "scores").double()
+        mean = scores.nanmean().nan_to_num(nan=0.5)  # an undefined score counts as the others' mean
+        a = _normalized(-_fraction(scores.nan_to_num(nan=float(mean))).log2())
         b = _normalized(-(1 - _fraction(counts[index])).log2())
         weights = _normalized(self.alpha * a + self.beta * b)
         return Decision(weights, {"slots": slots, "counts": counts})
-
-
-def _defined(reports: Reports) -> Tensor:
-    """Return the scores (S,), with undefined ones replaced by the mean of the others."""
-    scores = required(reports.scores, "scores").double()
-    mean = scores.nanmean().nan_to_num(nan=0.5)
-    return scores.nan_to_num(nan=float(mean))
 
 
 def _fraction(values: Tensor) -> Tensor:

@@ -40,19 +40,18 @@ class FedFV(Stateless):
     def weigh(self, reports: Reports) -> Tensor:
         gram = reports.gram
         size = len(gram)
-        order = _by_loss(reports)
+        by_id = reports.ids.argsort()  # decides between equal losses
+        order = by_id[reports.losses[by_id].argsort(stable=True)]
         projected = order[: math.ceil((size - 1) * (1 - self.alpha))]
         # Rows are the v_i as combinations of updates, so that the Gram matrix is all it takes.
         v = torch.eye(size, dtype=torch.float64)
         for j in order.tolist():
             v[projected] = _projected(v[projected], gram, j, projected)
-        return as_long_as_the_mean(_even(v.mean(0), gram), gram)
-
-
-def _by_loss(reports: Reports) -> Tensor:
-    """The positions (S,) of clients by rising loss; the id decides between equal losses."""
-    by_id = reports.ids.argsort()
-    return by_id[reports.losses[by_id].argsort(stable=True)]
+        # Clients with equal updates get equal weights: the direction stays the same.
+        lengths = gram.diagonal()
+        distance = lengths[:, None] + lengths - 2 * gram
+        same = (distance <= TWINS * torch.maximum(lengths[:, None], lengths)).double()
+        return as_long_as_the_mean(same @ v.mean(0) / same.sum(1), gram)
 
 
 def _projected(v: Tensor, gram: Tensor, j: int, clients: Tensor) -> Tensor:
@@ -64,14 +63,6 @@ def _projected(v: Tensor, gram: Tensor, j: int, clients: Tensor) -> Tensor:
     v = v.clone()
     v[:, j] -= torch.where(conflict, along / gram[j, j], 0.0)
     return v
-
-
-def _even(weights: Tensor, gram: Tensor) -> Tensor:
-    """Give clients with equal updates equal weights: the direction stays the same."""
-    lengths = gram.diagonal()
-    distance = lengths[:, None] + lengths - 2 * gram
-    same = (distance <= TWINS * torch.maximum(lengths[:, None], lengths)).double()
-    return same @ weights / same.sum(1)
 
 
 ENTRIES = {"fedfv": FedFV}

@@ -175,7 +175,10 @@ def quadratic(
     a = (a + a.T) / 2
     c = c - c.mean()  # a constant in b is a constant in the objective
     units = _units(a, low, high)
-    a, c = _normalized(a, c, units)
+    # Entries of order one, for weights in these units.
+    size = max(np.abs(a / units[:, None] / units).max(), np.abs(c / units).max()) or 1.0
+    a /= size
+    c /= size
     p = _interior_point(a, c, low, high, units)
     return torch.from_numpy(_equalize_twins(p, a, c, low, high))
 
@@ -213,14 +216,6 @@ def _units(a: Array, low: Array, high: Array) -> Array:
     reachable = norms @ low + norms[order] @ spent  # a point of the box is at least as short
     units: Array = np.maximum(norms / max(reachable, positive.min()), 1.0)
     return units
-
-
-def _normalized(a: Array, c: Array, units: Array) -> tuple[Array, Array]:
-    """Return the same problem with entries of order one for weights in these units."""
-    scaled = a / units[:, None] / units
-    largest = max(np.abs(scaled).max(), np.abs(c / units).max())
-    size = float(largest) or 1.0
-    return a / size, c / size
 
 
 def _interior_point(a: Array, c: Array, low: Array, high: Array, units: Array) -> Array:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
-from commonweal.servers.server import ServerOptimizer
+from commonweal.servers.server import Wrapper
 
 
 @dataclass(frozen=True)
-class Ball(ServerOptimizer):
+class Ball(Wrapper):
     """the steps of another server optimizer, then w <- w min(1, radius / |w|)
 
     Args:
@@ -23,24 +23,17 @@ class Ball(ServerOptimizer):
         radius: the largest Euclidean norm of all parameters together.
     """
 
-    step: ServerOptimizer
     radius: float
 
     def __post_init__(self) -> None:
         check_bounds("ball radius", self.radius, above=0)
 
-    def init(self, w: Tensor) -> State:
-        return {"inner": self.step.init(w)}
-
-    def check(self, rounds: int) -> None:
-        self.step.check(rounds)
-
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
-        w, inner = self.step(w, direction, state.get("inner", {}))
+        w, inner = self.step(w, direction, self.inner(state))
         return self._project(w), {"inner": inner}
 
     def output(self, w: Tensor, state: State) -> Tensor:
-        return self._project(self.step.output(w, state.get("inner", {})))
+        return self._project(super().output(w, state))
 
     def _project(self, w: Tensor) -> Tensor:
         norm = float(w.double().norm())

@@ -11,35 +11,25 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import State
-from commonweal.servers.server import ServerOptimizer
+from commonweal.servers.server import Wrapper
 
 
 @dataclass(frozen=True)
-class Optimistic(ServerOptimizer):
+class Optimistic(Wrapper):
     """the steps of another server optimizer along 2 * direction - the last direction
 
     Args:
         step: the server optimizer that takes them.
     """
 
-    step: ServerOptimizer
-
     def init(self, w: Tensor) -> State:
-        state = {"t": torch.tensor(1), "last": torch.zeros_like(w)}
-        return {**state, "inner": self.step.init(w)}
-
-    def check(self, rounds: int) -> None:
-        self.step.check(rounds)
+        return {"t": torch.tensor(1), "last": torch.zeros_like(w), **super().init(w)}
 
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
         t = int(state["t"])
         last = state["last"] if t > 1 else direction  # the first step is a plain one
-        inner = state.get("inner", {})  # an empty state is not in a checkpoint
-        w, inner = self.step(w, 2 * direction - last, inner)
+        w, inner = self.step(w, 2 * direction - last, self.inner(state))
         return w, {"t": torch.tensor(t + 1), "last": direction, "inner": inner}
-
-    def output(self, w: Tensor, state: State) -> Tensor:
-        return self.step.output(w, state.get("inner", {}))
 
 
 ENTRIES = {"optimistic": Optimistic}

@@ -9,28 +9,22 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import State
-from commonweal.servers.server import ServerOptimizer
+from commonweal.servers.server import Wrapper
 
 
 @dataclass(frozen=True)
-class Polyak(ServerOptimizer):
+class Polyak(Wrapper):
     """the steps of another server optimizer; their models' mean is evaluated and published
 
     Args:
         step: the server optimizer whose models are averaged.
     """
 
-    step: ServerOptimizer
-
     def init(self, w: Tensor) -> State:
-        return {"n": torch.tensor(0), "mean": w.clone(), "inner": self.step.init(w)}
-
-    def check(self, rounds: int) -> None:
-        self.step.check(rounds)
+        return {"n": torch.tensor(0), "mean": w.clone(), **super().init(w)}
 
     def __call__(self, w: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
-        inner = state.get("inner", {})  # an empty state is not in a checkpoint
-        w, inner = self.step(w, direction, inner)
+        w, inner = self.step(w, direction, self.inner(state))
         n = state["n"] + 1
         mean = state["mean"] + (w - state["mean"]) / n
         return w, {"n": n, "mean": mean, "inner": inner}

@@ -310,11 +310,7 @@ def test_excels_line_that_names_the_separator(tmp_path: Path) -> None:
     assert plain_table.read_csv(str(path))["x"][:2] == ["0,5", "1,5"]
 
 
-def test_what_no_name_says(tmp_path: Path) -> None:
-    """Possible clients are offered, also where each has a column of its own."""
+def test_possible_clients_are_offered_where_no_name_says_so(tmp_path: Path) -> None:
     columns = {"area": one_of("north", "south", "west"), "x": number, "result": yes_no}
     said = "\n".join(look(written(tmp_path / "a.csv", columns)).remarks)
     assert 'To name the column of clients: --client "area"' in said
-    hot = {f"site_{k}": (lambda rng, i, k=k: int(i % 3 == k)) for k in range(3)}
-    said = "\n".join(look(written(tmp_path / "b.csv", hot | {"x": number, "y": yes_no})).remarks)
-    assert "'site_0' ... 'site_2' may be clients" in said

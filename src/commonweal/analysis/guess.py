@@ -6,7 +6,7 @@ What is guessed is written to an experiment with comments, for a person to corre
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from commonweal.analysis import roles
-from commonweal.analysis.leaks import Leak, find_leaks, same_as_client
+from commonweal.analysis.leaks import find_leaks, same_as_client
 from commonweal.base.errors import ConfigError, EncodingError
 from commonweal.base.text import shown
 from commonweal.config.experiment import to_toml
@@ -37,7 +37,6 @@ from commonweal.datasets.table import (
 )
 
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
-MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 CLIENTS_OF_POOL = 10  # for a table that names none
 NUMBERS = {
@@ -195,7 +194,7 @@ def _is_code(contents: Table, name: str) -> bool:
     return roles.codes(contents.profiles[name], contents.numbers(name))
 
 
-def _leaks(contents: Table) -> list[Leak]:
+def _leaks(contents: Table) -> dict[str, str]:
     rows = contents.complete()
     event = contents.facts.event
     if event:
@@ -285,9 +284,6 @@ def _about(column: Column, contents: Table, is_code: bool) -> str:
     if odd and 2 * len(odd) < len(levels):
         some = ", ".join(odd[:3])
         text += f"; but most of them are numbers: in the table, correct or empty {some}"
-    dates = [level for level in levels if MONTHS.fullmatch(level)]
-    if dates and len(dates) > 0.9 * len(levels):
-        text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
     if column.unit:
         text += f" with the unit {column.unit}"
     if column.missing_as:
@@ -330,14 +326,7 @@ def _on_pool(contents: Table) -> list[str]:
     possible = roles.could_name(contents.profiles, contents.facts.roles.label)
     name = possible[0] if possible else "COLUMN"
     also = f" (also possible: {_some(possible[1:])})" if len(possible) > 1 else ""
-    remarks = [f'{text}. To name the column of clients: --client "{name}"{also}']
-    one_hot = roles.one_hot_clients(contents.profiles)
-    if len(one_hot) > 2:
-        remarks.append(
-            f"{one_hot[0]!r} ... {one_hot[-1]!r} may be clients, one column for each: to use them, "
-            "write one column with the client's name"
-        )
-    return remarks
+    return [f'{text}. To name the column of clients: --client "{name}"{also}']
 
 
 def _is_skewed(y: np.ndarray) -> bool:
@@ -403,18 +392,17 @@ def _on_clients(contents: Table) -> list[str]:
     return []
 
 
-def _on_leaks(leaks: Sequence[Leak], contents: Table) -> list[str]:
+def _on_leaks(leaks: Mapping[str, str], contents: Table) -> list[str]:
     if not leaks:
         return []
     label = contents.facts.event or contents.label
-    remarks = [f"{leak.name!r} may give {label!r} away: {leak.why}" for leak in leaks[:SHOWN]]
-    names = [leak.name for leak in leaks]
+    names = list(leaks)
+    remarks = [f"{name!r} may give {label!r} away: {leaks[name]}" for name in names[:SHOWN]]
     if len(leaks) > SHOWN:
         remarks.append(f"and {len(leaks) - SHOWN} more columns: {_some(names[SHOWN:])}")
-    drop = ",".join(names)
     remarks.append(
-        f"leave out all columns that are known only after {label!r}, also next to these: "
-        f'commonweal run EXPERIMENT "dataset.drop={drop}", or drop in the experiment'
+        f"leave out what is known only after {label!r} (also what stands near these columns): "
+        f'commonweal run EXPERIMENT "dataset.drop={",".join(names)}", or drop in the experiment'
     )
     return remarks
 
@@ -454,7 +442,7 @@ def _toml(
     federation: Federation,
     dataset: dict[str, object],
     lines: Sequence[tuple[str, str]],
-    leaks: Sequence[Leak],
+    leaks: Iterable[str],
 ) -> str:
     """The experiment, with a comment for each column."""
     is_small = len(federation.train.y) < FEW_ROWS
@@ -471,7 +459,7 @@ def _toml(
     values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32} | clip
     comments = [f"#   {name}: {text}" for name, text in lines]
     if leaks:
-        names = ", ".join(f'"{shown(leak.name)}"' for leak in leaks)
+        names = ", ".join(f'"{shown(name)}"' for name in leaks)
         comments += ["#", f"# These may give the label away; to leave them out: drop = [{names}]"]
     return "\n".join(
         [

@@ -5,7 +5,6 @@ a date of death, a cause, a second form of the label. A person has to decide; th
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,21 +20,14 @@ FREQUENT = 30  # rows with such a value
 SURE = 0.5  # the class is not one that most rows have anyway
 
 
-class Leak(NamedTuple):
-    """A column that gives the label away, and what shows it."""
-
-    name: str
-    why: str
-
-
 def find_leaks(
     table: Table, rows: np.ndarray, y: np.ndarray, class_names: tuple[str, ...]
-) -> list[Leak]:
-    """The columns of which a single one predicts the label almost perfectly.
+) -> dict[str, str]:
+    """The columns of which a single one predicts the label almost perfectly, and what shows it.
 
     rows: those with a label y, which is a class, or without class names a value
     """
-    leaks = []
+    leaks = {}
     label = set(words(table.label))
     for name in table.profiles:
         if name in table.facts.no_features or table.column(name).becomes == "nothing":
@@ -44,11 +36,11 @@ def find_leaks(
         explained = _explained(values, y, bool(class_names))
         related = bool(label.intersection(words(name)))
         if explained >= CLEAR or (related and explained >= RELATED):
-            leaks.append(Leak(name, f"alone it explains {100 * explained:.0f} % of the label"))
+            leaks[name] = f"alone it explains {100 * explained:.0f} % of the label"
         elif class_names:
             why = _pure_value(values, shown, y, class_names)
             if why:
-                leaks.append(Leak(name, why))
+                leaks[name] = why
     return leaks
 
 

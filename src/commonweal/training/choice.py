@@ -118,8 +118,8 @@ def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, Floa
             values = np.array(np.nan)
         if values.ndim != 1 or not np.isfinite(values).all():
             raise DataError(
-                f"client {client}, candidate {name!r}: improvements are not numbers or not finite; "
-                "give one per validation sample, or leave the candidate out"
+                f"client {client}, candidate {name!r}: improvements are not numbers or not finite "
+                f"(shape {values.shape}); give one per validation sample, or leave it out"
             )
         if name != ALONE:
             checked[name] = values

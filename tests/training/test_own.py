@@ -197,6 +197,17 @@ def test_own_scores_per_sample_and_per_client() -> None:
     assert expected == {"lower:cost": True, "higher:recall": False}
 
 
+def test_a_named_score_replaces_ones_own() -> None:
+    """Any other score of such a task was computed by the user's function."""
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+    task = Task(nn.Linear(4, 3), score=lambda outputs, y: 7.0)
+    (done,) = commonweal.run(task, federation, rounds=1, score="accuracy")
+    assert evaluated(done).score.max() <= 1
+    (done,) = commonweal.run(task, federation, rounds=1, score=[task.score, "accuracy"])
+    assert evaluated(done).score.tolist() == [7.0] * 3
+    assert evaluated(done).scores["accuracy"].max() <= 1
+
+
 class Wrapped(nn.Module):
     """Returns a dict, a tuple or an object, as models of other libraries do."""
 

@@ -1,15 +1,17 @@
 """What a client keeps between rounds."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from commonweal.base.errors import RunError
-from commonweal.base.tensors import State, Tensors, num_bytes, stack
+from commonweal.base.tensors import State, Tensors, flatten, num_bytes, stack
 
 NONE: Tensors = {}
 NO_MEMORY: dict[int, Tensors] = {}
+PATH = re.compile(r"(method|protocol)/[^/]+|channels/[0-9]+/[^/]+")  # of a saved tensor
 
 
 class ClientState(NamedTuple):
@@ -26,8 +28,7 @@ class ClientState(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """The size of all tensors."""
-        memories = sum(num_bytes(memory) for memory in self.channels.values())
-        return num_bytes(self.method) + memories + num_bytes(self.protocol)
+        return num_bytes(flatten(self.saved()))
 
     def row(self, k: int, copy: bool = True) -> "ClientState":
         """The state of one client of a group, as a copy or as views of the group's tensors."""
@@ -55,30 +56,16 @@ class ClientState(NamedTuple):
         Raises:
             RunError: These are no states of a client.
         """
-        flat = all(isinstance(value, Tensor) for value in saved.values())
-        if flat and not any(name.startswith("channel-") for name in saved):
+        is_flat = all(isinstance(value, Tensor) for value in saved.values())
+        if is_flat and not any(name.startswith("channel-") for name in saved):
             saved = {"method": saved}
-        parts = [saved.get(name, {}) for name in cls._fields]
-        is_known = not set(saved) - set(cls._fields)
-        if not is_known or not all(isinstance(part, dict) for part in parts) or not _fit(*parts):
+        if not all(map(PATH.fullmatch, flatten(saved))):
             raise RunError(
                 f"the saved state of a client does not fit this experiment (its parts are "
                 f"{sorted(saved)}): delete checkpoint.safetensors to start again"
             )
-        method, channels, protocol = parts
-        return cls(method, {int(k): memory for k, memory in channels.items()}, protocol)
-
-
-def _fit(method: State, channels: State, protocol: State) -> bool:
-    """Whether the parts hold tensors, and those of channels are by position."""
-    if not all(k.isascii() and k.isdecimal() for k in channels):
-        return False
-    for table in (method, protocol, *channels.values()):
-        if not isinstance(table, dict):
-            return False
-        if not all(isinstance(value, Tensor) for value in table.values()):
-            return False
-    return True
+        channels = {int(k): memory for k, memory in saved.get("channels", {}).items()}
+        return cls(saved.get("method", {}), channels, saved.get("protocol", {}))
 
 
 NO_STATE = ClientState()  # of a client that keeps nothing

@@ -81,7 +81,6 @@ Loss = Literal["squared", "huber", "absolute", "poisson"]
 HINTS = {
     "cohort": "give a number of clients, a share above 0 and at most 1, or 'all'",
     "score": "give the name of a score, or a list of names",
-    "loss": "give squared, huber, absolute or poisson, or a function of yours, ./file.py:function",
     "class_weight": "give 'balanced', a list of numbers in the order of the classes, or a table of "
     "numbers by class",
 }

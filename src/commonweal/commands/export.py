@@ -68,16 +68,15 @@ def export(
     from commonweal import export as exports
     from commonweal.record.record import Record
 
-    record = Record.read(run) if not choice else None
-    if record is None:
+    if choice:
         from commonweal.analysis.choosing import chosen_model
         from commonweal.export.prediction import own_client
 
         if client is None:
             raise ConfigError("--choice needs --client NAME: each client has chosen its own model")
         chosen = chosen_model(run, client)
-        record, client = Record.read(chosen.folder), own_client(chosen)
-    path = exports.export(record, exports.FORMS[FORMS.index(form)], to, client, trust)
+        run, client = chosen.folder, own_client(chosen)
+    path = exports.export(Record.read(run), exports.FORMS[FORMS.index(form)], to, client, trust)
     if not quiet:
         personal = (path / "clients.json").exists()
         more = ", the global model and a personal one per client" if personal else ""

@@ -1,9 +1,9 @@
 """What a person sees of runs and data: tables, figures, lists and the page of rules."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = ["FORMATS", "Format"]
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
-FORMATS: tuple[Format, ...] = ("terminal", "markdown", "latex", "csv", "json")  # of comparisons
+FORMATS: tuple[Format, ...] = get_args(Format)  # of comparisons

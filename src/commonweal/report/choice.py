@@ -147,9 +147,7 @@ def sentence(choice: Choice) -> str:
     )
     if choice.refit:
         text += REFIT
-    interval = ""
-    if not math.isnan(gained.mean.low):
-        interval = f" ({_interval(choice)})"
+    interval = "" if math.isnan(gained.mean.low) else f" ({_interval(choice)})"
     text += f" On test samples the mean gain over all clients is {_mean_gain(choice)}{interval}"
     losers = gained.losers
     if not losers:
